@@ -1,0 +1,59 @@
+# The same commands locally and in CI. `make setup` is the first half of all of them.
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.headgate-installed
+EXTRAS := worker,embedded,postgres,dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check lint types contracts migrations-check soak bench demo-model format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv and install everything into it
+
+$(STAMP): pyproject.toml requirements/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headgate needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt torch
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[$(EXTRAS)]'
+	touch $(STAMP)
+
+serve: setup ## start gateway, worker, jobs and embedded services on 127.0.0.1:8080
+	@exec $(BIN)/headgate up $(ARGS)
+
+test: setup ## all tests; starts embedded services where none answer
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types contracts migrations-check ## linters, types, import contracts, migrations in step with the models
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports
+
+migrations-check: setup
+	$(BIN)/headgate migrate --check-models
+
+format: setup ## apply the formatter and the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+soak: setup ## long fuzzing, chaos and soak runs
+	HEADGATE_SOAK=1 $(BIN)/python -m pytest -m "chaos or slow" --timeout 3600 $(ARGS)
+
+bench: setup ## serve.py against a fresh `headgate up`; writes a table and JSON
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+demo-model: setup ## train the demo model again (about an hour on 2 cores)
+	$(BIN)/python ops/demo_model/train.py
+
+clean: ## remove the environment and caches (not the state in .headgate)
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,60 @@
+"""Length-prefixed msgpack: bytes to messages and back. Pure; knows no socket.
+
+Layout: u32 length, big endian, then one msgpack value of the tagged union `Message`.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from workers.protocol.messages import Message
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+_LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+class FrameError(ValueError):
+    """The peer sent bytes that are no frame of ours; the link must be closed."""
+
+
+def encode(message: Message) -> bytes:
+    """One frame. Raises `FrameError` above `MAX_FRAME_BYTES`."""
+    buffer = bytearray(_LENGTH.size)
+    _encoder.encode_into(message, buffer, _LENGTH.size)
+    num_bytes = len(buffer) - _LENGTH.size
+    if num_bytes > MAX_FRAME_BYTES:
+        raise FrameError(f"frame of {num_bytes} bytes exceeds {MAX_FRAME_BYTES}")
+    _LENGTH.pack_into(buffer, 0, num_bytes)
+    return bytes(buffer)
+
+
+class FrameReader:
+    """Turns a stream of arbitrary pieces into messages; holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """All messages that `data` completes. Raises `FrameError` on a bad length or body."""
+        self._buffer += data
+        messages: list[Message] = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
+            if num_bytes > MAX_FRAME_BYTES:
+                raise FrameError(f"peer announced a frame of {num_bytes} bytes")
+            end = start + _LENGTH.size + num_bytes
+            if len(self._buffer) < end:
+                break
+            try:
+                messages.append(_decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            except msgspec.DecodeError as error:
+                raise FrameError(f"undecodable frame: {error}") from None
+            start = end
+        del self._buffer[:start]
+        return messages

@@ -1,0 +1,293 @@
+"""The frames between a gateway and a worker: frozen msgspec structs, and nothing else.
+
+Knows token ids, block counts and opaque tenant ids. Does not know text, api keys, money or tensors.
+
+A frame is a u32 length and one msgpack tagged union (`Message`), at most 16 MiB, on one ordered stream
+(`frames.py`). Every new field has a default, so neighbouring versions work together during a rollout.
+Integers are milliseconds where the name ends in `_ms`; no clock time crosses the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+Tier = Literal["interactive", "batch"]
+FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
+FailCode = Literal[
+    "no_lease", "overloaded", "draining", "too_long", "grammar", "deadline", "wrong_root", "internal"
+]
+
+
+class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
+    """Base of every struct on the wire. `omit_defaults` keeps a step's frame small."""
+
+
+class Hello(Frame, tag="hello"):
+    """First frame, both ways. A gateway leaves the worker's fields at their defaults."""
+
+    version: int
+    process: str
+    """uuid of the process, drawn at its start."""
+    model: str = ""
+    root: str = ""
+    """KV identity: model, weight version, tokenizer revision, adapter, KV format. Equal roots, equal KV."""
+    block_size: int = 0
+    num_blocks: int = 0
+    max_model_len: int = 0
+
+
+class SamplingParams(Frame):
+    """How one request draws its tokens. The order of application: penalties, bias, min_tokens, temperature,
+    top-k, top-p, min-p. `temperature` 0 is greedy."""
+
+    seed: int
+    """64 bit, unsigned. Choice 0 draws with it, choice i with the first 8 bytes of BLAKE2b over (seed, i)."""
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int = -1
+    """-1: none; k >= 0: the sampled token's logprob and those of the k best."""
+    stop_token_ids: tuple[int, ...] = ()
+    """These end a choice in addition to the model's own end ids; the token is committed and counted."""
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    """Below this no end token, own or given, can be drawn."""
+
+
+class Region(Frame):
+    """One step of a namespace path (cache/namespaces.py)."""
+
+    id: bytes
+    """16 bytes: a keyed hash of level, tenant, key or user, salt; made by the gateway, opaque here."""
+    end: int = -1
+    """First token outside of the region; -1 in the last entry of a path."""
+
+
+class GenerateRequest(Frame, tag="generate"):
+    request_id: str
+    tenant: str
+    model: str
+    root: str
+    namespace: tuple[Region, ...]
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    """Output bound of each choice; 0 = prefill only."""
+    lease_bound: int = 0
+    """Output tokens the request may commit over all choices and attempts; 0 without max_tokens 0: no_lease."""
+    lease_seq: int = 0
+    attempt: int = 0
+    num_choices: int = 1
+    tier: Tier = "interactive"
+    weight: float = 1.0
+    cache_read: bool = True
+    cache_write: bool = True
+    pinned: bool = False
+    deadline_ms: int = 0
+    """Time left at sending; 0 = none."""
+    grammar: str = ""
+    traceparent: str = ""
+    prompt_logprobs: int = -1
+    """-1: none; k >= 0: the logprob of each prompt token and of the k best (such a prompt is computed, not read)."""
+    resume: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """(index, output ids) of each unfinished choice when an attempt > 0 continues another."""
+    num_output_spent: int = 0
+
+
+class ExtendLease(Frame, tag="extend"):
+    request_id: str
+    lease_seq: int
+    bound: int
+    """Absolute, over all choices. Never falls; applied only if `lease_seq` is newer."""
+    last: bool = False
+    """No budget beyond this: at the bound the request ends with reason `budget`."""
+    wait_ms: int = 0
+    """Paced: the gateway will try again then. Restarts the parking clock."""
+
+
+class Cancel(Frame, tag="cancel"):
+    request_id: str
+    index: int = -1
+    """-1: every choice."""
+    reason: str = "client"
+
+
+class CacheCommand(Frame, tag="cache_command"):
+    action: Literal["snapshot", "unpin", "drop"]
+    region: bytes = b""
+
+
+class TopLogprob(Frame):
+    token: int
+    logprob: float
+
+
+class TokenLogprob(Frame):
+    logprob: float
+    """Log-softmax of the raw logits, before every transformation."""
+    top: tuple[TopLogprob, ...] = ()
+
+
+class TokenDelta(Frame):
+    request_id: str
+    attempt: int
+    index: int
+    seq_no: int
+    """Output tokens of that choice before this delta."""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    stop_token: int = -1
+    """The token id that ended the choice, with finish `stop`."""
+    prompt: PromptCounts | None = None
+    """Only in the first delta of a request."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    """Only in the first delta, and only if asked for; the first entry is None."""
+
+
+class PromptCounts(Frame):
+    """Disjoint parts of the prompt, fixed when the prefill ends."""
+
+    cache_read: int = 0
+    cache_write: int = 0
+    uncached: int = 0
+
+
+class StepFrame(Frame, tag="step"):
+    """All deltas of one step for one gateway."""
+
+    step: int
+    deltas: tuple[TokenDelta, ...]
+
+
+class TokenUsage(Frame):
+    """What the engine computed for one attempt. The first four are disjoint and billable:
+    prompt = cache_read + cache_write + uncached."""
+
+    cache_read: int = 0
+    cache_write: int = 0
+    """Computed by this request and inserted by it as prefix nodes."""
+    uncached: int = 0
+    """Computed, not inserted."""
+    output: int = 0
+    speculated: int = 0
+    """Rejected draft tokens; never billed."""
+    recomputed: int = 0
+    """Tokens computed again after preemption or resumption; never billed."""
+
+    @property
+    def prompt(self) -> int:
+        return self.cache_read + self.cache_write + self.uncached
+
+
+class CacheReport(Frame):
+    """Why the prompt was not cached further; speaks of the caller's region and the public one only."""
+
+    cached_tokens: int = 0
+    public_tokens: int = 0
+    miss_reason: str = ""
+    diverged_at_token: int = -1
+    evicted_age_ms: int = -1
+    num_pinned_blocks: int = 0
+
+
+class TimelineEvent(Frame, array_like=True):
+    """`name` is one of queued, matched, chunk, first_token, preempted, resumed, parked, finished."""
+
+    name: str
+    offset_us: int
+    """Microseconds on the worker's monotonic clock since the request arrived there."""
+    step: int = -1
+    num_tokens: int = 0
+
+
+class Finished(Frame, tag="finished"):
+    """The one good ending of an attempt, behind its last delta on the same link, also after `Cancel`."""
+
+    request_id: str
+    attempt: int
+    usage: TokenUsage
+    reason: FinishReason
+    """Of the last choice; each choice's own is in its delta."""
+    cache: CacheReport = CacheReport()
+    timeline: tuple[TimelineEvent, ...] = ()
+
+
+class Failed(Frame, tag="failed"):
+    """The one bad ending of an attempt."""
+
+    request_id: str
+    attempt: int
+    usage: TokenUsage
+    code: FailCode
+    message: str = ""
+    retryable: bool = False
+    retry_after_ms: int = 0
+    timeline: tuple[TimelineEvent, ...] = ()
+
+
+class WorkerStatus(Frame, tag="status"):
+    """Each second: the worker's heartbeat on a link."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    free_blocks: int = 0
+    evictable_blocks: int = 0
+    prefill_rate: float = 0.0
+    """Tokens per second, moving average."""
+    decode_rate: float = 0.0
+    last_step_age_ms: int = 0
+    draining: bool = False
+
+
+class Alive(Frame, tag="alive"):
+    """Each second: the gateway's heartbeat. A link silent for 3 s is lost, and its sequences end with it."""
+
+
+class CacheEvent(Frame, tag="cache_event"):
+    seq: int
+    reset: bool = False
+    inserted: tuple[bytes, ...] = ()
+    evicted: tuple[bytes, ...] = ()
+    tier: Literal["device", "host", "shared"] = "device"
+
+
+class EngineRecord(Frame):
+    """One finished attempt in the engine's own journal: the independent witness of metering."""
+
+    seq: int
+    request_id: str
+    attempt: int
+    tenant: str
+    root: str
+    usage: TokenUsage
+    lease_bound: int = 0
+    reason: str = ""
+
+
+class EngineRecords(Frame, tag="records"):
+    """Shipped through any connected gateway; kept by the worker until `EngineAck`."""
+
+    worker: str
+    records: tuple[EngineRecord, ...]
+
+
+class EngineAck(Frame, tag="ack"):
+    worker: str
+    seq: int
+    """The last record that is committed in SQL."""
+
+
+ToWorker = Hello | GenerateRequest | ExtendLease | Cancel | CacheCommand | Alive | EngineAck
+ToGateway = Hello | StepFrame | Finished | Failed | WorkerStatus | CacheEvent | EngineRecords
+Message = ToWorker | ToGateway
