@@ -1,0 +1,144 @@
+"""The frozen values that cross accounting's edge. Integers only; no SQL, no HTTP, no frames.
+
+Token counts are >= 0. Money is in micro-units (integer millionths of the currency), rates are micro-units per
+million tokens. Times are Unix milliseconds where a name ends in `_ms`, Unix seconds where it ends in `_at`.
+Every id of a tenant, key or request is an opaque string that accounting made or was handed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Tier = Literal["interactive", "batch"]
+TokenClass = Literal["cache_read", "cache_write", "uncached", "output"]
+TOKEN_CLASSES: tuple[TokenClass, ...] = ("cache_read", "cache_write", "uncached", "output")
+
+Outcome = Literal[
+    "ok", "client_gone", "internal", "worker_lost", "drain", "quarantine", "lease_lost", "batch_cancelled",
+    "gateway_crash",
+]  # fmt: skip
+"""How a request ended (metering.md section 8)."""
+
+WriteOffReason = Literal[
+    "gateway_crash", "worker_crash", "resume", "internal", "drain", "quarantine", "lease_lost", "late_abort",
+    "batch_retry", "batch_cancelled", "sdk_retry", "recompute", "speculation", "warm_up",
+]  # fmt: skip
+
+OPERATOR_TENANT = "operator"
+"""Warm-up and public prefixes belong to this reserved tenant."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Disjoint token counts of one request or attempt: prompt = cache_read + cache_write + uncached."""
+
+    cache_read: int = 0
+    cache_write: int = 0
+    uncached: int = 0
+    output: int = 0
+
+    @property
+    def prompt(self) -> int:
+        return self.cache_read + self.cache_write + self.uncached
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Micro-units per million tokens, by class."""
+
+    cache_read: int
+    cache_write: int
+    uncached: int
+    output: int
+
+
+class Price(msgspec.Struct, frozen=True):
+    """The rates in force for one (tenant, model, tier) at one moment; `version` goes into OPEN."""
+
+    version: str
+    """`<sheet>@<n>`"""
+    currency: str
+    rates: Rates
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """One rounded amount and its exact split over the token classes (micro-units)."""
+
+    total: int
+    cache_read: int
+    cache_write: int
+    uncached: int
+    output: int
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Quotas of one level (tenant or key). None: no limit at this level."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Who a request comes from: what the gateway knows after authentication. Immutable and versioned."""
+
+    kind: Literal["operator", "tenant", "batch"]
+    tenant_id: str
+    key_id: str
+    """`key_...`; never the secret."""
+    scopes: frozenset[str]
+    tenant_status: Literal["active", "suspended", "archived"] = "active"
+    models: frozenset[str] | None = None
+    """Allow-list; None: every model."""
+    tenant_limits: Limits = Limits()
+    key_limits: Limits = Limits()
+    weight: float = 1.0
+    expires_at: int | None = None
+    version: int = 0
+    batch_id: str | None = None
+
+
+class Posting(msgspec.Struct, frozen=True, kw_only=True):
+    """One ending of a request, complete in itself: what a journal SETTLE or VOID carries into the ledger."""
+
+    kind: Literal["settle", "void"]
+    request_id: str
+    outcome: Outcome
+    tenant_id: str
+    key_id: str
+    model: str
+    root: str
+    tier: Tier
+    price_version: str
+    currency: str
+    opened_at_ms: int
+    ended_at_ms: int
+    usage: Usage = Usage()
+    """Billed tokens; zero for a void."""
+    charge: Charge = Charge(0, 0, 0, 0, 0)
+    write_off: WriteOffReason = "internal"
+    """The reason under which engine tokens beyond `usage` are written off."""
+    reserved: int = 0
+    """Micro-units reserved over all leases; charge <= reserved."""
+    trace_id: str = ""
+    batch_id: str | None = None
+    line_no: int | None = None
+
+
+class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine says it computed for one attempt: the independent count behind equation I1."""
+
+    worker: str
+    seq: int
+    request_id: str
+    attempt: int
+    tenant_id: str
+    root: str
+    usage: Usage
+    speculated: int = 0
+    recomputed: int = 0
+    reason: str = ""

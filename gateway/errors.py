@@ -1,0 +1,109 @@
+"""One table from error to status, code and headers, in OpenAI's shape (api.md 1.3). HTTP statuses live here alone.
+
+Raise `ApiError` (by the helpers below) anywhere before the first byte of a reply; after it an error is an event
+(`sse.py`). No key, object id, path, version or traceback ever enters a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """Carries everything the client will see."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    headgate: dict[str, Any] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.code}: {self.message}"
+
+    def body(self) -> bytes:
+        error: dict[str, Any] = {
+            "message": self.message, "type": self.type, "param": self.param, "code": self.code,
+        }  # fmt: skip
+        if self.headgate is not None:
+            error["headgate"] = self.headgate
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> web.Response:
+        return web.Response(
+            status=self.status, body=self.body(), content_type="application/json", headers=self.headers
+        )
+
+
+def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, code=code, param=param)
+
+
+def unauthorized() -> ApiError:
+    """The 401 body is constant: it does not tell missing from wrong, revoked or expired."""
+    return ApiError(
+        401, "Incorrect API key provided.", code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+    )  # fmt: skip
+
+
+def forbidden(code: str, message: str) -> ApiError:
+    return ApiError(403, message, code=code)
+
+
+def not_found(message: str = "Not found.", code: str | None = None) -> ApiError:
+    return ApiError(404, message, code=code)
+
+
+def model_not_found() -> ApiError:
+    """The asked name is not echoed: it is the client's text."""
+    return ApiError(
+        404, "The model does not exist or you do not have access to it.", code="model_not_found", param="model"
+    )  # fmt: skip
+
+
+def conflict(message: str) -> ApiError:
+    return ApiError(409, message, code="conflict", headers={"x-should-retry": "false"})
+
+
+def too_large(message: str = "Request body too large.") -> ApiError:
+    return ApiError(413, message, code="request_too_large")
+
+
+def timeout(message: str) -> ApiError:
+    return ApiError(408, message, code="request_timeout", headers={"connection": "close"})
+
+
+def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> ApiError:
+    """503. `retry_after_ms` None: a repeat cannot help."""
+    return ApiError(503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms))
+
+
+def internal() -> ApiError:
+    return ApiError(
+        500, "The server had an error while processing your request.", type="server_error", code="internal_error"
+    )  # fmt: skip
+
+
+def retry_headers(retry_after_ms: int | None) -> dict[str, str]:
+    """`retry-after` in whole seconds, rounded up, and `retry-after-ms`; above 120 s SDKs must not retry."""
+    if retry_after_ms is None:
+        return {"x-should-retry": "false"}
+    milliseconds = max(1, retry_after_ms)
+    headers = {"retry-after": str(-(-milliseconds // 1000)), "retry-after-ms": str(milliseconds)}
+    if milliseconds > 120_000:
+        headers["x-should-retry"] = "false"
+    return headers

@@ -1,0 +1,37 @@
+"""Every route with the scope it needs: deny by default. A route that is not in a table is a 404.
+
+A room contributes a `list[Route]`; `app.create_app` adds them up and the authentication middleware reads the
+scope from the matched route. `tests/architecture` enumerates the sum against identities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from aiohttp import web
+
+Scope = Literal[
+    "none",          # anyone: probes
+    "loopback",      # metrics: loopback peers only, no key
+    "any",           # any tenant key
+    "chat", "embeddings", "batch", "files:read", "files:write",
+    "usage:read",    # tenant keys with it see their own tenant; the operator sees all
+    "admin",         # operator keys only
+]  # fmt: skip
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_JSON_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: Literal["GET", "POST", "DELETE", "PATCH", "PUT"]
+    path: str
+    handler: Handler
+    scope: Scope
+    max_body_bytes: int = MAX_JSON_BYTES
+    json_body: bool = True
+    """POST bodies must be application/json; False: the handler reads the body itself (uploads)."""
