@@ -37,7 +37,9 @@ def find_server() -> str:
 def server_version(path: str) -> tuple[int, ...]:
     """(major, minor) of a server binary; (0,) for one that does not run."""
     try:
-        out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        out = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return (0,)
     found = re.search(r"v=(\d+)\.(\d+)", out)

@@ -1,11 +1,11 @@
 """The state directory (HEADGATE_HOME): its layout, its secrets, its lock. Knows no database and no process.
 
-    headgate.db          SQLite, unless HEADGATE_DATABASE_URL names another database
-    secrets/             pepper and master.key, 32 random bytes each, 0600
-    credentials.json     the first admin key and tenant key, 0600
-    state/<slot>/        one journal directory per gateway and worker slot
-    redis/ files/ logs/  embedded store, uploaded files, one log per process
-    run/                 sockets and the description of what runs now
+headgate.db          SQLite, unless HEADGATE_DATABASE_URL names another database
+secrets/             pepper and master.key, 32 random bytes each, 0600
+credentials.json     the first admin key and tenant key, 0600
+state/<slot>/        one journal directory per gateway and worker slot
+redis/ files/ logs/  embedded store, uploaded files, one log per process
+run/                 sockets and the description of what runs now
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Home:
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
         short = Path(tempfile.mkdtemp(prefix="hg-", dir=base))
         if len(os.fsencode(short)) + len(LONGEST_SOCKET_NAME) > SOCKET_PATH_MAX:
-            raise HomeError(f"No directory with a path short enough for sockets: {short} is too long.")
+            raise HomeError(
+                f"No directory with a path short enough for sockets: {short} is too long."
+            )
         link.unlink(missing_ok=True)
         link.symlink_to(short)
         return short
@@ -105,7 +107,9 @@ class Home:
         except OSError as error:
             raise HomeError(f"The key file {path} cannot be read: {error.strerror}.") from None
         if len(value) != SECRET_BYTES:
-            raise HomeError(f"The key file {path} is damaged: {len(value)} bytes instead of {SECRET_BYTES}.")
+            raise HomeError(
+                f"The key file {path} is damaged: {len(value)} bytes instead of {SECRET_BYTES}."
+            )
         return value
 
     def lock(self) -> int:
@@ -116,7 +120,9 @@ class Home:
         except BlockingIOError:
             pid = os.read(fd, 32).decode() or "unknown"
             os.close(fd)
-            raise HomeError(f"Another `headgate up` (pid {pid}) already runs in {self.root}.") from None
+            raise HomeError(
+                f"Another `headgate up` (pid {pid}) already runs in {self.root}."
+            ) from None
         os.ftruncate(fd, 0)
         os.write(fd, str(os.getpid()).encode())
         return fd

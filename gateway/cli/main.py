@@ -30,17 +30,38 @@ def main() -> None:
 @main.command()
 @home_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the base URL.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0: any free port.",
+)
 @click.option("--model", envvar="HEADGATE_MODEL", metavar="PATH_OR_HUB_ID",
               help="A Hugging Face causal LM: directory or hub id.  [default: the demo model]")  # fmt: skip
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas.")
-@click.option("--gateways", default=1, show_default=True, type=click.IntRange(1, 64), help="Gateway processes on one port.")
-@click.option("--ready-file", type=click.Path(path_type=Path, dir_okay=False), help="Written (JSON) when the first request would succeed.")
-@click.option("--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it.")
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas."
+)
+@click.option(
+    "--gateways",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Gateway processes on one port.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Written (JSON) when the first request would succeed.",
+)
+@click.option(
+    "--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it."
+)
 def up(home: Path, host: str, port: int, model: str | None, workers: int, gateways: int,
        ready_file: Path | None, no_migrate: bool) -> None:  # fmt: skip
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
     from accounting.migrate import SchemaError
+
     from gateway.cli.supervisor import ChildFailed
     from gateway.cli.up import Options, run
 
@@ -66,7 +87,11 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, gatewa
 @main.command()
 @home_option
 @click.option("--check", is_flag=True, help="Only say whether the schema is current.")
-@click.option("--check-models", is_flag=True, help="Only say whether migrations and models agree (for developers).")
+@click.option(
+    "--check-models",
+    is_flag=True,
+    help="Only say whether migrations and models agree (for developers).",
+)
 def migrate(home: Path, check: bool, check_models: bool) -> None:
     """Bring the database schema to this version."""
     from accounting import migrate as migrations

@@ -19,9 +19,9 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import redis.asyncio
+from accounting.bootstrap import Credentials, bootstrap
 
 from accounting import migrate
-from accounting.bootstrap import Credentials, bootstrap
 from gateway.cli import embedded
 from gateway.cli.home import Home, HomeError, write_private
 from gateway.cli.model import ServedModel, resolve
@@ -70,7 +70,9 @@ class Up:
         self.model: ServedModel | None = None
         self.credentials: Credentials | None = None
         self.redis_url = options.redis_url or embedded.redis_url(self._redis_socket)
-        self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(self.redis_url)
+        self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(
+            self.redis_url
+        )
         self.database_url = options.database_url or self.home.database_url
 
     @property
@@ -120,7 +122,9 @@ class Up:
         task = asyncio.ensure_future(work)  # type: ignore[arg-type]
         stop = asyncio.ensure_future(self.stop_asked.wait())
         try:
-            await asyncio.wait({task, stop, self.supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {task, stop, self.supervisor.failed}, return_when=asyncio.FIRST_COMPLETED
+            )
             if self.supervisor.failed.done():
                 raise self.supervisor.failed.result()
             if task.done():
@@ -133,7 +137,9 @@ class Up:
     # --- the parts of a start ---
 
     async def _start_redis(self) -> None:
-        command = embedded.server_command(embedded.find_server(), self.home.redis, self._redis_socket)
+        command = embedded.server_command(
+            embedded.find_server(), self.home.redis, self._redis_socket
+        )
         self._redis_socket.unlink(missing_ok=True)
         await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10))
 
@@ -152,14 +158,19 @@ class Up:
                 await asyncio.sleep(POLL_S)
         finally:
             await client.aclose()
-        raise HomeError("Redis does not answer: check HEADGATE_REDIS_URL, or the log redis.log of this home.")
+        raise HomeError(
+            "Redis does not answer: check HEADGATE_REDIS_URL, or the log redis.log of this home."
+        )
 
     async def _prepare_database(self) -> None:
         step = migrate.upgrade if self.options.migrate else migrate.check
         await asyncio.to_thread(step, self.database_url)
         assert self.model is not None
         self.credentials = await bootstrap(
-            self.database_url, self.home.read_secret("pepper"), self.model.id, self._stored_credentials()
+            self.database_url,
+            self.home.read_secret("pepper"),
+            self.model.id,
+            self._stored_credentials(),
         )
         write_private(self.home.credentials, msgspec.json.encode(self.credentials))
 
@@ -169,7 +180,9 @@ class Up:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError):
-            raise HomeError(f"The file {self.home.credentials} cannot be read or is damaged.") from None
+            raise HomeError(
+                f"The file {self.home.credentials} cannot be read or is damaged."
+            ) from None
 
     async def _wait_until_serving(self) -> None:
         """Until every gateway is ready and sees every worker: then the first request succeeds."""
@@ -185,7 +198,9 @@ class Up:
         try:
             async with (
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
-                session.get("http://gateway/readyz", timeout=aiohttp.ClientTimeout(total=2)) as answer,
+                session.get(
+                    "http://gateway/readyz", timeout=aiohttp.ClientTimeout(total=2)
+                ) as answer,
             ):
                 body = await answer.json()
                 linked = body.get("workers", {}).get(self.model.id, 0)
@@ -228,10 +243,14 @@ class Up:
             HEADGATE_LISTEN_FD=str(fd),
             HEADGATE_MODELS=json.dumps({self.model.id: {"path": str(self.model.path)}}),
         )
-        return Spec("gateway", f"gateway-{slot}", [sys.executable, "-m", "gateway"], env, pass_fds=(fd,))
+        return Spec(
+            "gateway", f"gateway-{slot}", [sys.executable, "-m", "gateway"], env, pass_fds=(fd,)
+        )
 
     def _jobs(self) -> Spec:
-        return Spec("jobs", "jobs", [sys.executable, "-m", "workers.jobs"], self._env(), stop_limit_s=35)
+        return Spec(
+            "jobs", "jobs", [sys.executable, "-m", "workers.jobs"], self._env(), stop_limit_s=35
+        )
 
     # --- the end ---
 
@@ -239,7 +258,11 @@ class Up:
         """Jobs first (they are clients), then gateways (they drain), then what those still needed."""
         self.supervisor.begin_stop()
         if self.supervisor.ready:
-            print("\nDraining: running requests finish, the ledger is completed.", file=sys.stderr, flush=True)
+            print(
+                "\nDraining: running requests finish, the ledger is completed.",
+                file=sys.stderr,
+                flush=True,
+            )
         for kind in ("jobs", "gateway", "worker", "redis"):
             await self.supervisor.stop(kind)
         await self.supervisor.close()
@@ -323,17 +346,21 @@ def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> s
             f"  admin key   {credentials.admin_key}    (operator; runs no inference; shown this once)",
         ]
     else:
-        lines += ["  API key     the one shown at the first start (also in credentials.json of the state directory)"]
+        lines += [
+            "  API key     the one shown at the first start (also in credentials.json of the state directory)"
+        ]
     lines += [
         "",
         f"  curl -N {base_url}/v1/chat/completions \\",
-        f"    -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\".replace("'Authorization: Bearer $HEADGATE_API_KEY'", '"Authorization: Bearer $HEADGATE_API_KEY"'),
-        f"    -d '{{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": \"What does json.dumps do?\"}}], \"max_tokens\": 64, \"stream\": true}}'",
+        f"    -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\".replace(
+            "'Authorization: Bearer $HEADGATE_API_KEY'", '"Authorization: Bearer $HEADGATE_API_KEY"'
+        ),
+        f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does json.dumps do?"}}], "max_tokens": 64, "stream": true}}\'',
         "",
         "  from openai import OpenAI",
-        f"  client = OpenAI(base_url=\"{base_url}/v1\", api_key=\"{credentials.api_key if fresh else '...'}\")",
-        f"  reply = client.chat.completions.create(model=\"{model}\", max_tokens=64,",
-        "      messages=[{\"role\": \"user\", \"content\": \"What does json.dumps do?\"}])",
+        f'  client = OpenAI(base_url="{base_url}/v1", api_key="{credentials.api_key if fresh else "..."}")',
+        f'  reply = client.chat.completions.create(model="{model}", max_tokens=64,',
+        '      messages=[{"role": "user", "content": "What does json.dumps do?"}])',
         "  print(reply.choices[0].message.content, reply.usage)",
         "",
         "Ctrl-C drains and stops; nothing is lost.",
@@ -343,5 +370,3 @@ def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> s
 
 async def run(options: Options) -> None:
     await Up(options).run()
-
-
