@@ -189,7 +189,7 @@ class Up:
         assert self.model is not None
         async with asyncio.timeout(READY_LIMIT_S):
             for slot in range(self.options.num_gateways):
-                while not await self._gateway_serves(slot):
+                while not await self._gateway_serves(slot):  # noqa: ASYNC110 - another process has no event
                     await asyncio.sleep(POLL_S)
 
     async def _gateway_serves(self, slot: int) -> bool:
