@@ -8,7 +8,7 @@ eviction under a running sequence shows as a slot that holds another prefix than
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,8 +29,14 @@ PATHS: dict[str, NamespacePath] = {
     "bert behind public": (PathEntry(PUBLIC, 4), PathEntry(BERT, -1)),
     "anna behind a rounded end": (PathEntry(PUBLIC, 3), PathEntry(ANNA, -1)),
 }
-tokens_st = st.lists(st.integers(0, 1), min_size=1, max_size=11)
-pick = st.integers(0, 1_000_000)
+def prompt(length: int, flipped: int) -> list[int]:
+    return [int(position == flipped) for position in range(length)]
+
+
+# Prompts that differ in one token at most: long shared prefixes, so that splits and duplicates are the rule.
+prompts = st.builds(prompt, st.integers(1, 11), st.sampled_from([99, 99, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]))
+names = st.sampled_from(sorted(PATHS))
+pick = st.integers(0, 7)
 
 Prefix = tuple[tuple[bytes, int], ...]
 
@@ -44,7 +50,7 @@ class Sequence:
     num_prompt: int
     num_computed: int
     cut_off: bool = False
-    committed: list[int] = field(default_factory=list)
+    num_committed: int = 0
 
     def region(self, position: int) -> bytes:
         block = position // SIZE
@@ -111,8 +117,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     # What an engine does.
 
-    @rule(name=st.sampled_from(sorted(PATHS)), tokens=tokens_st, read=st.booleans() | st.just(True), priority=st.sampled_from([0, 50]))
-    def admit(self, name: str, tokens: list[int], read: bool, priority: int) -> None:
+    @rule(name=names, tokens=prompts, read=st.sampled_from([True, True, False]), priority=st.sampled_from([0, 50]), chunk=st.integers(0, 11))
+    def admit(self, name: str, tokens: list[int], read: bool, priority: int, chunk: int) -> None:
         path, before = PATHS[name], self.in_the_tree()
         matched = self.cache.match(path, tokens)
         assert self.in_the_tree() == before, "match changed the tree"
@@ -127,6 +133,23 @@ class CacheMachine(RuleBasedStateMachine):
             return
         sequence.table += blocks
         self.sequences.append(sequence)
+        self.prefill(len(self.sequences) - 1, 11 - chunk)
+
+    @rule(name=names, tokens=prompts, output=prompts, forks=st.integers(0, 2))
+    def serve(self, name: str, tokens: list[int], output: list[int], forks: int) -> None:
+        """A request from admission to its end, with parallel choices that commit one after another."""
+        before = len(self.sequences)
+        self.admit(name, tokens, True, 0, 0)
+        if len(self.sequences) == before:
+            return
+        for _ in range(forks):
+            self.fork(before)
+        for index in range(before, len(self.sequences)):
+            for token in output[: 4 + index]:
+                self.decode(index, token)
+            self.commit(index, 0, True, 50, False)
+        while len(self.sequences) > before:
+            self.finish(before)
 
     def reason_is_right(self, sequence: Sequence, read: bool) -> None:
         handle, missed = sequence.handle, len(sequence.tokens) - sequence.handle.num_tokens
@@ -168,7 +191,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.write(sequence, len(sequence.tokens))
 
     @precondition(lambda self: self.sequences)
-    @rule(index=pick, back=st.integers(0, 3), write=st.booleans() | st.just(True), priority=st.sampled_from([20, 50]), deferred=st.booleans())
+    @rule(index=pick, back=st.sampled_from([0, 0, 0, 1, 2, 3]), write=st.sampled_from([True, True, True, False]), priority=st.sampled_from([20, 50]), deferred=st.booleans())
     def commit(self, index: int, back: int, write: bool, priority: int, deferred: bool) -> None:
         sequence = self.some(index)
         committed = max(0, sequence.num_computed - back)
@@ -180,7 +203,8 @@ class CacheMachine(RuleBasedStateMachine):
         )  # fmt: skip
         sequence.table = list(result.block_ids)
         assert result.num_tree_blocks == sequence.handle.num_tree_blocks == expected
-        assert result.num_tree_blocks * SIZE <= max(committed, sequence.handle.num_tokens), "law 6"
+        sequence.num_committed = max(sequence.num_committed, committed)
+        assert result.num_tree_blocks * SIZE <= max(sequence.num_committed, sequence.handle.num_tokens), "law 6"
         assert set(result.freed_duplicates) == set(old) - set(sequence.table)
         if deferred:
             self.cache.free(result.freed_duplicates)
@@ -206,7 +230,7 @@ class CacheMachine(RuleBasedStateMachine):
         table = list(old.table)
         self.cache.share(table[handle.num_tree_blocks :])
         # A half-written prompt is never forked: the choices would both write the shared rest.
-        new = Sequence(old.path, list(old.tokens), handle, table, old.num_prompt, old.num_computed, old.cut_off)
+        new = Sequence(old.path, list(old.tokens), handle, table, old.num_prompt, old.num_computed, old.cut_off, old.num_committed)
         self.sequences.append(new)
         if new.num_computed < len(new.tokens):
             self.finish(len(self.sequences) - 1)
@@ -222,12 +246,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(n=st.integers(0, 9))
     def allocate_loose(self, n: int) -> None:
-        self.loose += self.allocate(n) or []
-
-    @rule()
-    def free_loose(self) -> None:
-        self.cache.free(self.loose)
-        self.loose = []
+        """Blocks that come and go beside the tree: 0 gives them back."""
+        if n == 0:
+            self.cache.free(self.loose)
+            self.loose = []
+        elif len(self.loose) < 6:
+            self.loose += self.allocate(n) or []
 
     @rule()
     def tick(self) -> None:
@@ -241,12 +265,11 @@ class CacheMachine(RuleBasedStateMachine):
         assert num_pinned in (0, sequence.handle.num_tree_blocks)
         assert self.cache.num_pinned <= self.cache.owners.pool.num_blocks
 
-    @rule(region=st.sampled_from([PUBLIC, ANNA, BERT]))
-    def unpin(self, region: bytes) -> None:
-        self.cache.unpin(region)
-
-    @rule(region=st.sampled_from([PUBLIC, ANNA, BERT]))
-    def drop(self, region: bytes) -> None:
+    @rule(region=st.sampled_from([PUBLIC, ANNA, BERT]), drop=st.sampled_from([False, False, True]))
+    def unpin_or_drop(self, region: bytes, drop: bool) -> None:
+        if not drop:
+            self.cache.unpin(region)
+            return
         before = self.in_the_tree()
         self.cache.drop(region)
         gone = {prefix for prefix in before if any(owner == region for owner, _ in prefix)}
@@ -296,7 +319,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         while self.sequences:
             self.finish(0)
-        self.free_loose()
+        self.allocate_loose(0)
         for region in (PUBLIC, ANNA, BERT):
             self.cache.unpin(region)
         invariants.check(self.cache, [])
