@@ -17,6 +17,14 @@ from accounting.types import OPERATOR_TENANT, Rates, Tier
 
 DEFAULT_TENANT = "default"
 
+EXAMPLE_RATES: dict[Tier, Rates] = {
+    "interactive": Rates(cache_read=10_000, cache_write=100_000, uncached=100_000, output=400_000),
+    "batch": Rates(cache_read=5_000, cache_write=50_000, uncached=50_000, output=200_000),
+}
+"""For the demo model, so that its bills show something: USD 0.10 in, 0.40 out per million tokens."""
+FREE: dict[Tier, Rates] = {"interactive": Rates(0, 0, 0, 0), "batch": Rates(0, 0, 0, 0)}
+"""An explicit 0 for any other model, until the operator sets a price."""
+
 
 class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
     admin_key: str

@@ -11,17 +11,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from accounting.types import Rates, Tier
 from gateway.cli.home import HomeError
 
 DEMO_MODEL_ID = "headgate-demo"
-DEMO_RATES: dict[Tier, Rates] = {
-    "interactive": Rates(cache_read=10_000, cache_write=100_000, uncached=100_000, output=400_000),
-    "batch": Rates(cache_read=5_000, cache_write=50_000, uncached=50_000, output=200_000),
-}
-"""An example, so that bills of the demo model show something: USD 0.10 in, 0.40 out per million tokens."""
-FREE: dict[Tier, Rates] = {"interactive": Rates(0, 0, 0, 0), "batch": Rates(0, 0, 0, 0)}
-"""An explicit 0 for any other model until the operator sets a price."""
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 
 
@@ -30,11 +22,6 @@ class ServedModel:
     id: str
     """What clients put into `model`."""
     path: Path
-
-    @property
-    def rates(self) -> dict[Tier, Rates]:
-        """What the default price sheet says of a model it does not know yet (micro-units per million tokens)."""
-        return DEMO_RATES if self.id == DEMO_MODEL_ID else FREE
 
 
 def resolve(name: str | None) -> ServedModel:

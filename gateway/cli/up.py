@@ -12,19 +12,20 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
 import redis.asyncio
 
 from accounting import migrate
-from accounting.bootstrap import Credentials, bootstrap
+from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
 from gateway.cli import embedded
 from gateway.cli.home import Home, HomeError, write_private
-from gateway.cli.model import ServedModel, resolve
+from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
 from gateway.cli.supervisor import Spec, Supervisor
 
 READY_LIMIT_S = 600.0
@@ -123,9 +124,9 @@ class Up:
         await self._write_ready()
         self._banner()
 
-    async def _until_stop(self, work: object) -> None:
+    async def _until_stop(self, work: Coroutine[Any, Any, object]) -> None:
         """Runs `work` to its end, unless a stop is asked for (returns) or a child fails for good (raises)."""
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self.stop_asked.wait())
         try:
             await asyncio.wait(
@@ -176,7 +177,7 @@ class Up:
             self.database_url,
             self.home.read_secret("pepper"),
             self.model.id,
-            self.model.rates,
+            EXAMPLE_RATES if self.model.id == DEMO_MODEL_ID else FREE,
             self._stored_credentials(),
         )
         stored = msgspec.structs.replace(self.credentials, fresh=False)
