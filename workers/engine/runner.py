@@ -75,9 +75,9 @@ class ModelRunner:
         self.num_blocks = settings.num_blocks or plan_num_blocks(
             shape, self._device, self.max_model_len, settings.kv_memory
         )
-        self._store = KVStore(shape, self.num_blocks, self._device, self._ops)
+        self.store = KVStore(shape, self.num_blocks, self._device, self._ops)
         self._step = hf.StepSlot()
-        hf.attach(sites, self._store, self._ops, self._step)
+        hf.attach(sites, self.store, self._ops, self._step)
         self._head = hf.Head(self._model)
         self._sampler = Sampler(self._ops, self.eos_token_ids)
 
@@ -95,7 +95,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._store.copy_blocks(pairs)
+        self.store.copy_blocks(pairs)
 
     def _draw(
         self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor
