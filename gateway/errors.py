@@ -45,7 +45,10 @@ class ApiError(Exception):
 
     def response(self) -> web.Response:
         return web.Response(
-            status=self.status, body=self.body(), content_type="application/json", headers=self.headers
+            status=self.status,
+            body=self.body(),
+            content_type="application/json",
+            headers=self.headers,
         )
 
 
@@ -89,7 +92,9 @@ def timeout(message: str) -> ApiError:
 
 def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> ApiError:
     """503. `retry_after_ms` None: a repeat cannot help."""
-    return ApiError(503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms))
+    return ApiError(
+        503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms)
+    )
 
 
 def internal() -> ApiError:

@@ -52,7 +52,9 @@ class FrameReader:
             if len(self._buffer) < end:
                 break
             try:
-                messages.append(_decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
+                messages.append(
+                    _decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end])
+                )
             except msgspec.DecodeError as error:
                 raise FrameError(f"undecodable frame: {error}") from None
             start = end

@@ -18,7 +18,14 @@ PROTOCOL_VERSION = 1
 Tier = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
 FailCode = Literal[
-    "no_lease", "overloaded", "draining", "too_long", "grammar", "deadline", "wrong_root", "internal"
+    "no_lease",
+    "overloaded",
+    "draining",
+    "too_long",
+    "grammar",
+    "deadline",
+    "wrong_root",
+    "internal",
 ]
 
 

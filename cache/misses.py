@@ -1,0 +1,101 @@
+"""Why a prompt was not cached further: the reason of its first missed token.
+
+There is no reason "another tenant has it": only the caller's own path is ever asked.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from cache.namespaces import Segment
+from cache.radix import ROOT_HASH, RadixTree, Walk, common_tokens
+
+MissReason = Literal["", "opt_out", "last_token", "below_block", "evicted", "diverged", "cold"]
+
+_MAX_SIBLINGS = 64
+"""Edges looked at to name the exact token where a prompt left the tree; what lies beyond them is not considered."""
+
+
+class GhostList:
+    """A bounded memory of evicted blocks by chained hash, oldest out first. Every operation is O(1) per block."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._ghosts: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+
+    def add(self, hashes: Iterable[int], region: bytes, now: int) -> None:
+        for key in hashes:
+            self._ghosts.pop(key, None)
+            self._ghosts[key] = (now, region)
+        while len(self._ghosts) > self.size:
+            self._ghosts.popitem(last=False)
+
+    def evicted_at(self, key: int) -> int | None:
+        """The step at which that block left, if it is remembered."""
+        ghost = self._ghosts.get(key)
+        return None if ghost is None else ghost[0]
+
+    def forget(self, region: bytes) -> None:
+        """A dropped region leaves no trace. O(ghosts)."""
+        for key in [key for key, (_, owner) in self._ghosts.items() if owner == region]:
+            del self._ghosts[key]
+
+    def __len__(self) -> int:
+        return len(self._ghosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    reason: MissReason = ""
+    """"" only for an empty prompt, which misses nothing."""
+    diverged_at_token: int = -1
+    """First token that differs from all that the caller's path holds, with reason `diverged`."""
+    evicted_age: int = -1
+    """Steps since the first missed block was evicted, with reason `evicted`."""
+
+
+def explain(
+    tree: RadixTree,
+    ghosts: GhostList,
+    path: tuple[Segment, ...],
+    tokens: Sequence[int],
+    walk: Walk,
+    step: int,
+) -> Miss:
+    """The first reason that applies to the first missed token. O(siblings looked at), at most _MAX_SIBLINGS."""
+    matched = walk.num_blocks * tree.block_size
+    missed = len(tokens) - matched
+    if missed in (1, tree.block_size):
+        # One token is always left to compute; where it fills a block, it costs the block.
+        return Miss("last_token")
+    if missed < tree.block_size:
+        return Miss("below_block" if missed else "")
+    region = next(segment.region for segment in path if segment.end > walk.num_blocks)
+    before = walk.node.hashes[walk.num_in_edge - 1] if walk.num_in_edge else ROOT_HASH
+    evicted_at = ghosts.evicted_at(tree.hash_of(before, region, tokens, walk.num_blocks))
+    if evicted_at is not None:
+        return Miss("evicted", evicted_age=step - evicted_at)
+    if not matched:
+        return Miss("cold")
+    return Miss("diverged", diverged_at_token=_diverged_at(tree, region, path, tokens, walk))
+
+
+def _diverged_at(
+    tree: RadixTree, region: bytes, path: tuple[Segment, ...], tokens: Sequence[int], walk: Walk
+) -> int:
+    if walk.num_in_edge < len(walk.node.block_ids):
+        return walk.num_tokens
+    matched = walk.num_blocks * tree.block_size
+    if region != path[-1].region or walk.node.region != region:
+        # In the public part and at a wall the siblings are other tenants' too: they are not even counted.
+        return matched
+    own = (child for (owner, _), child in walk.node.children.items() if owner == region)
+    nearest = (
+        common_tokens(child.tokens, tokens, matched, tree.block_size)
+        for child in islice(own, _MAX_SIBLINGS)
+    )
+    return matched + max(nearest, default=0)

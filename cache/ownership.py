@@ -1,0 +1,158 @@
+"""Where blocks change hands: between the free stack, private block tables and the tree.
+
+The one law here: the tree is one owner of each of its blocks, a block table is one owner of each of its private blocks,
+and the pool's count is their number. A block of the tree that a private table still names is a guest block (forked
+choices committed one after another); it protects its node, so whatever is evictable has the tree as its only owner and
+`free + evictable` is exactly what an allocation can get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cache.block_pool import BlockPool
+from cache.eviction import Protection
+from cache.misses import GhostList
+from cache.radix import Node, RadixTree
+
+
+class Ownership:
+    def __init__(self, num_blocks: int, block_size: int, ghost_size: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.tree = RadixTree(block_size)
+        self.protection = Protection()
+        self.ghosts = GhostList(ghost_size)
+        self.in_tree = bytearray(num_blocks)
+        self.guests: dict[int, Node] = {}
+        self.doomed: set[Node] = set()
+        self.step = 0
+
+    # Private tables.
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        for block in block_ids:
+            self._check_private(block)
+            self.pool.share(block)
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        for block in block_ids:
+            self._check_private(block)
+            left = self.pool.free(block)
+            if left == 1 and self.in_tree[block]:
+                self._guest_left(block)
+
+    # Private -> tree.
+
+    def insert(
+        self,
+        node: Node,
+        region: bytes,
+        tokens: Sequence[int],
+        block_ids: Sequence[int],
+        priority: int,
+    ) -> Node:
+        """A new child of `node` takes the blocks over, unprotected for now. O(new blocks)."""
+        child = self.tree.add_child(node, region, tokens, block_ids)
+        child.priority, child.last_used = priority, self.step
+        self.protection.num_evictable += len(block_ids)
+        self._take(child, block_ids)
+        return child
+
+    def extend(self, node: Node, tokens: Sequence[int], block_ids: Sequence[int]) -> None:
+        """A protected leaf takes the blocks over. O(new blocks)."""
+        assert node.num_protectors
+        self.tree.extend(node, tokens, block_ids, node.end_hash)
+        self._take(node, block_ids)
+
+    def _take(self, node: Node, block_ids: Sequence[int]) -> None:
+        # The caller's share of the count becomes the tree's. Other tables that name the block keep theirs.
+        num_guests = 0
+        for block in block_ids:
+            self.in_tree[block] = 1
+            if self.pool.refcount(block) > 1:
+                self.guests[block] = node
+                num_guests += 1
+        self._add_guests(node, num_guests)
+
+    def _add_guests(self, node: Node, num_guests: int) -> None:
+        if num_guests and not node.num_guests:
+            self.protection.protect(node)
+        node.num_guests += num_guests
+
+    def _remove_guests(self, node: Node, num_guests: int) -> None:
+        node.num_guests -= num_guests
+        if num_guests and not node.num_guests:
+            self.unprotect(node)
+
+    def _guest_left(self, block: int) -> None:
+        self._remove_guests(self.guests.pop(block), 1)
+
+    def _check_private(self, block: int) -> None:
+        if self.in_tree[block] and block not in self.guests:
+            raise RuntimeError(f"block {block} belongs to the tree, no block table owns it")
+
+    # Within the tree.
+
+    def end_at(self, node: Node, num_blocks: int) -> Node:
+        """The node that ends `num_blocks` into this edge: itself, or the upper half of a split. O(edge)."""
+        if num_blocks == len(node.block_ids):
+            return node
+        upper = self.tree.split(node, num_blocks)
+        # The counts of the edge stand as they were: a protected tail is one protected child of the upper node, and
+        # the upper node replaces it as the protected child of their parent. Evictable blocks: the same sum.
+        upper.num_protectors = 1 if node.num_protectors else 0
+        if node.num_guests:
+            moved = [block for block in upper.block_ids if block in self.guests]
+            self.guests.update(dict.fromkeys(moved, upper))
+            self._add_guests(upper, len(moved))
+            self._remove_guests(node, len(moved))
+        return upper
+
+    def unprotect(self, node: Node) -> None:
+        for gone in self.protection.unprotect(node, self.step):
+            self.doomed.remove(gone)
+            self._give_up(gone.block_ids)
+
+    # Tree -> free.
+
+    def evict(self, num_blocks: int) -> None:
+        """Cut that many blocks off the tails of the coldest leaves. O(log leaves) per leaf + O(blocks)."""
+        while num_blocks > 0:
+            leaf = self.protection.leaves.coldest()
+            num_cut = min(num_blocks, len(leaf.block_ids))
+            self._cut_tail(leaf, num_cut)
+            num_blocks -= num_cut
+
+    def _cut_tail(self, leaf: Node, num_cut: int) -> None:
+        kept = len(leaf.block_ids) - num_cut
+        self.ghosts.add(leaf.hashes[kept:], leaf.region, self.step)
+        self._give_up(leaf.block_ids[kept:])
+        self.protection.num_evictable -= num_cut
+        if kept:
+            self.tree.truncate(leaf, kept)
+            return
+        self.protection.leaves.discard(leaf)
+        self.protection.consider(self.tree.unlink(leaf))
+
+    def _give_up(self, block_ids: Iterable[int]) -> None:
+        for block in block_ids:
+            self.in_tree[block] = 0
+            left = self.pool.free(block)
+            assert left == 0, "the tree gave up a block that a table still names"
+
+    def doom(self, top: Node) -> list[Node]:
+        """Unlink a whole branch. Unprotected nodes are given up now; protected ones, returned, can be found by nobody
+        and go with their last protector. O(branch)."""
+        parent = self.tree.unlink(top)
+        held = []
+        for node in list(self.tree.nodes(top)):
+            node.doomed, node.children = True, {}
+            self.protection.leaves.discard(node)
+            if node.num_protectors:
+                held.append(node)
+                continue
+            self.protection.num_evictable -= len(node.block_ids)
+            self._give_up(node.block_ids)
+        self.doomed.update(held)
+        self.protection.consider(parent)
+        return held

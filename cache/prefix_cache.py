@@ -1,0 +1,324 @@
+"""The prefix cache as the engine sees it: match, acquire, allocate, commit, release, evict.
+
+Knows block ids, token ids, opaque regions and steps. Does not know KV bytes, requests, tiers or time of day; one thread
+owns it. A block table is always
+
+    [ tree blocks, protected by the handle | private blocks of the sequence | ... the last one partly filled ]
+      0 ........... handle.num_tree_blocks
+
+and `commit` moves the border to the right, never to the left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from cache.block_pool import NULL_BLOCK
+from cache.misses import Miss, MissReason, explain
+from cache.namespaces import NamespacePath, Segment, segments
+from cache.ownership import Ownership
+from cache.radix import Node, Walk, token_slice
+from cache.retention import Retention
+
+OUTPUT_DISCOUNT = 10
+"""Output is this much less worth than the prompt before it: conversations lose answers before system prompts."""
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """What one sequence holds of the tree, from `acquire` (or `fork`) to `release`.
+
+    All fields but `node` and `num_tree_blocks` describe the acquisition and never change: they are the request's cache
+    report. `num_tree_blocks` says how much of the block table the tree owns now; `commit` moves it.
+    """
+
+    block_ids: list[int]
+    num_tokens: int
+    public_tokens: int
+    miss_reason: MissReason
+    diverged_at_token: int
+    """First token that differs from everything the path holds, if the reason is `diverged`; else -1."""
+    evicted_age: int
+    """Steps since the first missed block was evicted, if the reason is `evicted`; else -1."""
+    tenant: str
+    path: tuple[Segment, ...] = field(repr=False)
+    node: Node = field(repr=False)
+    num_tree_blocks: int
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    block_ids: list[int]
+    """The block table from now on; the very list that was passed in unless a duplicate was replaced."""
+    num_inserted_blocks: int
+    """New in the tree: table positions num_tree_blocks - num_inserted_blocks up to num_tree_blocks."""
+    num_inserted_tokens: int
+    num_tree_blocks: int
+    freed_duplicates: tuple[int, ...] = ()
+    """Private blocks that the table no longer names, because the tree had their tokens. Released already, unless the
+    commit was `deferred`: then the caller passes them to `free` once the device is past them."""
+
+
+class PrefixCache:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        ghost_size: int | None = None,
+        pin_limit: int | None = None,
+    ) -> None:
+        """`num_blocks` counts the null block. `ghost_size` (evicted blocks remembered) defaults to num_blocks,
+        `pin_limit` (blocks that pins may hold) to a fifth of them."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.owners = Ownership(
+            num_blocks, block_size, num_blocks if ghost_size is None else ghost_size
+        )
+        self._tree = self.owners.tree
+        self._protection = self.owners.protection
+        self._retention = Retention(
+            self.owners, num_blocks // 5 if pin_limit is None else pin_limit
+        )
+
+    @property
+    def num_free(self) -> int:
+        return self.owners.pool.num_free
+
+    @property
+    def num_evictable(self) -> int:
+        return self._protection.num_evictable
+
+    @property
+    def num_available(self) -> int:
+        """What `allocate` can give now. An acquired match is no longer part of it."""
+        return self.num_free + self.num_evictable
+
+    @property
+    def num_pinned(self) -> int:
+        return self._retention.num_blocks
+
+    @property
+    def step(self) -> int:
+        return self.owners.step
+
+    def tick(self) -> None:
+        """One step later: the unit of LRU time."""
+        self.owners.step += 1
+
+    # The tree's part of a block table.
+
+    def match(self, path: NamespacePath, tokens: Sequence[int]) -> int:
+        """Cached tokens that `acquire` would give now: whole blocks, at most len(tokens) - 1. Changes nothing.
+        O(matched tokens) at the speed of a C comparison for array('i'); a list is converted as far as it matches."""
+        return self._walk(segments(path, self.block_size), tokens).num_blocks * self.block_size
+
+    def acquire(
+        self,
+        path: NamespacePath,
+        tokens: Sequence[int],
+        *,
+        tenant: str = "",
+        read: bool = True,
+        priority: int = 0,
+    ) -> Handle:
+        """The longest match, protected until `release`. Raises the matched nodes to `priority`, so that a chat keeps
+        what it hit even if a batch wrote it. O(match + nodes on the path); splits one edge at most."""
+        blocks = segments(path, self.block_size)
+        if read:
+            walk = self._walk(blocks, tokens)
+            miss = explain(self._tree, self.owners.ghosts, blocks, tokens, walk, self.step)
+            node, num_blocks = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
+        else:
+            miss, node, num_blocks = Miss("opt_out"), self._tree.root, 0
+        self._protection.protect(node)
+        self._raise_priority(node, priority)
+        public = min(num_blocks, blocks[0].end) if len(blocks) > 1 else 0
+        return Handle(
+            block_ids=self._tree.ids_between(self._tree.root, node),
+            num_tokens=num_blocks * self.block_size,
+            public_tokens=public * self.block_size,
+            miss_reason=miss.reason,
+            diverged_at_token=miss.diverged_at_token,
+            evicted_age=miss.evicted_age,
+            tenant=tenant,
+            path=blocks,
+            node=node,
+            num_tree_blocks=num_blocks,
+        )
+
+    def fork(self, handle: Handle) -> Handle:
+        """A second protector on the same node, for a parallel choice. Its table is a copy of the first one, of which
+        the part behind `num_tree_blocks` goes through `share`."""
+        self._check_live(handle)
+        self._protection.protect(handle.node)
+        return replace(handle, block_ids=list(handle.block_ids))
+
+    def release(self, handle: Handle, block_ids: Sequence[int]) -> None:
+        """Give back all that a sequence holds; a second release raises and changes nothing. O(private blocks) +
+        amortised O(1)."""
+        self._check_live(handle)
+        if len(block_ids) < handle.num_tree_blocks:
+            raise ValueError(
+                f"{len(block_ids)} blocks cannot contain {handle.num_tree_blocks} tree blocks"
+            )
+        handle.released = True
+        self.free(block_ids[handle.num_tree_blocks :])
+        self.owners.unprotect(handle.node)
+
+    # The private part.
+
+    def allocate(self, n: int) -> list[int] | None:
+        """n private blocks with count 1, evicting cold unprotected leaves as needed; None, and nothing changed, if
+        there are fewer. O(n) + O(log leaves) per leaf cut."""
+        if n > self.num_available:
+            return None
+        self.owners.evict(n - self.num_free)
+        return self.owners.pool.alloc(n)
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One more block table names these private blocks."""
+        self.owners.share(block_ids)
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        """One block table fewer names these private blocks; the last one returns them. Null blocks are passed over."""
+        self.owners.free(block for block in block_ids if block != NULL_BLOCK)
+
+    def refcount(self, block: int) -> int:
+        """Owners of a block: with more than one, copy before writing."""
+        return self.owners.pool.refcount(block)
+
+    # From the private part to the tree's.
+
+    def commit(
+        self,
+        handle: Handle,
+        tokens: Sequence[int],
+        block_ids: list[int],
+        num_committed: int,
+        *,
+        priority: int = 50,
+        prompt_len: int | None = None,
+        write: bool = True,
+        deferred: bool = False,
+    ) -> CommitResult:
+        """Publish the whole blocks of tokens[:num_committed]. O(new blocks), + O(table) if a duplicate is replaced.
+
+        Law 6: what is inserted is never longer than what is committed; drafts, the token whose KV is not written yet
+        and steps in flight lie behind `num_committed`. Only the last region of the handle's path is written: a block
+        in the public part is at best replaced by the operator's, else it stays private, and so do all behind it, which
+        would have no parent. A block that forked choices share is inserted by the first of them; the others find it.
+        Blocks from `prompt_len` on are output and get a lower priority.
+        """
+        self._check_live(handle)
+        if num_committed > min(len(tokens), len(block_ids) * self.block_size):
+            raise ValueError(
+                f"{num_committed} committed tokens: only {len(tokens)} tokens and {len(block_ids)} blocks are given"
+            )
+        target = num_committed // self.block_size
+        if not write or handle.node.doomed or target <= handle.num_tree_blocks:
+            return CommitResult(block_ids, 0, 0, handle.num_tree_blocks)
+        walk = self._tree.walk(handle.path, tokens, target, handle.node, handle.num_tree_blocks)
+        found, start = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
+        table, duplicates = self._adopt(handle, block_ids, found)
+        end = self._insertable_until(handle, table, start, target)
+        prompt_end = (
+            end if prompt_len is None else min(max(start, prompt_len // self.block_size), end)
+        )
+        node = self._insert(handle, found, tokens, table, start, prompt_end, priority)
+        node = self._insert(
+            handle, node, tokens, table, prompt_end, end, max(0, priority - OUTPUT_DISCOUNT)
+        )
+        self._move(handle, node, end)
+        # Only now: a freed guest may be what protected the nodes just walked.
+        self.free(mine for mine, kept in duplicates if mine == kept or not deferred)
+        dropped = tuple(mine for mine, kept in duplicates if mine != kept)
+        return CommitResult(table, end - start, (end - start) * self.block_size, end, dropped)
+
+    def _adopt(
+        self, handle: Handle, block_ids: list[int], found: Node
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """The table with the tree's ids up to the end of `found`, and the pairs (our block, the tree's) replaced."""
+        start = handle.num_tree_blocks
+        theirs = self._tree.ids_between(handle.node, found)
+        pairs = list(zip(block_ids[start : start + len(theirs)], theirs, strict=True))
+        if any(mine != kept for mine, kept in pairs):
+            block_ids = [*block_ids[:start], *theirs, *block_ids[start + len(theirs) :]]
+        return block_ids, [(mine, kept) for mine, kept in pairs if mine != NULL_BLOCK]
+
+    def _insertable_until(self, handle: Handle, table: list[int], start: int, target: int) -> int:
+        public_end = handle.path[-2].end if len(handle.path) > 1 else 0
+        if start < public_end:
+            return start
+        for depth in range(start, target):
+            # A null block has left the attention window; a block of the tree lies in a branch that was dropped.
+            if table[depth] == NULL_BLOCK or self.owners.in_tree[table[depth]]:
+                return depth
+        return target
+
+    def _insert(
+        self,
+        handle: Handle,
+        node: Node,
+        tokens: Sequence[int],
+        table: list[int],
+        start: int,
+        end: int,
+        priority: int,
+    ) -> Node:
+        if start == end:
+            return node
+        new_tokens = token_slice(tokens, start * self.block_size, end * self.block_size)
+        new_ids, region = table[start:end], handle.path[-1].region
+        # An edge grows in place only while this handle alone holds its end: any other handle, pin or guest there
+        # stands for the point where the edge ends now.
+        alone = node is handle.node and node.num_protectors == 1 and not node.children
+        if alone and node.parent is not None and (node.region, node.priority) == (region, priority):
+            self.owners.extend(node, new_tokens, new_ids)
+            return node
+        child = self.owners.insert(node, region, new_tokens, new_ids, priority)
+        child.tenant = handle.tenant
+        return child
+
+    def _move(self, handle: Handle, node: Node, num_blocks: int) -> None:
+        if node is not handle.node:
+            # First the new, then the old, so that nothing on the way is unprotected in between.
+            self._protection.protect(node)
+            self.owners.unprotect(handle.node)
+            handle.node = node
+        handle.num_tree_blocks = num_blocks
+
+    # What stays and what must go (cache/retention.py).
+
+    def pin(self, handle: Handle) -> int:
+        """Keep everything up to the handle's node until `unpin` or `drop`. Returns the blocks so pinned; 0 if there
+        are none or the pin limit forbids it."""
+        self._check_live(handle)
+        return handle.num_tree_blocks if self._retention.pin(handle.node) else 0
+
+    def unpin(self, region: bytes) -> int:
+        """Lift the pins on nodes of a region; returns their number."""
+        return self._retention.unpin(region)
+
+    def drop(self, region: bytes) -> int:
+        """Forget a region and all below it, pins included; returns the blocks freed at once. Blocks under a running
+        sequence can be found by nobody any more and go when it ends; what it commits later stays private. A sequence
+        that held nothing of the region yet may still write there: end the tenant's sequences first. O(nodes)."""
+        return self._retention.drop(region)
+
+    def _walk(self, path: tuple[Segment, ...], tokens: Sequence[int]) -> Walk:
+        # One token is always computed: its logits start the output.
+        limit = max(0, len(tokens) - 1) // self.block_size
+        return self._tree.walk(path, tokens, limit, self._tree.root, 0)
+
+    def _raise_priority(self, node: Node | None, priority: int) -> None:
+        # Only under protection: the priority of a leaf in the heap is part of its entry.
+        while node is not None and priority:
+            node.priority = max(node.priority, priority)
+            node = node.parent
+
+    def _check_live(self, handle: Handle) -> None:
+        if handle.released:
+            raise RuntimeError("this handle was released already")

@@ -1,0 +1,229 @@
+"""The radix tree over token ids: find, add, extend, split, unlink. Structure only.
+
+An edge is a run of whole blocks: its tokens, the ids of the blocks that hold their KV, and one chained hash per block.
+Knows nothing of free blocks, protection or age; cache/eviction.py and cache/prefix_cache.py keep those on the nodes.
+Tokens and ids are `array`s on the CPU: never a view of another node's storage, so a split really halves the memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from cache.namespaces import Segment
+
+ChildKey = tuple[bytes, bytes]
+ROOT_HASH = 0
+
+
+class Node:
+    """One edge and the point where it ends. A handle on a node stands for that point."""
+
+    __slots__ = (
+        "block_ids",
+        "children",
+        "doomed",
+        "entry",
+        "hashes",
+        "id",
+        "last_used",
+        "num_guests",
+        "num_protectors",
+        "parent",
+        "pinned",
+        "priority",
+        "region",
+        "tenant",
+        "tokens",
+    )
+
+    def __init__(self, node_id: int, parent: Node | None, region: bytes) -> None:
+        self.id = node_id
+        self.parent = parent
+        self.region = region
+        self.tokens: array[int] = array("i")
+        self.block_ids: array[int] = array("i")
+        self.hashes: array[int] = array("q")
+        self.children: dict[ChildKey, Node] = {}
+        self.tenant = ""
+        self.priority = 0
+        self.last_used = 0
+        self.num_protectors = 0
+        """Handles here + protected children + 1 if pinned + 1 if `num_guests`. Law 2."""
+        self.num_guests = 0
+        """Blocks of this edge that private block tables still name too (forked choices)."""
+        self.pinned = False
+        self.doomed = False
+        """Unlinked by a drop while protected: nobody finds it any more, its blocks go when its last user goes."""
+        self.entry: tuple[Any, ...] | None = None
+        """The live heap entry of an evictable leaf; an entry that is not this object is stale."""
+
+    @property
+    def end_hash(self) -> int:
+        return self.hashes[-1] if self.hashes else ROOT_HASH
+
+    def __repr__(self) -> str:
+        region = self.region.hex()[:8] or "-"
+        return (
+            f"Node({self.id}, region={region}, blocks={list(self.block_ids)}, protectors={self.num_protectors}, "
+            f"guests={self.num_guests}, priority={self.priority}, last_used={self.last_used}"
+            f"{', pinned' * self.pinned}{', doomed' * self.doomed})"
+        )
+
+
+class Walk(NamedTuple):
+    """Where a walk ended: `num_in_edge` blocks into `node`'s edge, `num_blocks` from the root, `num_tokens` equal."""
+
+    node: Node
+    num_in_edge: int
+    num_blocks: int
+    num_tokens: int
+
+
+def token_slice(tokens: Sequence[int], start: int, stop: int) -> array[int]:
+    """A piece of a token sequence as array('i'). A prompt that is one already is copied by memcpy, a list by item."""
+    piece = tokens[start:stop]
+    if isinstance(piece, array) and piece.typecode == "i":
+        return piece
+    return array("i", piece)
+
+
+def common_tokens(edge: array[int], tokens: Sequence[int], start: int, length: int) -> int:
+    """How many of edge[:length] equal tokens[start:]. Always exact: no hash decides.
+
+    Gallops in slices that grow four times, so that the C comparison does nearly all of the work on a long equal edge
+    and little is copied on one that differs early; then halves the slice that differs.
+    """
+    low, high, size = 0, 0, 64
+    while edge[low:high] == token_slice(tokens, start + low, start + high):
+        if high == length:
+            return length
+        low, high, size = high, min(high + size, length), size * 4
+    while high - low > 1:
+        middle = (low + high) // 2
+        if edge[low:middle] == token_slice(tokens, start + low, start + middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def chain_hash(previous: int, region: bytes, block: bytes) -> int:
+    """Identity of a block and all before it, for the ghost list alone: a collision costs a wrong reason, never a hit."""
+    return hash((previous, region, block))
+
+
+class RadixTree:
+    def __init__(self, block_size: int) -> None:
+        if block_size < 1:
+            raise ValueError("block_size must be at least 1")
+        self.block_size = block_size
+        self.root = Node(0, None, b"")
+        self._next_id = 1
+
+    def child(self, node: Node, region: bytes, tokens: Sequence[int], block: int) -> Node | None:
+        """The child whose edge starts with that block of the tokens. Another region's branch is not looked at. O(1)."""
+        return node.children.get((region, self._block_bytes(tokens, block)))
+
+    def walk(
+        self, path: tuple[Segment, ...], tokens: Sequence[int], limit: int, node: Node, depth: int
+    ) -> Walk:
+        """The longest run of blocks up to `limit` that the tree holds, from the end of `node`, which is `depth` blocks
+        deep. O(matched tokens), changes nothing."""
+        size = self.block_size
+        for segment in path:
+            stop = min(segment.end, limit)
+            while depth < stop:
+                child = self.child(node, segment.region, tokens, depth)
+                if child is None:
+                    return Walk(node, len(node.block_ids), depth, depth * size)
+                length = min(len(child.block_ids), stop - depth) * size
+                equal = common_tokens(child.tokens, tokens, depth * size, length)
+                depth, num_tokens = depth + equal // size, depth * size + equal
+                if equal // size < len(child.block_ids):
+                    # Inside an edge no other region begins: that would have split it.
+                    return Walk(child, equal // size, depth, num_tokens)
+                node = child
+        return Walk(node, len(node.block_ids), depth, depth * size)
+
+    def add_child(
+        self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int]
+    ) -> Node:
+        """A new, unprotected leaf. O(new blocks)."""
+        node = Node(self._take_id(), parent, region)
+        parent.children[(region, self._block_bytes(tokens, 0))] = node
+        self.extend(node, tokens, ids, parent.end_hash)
+        return node
+
+    def extend(self, node: Node, tokens: Sequence[int], ids: Sequence[int], before: int) -> None:
+        """Append blocks to an edge; `before` is the hash of everything in front of them. O(new blocks)."""
+        for block in range(len(ids)):
+            before = self.hash_of(before, node.region, tokens, block)
+            node.hashes.append(before)
+        node.tokens.extend(tokens)
+        node.block_ids.extend(ids)
+
+    def split(self, node: Node, num_blocks: int) -> Node:
+        """A new upper node takes the first blocks of the edge; the old object keeps the tail, so that handles on its
+        end, its pin and its heap entry stay valid. The caller settles protection. O(edge)."""
+        size, parent = self.block_size, node.parent
+        assert parent is not None
+        assert 0 < num_blocks < len(node.block_ids)
+        upper = Node(self._take_id(), parent, node.region)
+        upper.tenant, upper.priority = node.tenant, node.priority
+        upper.last_used = node.last_used
+        parent.children[self._key(node)] = upper
+        upper.tokens, node.tokens = (
+            node.tokens[: num_blocks * size],
+            node.tokens[num_blocks * size :],
+        )
+        upper.block_ids, node.block_ids = node.block_ids[:num_blocks], node.block_ids[num_blocks:]
+        upper.hashes, node.hashes = node.hashes[:num_blocks], node.hashes[num_blocks:]
+        upper.children[self._key(node)] = node
+        node.parent = upper
+        return upper
+
+    def truncate(self, node: Node, num_blocks: int) -> None:
+        """Keep the first blocks of an edge. O(blocks cut)."""
+        del node.tokens[num_blocks * self.block_size :]
+        del node.block_ids[num_blocks:]
+        del node.hashes[num_blocks:]
+
+    def unlink(self, node: Node) -> Node:
+        """Take a node out of its parent's children; returns the parent. O(1)."""
+        assert node.parent is not None
+        del node.parent.children[self._key(node)]
+        return node.parent
+
+    def nodes(self, start: Node | None = None) -> Iterator[Node]:
+        """A node (the root by default) and everything below it, parents first. Iterative: depth is unbounded."""
+        stack = [start or self.root]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def ids_between(self, above: Node, node: Node) -> list[int]:
+        """Block ids on the way from the end of one node to the end of another below it. O(blocks)."""
+        edges = []
+        while node is not above:
+            edges.append(node.block_ids)
+            assert node.parent is not None
+            node = node.parent
+        return [block for edge in reversed(edges) for block in edge]
+
+    def hash_of(self, before: int, region: bytes, tokens: Sequence[int], block: int) -> int:
+        """Chained hash of that block of the tokens, behind everything that hashed to `before`."""
+        return chain_hash(before, region, self._block_bytes(tokens, block))
+
+    def _key(self, node: Node) -> ChildKey:
+        return (node.region, self._block_bytes(node.tokens, 0))
+
+    def _block_bytes(self, tokens: Sequence[int], block: int) -> bytes:
+        size = self.block_size
+        return token_slice(tokens, block * size, (block + 1) * size).tobytes()
+
+    def _take_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1

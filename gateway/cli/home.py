@@ -1,0 +1,146 @@
+"""The state directory (HEADGATE_HOME): its layout, its secrets, its lock. Knows no database and no process.
+
+headgate.db          SQLite, unless HEADGATE_DATABASE_URL names another database
+secrets/             pepper and master.key, 32 random bytes each, 0600
+credentials.json     the first admin key and tenant key, 0600
+state/<slot>/        one journal directory per gateway and worker slot
+redis/ files/ logs/  embedded store, uploaded files, one log per process
+run/                 sockets and the description of what runs now
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SOCKET_PATH_MAX = 107
+"""Bytes of `sockaddr_un.sun_path` less its terminator (Linux)."""
+LONGEST_SOCKET_NAME = "/gateway-999.sock"
+SECRET_BYTES = 32
+
+
+class HomeError(Exception):
+    """One sentence for the operator; the command exits non-zero with it."""
+
+
+def default_home() -> Path:
+    return Path(os.environ.get("HEADGATE_HOME", "~/.headgate")).expanduser()
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Paths below one state directory."""
+
+    root: Path
+
+    @property
+    def database(self) -> Path:
+        return self.root / "headgate.db"
+
+    @property
+    def credentials(self) -> Path:
+        return self.root / "credentials.json"
+
+    @property
+    def ready(self) -> Path:
+        """What `headgate up` wrote about the processes that run now; absent when none do."""
+        return self.root / "run" / "ready.json"
+
+    @property
+    def redis(self) -> Path:
+        return self.root / "redis"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run(self) -> Path:
+        """Directory of the sockets: `run/`, or a private short one where the path would not fit."""
+        run = self.root / "run"
+        if len(os.fsencode(run)) + len(LONGEST_SOCKET_NAME) <= SOCKET_PATH_MAX:
+            return run
+        return self._short_run()
+
+    def _short_run(self) -> Path:
+        """A stable short name for this home, so that every process of it finds the same sockets."""
+        link = self.root / "run" / "short"
+        if link.is_symlink() and link.is_dir():
+            return Path(os.readlink(link))
+        base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+        short = Path(tempfile.mkdtemp(prefix="hg-", dir=base))
+        if len(os.fsencode(short)) + len(LONGEST_SOCKET_NAME) > SOCKET_PATH_MAX:
+            raise HomeError(
+                f"No directory with a path short enough for sockets: {short} is too long."
+            )
+        link.unlink(missing_ok=True)
+        link.symlink_to(short)
+        return short
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite+aiosqlite:///{self.database}"
+
+    def prepare(self) -> None:
+        """Creates what is missing, mode 0700. Raises `HomeError`."""
+        try:
+            for path in (self.root, *(self.root / name for name in ("secrets", "run", "state"))):
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for name in ("redis", "logs", "files"):
+                (self.root / name).mkdir(mode=0o700, exist_ok=True)
+            for name in ("pepper", "master.key"):
+                _write_secret_once(self.root / "secrets" / name)
+        except OSError as error:
+            raise HomeError(
+                f"The state directory {self.root} cannot be used: {error.strerror} ({error.filename})."
+            ) from None
+
+    def read_secret(self, name: str) -> bytes:
+        """`pepper` or `master.key`. Raises `HomeError`."""
+        path = self.root / "secrets" / name
+        try:
+            value = path.read_bytes()
+        except OSError as error:
+            raise HomeError(f"The key file {path} cannot be read: {error.strerror}.") from None
+        if len(value) != SECRET_BYTES:
+            raise HomeError(
+                f"The key file {path} is damaged: {len(value)} bytes instead of {SECRET_BYTES}."
+            )
+        return value
+
+    def lock(self) -> int:
+        """Holds the home for the life of the process; the returned descriptor must stay open."""
+        fd = os.open(self.root / "run" / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(fd, 32).decode() or "unknown"
+            os.close(fd)
+            raise HomeError(
+                f"Another `headgate up` (pid {pid}) already runs in {self.root}."
+            ) from None
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
+        return fd
+
+
+def _write_secret_once(path: Path) -> None:
+    """A secret is drawn once, for ever: a new one would orphan every key and every encrypted file."""
+    if path.exists():
+        return
+    write_private(path, secrets.token_bytes(SECRET_BYTES))
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replaces `path` atomically, mode 0600, durable."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

@@ -1,0 +1,132 @@
+"""The `headgate` command. Other processes are started by exec, never by import."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from gateway.cli.home import Home, HomeError, default_home
+
+home_option = click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=default_home,
+    show_default="$HEADGATE_HOME, else ~/.headgate",
+    help="State directory: database, keys, journals, sockets.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(importlib.metadata.version("headgate"), prog_name="headgate")
+def main() -> None:
+    """Headgate: a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
+
+
+@main.command()
+@home_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the base URL.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0: any free port.",
+)
+@click.option("--model", envvar="HEADGATE_MODEL", metavar="PATH_OR_HUB_ID",
+              help="A Hugging Face causal LM: directory or hub id.  [default: the demo model]")  # fmt: skip
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas."
+)
+@click.option(
+    "--gateways",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Gateway processes on one port.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Written (JSON) when the first request would succeed.",
+)
+@click.option(
+    "--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it."
+)
+def up(home: Path, host: str, port: int, model: str | None, workers: int, gateways: int,
+       ready_file: Path | None, no_migrate: bool) -> None:  # fmt: skip
+    """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
+    from accounting.errors import SchemaError
+    from gateway.cli.supervisor import ChildFailed
+    from gateway.cli.up import Options, run
+
+    options = Options(
+        home=Home(home.expanduser().resolve()),
+        host=host,
+        port=port,
+        model=model,
+        num_workers=workers,
+        num_gateways=gateways,
+        ready_file=ready_file,
+        database_url=os.environ.get("HEADGATE_DATABASE_URL"),
+        redis_url=os.environ.get("HEADGATE_REDIS_URL"),
+        migrate=not no_migrate,
+    )
+    try:
+        options.home.prepare()
+        asyncio.run(run(options))
+    except (HomeError, ChildFailed, SchemaError) as error:
+        fail(str(error))
+
+
+@main.command()
+@home_option
+@click.option("--check", is_flag=True, help="Only say whether the schema is current.")
+@click.option(
+    "--check-models",
+    is_flag=True,
+    help="Only say whether migrations and models agree (for developers).",
+)
+def migrate(home: Path, check: bool, check_models: bool) -> None:
+    """Bring the database schema to this version."""
+    from accounting import migrate as migrations
+    from accounting.errors import SchemaError
+
+    url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home.expanduser().resolve()).database_url
+    try:
+        if check_models:
+            migrations.check_models()
+            click.echo("Migrations and models agree.")
+        elif check:
+            migrations.check(url)
+            click.echo("The schema is current.")
+        else:
+            Home(home.expanduser().resolve()).prepare()
+            migrations.upgrade(url)
+            click.echo("The schema is current.")
+    except (HomeError, SchemaError) as error:
+        fail(str(error))
+
+
+def _process(name: str, module: str, summary: str) -> None:
+    @main.command(name, help=summary + " Settings come from HEADGATE_… variables.")
+    @home_option
+    def command(home: Path) -> None:
+        os.environ["HEADGATE_HOME"] = str(home.expanduser().resolve())
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", module])  # noqa: S606 - the interpreter itself, fixed module
+
+
+_process("gateway", "gateway", "Run one gateway process.")
+_process("worker", "workers.engine", "Run one worker process.")
+_process("jobs", "workers.jobs", "Run the jobs process (Celery worker and sweeper).")
+
+
+def fail(message: str) -> None:
+    """One clear sentence and a non-zero exit."""
+    click.echo(f"headgate: {message}", err=True)
+    raise SystemExit(1)

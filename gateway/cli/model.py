@@ -1,0 +1,77 @@
+"""Which model `headgate up` serves: a directory, a hub id, or the demo model of the repository.
+
+Only files and names; loading, and every judgement that needs weights, is the worker's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.cli.home import HomeError
+
+DEMO_MODEL_ID = "headgate-demo"
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    id: str
+    """What clients put into `model`."""
+    path: Path
+
+
+def resolve(name: str | None) -> ServedModel:
+    """Raises `HomeError` with one sentence where the name leads nowhere."""
+    if name is None:
+        return ServedModel(DEMO_MODEL_ID, _checked(demo_model_path(), DEMO_MODEL_ID))
+    path = Path(name).expanduser()
+    if path.exists() or name.startswith(("/", ".", "~")):
+        return ServedModel(path.resolve().name, _checked(path.resolve(), name))
+    return ServedModel(name, _checked(_download(name), name))
+
+
+def demo_model_path() -> Path:
+    """`ops/demo_model/model`, which travels in wheels as `workers.demo_model`."""
+    spec = importlib.util.find_spec("workers.demo_model")
+    locations = list(spec.submodule_search_locations or []) if spec else []
+    if not locations:
+        raise HomeError(
+            "The demo model is not part of this installation: name a model with --model."
+        )
+    return Path(locations[0]) / "model"
+
+
+def _checked(path: Path, name: str) -> Path:
+    if not path.is_dir():
+        raise HomeError(f"The model {name} is not a directory.")
+    for required in ("config.json", "tokenizer.json"):
+        if not (path / required).is_file():
+            raise HomeError(f"The model directory {path} has no {required}.")
+        try:
+            json.loads((path / required).read_bytes())
+        except (OSError, ValueError):
+            raise HomeError(f"The file {path / required} cannot be read or is not JSON.") from None
+    if not any(path.glob("*.safetensors")):
+        raise HomeError(f"The model directory {path} has no weights in the safetensors format.")
+    return path
+
+
+def _download(name: str) -> Path:
+    """A hub id, through the hub's own client and cache."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+    except HFValidationError:
+        raise HomeError(
+            f"{name} is neither a model directory nor the id of a model on the hub."
+        ) from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise HomeError(f"The model {name} could not be fetched from the hub: {reason}") from None

@@ -1,0 +1,222 @@
+"""Starts child processes, restarts the ones that die, stops them in order. Knows no gateway and no worker.
+
+Children run in a session of their own (a Ctrl-C in the terminal reaches only the supervisor, which then drains
+them) and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with
+back-off. Before the run was ready, three deaths of one child end it (crash-loop breaker); afterwards one broken
+child must not take the healthy ones away, so it is tried again every `MAX_BACKOFF_S`. A SIGKILL from outside is
+no crash loop: it never adds back-off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BREAKER_DEATHS = 3
+BREAKER_WINDOW_S = 300.0
+MAX_BACKOFF_S = 30.0
+EXIT_CONFIG = 78
+"""A child that ends with this (sysexits.h EX_CONFIG) said why in its last line and must not be restarted."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ChildFailed(Exception):
+    """A child cannot be kept running; the message is one sentence for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How to run one child."""
+
+    kind: str
+    """gateway, worker, jobs, redis: the key under `pids` in the ready file."""
+    name: str
+    """`gateway-0`: log file and messages."""
+    command: Sequence[str]
+    env: Mapping[str, str]
+    pass_fds: tuple[int, ...] = ()
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_limit_s: float = 75.0
+
+
+@dataclass(slots=True)
+class Child:
+    spec: Spec
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+    deaths: deque[float] = field(default_factory=deque)
+    log_start: int = 0
+    """Size of the log when the present process started: its last line is searched behind it."""
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def last_line(self) -> str:
+        """What the child said last, taken out of JSON log lines where it is one."""
+        with self.log.open("rb") as file:
+            file.seek(self.log_start)
+            lines = [
+                line for line in file.read().decode(errors="replace").splitlines() if line.strip()
+            ]
+        if not lines:
+            return "it said nothing"
+        try:
+            record = json.loads(lines[-1])
+        except ValueError:
+            return lines[-1].strip()
+        return (
+            str(record.get("msg") or record.get("event") or lines[-1])
+            if isinstance(record, dict)
+            else lines[-1]
+        )
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: a supervisor killed by SIGKILL leaves no orphans."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Supervisor:
+    """Owns all children of one `headgate up`. `on_change` is awaited after every restart."""
+
+    def __init__(self, logs: Path, on_change: Callable[[], Awaitable[None]]) -> None:
+        self._logs = logs
+        self._on_change = on_change
+        self._children: list[Child] = []
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+        self.ready = False
+        """Set by the owner once every child served: from then on no death ends the run."""
+        self.failed: asyncio.Future[ChildFailed] = asyncio.get_running_loop().create_future()
+
+    def pids(self, kind: str) -> list[int]:
+        return [child.pid for child in self._children if child.spec.kind == kind and child.process]
+
+    async def start(self, spec: Spec) -> None:
+        child = Child(spec, self._logs / f"{spec.name}.log")
+        self._children.append(child)
+        await self._spawn(child)
+        self._watchers[spec.name] = asyncio.create_task(
+            self._watch(child), name=f"watch {spec.name}"
+        )
+
+    async def _spawn(self, child: Child) -> None:
+        spec = child.spec
+        fd = os.open(child.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            child.log_start = os.fstat(fd).st_size
+            child.process = await asyncio.create_subprocess_exec(
+                *spec.command,
+                env=dict(spec.env),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=fd,
+                stderr=fd,
+                pass_fds=spec.pass_fds,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        finally:
+            os.close(fd)
+
+    async def _watch(self, child: Child) -> None:
+        """Restarts one child for as long as the breaker allows."""
+        while True:
+            assert child.process is not None
+            code = await child.process.wait()
+            if self._stopping:
+                return
+            failure = self._judge(child, code)
+            if failure is not None:
+                if not self.failed.done():
+                    self.failed.set_result(failure)
+                return
+            print(
+                f"{child.spec.name} ended with {_ending(code)}; restarting.",
+                file=sys.stderr,
+                flush=True,
+            )
+            await asyncio.sleep(_backoff_s(len(child.deaths)))
+            if self._stopping:
+                return
+            await self._spawn(child)
+            await self._on_change()
+
+    def _judge(self, child: Child, code: int) -> ChildFailed | None:
+        """None: restart. Counts the death."""
+        if code == EXIT_CONFIG:
+            return ChildFailed(child.last_line())
+        if code == -signal.SIGKILL:
+            return None
+        now = time.monotonic()
+        child.deaths.append(now)
+        while child.deaths[0] < now - BREAKER_WINDOW_S:
+            child.deaths.popleft()
+        if self.ready or len(child.deaths) < BREAKER_DEATHS:
+            return None
+        return ChildFailed(
+            f"{child.spec.name} died {BREAKER_DEATHS} times at start, "
+            f"last with {_ending(code)}: {child.last_line()} (see {child.log})"
+        )
+
+    def begin_stop(self) -> None:
+        """From now on a child that ends is not restarted."""
+        self._stopping = True
+
+    async def stop(self, kind: str) -> None:
+        """Asks every child of a kind to end, waits, then kills what is left."""
+        self._stopping = True
+        children = [
+            c
+            for c in self._children
+            if c.spec.kind == kind and c.process and c.process.returncode is None
+        ]
+        for child in children:
+            child.process.send_signal(child.spec.stop_signal)  # type: ignore[union-attr]
+        await asyncio.gather(*(self._wait(child) for child in children))
+
+    async def _wait(self, child: Child) -> None:
+        assert child.process is not None
+        try:
+            async with asyncio.timeout(child.spec.stop_limit_s):
+                await child.process.wait()
+        except TimeoutError:
+            print(
+                f"{child.spec.name} did not end in {child.spec.stop_limit_s:.0f} s; killed.",
+                file=sys.stderr,
+            )
+            child.process.kill()
+            await child.process.wait()
+
+    def kill_all(self) -> None:
+        """The second Ctrl-C."""
+        self._stopping = True
+        for child in self._children:
+            if child.process and child.process.returncode is None:
+                child.process.kill()
+
+    async def close(self) -> None:
+        """After every kind was stopped: no watcher outlives the supervisor."""
+        for task in self._watchers.values():
+            task.cancel()
+        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+
+
+def _backoff_s(num_deaths: int) -> float:
+    return 0.0 if num_deaths <= 1 else min(MAX_BACKOFF_S, 2.0 ** (num_deaths - 2))
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

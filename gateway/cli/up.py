@@ -1,0 +1,398 @@
+"""`headgate up`: every process of one machine under one supervisor, with embedded defaults.
+
+The order is the dependency order: home, socket, Redis, schema, first tenant, workers, gateways, jobs; stopping
+is the reverse. It decides no policy of its own: each child has its settings in its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import redis.asyncio
+
+from accounting import migrate
+from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
+from gateway.cli import embedded
+from gateway.cli.home import Home, HomeError, write_private
+from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
+from gateway.cli.supervisor import Spec, Supervisor
+
+READY_LIMIT_S = 600.0
+POLL_S = 0.1
+LISTEN_BACKLOG = 1024
+OPS_HOST = "127.0.0.1"
+OPS_FIRST_PORT = 9400
+"""Workers count on from here (operations.md section 3.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    home: Home
+    host: str
+    port: int
+    model: str | None
+    num_workers: int
+    num_gateways: int
+    ready_file: Path | None
+    database_url: str | None = None
+    redis_url: str | None = None
+    migrate: bool = True
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The ready file."""
+
+    base_url: str
+    admin_key: str
+    tenant_id: str
+    api_key: str
+    model: str
+    model_path: str
+    pids: dict[str, list[int] | int | None]
+    metrics: dict[str, list[str]]
+    """URLs of the workers' own metrics; the gateways' are at `<base_url>/metrics`."""
+
+
+class Up:
+    """One run: what was opened stands in the constructor, what happens in `run`."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.home = options.home
+        self.supervisor = Supervisor(self.home.logs, self._write_ready)
+        self.stop_asked = asyncio.Event()
+        self.socket: socket.socket | None = None
+        self.model: ServedModel | None = None
+        self.credentials: Credentials | None = None
+        self._ops = free_addresses(OPS_HOST, OPS_FIRST_PORT, options.num_workers)
+        self.redis_url = options.redis_url or embedded.redis_url(self._redis_socket)
+        self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(
+            self.redis_url
+        )
+        self.database_url = options.database_url or self.home.database_url
+
+    @property
+    def _redis_socket(self) -> Path:
+        return self.home.run / "redis.sock"
+
+    async def run(self) -> None:
+        """Returns after a clean stop. Raises `HomeError` or `ChildFailed`."""
+        lock = self.home.lock()
+        try:
+            self.socket = listen(self.options.host, self.options.port)
+            self._catch_signals()
+            await self._serve()
+        finally:
+            self.home.ready.unlink(missing_ok=True)
+            if self.socket is not None:
+                self.socket.close()
+            os.close(lock)
+
+    async def _serve(self) -> None:
+        try:
+            await self._until_stop(self._start())
+            await self._until_stop(self.stop_asked.wait())
+        finally:
+            await self._stop()
+
+    async def _start(self) -> None:
+        self.model = resolve(self.options.model)
+        for name in ("pepper", "master.key"):
+            self.home.read_secret(name)
+        if self.options.redis_url is None:
+            await self._start_redis()
+        await self._ping_redis()
+        await self._prepare_database()
+        for slot in range(self.options.num_workers):
+            await self.supervisor.start(self._worker(slot))
+        for slot in range(self.options.num_gateways):
+            await self.supervisor.start(self._gateway(slot))
+        await self.supervisor.start(self._jobs())
+        await self._wait_until_serving()
+        self.supervisor.ready = True
+        await self._write_ready()
+        self._banner()
+
+    async def _until_stop(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs `work` to its end, unless a stop is asked for (returns) or a child fails for good (raises)."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self.stop_asked.wait())
+        try:
+            ends: set[asyncio.Future[Any]] = {task, stop, self.supervisor.failed}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self.supervisor.failed.done():
+                raise self.supervisor.failed.result()
+            if task.done():
+                task.result()
+        finally:
+            for other in (task, stop):
+                other.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+    # --- the parts of a start ---
+
+    async def _start_redis(self) -> None:
+        command = embedded.server_command(
+            embedded.find_server(), self.home.redis, self._redis_socket
+        )
+        self._redis_socket.unlink(missing_ok=True)
+        await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10))
+
+    async def _ping_redis(self) -> None:
+        client = redis.asyncio.Redis.from_url(self.redis_url, socket_timeout=2)
+        try:
+            for attempt in range(100):
+                try:
+                    await client.ping()
+                    return
+                except redis.exceptions.BusyLoadingError:
+                    pass
+                except (redis.exceptions.RedisError, OSError):
+                    if self.options.redis_url is not None and attempt >= 20:
+                        break
+                await asyncio.sleep(POLL_S)
+        finally:
+            await client.aclose()
+        raise HomeError(
+            "Redis does not answer: check HEADGATE_REDIS_URL, or the log redis.log of this home."
+        )
+
+    async def _prepare_database(self) -> None:
+        step = migrate.upgrade if self.options.migrate else migrate.check
+        await asyncio.to_thread(step, self.database_url)
+        assert self.model is not None
+        self.credentials = await bootstrap(
+            self.database_url,
+            self.home.read_secret("pepper"),
+            self.model.id,
+            EXAMPLE_RATES if self.model.id == DEMO_MODEL_ID else FREE,
+            self._stored_credentials(),
+        )
+        stored = msgspec.structs.replace(self.credentials, fresh=False)
+        write_private(self.home.credentials, msgspec.json.encode(stored))
+
+    def _stored_credentials(self) -> Credentials | None:
+        try:
+            return msgspec.json.decode(self.home.credentials.read_bytes(), type=Credentials)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError):
+            raise HomeError(
+                f"The file {self.home.credentials} cannot be read or is damaged."
+            ) from None
+
+    async def _wait_until_serving(self) -> None:
+        """Until every gateway is ready and sees every worker: then the first request succeeds."""
+        assert self.model is not None
+        async with asyncio.timeout(READY_LIMIT_S):
+            for slot in range(self.options.num_gateways):
+                while not await self._gateway_serves(slot):  # noqa: ASYNC110 - another process has no event
+                    await asyncio.sleep(POLL_S)
+
+    async def _gateway_serves(self, slot: int) -> bool:
+        assert self.model is not None
+        path = str(self.home.run / f"gateway-{slot}.sock")
+        try:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
+                session.get(
+                    "http://gateway/readyz", timeout=aiohttp.ClientTimeout(total=2)
+                ) as answer,
+            ):
+                body = await answer.json()
+                linked = body.get("workers", {}).get(self.model.id, 0)
+                return answer.status == 200 and linked >= self.options.num_workers
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return False
+
+    # --- children ---
+
+    def _env(self, **more: str) -> Mapping[str, str]:
+        return {
+            **os.environ,
+            "HEADGATE_HOME": str(self.home.root),
+            "HEADGATE_RUN_DIR": str(self.home.run),
+            "HEADGATE_DATABASE_URL": self.database_url,
+            "HEADGATE_REDIS_URL": self.redis_url,
+            "HEADGATE_BROKER_URL": self.broker_url,
+            "HEADGATE_URL": self.base_url,
+            "PYTHONUNBUFFERED": "1",
+            **more,
+        }
+
+    def _worker(self, slot: int) -> Spec:
+        assert self.model is not None
+        threads = max(1, (os.cpu_count() or 1) // self.options.num_workers)
+        env = self._env(
+            HEADGATE_SLOT=str(slot),
+            HEADGATE_MODEL=str(self.model.path),
+            HEADGATE_MODEL_ID=self.model.id,
+            HEADGATE_WORKER_ADDRESS=f"unix:{self.home.run / f'worker-{slot}.sock'}",
+            HEADGATE_OPS_BIND=self._ops[slot],
+            HEADGATE_THREADS=os.environ.get("HEADGATE_THREADS", str(threads)),
+        )
+        return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env)
+
+    def _gateway(self, slot: int) -> Spec:
+        assert self.model is not None and self.socket is not None
+        fd = self.socket.fileno()
+        env = self._env(
+            HEADGATE_SLOT=str(slot),
+            HEADGATE_LISTEN_FD=str(fd),
+            HEADGATE_MODELS=json.dumps({self.model.id: {"path": str(self.model.path)}}),
+        )
+        return Spec(
+            "gateway", f"gateway-{slot}", [sys.executable, "-m", "gateway"], env, pass_fds=(fd,)
+        )
+
+    def _jobs(self) -> Spec:
+        return Spec(
+            "jobs", "jobs", [sys.executable, "-m", "workers.jobs"], self._env(), stop_limit_s=35
+        )
+
+    # --- the end ---
+
+    async def _stop(self) -> None:
+        """Jobs first (they are clients), then gateways (they drain), then what those still needed."""
+        self.supervisor.begin_stop()
+        if self.supervisor.ready:
+            print(
+                "\nDraining: running requests finish, the ledger is completed.",
+                file=sys.stderr,
+                flush=True,
+            )
+        for kind in ("jobs", "gateway", "worker", "redis"):
+            await self.supervisor.stop(kind)
+        await self.supervisor.close()
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self.stop_asked.is_set():
+            print("Second signal: killing what still runs.", file=sys.stderr, flush=True)
+            self.supervisor.kill_all()
+        self.stop_asked.set()
+
+    # --- what the operator sees ---
+
+    @property
+    def base_url(self) -> str:
+        assert self.socket is not None
+        host, port = self.socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def _write_ready(self) -> None:
+        if self.model is None or self.credentials is None or not self.supervisor.ready:
+            return
+        pids = self.supervisor.pids
+        redis_pids = pids("redis")
+        ready = Ready(
+            base_url=self.base_url,
+            admin_key=self.credentials.admin_key,
+            tenant_id=self.credentials.tenant_id,
+            api_key=self.credentials.api_key,
+            model=self.model.id,
+            model_path=str(self.model.path),
+            metrics={"worker": [f"http://{address}/metrics" for address in self._ops]},
+            pids={
+                **{kind: pids(kind) for kind in ("gateway", "worker", "jobs")},
+                "redis": redis_pids[0] if redis_pids else None,
+            },
+        )
+        content = msgspec.json.encode(ready)
+        write_private(self.home.ready, content)
+        if self.options.ready_file is not None:
+            write_private(self.options.ready_file.absolute(), content)
+
+    def _banner(self) -> None:
+        assert self.model is not None and self.credentials is not None
+        print(banner(self.base_url, self.model.id, self.credentials, self.home.root), flush=True)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The base URL's socket, bound once and handed to every gateway. Raises `HomeError`."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        raise HomeError(
+            f"The address {host}:{port} cannot be used ({error.strerror or error}): choose another with --host and --port."
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def free_addresses(host: str, first_port: int, count: int) -> list[str]:
+    """`count` addresses that nobody listens on now, from `first_port` on; another `up` may have taken the first."""
+    found: list[str] = []
+    for port in range(first_port, first_port + 1000):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError:
+                continue
+        found.append(f"{host}:{port}")
+        if len(found) == count:
+            return found
+    raise HomeError(f"No free port for the workers' metrics from {first_port} on.")
+
+
+def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> str:
+    """What is printed once everything serves; the keys only on the first start."""
+    fresh = credentials.fresh
+    key = credentials.api_key if fresh else "$HEADGATE_API_KEY"
+    lines = [
+        "",
+        "Headgate is ready.",
+        f"  base URL    {base_url}/v1",
+        f"  model       {model}",
+        f"  state       {home}",
+    ]
+    if fresh:
+        lines += [
+            f"  API key     {credentials.api_key}    (tenant `default`; shown this once)",
+            f"  admin key   {credentials.admin_key}    (operator; runs no inference; shown this once)",
+        ]
+    else:
+        lines += [
+            "  API key     the one shown at the first start (also in credentials.json of the state directory)"
+        ]
+    lines += [
+        "",
+        f"  curl -N {base_url}/v1/chat/completions \\",
+        f"    -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\".replace(
+            "'Authorization: Bearer $HEADGATE_API_KEY'", '"Authorization: Bearer $HEADGATE_API_KEY"'
+        ),
+        f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does json.dumps do?"}}], "max_tokens": 64, "stream": true}}\'',
+        "",
+        "  from openai import OpenAI",
+        f'  client = OpenAI(base_url="{base_url}/v1", api_key="{credentials.api_key if fresh else "..."}")',
+        f'  reply = client.chat.completions.create(model="{model}", max_tokens=64,',
+        '      messages=[{"role": "user", "content": "What does json.dumps do?"}])',
+        "  print(reply.choices[0].message.content, reply.usage)",
+        "",
+        "Ctrl-C drains and stops; nothing is lost.",
+    ]
+    return "\n".join(lines)
+
+
+async def run(options: Options) -> None:
+    await Up(options).run()

@@ -1,0 +1,125 @@
+"""Markers from the folder, the shared services, and the path to `fakes`.
+
+Services: `HEADGATE_TEST_DATABASE_URL` and `HEADGATE_TEST_REDIS_URL` if set; else PostgreSQL on its standard local
+port if something answers there; Redis is always a server of the test run's own (a test may flush or kill it).
+A skip for a missing service says why; with CI set it is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+sys.path.insert(0, str(TESTS))
+
+pytest_plugins = ("running",)
+
+FOLDER_MARKERS = ("integration", "e2e", "chaos", "gpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    soak = os.environ.get("HEADGATE_SOAK") == "1"
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in FOLDER_MARKERS:
+            item.add_marker(folder)
+        if item.get_closest_marker("slow") and not soak:
+            item.add_marker(pytest.mark.skip(reason="slow: runs under `make soak`"))
+
+
+def wait_for_socket(path: Path, limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX) as sock:
+            try:
+                sock.connect(str(path))
+                return
+            except OSError:
+                time.sleep(0.02)
+    raise TimeoutError(f"nothing listens on {path}")
+
+
+@pytest.fixture(scope="session")
+def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A real Redis/Valkey of this test run on a unix socket; databases 0-3."""
+    from gateway.cli.embedded import find_server, server_command
+
+    directory = tmp_path_factory.mktemp("redis")
+    path = directory / "redis.sock"
+    with (directory / "redis.log").open("wb") as log:
+        process = subprocess.Popen(
+            server_command(find_server(), directory, path),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+        )
+    try:
+        wait_for_socket(path)
+        yield path
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@pytest.fixture
+def redis_url(redis_socket: Path) -> str:
+    """An emptied database of the run's own server, or `HEADGATE_TEST_REDIS_URL` as it is."""
+    external = os.environ.get("HEADGATE_TEST_REDIS_URL")
+    if external:
+        return external
+    import redis
+
+    with redis.Redis(unix_socket_path=str(redis_socket)) as client:
+        client.flushdb()
+    return f"unix://{redis_socket}?db=0"
+
+
+def postgres_base_url() -> str | None:
+    """`postgresql+psycopg://…/database` of a server that answers, else None."""
+    external = os.environ.get("HEADGATE_TEST_DATABASE_URL")
+    if external and external.startswith("postgresql"):
+        return external
+    with socket.socket() as sock:
+        sock.settimeout(1)
+        if sock.connect_ex(("127.0.0.1", 5432)) != 0:
+            return None
+    return f"postgresql+psycopg://{os.environ.get('PGUSER', 'postgres')}@127.0.0.1:5432/postgres"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database of each dialect, dropped afterwards."""
+    if request.param == "sqlite":
+        yield f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
+        return
+    base = postgres_base_url()
+    if base is None:
+        reason = "no PostgreSQL answers on 127.0.0.1:5432 and HEADGATE_TEST_DATABASE_URL is not set"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    import psycopg
+
+    name = f"hg_test_{uuid.uuid4().hex[:12]}"
+    plain = base.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    try:
+        yield base.rsplit("/", 1)[0] + f"/{name}"
+    finally:
+        with psycopg.connect(plain, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
