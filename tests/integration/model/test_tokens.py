@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import CONFIGS, TinyModel
-from driving import Driven, drive
+from tiny_models import CONFIGS, Driven, TinyModel, drive
 
 from workers.engine.plan import Row
 
@@ -35,10 +34,6 @@ def _expected(model: TinyModel, length: int) -> list[int]:
         do_sample=False,
     )
     return out[0, length:].tolist()
-
-
-def _forbid_end(model: TinyModel) -> Driven:
-    raise NotImplementedError
 
 
 @pytest.mark.parametrize("chunk", [1 << 30, 1, 7, 16], ids=["whole", "1", "7", "16"])
