@@ -61,7 +61,6 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, gatewa
        ready_file: Path | None, no_migrate: bool) -> None:  # fmt: skip
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
     from accounting.errors import SchemaError
-
     from gateway.cli.supervisor import ChildFailed
     from gateway.cli.up import Options, run
 

@@ -129,9 +129,8 @@ class Up:
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self.stop_asked.wait())
         try:
-            await asyncio.wait(
-                {task, stop, self.supervisor.failed}, return_when=asyncio.FIRST_COMPLETED
-            )
+            ends: set[asyncio.Future[Any]] = {task, stop, self.supervisor.failed}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self.supervisor.failed.done():
                 raise self.supervisor.failed.result()
             if task.done():
