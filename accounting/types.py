@@ -83,6 +83,10 @@ class Limits(msgspec.Struct, frozen=True):
     concurrency: int | None = None
 
 
+DEFAULT_MODEL_LIMITS = Limits(requests_per_minute=10_000, tokens_per_minute=10_000_000)
+"""What a new tenant may do with each model (metering.md section 5)."""
+
+
 class Principal(msgspec.Struct, frozen=True):
     """Who a request comes from: what the gateway knows after authentication. Immutable and versioned."""
 
@@ -96,10 +100,16 @@ class Principal(msgspec.Struct, frozen=True):
     """Allow-list; None: every model."""
     tenant_limits: Limits = Limits()
     key_limits: Limits = Limits()
+    model_limits: tuple[tuple[str, Limits], ...] = ()
+    """What was set for single models of the tenant; `limits_on` fills the defaults in."""
     weight: float = 1.0
     expires_at: int | None = None
     version: int = 0
     batch_id: str | None = None
+
+    def limits_on(self, model: str) -> Limits:
+        """The tenant's limits on one model, over all its keys."""
+        return dict(self.model_limits).get(model, DEFAULT_MODEL_LIMITS)
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,3 +152,87 @@ class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
     speculated: int = 0
     recomputed: int = 0
     reason: str = ""
+
+
+class PostResult(msgspec.Struct, frozen=True):
+    """What one transaction of the ledger changed; a duplicate is not an error."""
+
+    num_new: int
+    num_duplicate: int
+
+
+class TenantInfo(msgspec.Struct, frozen=True):
+    """A tenant as the admin surface shows it (there it is called a project)."""
+
+    id: str
+    name: str
+    status: Literal["active", "suspended", "archived"]
+    created_at: int
+    archived_at: int | None
+    limits: Limits
+
+
+class ModelLimits(msgspec.Struct, frozen=True):
+    """A tenant's limits on one model, defaults filled in."""
+
+    model: str
+    limits: Limits
+    batch_backlog_tokens: int | None
+
+
+class ServiceAccountInfo(msgspec.Struct, frozen=True):
+    id: str
+    tenant_id: str
+    name: str
+    role: Literal["member", "none"]
+    created_at: int
+
+
+class ApiKeyInfo(msgspec.Struct, frozen=True):
+    """Everything about a key but its secret."""
+
+    id: str
+    public_id: str
+    kind: Literal["live", "test", "admin"]
+    tenant_id: str
+    service_account_id: str | None
+    name: str | None
+    scopes: frozenset[str]
+    models: frozenset[str] | None
+    created_at: int
+    expires_at: int | None
+    last_used_at: int | None
+    revoked_at: int | None
+    limits: Limits
+
+    @property
+    def redacted_value(self) -> str:
+        return f"hg_{self.kind}_{self.public_id}_***"
+
+
+class NewApiKey(msgspec.Struct, frozen=True):
+    """The one moment in which the secret exists outside of the caller's hands."""
+
+    info: ApiKeyInfo
+    value: str
+
+
+class EquationResult(msgspec.Struct, frozen=True):
+    """One law of metering.md section 13. `failures` names requests, or the rollup row that is wrong."""
+
+    id: str
+    name: str
+    num_checked: int
+    failures: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+
+class BooksReport(msgspec.Struct, frozen=True):
+    equations: tuple[EquationResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(equation.ok for equation in self.equations)

@@ -74,18 +74,18 @@ class PrefixCache:
         `pin_limit` (blocks that pins may hold) to a fifth of them."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._owners = Ownership(
+        self.owners = Ownership(
             num_blocks, block_size, num_blocks if ghost_size is None else ghost_size
         )
-        self._tree = self._owners.tree
-        self._protection = self._owners.protection
+        self._tree = self.owners.tree
+        self._protection = self.owners.protection
         self._retention = Retention(
-            self._owners, num_blocks // 5 if pin_limit is None else pin_limit
+            self.owners, num_blocks // 5 if pin_limit is None else pin_limit
         )
 
     @property
     def num_free(self) -> int:
-        return self._owners.pool.num_free
+        return self.owners.pool.num_free
 
     @property
     def num_evictable(self) -> int:
@@ -102,11 +102,11 @@ class PrefixCache:
 
     @property
     def step(self) -> int:
-        return self._owners.step
+        return self.owners.step
 
     def tick(self) -> None:
         """One step later: the unit of LRU time."""
-        self._owners.step += 1
+        self.owners.step += 1
 
     # The tree's part of a block table.
 
@@ -129,8 +129,8 @@ class PrefixCache:
         blocks = segments(path, self.block_size)
         if read:
             walk = self._walk(blocks, tokens)
-            miss = explain(self._tree, self._owners.ghosts, blocks, tokens, walk, self.step)
-            node, num_blocks = self._owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
+            miss = explain(self._tree, self.owners.ghosts, blocks, tokens, walk, self.step)
+            node, num_blocks = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
         else:
             miss, node, num_blocks = Miss("opt_out"), self._tree.root, 0
         self._protection.protect(node)
@@ -166,7 +166,7 @@ class PrefixCache:
             )
         handle.released = True
         self.free(block_ids[handle.num_tree_blocks :])
-        self._owners.unprotect(handle.node)
+        self.owners.unprotect(handle.node)
 
     # The private part.
 
@@ -175,20 +175,20 @@ class PrefixCache:
         there are fewer. O(n) + O(log leaves) per leaf cut."""
         if n > self.num_available:
             return None
-        self._owners.evict(n - self.num_free)
-        return self._owners.pool.alloc(n)
+        self.owners.evict(n - self.num_free)
+        return self.owners.pool.alloc(n)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """One more block table names these private blocks."""
-        self._owners.share(block_ids)
+        self.owners.share(block_ids)
 
     def free(self, block_ids: Iterable[int]) -> None:
         """One block table fewer names these private blocks; the last one returns them. Null blocks are passed over."""
-        self._owners.free(block for block in block_ids if block != NULL_BLOCK)
+        self.owners.free(block for block in block_ids if block != NULL_BLOCK)
 
     def refcount(self, block: int) -> int:
         """Owners of a block: with more than one, copy before writing."""
-        return self._owners.pool.refcount(block)
+        return self.owners.pool.refcount(block)
 
     # From the private part to the tree's.
 
@@ -221,7 +221,7 @@ class PrefixCache:
         if not write or handle.node.doomed or target <= handle.num_tree_blocks:
             return CommitResult(block_ids, 0, 0, handle.num_tree_blocks)
         walk = self._tree.walk(handle.path, tokens, target, handle.node, handle.num_tree_blocks)
-        found, start = self._owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
+        found, start = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
         table, duplicates = self._adopt(handle, block_ids, found)
         end = self._insertable_until(handle, table, start, target)
         prompt_end = (
@@ -254,7 +254,7 @@ class PrefixCache:
             return start
         for depth in range(start, target):
             # A null block has left the attention window; a block of the tree lies in a branch that was dropped.
-            if table[depth] == NULL_BLOCK or self._owners.in_tree[table[depth]]:
+            if table[depth] == NULL_BLOCK or self.owners.in_tree[table[depth]]:
                 return depth
         return target
 
@@ -276,9 +276,9 @@ class PrefixCache:
         # stands for the point where the edge ends now.
         alone = node is handle.node and node.num_protectors == 1 and not node.children
         if alone and node.parent is not None and (node.region, node.priority) == (region, priority):
-            self._owners.extend(node, new_tokens, new_ids)
+            self.owners.extend(node, new_tokens, new_ids)
             return node
-        child = self._owners.insert(node, region, new_tokens, new_ids, priority)
+        child = self.owners.insert(node, region, new_tokens, new_ids, priority)
         child.tenant = handle.tenant
         return child
 
@@ -286,7 +286,7 @@ class PrefixCache:
         if node is not handle.node:
             # First the new, then the old, so that nothing on the way is unprotected in between.
             self._protection.protect(node)
-            self._owners.unprotect(handle.node)
+            self.owners.unprotect(handle.node)
             handle.node = node
         handle.num_tree_blocks = num_blocks
 

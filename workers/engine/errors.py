@@ -1,4 +1,4 @@
-"""What may go wrong in a worker process, each with the one sentence a person reads."""
+"""What a caller of the engine can cause, as exceptions with one clear sentence each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from workers.protocol.messages import FailCode
 
 class StartError(Exception):
     """The process cannot start; the message is the sentence to print."""
+
+
+class ModelError(StartError):
+    """A model cannot be served: its directory, its checkpoint or its architecture. The text is one sentence."""
 
 
 class Refusal(Exception):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from enum import Enum
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from cache.namespaces import NamespacePath, PathEntry
 from workers.engine.record import PromptAccount
+from workers.engine.sampling.params import choice_seed
 from workers.protocol.messages import (
     CacheReport,
     ExtendLease,
@@ -43,14 +43,6 @@ class Status(Enum):
     SUSPENDED = "suspended"
     """Preempted at its lease bound: waits for a word from the gateway, not for blocks."""
     ENDED = "ended"
-
-
-def choice_seed(seed: int, index: int) -> int:
-    """Choice 0 draws with the request's seed, choice i with one derived from it (engine.md section 4.4)."""
-    if index == 0:
-        return seed
-    framed = seed.to_bytes(8, "big") + index.to_bytes(4, "big")
-    return int.from_bytes(blake2b(framed, digest_size=8).digest(), "big")
 
 
 class Lease:

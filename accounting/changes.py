@@ -1,0 +1,47 @@
+"""Every change that authentication or an auditor has to notice goes through `record`: epoch and audit row together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.models import AuditLog, AuthEpoch
+
+SYSTEM = "system"
+"""The actor of what no key asked for: bootstrap, the care commands of the CLI."""
+
+
+async def auth_epoch(conn: AsyncConnection) -> int:
+    """Rises with each change; a gateway that sees another number than its own forgets what it cached."""
+    epoch = await conn.scalar(select(AuthEpoch.epoch).where(AuthEpoch.id == 1))
+    assert epoch is not None, "the first migration writes this row"
+    return epoch
+
+
+async def record(
+    conn: AsyncConnection,
+    event: str,
+    *,
+    actor: str,
+    now: int,
+    tenant_id: str | None = None,
+    object_id: str | None = None,
+    detail: dict[str, Any] | None = None,
+) -> int:
+    """Returns the new epoch: the version of the row that changed."""
+    await conn.execute(
+        insert(AuditLog).values(
+            at_ms=now * 1000,
+            actor=actor,
+            event=event,
+            tenant_id=tenant_id,
+            object_id=object_id,
+            detail=detail or {},
+        )
+    )
+    raised = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
+    epoch: int | None = await conn.scalar(raised.returning(AuthEpoch.epoch))
+    assert epoch is not None
+    return epoch

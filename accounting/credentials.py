@@ -1,0 +1,90 @@
+"""The text of credentials: made, checked and hashed without a database (security.md section 6). Pure but for `secrets`.
+
+hg_live_<10 id>_<43 secret>_<6 CRC32>      hg_test_..., hg_admin_...      hg_batch_<batch>_<HMAC>
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import string
+import zlib
+from hashlib import sha256
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["live", "test", "admin"]
+KINDS: tuple[Kind, ...] = ("live", "test", "admin")
+
+BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
+ID_LENGTH, SECRET_LENGTH, CRC_LENGTH = 10, 43, 6
+"""43 characters of base62 are 256 bits."""
+
+
+class ParsedKey(msgspec.Struct, frozen=True):
+    """An api key whose checksum holds; whether it exists is for the database to say."""
+
+    kind: Kind
+    public_id: str
+
+
+def generate(kind: Kind) -> str:
+    body = f"hg_{kind}_{_random(ID_LENGTH)}_{_random(SECRET_LENGTH)}"
+    return f"{body}_{_checksum(body)}"
+
+
+def parse(value: str) -> ParsedKey | None:
+    """None: not an api key. A typing error or a scanner's guess ends here, before any database call."""
+    parts = value.split("_")
+    if len(parts) != 5 or parts[0] != "hg" or not value.isascii():
+        return None
+    kind = next((kind for kind in KINDS if kind == parts[1]), None)
+    lengths = tuple(len(part) for part in parts[2:])
+    if kind is None or lengths != (ID_LENGTH, SECRET_LENGTH, CRC_LENGTH):
+        return None
+    if _checksum(value[: -CRC_LENGTH - 1]) != parts[4]:
+        return None
+    return ParsedKey(kind, parts[2])
+
+
+def keyed_hash(pepper: bytes, value: str) -> bytes:
+    """What is stored: useless without the pepper, which never lies in the database."""
+    return hmac.digest(pepper, value.encode(), sha256)
+
+
+def verify(pepper: bytes, value: str, stored: bytes | None) -> bool:
+    """A miss (`stored` None) costs the same comparison as a hit."""
+    return hmac.compare_digest(keyed_hash(pepper, value), stored or bytes(sha256().digest_size))
+
+
+def batch_credential(pepper: bytes, batch_id: str) -> str:
+    """Derived, never stored: the job runner and the gateway both compute it."""
+    return f"hg_batch_{batch_id.removeprefix('batch_')}_{_batch_mac(pepper, batch_id)}"
+
+
+def parse_batch(pepper: bytes, value: str) -> str | None:
+    """The batch id, if the credential is genuine."""
+    prefix, _, mac = value.rpartition("_")
+    if not value.isascii() or not prefix.startswith("hg_batch_"):
+        return None
+    batch_id = "batch_" + prefix.removeprefix("hg_batch_")
+    return batch_id if hmac.compare_digest(_batch_mac(pepper, batch_id), mac) else None
+
+
+def _batch_mac(pepper: bytes, batch_id: str) -> str:
+    # The word in front keeps this apart from the keyed hash of an api key, under the same pepper.
+    return hmac.digest(pepper, b"batch\0" + batch_id.encode(), sha256).hex()
+
+
+def _random(length: int) -> str:
+    return "".join(secrets.choice(BASE62) for _ in range(length))
+
+
+def _checksum(body: str) -> str:
+    number = zlib.crc32(body.encode())
+    digits = []
+    for _ in range(CRC_LENGTH):
+        number, digit = divmod(number, 62)
+        digits.append(BASE62[digit])
+    return "".join(reversed(digits))

@@ -1,0 +1,152 @@
+"""The one owner of a SQL engine. Knows dialects, pools and transactions; no table and no business.
+
+Two ways in: `read()` sees one snapshot and never writes, `write()` is one transaction that commits at the end of the
+block. On SQLite a writer begins IMMEDIATE, so it waits for its turn at the start and never fails in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import (
+    Connection,
+    FromClause,
+    Row,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    column,
+    event,
+    func,
+    literal_column,
+    select,
+)  # fmt: skip
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.orm import InstrumentedAttribute
+
+Dialect = Literal["sqlite", "postgresql"]
+
+BUSY_TIMEOUT_MS = 5_000
+_WRITES = "headgate_writes"
+
+
+class Database:
+    """One per process and event loop. `close()` must be awaited before the loop ends."""
+
+    def __init__(self, url: str, *, pool_size: int = 8) -> None:
+        parsed = make_url(url)
+        if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+psycopg"):
+            raise ValueError(
+                f"database URL must begin with sqlite+aiosqlite:// or postgresql+psycopg://, not {parsed.drivername}://"
+            )
+        self.dialect: Dialect = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
+        self._engine = create_async_engine(
+            parsed,
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_timeout=BUSY_TIMEOUT_MS / 1000,
+            pool_pre_ping=self.dialect == "postgresql",
+        )
+        self._readers, self._writers = self._with_isolation()
+        # SQLite has one writer; inside a process a queue of coroutines is kinder than the busy handler's polling.
+        self._turn = asyncio.Lock() if self.dialect == "sqlite" else None
+
+    def _with_isolation(self) -> tuple[AsyncEngine, AsyncEngine]:
+        if self.dialect == "sqlite":
+            sqlite_transactions(self._engine.sync_engine)
+            return self._engine, self._engine.execution_options(**{_WRITES: True})
+        readers = self._engine.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
+        )
+        return readers, self._engine
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """One snapshot for all statements of the block; whatever it writes is rolled back."""
+        async with self._readers.connect() as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction: committed at the end of the block, rolled back on an exception."""
+        async with AsyncExitStack() as stack:
+            if self._turn is not None:
+                await stack.enter_async_context(self._turn)
+            yield await stack.enter_async_context(self._writers.begin())
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def sqlite_transactions(engine: Any) -> None:
+    """Durable settings on each connection, and BEGIN said by us: the driver's own rules hide DDL and late locks."""
+
+    @event.listens_for(engine, "connect")
+    def _connect(dbapi_connection: Any, _record: Any) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        for pragma in (
+            f"busy_timeout={BUSY_TIMEOUT_MS}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(conn: Connection) -> None:
+        writes = conn.get_execution_options().get(_WRITES, False)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:
+    """The dialect's INSERT, which knows ON CONFLICT; both have the same methods."""
+    assert isinstance(table, Table)
+    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+async def insert_new(
+    conn: AsyncConnection,
+    table: FromClause,
+    rows: Sequence[Mapping[str, Any]],
+    returning: Iterable[InstrumentedAttribute[Any]],
+) -> list[Row[Any]]:
+    """`INSERT ... ON CONFLICT DO NOTHING RETURNING`: the returned rows are those that were not there before."""
+    if not rows:
+        return []
+    statement, parameters = _many(conn, table, rows)
+    statement = statement.on_conflict_do_nothing()
+    return list((await conn.execute(statement.returning(*returning), parameters)).all())
+
+
+async def insert_all(
+    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Many plain rows (numbers and text) at once; a row that exists is an error."""
+    if rows:
+        statement, parameters = _many(conn, table, rows)
+        await conn.execute(statement, parameters)
+
+
+def _many(
+    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]
+) -> tuple[sqlite.Insert | postgresql.Insert, Any]:
+    """PostgreSQL takes all rows as one JSON parameter: the driver's work per value is what makes big inserts slow."""
+    assert isinstance(table, Table)
+    if conn.dialect.name == "sqlite":
+        return sqlite.insert(table), list(rows)
+    names = list(rows[0])
+    source = func.json_populate_recordset(
+        literal_column(f'NULL::"{table.name}"'),
+        cast(bindparam("rows", type_=Text()), postgresql.JSON),
+    ).table_valued(*(column(name, table.c[name].type) for name in names))
+    statement = postgresql.insert(table).from_select(names, select(source), include_defaults=False)
+    return statement, {"rows": msgspec.json.encode(rows).decode()}

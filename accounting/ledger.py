@@ -1,0 +1,246 @@
+"""The only writer of ledger entries, legs, rollups, engine records and journal offsets.
+
+Everything is idempotent by primary key: a repeated call changes nothing and says so. Of an ending and its engine
+record the one that comes second finds the other and writes the difference off. Knows no frames and no HTTP.
+
+One poster at a time (SQLite by its nature, PostgreSQL by an advisory lock): otherwise an ending and its record,
+posted at the same moment, could each miss the other, and rollup rows could deadlock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import rollups, write_offs
+from accounting.db import insert_all, insert_new, upsert
+from accounting.legs import Row, legs
+from accounting.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry, LedgerLeg
+from accounting.types import TOKEN_CLASSES, Charge, Posting, PostResult, Usage, WitnessRecord
+
+POSTER_LOCK = 0x6C6564676572  # "ledger"
+CHUNK = 500
+"""Ids per IN list: far below both dialects' limits on parameters."""
+
+
+async def post(
+    conn: AsyncConnection,
+    slot: int,
+    offset: int,
+    postings: Sequence[Posting],
+    *,
+    now_ms: int | None = None,
+) -> PostResult:
+    """Endings out of one slot's journal, and the offset behind them, in the caller's transaction."""
+    now_ms = _now_ms() if now_ms is None else now_ms
+    await _take_turn(conn)
+    # The first ending of a request in journal order decides; sorted, so that two posters never cross.
+    first: dict[str, Posting] = {}
+    for posting in postings:
+        first.setdefault(posting.request_id, posting)
+    endings = await _charge_lines_once(conn, sorted(first.values(), key=lambda p: p.request_id))
+    columns = (LedgerEntry.request_id,)
+    rows = [_entry(ending, now_ms) for ending in endings]
+    new = {row.request_id for row in await insert_new(conn, LedgerEntry.__table__, rows, columns)}
+    entries = [row for row in rows if row["request_id"] in new]
+    await _book(conn, entries)
+    await rollups.add(conn, [row for row in entries if row["kind"] == "settle"])
+    records = await _records_of(conn, new)
+    await _write_off(conn, entries, records, frozenset(records), now_ms)
+    await _set_offset(conn, slot, offset, now_ms)
+    return PostResult(len(new), len(postings) - len(new))
+
+
+async def post_engine_records(
+    conn: AsyncConnection, records: Sequence[WitnessRecord], *, now_ms: int | None = None
+) -> PostResult:
+    """What workers counted. A record whose request has no ending yet waits for it."""
+    now_ms = _now_ms() if now_ms is None else now_ms
+    await _take_turn(conn)
+    rows = [
+        _record(record, now_ms)
+        for record in sorted(records, key=lambda r: (r.request_id, r.attempt))
+    ]
+    columns = (EngineRecordRow.request_id, EngineRecordRow.attempt)
+    new = {
+        (row.request_id, row.attempt)
+        for row in await insert_new(conn, EngineRecordRow.__table__, rows, columns)
+    }
+    request_ids = {request_id for request_id, _ in new}
+    endings = await _endings_of(conn, request_ids)
+    await _write_off(conn, endings, await _records_of(conn, request_ids), new, now_ms)
+    return PostResult(len(new), len(records) - len(new))
+
+
+async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
+    """Where the shipper of that slot goes on. None: nothing of it was ever posted."""
+    return await conn.scalar(select(JournalOffset.offset).where(JournalOffset.slot == slot))
+
+
+Records = Mapping[tuple[str, int], Row]
+
+
+async def _take_turn(conn: AsyncConnection) -> None:
+    if conn.dialect.name == "postgresql":
+        await conn.execute(select(func.pg_advisory_xact_lock(POSTER_LOCK)))
+
+
+async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:
+    """A batch line that another request has paid for: this one's tokens become a write-off."""
+    lines = {(p.batch_id, p.line_no) for p in endings if _is_line(p)}
+    if not lines:
+        return endings
+    paid: dict[tuple[str, int], str] = {}
+    query = select(BatchCharge.__table__).where(
+        BatchCharge.batch_id.in_({batch_id for batch_id, _ in lines}),
+        BatchCharge.line_no.in_({line_no for _, line_no in lines}),
+    )
+    for row in await conn.execute(query):
+        paid[(row.batch_id, row.line_no)] = row.request_id
+    return [_second_is_void(ending, paid) for ending in endings]
+
+
+def _is_line(posting: Posting) -> bool:
+    return posting.kind == "settle" and posting.batch_id is not None and posting.line_no is not None
+
+
+def _second_is_void(ending: Posting, paid: dict[tuple[str, int], str]) -> Posting:
+    if not _is_line(ending):
+        return ending
+    assert ending.batch_id is not None
+    assert ending.line_no is not None
+    payer = paid.setdefault((ending.batch_id, ending.line_no), ending.request_id)
+    if payer == ending.request_id:
+        return ending
+    return msgspec.structs.replace(
+        ending, kind="void", usage=Usage(), charge=Charge(0, 0, 0, 0, 0), write_off="batch_retry"
+    )
+
+
+async def _book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
+    """Legs of new entries, and the one charge of their batch lines."""
+    booked = [leg for entry in entries for leg in legs(entry)]
+    await insert_all(conn, LedgerLeg.__table__, booked)
+    lines = [
+        {
+            "batch_id": entry["batch_id"],
+            "line_no": entry["line_no"],
+            "request_id": entry["request_id"],
+        }
+        for entry in entries
+        if entry["kind"] == "settle"
+        and entry["batch_id"] is not None
+        and entry["line_no"] is not None
+    ]
+    await insert_all(conn, BatchCharge.__table__, lines)
+
+
+async def _write_off(
+    conn: AsyncConnection,
+    endings: Sequence[Row],
+    records: Records,
+    new_records: Collection[tuple[str, int]],
+    now_ms: int,
+) -> None:
+    with_records = {request_id for request_id, _ in records}
+    met = [ending for ending in endings if ending["request_id"] in with_records]
+    if not met:
+        return
+    earlier = await _write_offs_of(conn, {ending["request_id"] for ending in met})
+    by_request: dict[str, list[Row]] = {}
+    for record in records.values():
+        by_request.setdefault(record["request_id"], []).append(record)
+    rows = [
+        row
+        for ending in met
+        for row in write_offs.rows(
+            ending,
+            by_request[ending["request_id"]],
+            earlier.get(ending["request_id"], []),
+            new_records,
+            now_ms,
+        )
+    ]
+    await insert_all(conn, LedgerEntry.__table__, rows)
+    await _book(conn, rows)
+
+
+async def _records_of(conn: AsyncConnection, request_ids: Collection[str]) -> Records:
+    rows = await _by_request(conn, EngineRecordRow, request_ids)
+    return {(row["request_id"], row["attempt"]): row for row in rows}
+
+
+async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> list[Row]:
+    return [
+        row
+        for row in await _by_request(conn, LedgerEntry, request_ids)
+        if row["kind"] in ("settle", "void")
+    ]
+
+
+async def _write_offs_of(
+    conn: AsyncConnection, request_ids: Collection[str]
+) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in await _by_request(conn, LedgerEntry, request_ids):
+        if row["kind"] not in ("settle", "void"):
+            found.setdefault(row["request_id"], []).append(row)
+    return found
+
+
+async def _by_request(
+    conn: AsyncConnection,
+    table: type[LedgerEntry] | type[EngineRecordRow],
+    request_ids: Collection[str],
+) -> list[Row]:
+    ids = sorted(request_ids)
+    found: list[Row] = []
+    for start in range(0, len(ids), CHUNK):
+        query = select(table.__table__).where(table.request_id.in_(ids[start : start + CHUNK]))
+        found.extend((await conn.execute(query)).mappings().all())
+    return found
+
+
+async def _set_offset(conn: AsyncConnection, slot: int, offset: int, now_ms: int) -> None:
+    statement = upsert(conn, JournalOffset.__table__).values(
+        slot=slot, offset=offset, posted_at_ms=now_ms
+    )
+    await conn.execute(
+        statement.on_conflict_do_update(
+            index_elements=["slot"], set_={"offset": offset, "posted_at_ms": now_ms}
+        )
+    )
+
+
+def _entry(posting: Posting, now_ms: int) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(posting)
+    usage, amount = fields.pop("usage"), fields.pop("charge")
+    return {
+        **fields,
+        **{name: getattr(usage, name) for name in TOKEN_CLASSES},
+        **{f"charge_{name}": getattr(amount, name) for name in TOKEN_CLASSES},
+        "charge": amount.total,
+        "attempt": 0,
+        "speculated": 0,
+        "recomputed": 0,
+        "posted_at_ms": now_ms,
+    }
+
+
+def _record(record: WitnessRecord, now_ms: int) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(record)
+    usage = fields.pop("usage")
+    return {
+        **fields,
+        **{name: getattr(usage, name) for name in TOKEN_CLASSES},
+        "posted_at_ms": now_ms,
+    }
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

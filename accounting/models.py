@@ -1,0 +1,511 @@
+"""Every table, typed. Knows names, types and constraints; the functions that use them live in the other modules.
+
+Money is in micro-units, tokens are counts, both BIGINT. Columns ending in `_ms` are Unix milliseconds, in `_at` Unix
+seconds. Rows of the ledger, its legs, engine records, price versions and the audit log are appended and never
+edited: triggers in the first migration refuse it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+# SQLite numbers rows by itself only where the type is written INTEGER.
+RowNumber = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - read by SQLAlchemy, not an instance default
+        int: BigInteger,
+        str: Text,
+        dict[str, Any]: Json,
+        list[str]: Json,
+        list[Any]: Json,
+    }
+
+
+# Tenants, keys, limits
+
+
+class Tenant(Base):
+    __tablename__ = "tenant"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    status: Mapped[str] = mapped_column(server_default="active")
+    """active, suspended, archived"""
+    created_at: Mapped[int]
+    archived_at: Mapped[int | None]
+    version: Mapped[int] = mapped_column(server_default="0")
+    """The auth epoch of the last change."""
+    weight_percent: Mapped[int] = mapped_column(server_default="100")
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    concurrency: Mapped[int | None]
+
+    __table_args__ = (CheckConstraint("status IN ('active', 'suspended', 'archived')", "status"),)
+
+
+class ModelLimit(Base):
+    """A tenant's limits on one model; a missing row means the defaults of `tenants.py`."""
+
+    __tablename__ = "model_limit"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    concurrency: Mapped[int | None]
+    batch_backlog_tokens: Mapped[int | None]
+
+
+class ServiceAccount(Base):
+    __tablename__ = "service_account"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    name: Mapped[str]
+    role: Mapped[str] = mapped_column(server_default="member")
+    created_at: Mapped[int]
+    deleted_at: Mapped[int | None]
+
+
+class ApiKey(Base):
+    """The secret itself is nowhere: `hash` is HMAC-SHA256 under the pepper of `pepper_version`."""
+
+    __tablename__ = "api_key"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    public_id: Mapped[str] = mapped_column(unique=True)
+    kind: Mapped[str]
+    """live, test, admin"""
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    service_account_id: Mapped[str | None] = mapped_column(
+        ForeignKey("service_account.id"), index=True
+    )
+    name: Mapped[str | None]
+    hash: Mapped[bytes] = mapped_column(unique=True)
+    pepper_version: Mapped[int] = mapped_column(server_default="1")
+    scopes: Mapped[list[str]]
+    models: Mapped[list[str] | None]
+    created_at: Mapped[int]
+    expires_at: Mapped[int | None]
+    last_used_at: Mapped[int | None]
+    revoked_at: Mapped[int | None]
+    version: Mapped[int] = mapped_column(server_default="0")
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]
+    concurrency: Mapped[int | None]
+
+    __table_args__ = (CheckConstraint("kind IN ('live', 'test', 'admin')", "kind"),)
+
+
+class AuthEpoch(Base):
+    """One row. It rises with each change that authentication has to notice."""
+
+    __tablename__ = "auth_epoch"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    epoch: Mapped[int]
+
+
+class AuditLog(Base):
+    __tablename__ = "audit_log"
+
+    id: Mapped[int] = mapped_column(RowNumber, primary_key=True)
+    at_ms: Mapped[int]
+    actor: Mapped[str]
+    """A key id, or `system`."""
+    event: Mapped[str]
+    tenant_id: Mapped[str | None]
+    object_id: Mapped[str | None]
+    detail: Mapped[dict[str, Any]]
+
+
+# Prices
+
+
+class PriceSheet(Base):
+    __tablename__ = "price_sheet"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    currency: Mapped[str]
+    created_at: Mapped[int]
+
+
+class PriceSheetVersion(Base):
+    """Half-open interval in UTC; the newest version is open until its successor sets `until_ms`, once."""
+
+    __tablename__ = "price_sheet_version"
+
+    sheet_id: Mapped[str] = mapped_column(ForeignKey("price_sheet.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    from_ms: Mapped[int]
+    until_ms: Mapped[int | None]
+    created_at: Mapped[int]
+
+    __table_args__ = (
+        CheckConstraint("until_ms IS NULL OR until_ms > from_ms", "interval"),
+        UniqueConstraint("sheet_id", "from_ms"),
+        Index(
+            "uq_price_sheet_version_open",
+            "sheet_id",
+            unique=True,
+            sqlite_where=text("until_ms IS NULL"),
+            postgresql_where=text("until_ms IS NULL"),
+        ),
+    )
+
+
+class PriceRate(Base):
+    """Micro-units per million tokens. Tier `batch` has rows of its own: discounts are rates, not multipliers."""
+
+    __tablename__ = "price_rate"
+
+    sheet_id: Mapped[str] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    tier: Mapped[str] = mapped_column(primary_key=True)
+    cache_read: Mapped[int]
+    cache_write: Mapped[int]
+    uncached: Mapped[int]
+    output: Mapped[int]
+
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["sheet_id", "version"],
+            ["price_sheet_version.sheet_id", "price_sheet_version.version"],
+        ),
+        CheckConstraint("tier IN ('interactive', 'batch')", "tier"),
+        *(
+            CheckConstraint(f"{name} >= 0 AND {name} <= 1000000000000", name)
+            for name in ("cache_read", "cache_write", "uncached", "output")
+        ),
+    )
+
+
+class PriceAssignment(Base):
+    """A tenant's own sheet; without a row the default sheet applies."""
+
+    __tablename__ = "price_assignment"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    from_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    until_ms: Mapped[int | None]
+    sheet_id: Mapped[str] = mapped_column(ForeignKey("price_sheet.id"))
+
+    __table_args__ = (
+        CheckConstraint("until_ms IS NULL OR until_ms > from_ms", "interval"),
+        Index(
+            "uq_price_assignment_open",
+            "tenant_id",
+            unique=True,
+            sqlite_where=text("until_ms IS NULL"),
+            postgresql_where=text("until_ms IS NULL"),
+        ),
+    )
+
+
+# The ledger
+
+
+class LedgerEntry(Base):
+    """One event. `kind` is settle, void or a write-off reason; attempt is 0 for the first two."""
+
+    __tablename__ = "ledger_entry"
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str]
+    key_id: Mapped[str]
+    model: Mapped[str]
+    root: Mapped[str]
+    tier: Mapped[str]
+    price_version: Mapped[str]
+    currency: Mapped[str]
+    outcome: Mapped[str]
+    write_off: Mapped[str]
+    """The reason for engine tokens beyond this entry's; of a write-off row its own kind."""
+    opened_at_ms: Mapped[int]
+    ended_at_ms: Mapped[int]
+    posted_at_ms: Mapped[int]
+    cache_read: Mapped[int]
+    cache_write: Mapped[int]
+    uncached: Mapped[int]
+    output: Mapped[int]
+    speculated: Mapped[int]
+    recomputed: Mapped[int]
+    charge: Mapped[int]
+    charge_cache_read: Mapped[int]
+    charge_cache_write: Mapped[int]
+    charge_uncached: Mapped[int]
+    charge_output: Mapped[int]
+    reserved: Mapped[int]
+    trace_id: Mapped[str]
+    batch_id: Mapped[str | None]
+    line_no: Mapped[int | None]
+
+    __table_args__ = (
+        Index(
+            "uq_ledger_entry_ending",
+            "request_id",
+            unique=True,
+            sqlite_where=text("kind IN ('settle', 'void')"),
+            postgresql_where=text("kind IN ('settle', 'void')"),
+        ),
+        Index("ix_ledger_entry_tenant_id_opened_at_ms", "tenant_id", "opened_at_ms"),
+    )
+
+
+class LedgerLeg(Base):
+    """Double entry: debits are positive, credits negative; per entry and unit they add up to 0."""
+
+    __tablename__ = "ledger_leg"
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    account: Mapped[str] = mapped_column(primary_key=True)
+    unit: Mapped[str] = mapped_column(primary_key=True)
+    """`tokens` or a currency"""
+    token_class: Mapped[str] = mapped_column(primary_key=True)
+    amount: Mapped[int]
+
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["request_id", "kind", "attempt"],
+            ["ledger_entry.request_id", "ledger_entry.kind", "ledger_entry.attempt"],
+        ),
+        {"sqlite_with_rowid": False},
+    )
+
+
+class BatchCharge(Base):
+    """A batch line is charged once, whatever requests were sent for it."""
+
+    __tablename__ = "batch_charge"
+
+    batch_id: Mapped[str] = mapped_column(primary_key=True)
+    line_no: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    request_id: Mapped[str] = mapped_column(unique=True)
+
+
+class EngineRecordRow(Base):
+    """What a worker counted for one attempt: the E of the equations."""
+
+    __tablename__ = "engine_record"
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    worker: Mapped[str]
+    seq: Mapped[int]
+    tenant_id: Mapped[str] = mapped_column(index=True)
+    root: Mapped[str]
+    posted_at_ms: Mapped[int]
+    cache_read: Mapped[int]
+    cache_write: Mapped[int]
+    uncached: Mapped[int]
+    output: Mapped[int]
+    speculated: Mapped[int]
+    recomputed: Mapped[int]
+    reason: Mapped[str]
+
+
+class JournalOffset(Base):
+    __tablename__ = "journal_offset"
+
+    slot: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    offset: Mapped[int]
+    posted_at_ms: Mapped[int]
+
+
+class Rollup:
+    """Sums of settled requests by the start of the request. `bucket` is the bucket's first Unix second."""
+
+    bucket: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    tier: Mapped[str] = mapped_column(primary_key=True)
+    price_version: Mapped[str] = mapped_column(primary_key=True)
+    currency: Mapped[str] = mapped_column(primary_key=True)
+    num_requests: Mapped[int]
+    cache_read: Mapped[int]
+    cache_write: Mapped[int]
+    uncached: Mapped[int]
+    output: Mapped[int]
+    charge: Mapped[int]
+    charge_cache_read: Mapped[int]
+    charge_cache_write: Mapped[int]
+    charge_uncached: Mapped[int]
+    charge_output: Mapped[int]
+
+
+class RollupMinute(Rollup, Base):
+    __tablename__ = "rollup_minute"
+
+
+class RollupHour(Rollup, Base):
+    __tablename__ = "rollup_hour"
+
+
+class RollupDay(Rollup, Base):
+    __tablename__ = "rollup_day"
+
+
+# Files and batches (the job runner's tables; a Celery message never holds state)
+
+
+class File(Base):
+    __tablename__ = "file"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    purpose: Mapped[str]
+    name: Mapped[str]
+    num_bytes: Mapped[int]
+    sha256: Mapped[str]
+    storage_key: Mapped[str]
+    created_at: Mapped[int]
+    expires_at: Mapped[int | None]
+    deleted_at: Mapped[int | None]
+
+    __table_args__ = (Index("ix_file_tenant_id_created_at", "tenant_id", "created_at"),)
+
+
+class Batch(Base):
+    """The state moves by compare-and-set; money is never stored here, it is a sum over the ledger."""
+
+    __tablename__ = "batch"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id"))
+    endpoint: Mapped[str]
+    model: Mapped[str | None]
+    completion_window: Mapped[str]
+    input_file_id: Mapped[str] = mapped_column(ForeignKey("file.id"))
+    output_file_id: Mapped[str | None] = mapped_column(ForeignKey("file.id"))
+    error_file_id: Mapped[str | None] = mapped_column(ForeignKey("file.id"))
+    state: Mapped[str]
+    created_at: Mapped[int]
+    expires_at: Mapped[int]
+    in_progress_at: Mapped[int | None]
+    finalizing_at: Mapped[int | None]
+    completed_at: Mapped[int | None]
+    failed_at: Mapped[int | None]
+    expired_at: Mapped[int | None]
+    cancelling_at: Mapped[int | None]
+    cancelled_at: Mapped[int | None]
+    cancel_requested_at: Mapped[int | None]
+    paused_reason: Mapped[str | None]
+    invalid_lines: Mapped[str] = mapped_column(server_default="reject")
+    output_expires_after_s: Mapped[int | None]
+    num_total: Mapped[int] = mapped_column(server_default="0")
+    num_completed: Mapped[int] = mapped_column(server_default="0")
+    num_failed: Mapped[int] = mapped_column(server_default="0")
+    cache_read: Mapped[int] = mapped_column(server_default="0")
+    cache_write: Mapped[int] = mapped_column(server_default="0")
+    uncached: Mapped[int] = mapped_column(server_default="0")
+    output: Mapped[int] = mapped_column(server_default="0")
+    errors: Mapped[list[Any] | None]
+    metadata_: Mapped[dict[str, Any] | None] = mapped_column("metadata")
+    traceparent: Mapped[str] = mapped_column(server_default="")
+
+    __table_args__ = (
+        CheckConstraint(
+            "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired',"
+            " 'cancelling', 'cancelled')",
+            "state",
+        ),
+        Index("ix_batch_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_batch_state_expires_at", "state", "expires_at"),
+    )
+
+
+class BatchChunk(Base):
+    """A claim lasts until `claimed_until_ms` by the database's clock; each claim raises the fence."""
+
+    __tablename__ = "batch_chunk"
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batch.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default="queued")
+    claimed_by: Mapped[str | None]
+    claimed_until_ms: Mapped[int | None]
+    fence: Mapped[int] = mapped_column(server_default="0")
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    not_before_ms: Mapped[int] = mapped_column(server_default="0")
+    rung_at_ms: Mapped[int] = mapped_column(server_default="0")
+    predicted_tokens: Mapped[int]
+    num_lines: Mapped[int]
+    lines: Mapped[bytes]
+    """Packed (line_no, offset, length) list."""
+
+    __table_args__ = (
+        CheckConstraint("state IN ('queued', 'claimed', 'done')", "state"),
+        Index("ix_batch_chunk_state_tenant_id", "state", "tenant_id"),
+    )
+
+
+class BatchLine(Base):
+    """Made when the line is first started; terminal exactly once."""
+
+    __tablename__ = "batch_line"
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batch.id"), primary_key=True)
+    line_no: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    custom_id: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default="started")
+    failures: Mapped[int] = mapped_column(server_default="0")
+    crashes: Mapped[int] = mapped_column(server_default="0")
+    request_id: Mapped[str | None]
+    status: Mapped[int | None]
+    body: Mapped[bytes | None]
+    error: Mapped[dict[str, Any] | None]
+    cache_read: Mapped[int] = mapped_column(server_default="0")
+    cache_write: Mapped[int] = mapped_column(server_default="0")
+    uncached: Mapped[int] = mapped_column(server_default="0")
+    output: Mapped[int] = mapped_column(server_default="0")
+
+    __table_args__ = (
+        CheckConstraint(
+            "state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", "state"
+        ),
+    )
+
+
+class TenantTurn(Base):
+    __tablename__ = "tenant_turn"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    deficit_tokens: Mapped[int] = mapped_column(server_default="0")
+    weight_percent: Mapped[int] = mapped_column(server_default="100")
+    last_turn_ms: Mapped[int] = mapped_column(server_default="0")

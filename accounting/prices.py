@@ -1,0 +1,237 @@
+"""Price sheets in SQL: versions with half-open intervals, assignments to tenants. Arithmetic is pricing.py's.
+
+A version is immutable. It stays in force until its successor begins; a successor that would begin inside a closed
+interval, or not after its predecessor, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion
+from accounting.pricing import MAX_RATE
+from accounting.types import TOKEN_CLASSES, Price, Rates, Tier
+
+DEFAULT_SHEET = "standard"
+"""In force for every tenant without an assignment of its own."""
+
+RateTable = Mapping[tuple[str, Tier], Rates]
+
+
+async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now: int) -> None:
+    if "@" in sheet_id or not sheet_id:
+        raise InvalidError("A price sheet needs a name without '@'.", "sheet")
+    if await conn.scalar(select(PriceSheet.id).where(PriceSheet.id == sheet_id)) is not None:
+        raise ConflictError("A price sheet of that name exists.")
+    await conn.execute(
+        insert(PriceSheet).values(id=sheet_id, currency=currency.upper(), created_at=now)
+    )
+
+
+async def add_version(
+    conn: AsyncConnection,
+    sheet_id: str,
+    rates: RateTable,
+    from_ms: int,
+    until_ms: int | None = None,
+) -> str:
+    """Appends `<sheet>@<n>`, in force from `from_ms`; the predecessor, if still open, ends there."""
+    if until_ms is not None and until_ms <= from_ms:
+        raise InvalidError("A price must end after it begins.", "until")
+    _check_rates(rates)
+    # The lock on the sheet's row makes check and insert one step on PostgreSQL; SQLite has one writer anyway.
+    locked = select(PriceSheet.id).where(PriceSheet.id == sheet_id).with_for_update()
+    if await conn.scalar(locked) is None:
+        raise NotFoundError("No such price sheet.")
+    last = await _last_version(conn, sheet_id)
+    version = 1 if last is None else last.version + 1
+    if last is not None:
+        await _end_predecessor(conn, sheet_id, last, from_ms)
+    await conn.execute(
+        insert(PriceSheetVersion).values(
+            sheet_id=sheet_id,
+            version=version,
+            from_ms=from_ms,
+            until_ms=until_ms,
+            created_at=from_ms // 1000,
+        )
+    )
+    await conn.execute(
+        insert(PriceRate),
+        [
+            {
+                "sheet_id": sheet_id,
+                "version": version,
+                "model": model,
+                "tier": tier,
+                **_columns(rate),
+            }
+            for (model, tier), rate in rates.items()
+        ],
+    )
+    return f"{sheet_id}@{version}"
+
+
+async def assign(conn: AsyncConnection, tenant_id: str, sheet_id: str, from_ms: int) -> None:
+    """From `from_ms` on the tenant pays by that sheet. One currency per tenant, for ever."""
+    currency = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == sheet_id))
+    if currency is None:
+        raise NotFoundError("No such price sheet.")
+    mine = PriceAssignment.tenant_id == tenant_id
+    present = (
+        await conn.execute(
+            select(PriceAssignment.from_ms, PriceSheet.currency)
+            .join(PriceSheet, PriceSheet.id == PriceAssignment.sheet_id)
+            .where(mine, PriceAssignment.until_ms.is_(None))
+        )
+    ).first()
+    if present is not None:
+        if present.currency != currency:
+            raise ConflictError("A tenant has one currency.")
+        if from_ms <= present.from_ms:
+            raise ConflictError("The price interval overlaps with an earlier one.")
+        await conn.execute(
+            update(PriceAssignment)
+            .where(mine, PriceAssignment.until_ms.is_(None))
+            .values(until_ms=from_ms)
+        )
+    await conn.execute(
+        insert(PriceAssignment).values(tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms)
+    )
+
+
+async def price_for(
+    conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int
+) -> Price | None:
+    """The rates in force at one moment. None: there is no price, so the request must be refused."""
+    query = _in_force(tenant_id, at_ms).where(PriceRate.model == model, PriceRate.tier == tier)
+    row = (await conn.execute(query)).first()
+    return (
+        None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
+    )
+
+
+async def priced_models(conn: AsyncConnection, tenant_id: str, at_ms: int) -> list[str]:
+    """What the tenant can be billed for, sorted."""
+    rows = (await conn.execute(_in_force(tenant_id, at_ms))).all()
+    return sorted({row.model for row in rows})
+
+
+async def rates_of(
+    conn: AsyncConnection, price_version: str, model: str, tier: Tier
+) -> Rates | None:
+    """By the version that an OPEN recorded, for re-pricing."""
+    sheet_id, _, number = price_version.rpartition("@")
+    query = select(PriceRate.__table__).where(
+        PriceRate.sheet_id == sheet_id, PriceRate.version == int(number),
+        PriceRate.model == model, PriceRate.tier == tier,
+    )  # fmt: skip
+    row = (await conn.execute(query)).first()
+    return None if row is None else _rates(row)
+
+
+async def bootstrap(
+    conn: AsyncConnection,
+    model: str,
+    rates: Mapping[Tier, Rates],
+    now_ms: int,
+    currency: str = "USD",
+) -> str:
+    """Makes sure that the default sheet prices `model`; what it prices already is left alone. Returns its version."""
+    last = await _last_version(conn, DEFAULT_SHEET)
+    if last is None:
+        await create_sheet(conn, DEFAULT_SHEET, currency, now_ms // 1000)
+    known = {} if last is None else await _rates_of_version(conn, DEFAULT_SHEET, last.version)
+    missing = {(model, tier): rate for tier, rate in rates.items() if (model, tier) not in known}
+    if not missing:
+        assert last is not None
+        return f"{DEFAULT_SHEET}@{last.version}"
+    # Two models may come within one millisecond, and an interval must not be empty.
+    from_ms = now_ms if last is None else max(now_ms, last.from_ms + 1)
+    return await add_version(conn, DEFAULT_SHEET, {**known, **missing}, from_ms)
+
+
+def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
+    own = (
+        select(PriceAssignment.sheet_id)
+        .where(PriceAssignment.tenant_id == tenant_id, _covers(PriceAssignment, at_ms))
+        .scalar_subquery()
+    )
+    return (
+        select(PriceRate.__table__, PriceSheet.currency)
+        .join(
+            PriceSheetVersion,
+            and_(
+                PriceSheetVersion.sheet_id == PriceRate.sheet_id,
+                PriceSheetVersion.version == PriceRate.version,
+            ),
+        )
+        .join(PriceSheet, PriceSheet.id == PriceRate.sheet_id)
+        .where(
+            PriceRate.sheet_id == func.coalesce(own, DEFAULT_SHEET),
+            _covers(PriceSheetVersion, at_ms),
+        )
+    )
+
+
+def _covers(
+    table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int
+) -> ColumnElement[bool]:
+    return and_(table.from_ms <= at_ms, or_(table.until_ms.is_(None), table.until_ms > at_ms))
+
+
+async def _last_version(conn: AsyncConnection, sheet_id: str) -> Row[int, int, int | None] | None:
+    query = (
+        select(PriceSheetVersion.version, PriceSheetVersion.from_ms, PriceSheetVersion.until_ms)
+        .where(PriceSheetVersion.sheet_id == sheet_id)
+        .order_by(PriceSheetVersion.version.desc())
+        .limit(1)
+    )
+    return (await conn.execute(query)).first()
+
+
+async def _end_predecessor(
+    conn: AsyncConnection, sheet_id: str, last: Row[int, int, int | None], from_ms: int
+) -> None:
+    """Versions follow each other in time as in number, so the last one alone can overlap."""
+    if from_ms <= last.from_ms or (last.until_ms is not None and from_ms < last.until_ms):
+        raise ConflictError("The price interval overlaps with an earlier one.")
+    if last.until_ms is None:
+        await conn.execute(
+            update(PriceSheetVersion)
+            .where(
+                PriceSheetVersion.sheet_id == sheet_id, PriceSheetVersion.version == last.version
+            )
+            .values(until_ms=from_ms)
+        )
+
+
+async def _rates_of_version(
+    conn: AsyncConnection, sheet_id: str, version: int
+) -> dict[tuple[str, Tier], Rates]:
+    query = select(PriceRate.__table__).where(
+        PriceRate.sheet_id == sheet_id, PriceRate.version == version
+    )
+    return {(row.model, row.tier): _rates(row) for row in await conn.execute(query)}
+
+
+def _rates(row: Row[Any]) -> Rates:
+    return Rates(row.cache_read, row.cache_write, row.uncached, row.output)
+
+
+def _columns(rates: Rates) -> dict[str, int]:
+    return {name: getattr(rates, name) for name in TOKEN_CLASSES}
+
+
+def _check_rates(rates: RateTable) -> None:
+    if not rates:
+        raise InvalidError("A price version needs at least one rate.", "rates")
+    for rate in rates.values():
+        for name, value in _columns(rate).items():
+            if not 0 <= value <= MAX_RATE:
+                raise InvalidError(f"The rate {name} must be 0 to {MAX_RATE}.", name)

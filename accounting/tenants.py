@@ -1,0 +1,280 @@
+"""Tenants, their service accounts and their limits. Every change raises the auth epoch and is audited.
+
+The operator's own tenant is not one of them: it is neither listed nor found here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import changes
+from accounting.changes import SYSTEM
+from accounting.db import upsert
+from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.ids import new_id
+from accounting.models import ApiKey, ModelLimit, ServiceAccount, Tenant
+from accounting.paging import Page, newest_first
+from accounting.types import (
+    DEFAULT_MODEL_LIMITS,
+    OPERATOR_TENANT,
+    Limits,
+    ModelLimits,
+    ServiceAccountInfo,
+    TenantInfo,
+)  # fmt: skip
+
+
+async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
+    tenant_id = new_id("proj")
+    version = await changes.record(
+        conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
+    )
+    await conn.execute(
+        insert(Tenant).values(id=tenant_id, name=_name(name), created_at=now, version=version)
+    )
+    return await get(conn, tenant_id)
+
+
+async def get(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
+    row = (await conn.execute(_tenants().where(Tenant.id == tenant_id))).first()
+    if row is None:
+        raise NotFoundError("No such project.")
+    return _tenant(row)
+
+
+async def list_tenants(
+    conn: AsyncConnection,
+    *,
+    after: str | None = None,
+    limit: int = 20,
+    include_archived: bool = False,
+) -> Page[TenantInfo]:
+    query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
+    page = await newest_first(conn, query, Tenant.created_at, Tenant.id, after, limit)
+    return Page([_tenant(row) for row in page.items], page.has_more)
+
+
+async def rename(
+    conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    await living(conn, tenant_id)
+    return await _change(conn, tenant_id, {"name": _name(name)}, "project.updated", now, actor)
+
+
+async def archive(
+    conn: AsyncConnection, tenant_id: str, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    """Final: its keys get 403 from now on; the books remain. A repeated call changes nothing."""
+    tenant = await get(conn, tenant_id)
+    if tenant.status == "archived":
+        return tenant
+    values = {"status": "archived", "archived_at": now}
+    return await _change(conn, tenant_id, values, "project.archived", now, actor)
+
+
+async def suspend(
+    conn: AsyncConnection, tenant_id: str, suspended: bool, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    await living(conn, tenant_id)
+    values = {"status": "suspended" if suspended else "active"}
+    return await _change(conn, tenant_id, values, "project.updated", now, actor)
+
+
+async def set_limits(
+    conn: AsyncConnection, tenant_id: str, limits: Limits, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    """The tenant's limits over all its models and keys."""
+    await living(conn, tenant_id)
+    return await _change(conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor)
+
+
+async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
+    """The tenant, unless it is archived: then nothing in it may be made or changed."""
+    tenant = await get(conn, tenant_id)
+    if tenant.status == "archived":
+        raise ConflictError("The project is archived.")
+    return tenant
+
+
+# Limits by model
+
+
+async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
+    """What was set, by model; a model that is missing has the defaults."""
+    rows = await conn.execute(select(ModelLimit.__table__).where(ModelLimit.tenant_id == tenant_id))
+    return {
+        row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows
+    }
+
+
+async def set_model_limits(
+    conn: AsyncConnection, tenant_id: str, limits: ModelLimits, *, now: int, actor: str = SYSTEM
+) -> None:
+    await living(conn, tenant_id)
+    values = {**limit_columns(limits.limits), "batch_backlog_tokens": limits.batch_backlog_tokens}
+    statement = upsert(conn, ModelLimit.__table__)
+    await conn.execute(
+        statement.values(tenant_id=tenant_id, model=limits.model, **values).on_conflict_do_update(
+            index_elements=["tenant_id", "model"], set_=values
+        )
+    )
+    await _change(conn, tenant_id, {}, "rate_limit.updated", now, actor)
+
+
+def default_limits(model: str) -> ModelLimits:
+    return ModelLimits(model, DEFAULT_MODEL_LIMITS, None)
+
+
+# Service accounts
+
+
+async def create_service_account(
+    conn: AsyncConnection,
+    tenant_id: str,
+    name: str,
+    *,
+    now: int,
+    with_key: bool = True,
+    actor: str = SYSTEM,
+) -> ServiceAccountInfo:
+    """`with_key` False: role `none`, for an account that will never hold a key."""
+    await living(conn, tenant_id)
+    account_id = new_id("svc_acct")
+    await changes.record(
+        conn,
+        "service_account.created",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=account_id,
+    )
+    await conn.execute(
+        insert(ServiceAccount).values(
+            id=account_id,
+            tenant_id=tenant_id,
+            name=_name(name),
+            role="member" if with_key else "none",
+            created_at=now,
+        )
+    )
+    return await get_service_account(conn, tenant_id, account_id)
+
+
+async def get_service_account(
+    conn: AsyncConnection, tenant_id: str, account_id: str
+) -> ServiceAccountInfo:
+    query = _accounts(tenant_id).where(ServiceAccount.id == account_id)
+    row = (await conn.execute(query)).first()
+    if row is None:
+        raise NotFoundError("No such service account.")
+    return _account(row)
+
+
+async def list_service_accounts(
+    conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
+) -> Page[ServiceAccountInfo]:
+    query = _accounts(tenant_id)
+    page = await newest_first(
+        conn, query, ServiceAccount.created_at, ServiceAccount.id, after, limit
+    )
+    return Page([_account(row) for row in page.items], page.has_more)
+
+
+async def rename_service_account(
+    conn: AsyncConnection,
+    tenant_id: str,
+    account_id: str,
+    name: str,
+    *,
+    now: int,
+    actor: str = SYSTEM,
+) -> ServiceAccountInfo:
+    await get_service_account(conn, tenant_id, account_id)
+    await changes.record(
+        conn,
+        "service_account.updated",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=account_id,
+    )
+    await conn.execute(
+        update(ServiceAccount).where(ServiceAccount.id == account_id).values(name=_name(name))
+    )
+    return await get_service_account(conn, tenant_id, account_id)
+
+
+async def delete_service_account(
+    conn: AsyncConnection, tenant_id: str, account_id: str, *, now: int, actor: str = SYSTEM
+) -> None:
+    """Its keys are revoked with it."""
+    await get_service_account(conn, tenant_id, account_id)
+    version = await changes.record(
+        conn,
+        "service_account.deleted",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=account_id,
+    )
+    await conn.execute(
+        update(ApiKey)
+        .where(ApiKey.service_account_id == account_id, ApiKey.revoked_at.is_(None))
+        .values(revoked_at=now, version=version)
+    )
+    await conn.execute(
+        update(ServiceAccount).where(ServiceAccount.id == account_id).values(deleted_at=now)
+    )
+
+
+def limit_columns(limits: Limits) -> dict[str, int | None]:
+    """By column name, checked."""
+    columns: dict[str, int | None] = {
+        name: getattr(limits, name) for name in limits.__struct_fields__
+    }
+    for name, value in columns.items():
+        if value is not None and value < 0:
+            raise InvalidError("A limit must not be negative.", name)
+    return columns
+
+
+def _tenants() -> Select[Any]:
+    return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
+
+
+def _accounts(tenant_id: str) -> Select[Any]:
+    mine = ServiceAccount.tenant_id == tenant_id
+    return select(ServiceAccount.__table__).where(mine, ServiceAccount.deleted_at.is_(None))
+
+
+def _tenant(row: Row[Any]) -> TenantInfo:
+    return TenantInfo(row.id, row.name, row.status, row.created_at, row.archived_at, _limits(row))
+
+
+def _account(row: Row[Any]) -> ServiceAccountInfo:
+    return ServiceAccountInfo(row.id, row.tenant_id, row.name, row.role, row.created_at)
+
+
+def _limits(row: Row[Any]) -> Limits:
+    return Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency)
+
+
+def _name(name: str) -> str:
+    if not name.strip() or len(name) > 200:
+        raise InvalidError("A name must have 1 to 200 characters.", "name")
+    return name
+
+
+async def _change(
+    conn: AsyncConnection, tenant_id: str, values: dict[str, Any], event: str, now: int, actor: str
+) -> TenantInfo:
+    version = await changes.record(
+        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
+    )
+    await conn.execute(
+        update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version)
+    )
+    return await get(conn, tenant_id)

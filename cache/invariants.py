@@ -1,0 +1,141 @@
+"""Every law of the cache, checked at once; a broken one raises with a dump of the state.
+
+Called after every operation in property tests and after every step in debug mode. O(pool + tree), and it changes nothing.
+The numbers are those of the design: (1) each block in one place, (2) protectors, (3) heap entries, (4) lengths,
+(5) regions, (6) handles end where they say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from cache.block_pool import NULL_BLOCK
+from cache.ownership import Ownership
+from cache.prefix_cache import Handle, PrefixCache
+from cache.radix import Node
+
+
+class InvariantBroken(AssertionError):
+    """The message is the list of broken laws and a dump of the state."""
+
+
+def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
+    """Raise InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
+    otherwise from below."""
+    owners = cache.owners
+    live = None if handles is None else [handle for handle in handles if not handle.released]
+    broken = [
+        *_blocks_in_one_place(owners),
+        *_protectors(owners, live),
+        *_heap_entries(owners),
+        *_lengths_and_links(owners),
+        *_regions(owners),
+        *_handle_ends(owners, live or []),
+    ]
+    if broken:
+        raise InvariantBroken("\n".join([*broken, dump(cache)]))
+
+
+def dump(cache: PrefixCache) -> str:
+    """The state in words: one line per node, indented by depth, then blocks that are free or private."""
+    owners = cache.owners
+    lines = [f"step {cache.step}, free {cache.num_free}, evictable {cache.num_evictable}"]
+    depths = {owners.tree.root: 0}
+    for node in owners.tree.nodes():
+        depths.update(dict.fromkeys(node.children.values(), depths[node] + 1))
+        lines.append("  " * depths[node] + repr(node))
+    lines += [f"unlinked: {node!r}" for node in sorted(owners.doomed, key=lambda node: node.id)]
+    lines.append(f"free: {sorted(owners.pool.free_ids())}")
+    counts = {
+        block: owners.pool.refcount(block)
+        for block in range(cache.num_blocks)
+        if not owners.in_tree[block]
+    }
+    lines.append(f"private (block: owners): { {block: n for block, n in counts.items() if n} }")
+    return "\n".join(lines)
+
+
+def _all_nodes(owners: Ownership) -> list[Node]:
+    return [*owners.tree.nodes(), *owners.doomed]
+
+
+def _blocks_in_one_place(owners: Ownership) -> Iterator[str]:
+    free = Counter(owners.pool.free_ids())
+    tree = Counter(block for node in _all_nodes(owners) for block in node.block_ids)
+    if repeated := [block for block, n in (free + tree).items() if n > 1]:
+        yield f"(1) blocks in two places, free stack or tree: {repeated}"
+    if NULL_BLOCK in free or NULL_BLOCK in tree:
+        yield "(1) the null block was handed out"
+    for block in range(1, owners.pool.num_blocks):
+        owned = owners.pool.refcount(block)
+        if (owned == 0) != (block in free):
+            yield f"(1) block {block} has {owned} owners and is {'' if block in free else 'not '}free"
+        if bool(owners.in_tree[block]) != (block in tree):
+            yield f"(1) block {block}: the in_tree mark says {owners.in_tree[block]}"
+        if block in tree and (owned > 1) != (block in owners.guests):
+            yield f"(1) tree block {block} has {owned} owners, guest: {block in owners.guests}"
+    evictable = sum(len(node.block_ids) for node in owners.tree.nodes() if not node.num_protectors)
+    if evictable != owners.protection.num_evictable:
+        yield f"(1) {evictable} blocks are evictable, the count says {owners.protection.num_evictable}"
+
+
+def _protectors(owners: Ownership, handles: list[Handle] | None) -> Iterator[str]:
+    held = Counter(handle.node for handle in handles or [])
+    nodes = _all_nodes(owners)
+    children = Counter(node.parent for node in nodes if node.num_protectors and node.parent)
+    guests = Counter(owners.guests.values())
+    for node in nodes:
+        if node.num_guests != guests[node]:
+            yield f"(2) {node!r} has {guests[node]} guests"
+        least = children[node] + node.pinned + bool(node.num_guests) + held[node]
+        if node.num_protectors < least or (handles is not None and node.num_protectors != least):
+            yield f"(2) {node!r} should have {least} protectors"
+    for node in owners.doomed:
+        if not node.num_protectors:
+            yield f"(2) {node!r} was dropped, nobody holds it, and it is still here"
+
+
+def _heap_entries(owners: Ownership) -> Iterator[str]:
+    leaves = owners.protection.leaves
+    live = {id(entry) for entry in leaves.entries() if entry[3].entry is entry}
+    if len(live) != leaves.num_live:
+        yield f"(3) {len(live)} live entries, the count says {leaves.num_live}"
+    for node in _all_nodes(owners):
+        evictable_leaf = not (node.num_protectors or node.children or node.parent is None)
+        if evictable_leaf != (node.entry is not None and id(node.entry) in live):
+            yield f"(3) {node!r}: evictable leaf {evictable_leaf}, entry {node.entry is not None}"
+        if node.entry is not None and node.entry[:3] != (node.priority, node.last_used, node.id):
+            yield f"(3) {node!r} sits in the heap as {node.entry[:3]}"
+
+
+def _lengths_and_links(owners: Ownership) -> Iterator[str]:
+    size = owners.tree.block_size
+    for node in owners.tree.nodes():
+        if len(node.tokens) != size * len(node.block_ids) or len(node.hashes) != len(
+            node.block_ids
+        ):
+            yield f"(4) {node!r}: {len(node.tokens)} tokens, {len(node.hashes)} hashes"
+        if not node.block_ids and node.parent is not None:
+            yield f"(4) {node!r} is an empty edge"
+        for key, child in node.children.items():
+            if child.parent is not node or key != (child.region, child.tokens[:size].tobytes()):
+                yield f"(4) {child!r} hangs in the wrong place"
+
+
+def _regions(owners: Ownership) -> Iterator[str]:
+    left: dict[Node, frozenset[bytes]] = {owners.tree.root: frozenset()}
+    for node in owners.tree.nodes():
+        for child in node.children.values():
+            left[child] = left[node] if child.region == node.region else left[node] | {node.region}
+            if child.region in left[child]:
+                yield f"(5) {child!r} returns to a region that its path had left"
+
+
+def _handle_ends(owners: Ownership, handles: list[Handle]) -> Iterator[str]:
+    for handle in handles:
+        depth, node = 0, handle.node
+        while node.parent is not None:
+            depth, node = depth + len(node.block_ids), node.parent
+        if depth != handle.num_tree_blocks:
+            yield f"(6) {handle!r} ends {depth} blocks deep"

@@ -1,0 +1,46 @@
+"""The table of contents of a gateway process: what it holds, what every request passes, what it answers.
+
+One request (architecture.md section 3): `routes/chat` → `auth` → `text` → `admission` → `router` → `upstream` →
+worker → `stream` → `sse`; then settled, then ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from gateway import keys, middleware, resources
+from gateway.lifecycle import Detached, Lifecycle
+from gateway.routes import health, metrics
+from gateway.routes.table import Route
+from gateway.settings import GatewaySettings
+
+
+def routes() -> list[Route]:
+    """Every route of the base URL. A room that is not here does not exist."""
+    return [
+        *health.ROUTES,
+        *metrics.ROUTES,
+    ]
+
+
+def create_app(settings: GatewaySettings) -> web.Application:
+    app = web.Application(
+        middlewares=[middleware.observe, middleware.error_bodies, middleware.guard],
+        client_max_size=0,  # `body.read` keeps each route's own limit
+    )
+    app[keys.SETTINGS] = settings
+    app[keys.LIFECYCLE] = Lifecycle()
+    app[keys.DETACHED] = Detached()
+    app[keys.OBSERVERS] = []
+    app.cleanup_ctx.extend(resources.ALL)
+    app.on_response_prepare.append(middleware.stamp_answer)
+    add_routes(app, routes())
+    return app
+
+
+def add_routes(app: web.Application, table: Sequence[Route]) -> None:
+    app[keys.ROUTES] = {
+        app.router.add_route(route.method, route.path, route.handler): route for route in table
+    }

@@ -1,0 +1,58 @@
+"""Reads a request's body within its limits: size, time, rate. Bytes only; what they mean is in `schema`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import hdrs, web
+
+from gateway import errors
+from gateway.keys import EXPECTS_CONTINUE, SETTINGS
+from gateway.routes.table import Route
+
+MIN_BYTES_PER_S = 1024
+
+
+def check_head(request: web.Request, route: Route) -> None:
+    """Media type 415, then size 413, from the head alone. Raises `ApiError`."""
+    if hdrs.CONTENT_ENCODING in request.headers:
+        raise errors.ApiError(
+            415, "Content-Encoding is not supported.", code="unsupported_media_type"
+        )
+    if route.json_body and request.method in {"POST", "PUT", "PATCH"}:
+        has_body = request.can_read_body
+        if has_body and request.content_type != "application/json":
+            raise errors.ApiError(
+                415, "The body must be application/json.", code="unsupported_media_type"
+            )
+    if request.content_length is not None and request.content_length > route.max_body_bytes:
+        raise errors.too_large()
+
+
+async def read(request: web.Request, max_bytes: int) -> bytes:
+    """The whole body. Raises `ApiError`: 413 before more than the limit is held, 408 if it comes too slowly,
+    400 if its framing is broken."""
+    await _continue(request)
+    loop = asyncio.get_running_loop()
+    body_s = request.app[SETTINGS].body_s
+    started = loop.time()
+    parts = bytearray()
+    try:
+        async with asyncio.timeout(body_s) as limit:
+            while chunk := await request.content.readany():
+                parts += chunk
+                if len(parts) > max_bytes:
+                    raise errors.too_large()
+                # A large body may take longer than body_s, as long as it keeps the rate.
+                limit.reschedule(started + max(body_s, len(parts) / MIN_BYTES_PER_S))
+    except TimeoutError:
+        raise errors.timeout("The request body did not arrive in time.") from None
+    except web.RequestPayloadError:
+        raise errors.invalid("The request body is not valid HTTP.") from None
+    return bytes(parts)
+
+
+async def _continue(request: web.Request) -> None:
+    if request.get(EXPECTS_CONTINUE):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer itself has not begun

@@ -1,0 +1,19 @@
+"""Ids the gateway makes: request ids that begin with the time, object ids that do not."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+
+def request_id() -> str:
+    """`req_` + the 32 hex digits of a UUIDv7 (48 bits of milliseconds, then 74 random bits)."""
+    value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
+    value = value & ~(0xF << 76) | 0x7 << 76  # version 7
+    value = value & ~(0x3 << 62) | 0x2 << 62  # variant 10
+    return f"req_{value:032x}"
+
+
+def object_id(prefix: str) -> str:
+    """Prefix + 128 random bits."""
+    return prefix + secrets.token_hex(16)

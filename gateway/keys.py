@@ -1,0 +1,26 @@
+"""Every typed key of the application and of a request. State lives under these; there are no module globals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import redis.asyncio
+from aiohttp import web
+
+from accounting.types import Principal
+from gateway.lifecycle import Detached, Lifecycle
+from gateway.routes.table import Route
+from gateway.settings import GatewaySettings
+from gateway.telemetry.record import RequestRecord
+
+SETTINGS = web.AppKey("settings", GatewaySettings)
+ROUTES = web.AppKey("routes", dict[web.AbstractRoute, Route])
+LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
+DETACHED = web.AppKey("detached", Detached)
+REDIS = web.AppKey("redis", redis.asyncio.Redis)
+OBSERVERS = web.AppKey("observers", list[Callable[[RequestRecord], None]])
+"""Called once per request after its end: access log, metrics, request log, tracing."""
+
+RECORD = web.RequestKey("record", RequestRecord)
+PRINCIPAL = web.RequestKey("principal", Principal)
+EXPECTS_CONTINUE = web.RequestKey("expects_continue", bool)

@@ -1,0 +1,86 @@
+"""What state the process is in, and the owner of tasks that outlive a request. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Lifecycle:
+    """Starting → ready → draining → cut. `cut` tells running streams to end with `server_draining`."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.draining = asyncio.Event()
+        self.accepting = True
+        """False once the grace of a drain is over: what still arrives on open connections gets 503."""
+        self.cut = asyncio.Event()
+        self.faults: list[Callable[[], str | None]] = []
+        """Each names what makes this process unready, or None."""
+        self.num_workers: Callable[[], dict[str, int]] = dict
+        """Linked workers per model, for the operator's probe."""
+        self.num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around whatever a drain has to wait for."""
+        self.num_running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+            if not self.num_running:
+                self._idle.set()
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Waits until nothing runs; False if the time was not enough."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def unready(self) -> str | None:
+        """Why this process may not take traffic, as one fixed word."""
+        if not self.started:
+            return "starting"
+        if self.draining.is_set():
+            return "draining"
+        return next((fault for check in self.faults if (fault := check())), None)
+
+
+class Detached:
+    """Owns tasks that a vanished client must not take along: settlements, aborts. Awaited at the end."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("detached_task_failed", exc_info=error, extra={"task": task.get_name()})
+
+    async def join(self, timeout_s: float) -> None:
+        """Waits for all; what is not done then is cancelled."""
+        if not self._tasks:
+            return
+        _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)

@@ -1,0 +1,105 @@
+"""A gateway process from its start to its exit: sockets, probes, drain.
+
+Drain (operations.md section 10): unready at once → the listener stays open for a grace → nothing new → streams
+finish → the rest end with `server_draining` → everything is settled → exit. A second signal quits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+
+from aiohttp import web
+
+from gateway.app import create_app
+from gateway.http_limits import ConnectionLimits, GatewayRunner
+from gateway.keys import DETACHED, LIFECYCLE
+from gateway.routes.ops import create_ops_app
+from gateway.settings import GatewaySettings, SettingsError
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1024
+SETTLE_S = 10.0
+"""After the last stream: settlements, journal, spans."""
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Runs until a signal. Raises `SettingsError` when it cannot start."""
+    loop = asyncio.get_running_loop()
+    app = create_app(settings)
+    runner = GatewayRunner(app, ConnectionLimits.of(settings), shutdown_timeout=SETTLE_S)
+    stop = asyncio.Event()
+    lifecycle = app[LIFECYCLE]
+    ops = web.AppRunner(create_ops_app(app, lifecycle.draining.set), access_log=None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stop)
+    try:
+        await runner.setup()
+        await ops.setup()
+        await web.UnixSite(ops, str(_own_socket_path(settings))).start()
+        site = web.SockSite(runner, listening_socket(settings), backlog=BACKLOG)
+        await site.start()
+        logger.info("gateway_ready", extra={"slot": settings.slot, "url": site.name})
+        draining = asyncio.create_task(_drain_when_asked(app, settings, site))
+        await stop.wait()
+        lifecycle.draining.set()
+        await draining
+    finally:
+        await runner.cleanup()
+        await ops.cleanup()
+    logger.info("gateway_stopped", extra={"slot": settings.slot})
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        os._exit(1)  # the second signal: now
+    stop.set()
+
+
+async def _drain_when_asked(
+    app: web.Application, settings: GatewaySettings, site: web.BaseSite
+) -> None:
+    """By a signal or by `POST /drain`; ends when nothing runs any more."""
+    lifecycle = app[LIFECYCLE]
+    await lifecycle.draining.wait()
+    logger.info("gateway_draining", extra={"slot": settings.slot})
+    await asyncio.sleep(settings.drain_grace_s)
+    await site.stop()
+    lifecycle.accepting = False
+    if not await lifecycle.idle(settings.drain_s):
+        lifecycle.cut.set()
+        await lifecycle.idle(SETTLE_S)
+    await app[DETACHED].join(SETTLE_S)
+
+
+def _own_socket_path(settings: GatewaySettings) -> str:
+    settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings.ops_socket.unlink(missing_ok=True)
+    return str(settings.ops_socket)
+
+
+def listening_socket(settings: GatewaySettings) -> socket.socket:
+    """The inherited one, or one of our own on `bind`. Raises `SettingsError`."""
+    if settings.listen_fd is not None:
+        try:
+            return socket.socket(fileno=os.dup(settings.listen_fd))
+        except OSError as error:
+            raise SettingsError(
+                f"HEADGATE_LISTEN_FD is not an open socket: {error.strerror}."
+            ) from None
+    host, _, port = settings.bind.rpartition(":")
+    host = host.strip("[]")
+    try:
+        return socket.create_server(
+            (host, int(port)),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=BACKLOG,
+        )
+    except ValueError:
+        raise SettingsError(f"HEADGATE_BIND must be host:port, not {settings.bind!r}.") from None
+    except OSError as error:
+        raise SettingsError(f"Cannot listen on {settings.bind}: {error.strerror}.") from None

@@ -1,0 +1,77 @@
+"""Metric pages: two formats without the client library's negotiation, and one page made of several processes'.
+
+With OpenMetrics but without UTF-8 names the library would turn `vllm:x` into `vllm_x` (operations.md 3.1), so
+the encoder is chosen here; that is valid while every name matches `[a-zA-Z_:][a-zA-Z0-9_:]*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+@dataclass(frozen=True)
+class Page:
+    body: bytes
+    content_type: str
+
+
+def expose(registry: CollectorRegistry, accept: str) -> Page:
+    if "application/openmetrics-text" in accept:
+        body = generate_openmetrics(registry, escaping="allow-utf-8")  # type: ignore[no-untyped-call]
+        return Page(body, OPENMETRICS)
+    return Page(generate_latest(registry), TEXT)
+
+
+class Labelled(Collector):
+    """Another registry's families, each sample with the label `gateway` added."""
+
+    def __init__(self, inner: CollectorRegistry, slot: int) -> None:
+        self._inner = inner
+        self._slot = str(slot)
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, "gateway": self._slot})
+                for sample in family.samples
+            ]
+            yield family
+
+
+class Gathered(Collector):
+    """Pages of several processes as one: samples of equal families side by side."""
+
+    def __init__(self, pages: Iterable[tuple[str, str | None]]) -> None:
+        """(slot, text page or None for a process that is silent)."""
+        self._pages = list(pages)
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily(
+            "headgate_gateway_up", "1: the gateway process answers.", labels=["gateway"]
+        )
+        families: dict[str, Metric] = {}
+        for slot, page in self._pages:
+            up.add_metric([slot], 0.0 if page is None else 1.0)
+            for family in text_string_to_metric_families(page or ""):
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples += family.samples
+        yield up
+        yield from families.values()
+
+
+def gathered(pages: Iterable[tuple[str, str | None]], accept: str) -> Page:
+    registry = CollectorRegistry()
+    registry.register(Gathered(pages))
+    return expose(registry, accept)

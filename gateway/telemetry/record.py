@@ -1,0 +1,72 @@
+"""The one record of a request: facts and a timeline, filled on the way, read once by the observers at its end.
+
+Logs, metrics, the request log and spans are all made from it (architecture.md decision 12). Holds no text of a
+prompt or an output, no header value and no key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from accounting.types import Principal, Usage
+from workers.protocol.messages import TimelineEvent
+
+Mark = Literal[
+    "accepted", "authenticated", "tokenized", "admitted", "dispatched", "lease", "resumed", "first_byte",
+    "last_byte", "settled",
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    request_id: str
+    method: str
+    started_ns: int = field(default_factory=time.time_ns)
+    """Wall clock of the acceptance; all marks are offsets from it on the monotonic clock."""
+    started_mono_ns: int = field(default_factory=time.monotonic_ns)
+    route: str = "_unmatched"
+    """The route's template, never the path."""
+    status: int = 0
+    outcome: str = ""
+    """`ok`, `client_error`, `refused`, `server_error`, `client_gone`."""
+    principal: Principal | None = None
+    client_request_id: str = ""
+    peer: str = ""
+    traceparent: str = ""
+    """The client's own header: linked or continued by tracing, never trusted here."""
+    model: str = ""
+    tier: str = ""
+    stream: bool = False
+    params: dict[str, Any] = field(default_factory=dict)
+    """Request parameters that telemetry may show: numbers and flags only."""
+    num_prompt_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
+    charge_micro_units: int = 0
+    currency: str = ""
+    finish_reasons: tuple[str, ...] = ()
+    error_code: str = ""
+    disconnect_phase: str = ""
+    worker: str = ""
+    attempt: int = 0
+    num_leases: int = 0
+    worker_timeline: tuple[TimelineEvent, ...] = ()
+    outgoing_traceparent: str = ""
+    """What was sent to the worker."""
+    settling: asyncio.Task[Any] | None = None
+    """A settlement that outlives the request; the observers wait for it."""
+    marks: list[tuple[Mark, int]] = field(default_factory=list)
+    """(name, nanoseconds since acceptance)."""
+
+    def mark(self, name: Mark) -> None:
+        self.marks.append((name, time.monotonic_ns() - self.started_mono_ns))
+
+    def offset_ms(self, name: Mark) -> float | None:
+        """Milliseconds from acceptance to the first mark of that name."""
+        return next((ns / 1e6 for mark, ns in self.marks if mark == name), None)
+
+    @property
+    def duration_ms(self) -> float:
+        return (time.monotonic_ns() - self.started_mono_ns) / 1e6
