@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import uuid
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
@@ -267,7 +268,7 @@ class ScriptedWorker:
             self,
             Identity(self.worker, model, self.address, redis_url),
             self.engine,
-            hello_of(self.engine, model),
+            hello_of(self.engine, model, str(uuid.uuid4())),
             Metrics(model, slot, self.runner.block_size, self.runner.num_blocks),
             self._journal.unacked if self._journal is not None else [],
             drain_s,

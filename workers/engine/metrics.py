@@ -48,7 +48,7 @@ class WeightedHistogram:
 
 class Metrics:
     def __init__(self, model: str, slot: int, block_size: int, num_blocks: int) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": str(slot)}
         self._num_blocks = num_blocks - 1

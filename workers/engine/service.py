@@ -13,7 +13,6 @@ import os
 import queue
 import threading
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -85,6 +84,7 @@ class Service:
         self._num_links = 0
         self._num_attempts = 0
         self._beat_at = time.monotonic()
+        self._accepting_ended = False
         self._draining = asyncio.Event()
         self._stopped = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -95,17 +95,23 @@ class Service:
 
     @property
     def draining(self) -> bool:
-        return self._draining.is_set()
+        return self._accepting_ended
+
+    def stop_accepting(self) -> None:
+        """What runs goes on, what is new is refused. Safe to call twice."""
+        if not self.draining:
+            logger.info("draining", extra={"event": "drain_started"})
+            self._accepting_ended = True
+            self._inbox.put((0, Drain()))
 
     def drain(self) -> None:
         """Accept nothing new, let what runs finish, then `run` returns. Safe to call twice and from a signal."""
-        if not self.draining:
-            logger.info("draining", extra={"event": "drain_started"})
+        self.stop_accepting()
         self._draining.set()
-        self._inbox.put((0, Drain()))
+        self._notice_quiet()
 
     async def run(self) -> None:
-        """Raises what broke the engine."""
+        """Raises `OSError` if the address cannot be listened on; an engine that broke shows in `engine_error`."""
         loop = asyncio.get_running_loop()
         thread = threading.Thread(target=self._run_engine, args=(loop,), name="engine", daemon=True)
         thread.start()
@@ -126,8 +132,7 @@ class Service:
         finally:
             self._inbox.put((0, Stop()))
             await asyncio.to_thread(thread.join, STUCK_S)
-        if self.engine_error is not None:
-            raise self.engine_error
+        logger.info("worker ends", extra={"event": "worker_stopped"})
 
     # --- the engine thread ---
 
@@ -156,7 +161,11 @@ class Service:
         if out.records:
             self._ship()
         self._metrics.observe(out)
-        if self.draining and out.status.draining and out.num_attempts == 0:
+        self._notice_quiet()
+
+    def _notice_quiet(self) -> None:
+        """The engine itself says that it takes nothing more: what came before `Drain` has been heard."""
+        if self.status.draining and self._num_attempts == 0:
             self._quiet.set()
 
     def _send(self, link: int, message: Message) -> None:
@@ -316,11 +325,11 @@ class Service:
         )
 
 
-def hello_of(engine: Engine, model: str) -> Hello:
+def hello_of(engine: Engine, model: str, process: str) -> Hello:
     runner = engine.runner
     return Hello(
         PROTOCOL_VERSION,
-        str(uuid.uuid4()),
+        process,
         model,
         runner.root,
         runner.block_size,
