@@ -3,6 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.headgate-installed
+HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 	touch $(STAMP)
 
 serve: setup ## start gateway, worker, jobs and embedded services on 127.0.0.1:8080
-	@exec $(BIN)/headgate up $(ARGS)
+	@exec $(BIN)/headgate up --home $(HEADGATE_HOME) $(ARGS)
 
 test: setup ## all tests; starts embedded services where none answer
 	$(BIN)/python -m pytest $(ARGS)

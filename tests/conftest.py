@@ -21,6 +21,8 @@ import pytest
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
+pytest_plugins = ("running",)
+
 FOLDER_MARKERS = ("integration", "e2e", "chaos", "gpu")
 
 

@@ -60,8 +60,7 @@ def main() -> None:
 def up(home: Path, host: str, port: int, model: str | None, workers: int, gateways: int,
        ready_file: Path | None, no_migrate: bool) -> None:  # fmt: skip
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
-    from accounting.migrate import SchemaError
-
+    from accounting.errors import SchemaError
     from gateway.cli.supervisor import ChildFailed
     from gateway.cli.up import Options, run
 
@@ -95,6 +94,7 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, gatewa
 def migrate(home: Path, check: bool, check_models: bool) -> None:
     """Bring the database schema to this version."""
     from accounting import migrate as migrations
+    from accounting.errors import SchemaError
 
     url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home.expanduser().resolve()).database_url
     try:
@@ -108,7 +108,7 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
             Home(home.expanduser().resolve()).prepare()
             migrations.upgrade(url)
             click.echo("The schema is current.")
-    except (HomeError, migrations.SchemaError) as error:
+    except (HomeError, SchemaError) as error:
         fail(str(error))
 
 

@@ -12,24 +12,28 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
 import redis.asyncio
-from accounting.bootstrap import Credentials, bootstrap
 
 from accounting import migrate
+from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
 from gateway.cli import embedded
 from gateway.cli.home import Home, HomeError, write_private
-from gateway.cli.model import ServedModel, resolve
+from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
 from gateway.cli.supervisor import Spec, Supervisor
 
 READY_LIMIT_S = 600.0
 POLL_S = 0.1
 LISTEN_BACKLOG = 1024
+OPS_HOST = "127.0.0.1"
+OPS_FIRST_PORT = 9400
+"""Workers count on from here (operations.md section 3.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class Ready(msgspec.Struct, frozen=True):
     model: str
     model_path: str
     pids: dict[str, list[int] | int | None]
+    metrics: dict[str, list[str]]
+    """URLs of the workers' own metrics; the gateways' are at `<base_url>/metrics`."""
 
 
 class Up:
@@ -69,6 +75,7 @@ class Up:
         self.socket: socket.socket | None = None
         self.model: ServedModel | None = None
         self.credentials: Credentials | None = None
+        self._ops = free_addresses(OPS_HOST, OPS_FIRST_PORT, options.num_workers)
         self.redis_url = options.redis_url or embedded.redis_url(self._redis_socket)
         self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(
             self.redis_url
@@ -117,14 +124,13 @@ class Up:
         await self._write_ready()
         self._banner()
 
-    async def _until_stop(self, work: object) -> None:
+    async def _until_stop(self, work: Coroutine[Any, Any, object]) -> None:
         """Runs `work` to its end, unless a stop is asked for (returns) or a child fails for good (raises)."""
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self.stop_asked.wait())
         try:
-            await asyncio.wait(
-                {task, stop, self.supervisor.failed}, return_when=asyncio.FIRST_COMPLETED
-            )
+            ends: set[asyncio.Future[Any]] = {task, stop, self.supervisor.failed}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self.supervisor.failed.done():
                 raise self.supervisor.failed.result()
             if task.done():
@@ -170,9 +176,11 @@ class Up:
             self.database_url,
             self.home.read_secret("pepper"),
             self.model.id,
+            EXAMPLE_RATES if self.model.id == DEMO_MODEL_ID else FREE,
             self._stored_credentials(),
         )
-        write_private(self.home.credentials, msgspec.json.encode(self.credentials))
+        stored = msgspec.structs.replace(self.credentials, fresh=False)
+        write_private(self.home.credentials, msgspec.json.encode(stored))
 
     def _stored_credentials(self) -> Credentials | None:
         try:
@@ -231,6 +239,7 @@ class Up:
             HEADGATE_MODEL=str(self.model.path),
             HEADGATE_MODEL_ID=self.model.id,
             HEADGATE_WORKER_ADDRESS=f"unix:{self.home.run / f'worker-{slot}.sock'}",
+            HEADGATE_OPS_BIND=self._ops[slot],
             HEADGATE_THREADS=os.environ.get("HEADGATE_THREADS", str(threads)),
         )
         return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env)
@@ -298,6 +307,7 @@ class Up:
             api_key=self.credentials.api_key,
             model=self.model.id,
             model_path=str(self.model.path),
+            metrics={"worker": [f"http://{address}/metrics" for address in self._ops]},
             pids={
                 **{kind: pids(kind) for kind in ("gateway", "worker", "jobs")},
                 "redis": redis_pids[0] if redis_pids else None,
@@ -327,6 +337,22 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
     sock.setblocking(False)
     return sock
+
+
+def free_addresses(host: str, first_port: int, count: int) -> list[str]:
+    """`count` addresses that nobody listens on now, from `first_port` on; another `up` may have taken the first."""
+    found: list[str] = []
+    for port in range(first_port, first_port + 1000):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError:
+                continue
+        found.append(f"{host}:{port}")
+        if len(found) == count:
+            return found
+    raise HomeError(f"No free port for the workers' metrics from {first_port} on.")
 
 
 def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> str:

@@ -29,12 +29,16 @@ PATHS: dict[str, NamespacePath] = {
     "bert behind public": (PathEntry(PUBLIC, 4), PathEntry(BERT, -1)),
     "anna behind a rounded end": (PathEntry(PUBLIC, 3), PathEntry(ANNA, -1)),
 }
+
+
 def prompt(length: int, flipped: int) -> list[int]:
     return [int(position == flipped) for position in range(length)]
 
 
 # Prompts that differ in one token at most: long shared prefixes, so that splits and duplicates are the rule.
-prompts = st.builds(prompt, st.integers(1, 11), st.sampled_from([99, 99, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]))
+prompts = st.builds(
+    prompt, st.integers(1, 11), st.sampled_from([99, 99, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+)
 names = st.sampled_from(sorted(PATHS))
 pick = st.integers(0, 7)
 
@@ -117,13 +121,21 @@ class CacheMachine(RuleBasedStateMachine):
 
     # What an engine does.
 
-    @rule(name=names, tokens=prompts, read=st.sampled_from([True, True, False]), priority=st.sampled_from([0, 50]), chunk=st.integers(0, 11))
+    @rule(
+        name=names,
+        tokens=prompts,
+        read=st.sampled_from([True, True, False]),
+        priority=st.sampled_from([0, 50]),
+        chunk=st.integers(0, 11),
+    )
     def admit(self, name: str, tokens: list[int], read: bool, priority: int, chunk: int) -> None:
         path, before = PATHS[name], self.in_the_tree()
         matched = self.cache.match(path, tokens)
         assert self.in_the_tree() == before, "match changed the tree"
         handle = self.cache.acquire(path, tokens, read=read, tenant=name, priority=priority)
-        sequence = Sequence(path, tokens, handle, list(handle.block_ids), len(tokens), handle.num_tokens)
+        sequence = Sequence(
+            path, tokens, handle, list(handle.block_ids), len(tokens), handle.num_tokens
+        )
         assert matched == self.longest(sequence)
         assert handle.num_tokens == (matched if read else 0)
         self.reason_is_right(sequence, read)
@@ -158,7 +170,10 @@ class CacheMachine(RuleBasedStateMachine):
         if read:
             assert (reason in ("last_token", "below_block")) == (missed <= SIZE)
             assert reason != "cold" or handle.num_tokens == 0
-            assert reason != "diverged" or handle.num_tokens <= handle.diverged_at_token < handle.num_tokens + SIZE
+            assert (
+                reason != "diverged"
+                or handle.num_tokens <= handle.diverged_at_token < handle.num_tokens + SIZE
+            )
             assert (reason == "evicted") == (handle.evicted_age >= 0)
         public_end = sequence.path[0].end // SIZE * SIZE if len(sequence.path) > 1 else 0
         assert handle.public_tokens == min(handle.num_tokens, public_end)
@@ -167,7 +182,10 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(index=pick, chunk=st.integers(1, 11))
     def prefill(self, index: int, chunk: int) -> None:
         sequence = self.some(index)
-        self.write(sequence, max(sequence.num_computed, min(sequence.num_computed + chunk, sequence.num_prompt)))
+        self.write(
+            sequence,
+            max(sequence.num_computed, min(sequence.num_computed + chunk, sequence.num_prompt)),
+        )
 
     @precondition(lambda self: self.sequences)
     @rule(index=pick, token=st.integers(0, 1))
@@ -191,7 +209,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.write(sequence, len(sequence.tokens))
 
     @precondition(lambda self: self.sequences)
-    @rule(index=pick, back=st.sampled_from([0, 0, 0, 1, 2, 3]), write=st.sampled_from([True, True, True, False]), priority=st.sampled_from([20, 50]), deferred=st.booleans())
+    @rule(
+        index=pick,
+        back=st.sampled_from([0, 0, 0, 1, 2, 3]),
+        write=st.sampled_from([True, True, True, False]),
+        priority=st.sampled_from([20, 50]),
+        deferred=st.booleans(),
+    )
     def commit(self, index: int, back: int, write: bool, priority: int, deferred: bool) -> None:
         sequence = self.some(index)
         committed = max(0, sequence.num_computed - back)
@@ -204,7 +228,9 @@ class CacheMachine(RuleBasedStateMachine):
         sequence.table = list(result.block_ids)
         assert result.num_tree_blocks == sequence.handle.num_tree_blocks == expected
         sequence.num_committed = max(sequence.num_committed, committed)
-        assert result.num_tree_blocks * SIZE <= max(sequence.num_committed, sequence.handle.num_tokens), "law 6"
+        assert result.num_tree_blocks * SIZE <= max(
+            sequence.num_committed, sequence.handle.num_tokens
+        ), "law 6"
         assert set(result.freed_duplicates) == set(old) - set(sequence.table)
         if deferred:
             self.cache.free(result.freed_duplicates)
@@ -215,7 +241,10 @@ class CacheMachine(RuleBasedStateMachine):
             return end
         while end < target:
             prefix = sequence.prefix((end + 1) * SIZE)
-            writable = prefix[-1][0] == sequence.path[-1].region and sequence.table[end] not in self.cut_off_ids
+            writable = (
+                prefix[-1][0] == sequence.path[-1].region
+                and sequence.table[end] not in self.cut_off_ids
+            )
             if prefix not in self.known and not writable:
                 break
             self.known.add(prefix)
@@ -230,7 +259,16 @@ class CacheMachine(RuleBasedStateMachine):
         table = list(old.table)
         self.cache.share(table[handle.num_tree_blocks :])
         # A half-written prompt is never forked: the choices would both write the shared rest.
-        new = Sequence(old.path, list(old.tokens), handle, table, old.num_prompt, old.num_computed, old.cut_off, old.num_committed)
+        new = Sequence(
+            old.path,
+            list(old.tokens),
+            handle,
+            table,
+            old.num_prompt,
+            old.num_computed,
+            old.cut_off,
+            old.num_committed,
+        )
         self.sequences.append(new)
         if new.num_computed < len(new.tokens):
             self.finish(len(self.sequences) - 1)
@@ -332,6 +370,10 @@ CacheMachine.TestCase.settings = settings(
     max_examples=3000 if SOAK else 120,
     stateful_step_count=120 if SOAK else 40,
     deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
 )
 TestPrefixCacheAgainstANaiveModel = CacheMachine.TestCase
