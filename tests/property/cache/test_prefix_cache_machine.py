@@ -367,8 +367,8 @@ class CacheMachine(RuleBasedStateMachine):
 
 SOAK = os.environ.get("HEADGATE_SOAK") == "1"
 CacheMachine.TestCase.settings = settings(
-    max_examples=3000 if SOAK else 120,
-    stateful_step_count=120 if SOAK else 40,
+    max_examples=5000 if SOAK else 300,
+    stateful_step_count=100 if SOAK else 50,
     deadline=None,
     suppress_health_check=[
         HealthCheck.too_slow,

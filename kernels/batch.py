@@ -1,0 +1,72 @@
+"""The ragged rows of one packed attention call, prepared once per step and read by every layer.
+
+Knows lengths and block ids. Does not know sequences, layers or what the tokens are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """Row i has `query_lens[i]` new tokens behind `context_lens[i]` older ones; the KV of both is in the blocks
+    `block_tables[i]`. Queries lie packed, row after row, in the order of the lists.
+
+    The lists stay on the host, so that no layer waits for the device; the tensors are what a kernel reads.
+    """
+
+    query_lens: list[int]
+    context_lens: list[int]
+    block_tables: list[torch.Tensor]
+    """Per row the ids of its blocks, int64, on the device."""
+    block_size: int
+    _row_ids: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+    _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.query_lens)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """First query of each row in the packed order, and the number of all queries at the end."""
+        starts = [0]
+        for length in self.query_lens:
+            starts.append(starts[-1] + length)
+        return starts
+
+    def first_key(self, row: int, window: int) -> int:
+        """First token that any query of the row may see, rounded down to a block (window 0: no window)."""
+        if window == 0:
+            return 0
+        oldest = max(0, self.context_lens[row] + 1 - window)
+        return oldest - oldest % self.block_size
+
+    def kv_row_ids(self, row: int, num_kv_heads: int, window: int) -> torch.Tensor:
+        """Rows of the layer seen as `[num_blocks * 2 * KVH, block_size * head_dim]`, in the order K before V, head,
+        block: one `index_select` of them is `[2, KVH, tokens, head_dim]`."""
+        key = (row, num_kv_heads, window)
+        if key not in self._row_ids:
+            blocks = self.block_tables[row][self.first_key(row, window) // self.block_size :]
+            halves = torch.arange(2 * num_kv_heads, device=blocks.device)
+            ids = blocks[None, :] * (2 * num_kv_heads) + halves[:, None]
+            self._row_ids[key] = ids.reshape(-1)
+        return self._row_ids[key]
+
+    def mask(self, row: int, window: int) -> torch.Tensor:
+        """`[query_len, keys]`, true where a query may look; keys begin at `first_key`."""
+        key = (row, window)
+        if key not in self._masks:
+            context, length = self.context_lens[row], self.query_lens[row]
+            first, device = self.first_key(row, window), self.block_tables[row].device
+            queries = torch.arange(context, context + length, device=device)[:, None]
+            keys = torch.arange(first, context + length, device=device)[None, :]
+            seen = keys <= queries
+            if window:
+                seen &= keys > queries - window
+            self._masks[key] = seen
+        return self._masks[key]

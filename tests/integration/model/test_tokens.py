@@ -1,0 +1,62 @@
+"""Greedy tokens and logits of the runner against transformers' own, float32 on a CPU."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_models import CONFIGS, Driven, TinyModel, drive
+
+from workers.engine.plan import Row
+
+NUM_TOKENS = 24
+LENGTHS = (41, 18)
+"""With the output the first is past 5 windows of 12."""
+
+TinyModels = Callable[[str], TinyModel]
+
+
+def _prompt(length: int) -> list[int]:
+    return random.Random(length).choices(range(3, 301), k=length)
+
+
+@functools.cache
+def _expected(model: TinyModel, length: int) -> list[int]:
+    ids = torch.tensor([_prompt(length)])
+    out = model.reference.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_TOKENS,
+        min_new_tokens=NUM_TOKENS,
+        do_sample=False,
+    )
+    return out[0, length:].tolist()
+
+
+@pytest.mark.parametrize("chunk", [1 << 30, 1, 7, 16], ids=["whole", "1", "7", "16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_tokens_are_those_of_generate_for_every_chunking(
+    tiny_model: TinyModels, name: str, chunk: int
+) -> None:
+    """Two sequences, the second arrives while the first decodes: prefill and decode share steps."""
+    model = tiny_model(name)
+    sequences = [Driven(_prompt(length), arrival=4 * i) for i, length in enumerate(LENGTHS)]
+    drive(model.runner(), sequences, NUM_TOKENS, chunk, shuffle_seed=chunk)
+    assert [s.output for s in sequences] == [_expected(model, length) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_prompt_logprob_is_within_1e4_of_transformers(
+    tiny_model: TinyModels, name: str
+) -> None:
+    model = tiny_model(name)
+    prompt = _prompt(41)
+    runner = model.runner()
+    (result,) = runner.execute([Row(prompt, 0, list(range(1, 12)), prompt_logprobs=0)])
+    logits = model.reference(input_ids=torch.tensor([prompt])).logits[0]
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    found = torch.tensor([entry.logprob for entry in result.prompt_logprobs])
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

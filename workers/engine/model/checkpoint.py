@@ -1,0 +1,109 @@
+"""A model directory on disk: where it is, what is in it, and the name its KV goes by.
+
+Knows files. Does not know architectures or tensors' meaning. Only safetensors are read: they hold no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+
+from workers.engine.errors import ModelError
+
+_DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
+"""Places of a weight file that go into its identity: two trainings of one architecture differ in all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    directory: Path
+    files: tuple[Path, ...]
+    """The safetensors, sorted."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor once, shard by shard, on the host."""
+        for path in self.files:
+            try:
+                with safe_open(path, framework="pt", device="cpu") as shard:
+                    for name in shard.keys():  # noqa: SIM118 - not a mapping
+                        yield name, shard.get_tensor(name)
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"The weight file {path} cannot be read: {error}.") from error
+
+    def identity(self, extra: str) -> str:
+        """32 hex digits; equal only for equal configuration, weights, tokenizer and `extra`. Reads a sample of the
+        weights, not all of them."""
+        digest = hashlib.blake2b(extra.encode(), digest_size=16)
+        for name in ("config.json", *_TOKENIZER_FILES):
+            path = self.directory / name
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(f"\n{name} {len(content)}\n".encode() + content)
+        for path in self.files:
+            size = path.stat().st_size
+            digest.update(f"\n{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+                digest.update(file.read(header))
+                for sample in range(_SAMPLES):
+                    file.seek(8 + header + sample * (size - 8 - header) // _SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+        return digest.hexdigest()
+
+
+def find(model: str) -> Checkpoint:
+    """A local directory, or else the snapshot of a hub id (downloaded if it is not there yet)."""
+    path = Path(model).expanduser()
+    directory = path if path.exists() else _download(model)
+    if not directory.is_dir():
+        raise ModelError(f"The model {model} is a file, not a directory.")
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"The model directory {directory} has no config.json.")
+    files = tuple(sorted(directory.glob("*.safetensors")))
+    if not files:
+        raise ModelError(
+            f"The model directory {directory} has no .safetensors file; other formats can hold code and are not read."
+        )
+    return Checkpoint(directory, files)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file, {} if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"The file {path} is not valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"The file {path} does not hold a JSON object.")
+    return content
+
+
+def _download(model: str) -> Path:
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ModelError(f"The model directory {model} does not exist.")
+    try:
+        return Path(snapshot_download(model, allow_patterns=_DOWNLOAD))
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"The model {model} is neither a directory nor a hub model that can be fetched: {cause}"
+        ) from error

@@ -1,0 +1,216 @@
+"""transformers' models on paged attention: the hook, what is attached to each attention module, one packed pass.
+
+Knows modules and packed tensors. Does not know sequences: which token belongs where stands in the step context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from kernels.batch import PagedBatch
+from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
+from workers.engine.errors import ModelError
+from workers.engine.kv_store import KVStore
+
+ATTENTION = "headgate_paged"
+_LAYER = "headgate_layer"
+"""Attribute of an attention module that holds its `PagedLayer`: found without a lookup, and never another runner's."""
+_WITHOUT_EFFECT = frozenset(
+    {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
+)
+"""Arguments that some models pass to attention functions and that change nothing here."""
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What the tokens of the running step are. Owned by one runner, set before each pass, read by its layers."""
+
+    slots: torch.Tensor
+    decode: PagedBatch | None
+    """The rows with one token, packed first."""
+    prefill: PagedBatch | None
+
+
+@dataclass(slots=True)
+class StepSlot:
+    """The place a runner puts the step's context in; its layers hold this and nothing else of the runner."""
+
+    context: StepContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the hook, its tensors `[num_tokens, heads, head_dim]`."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    scale: float
+    window: int
+    softcap: float
+    sinks: torch.Tensor | None
+
+
+class PagedLayer:
+    """The KV of one layer and how its module attends over it."""
+
+    def __init__(self, kv: torch.Tensor, ops: Ops, step: StepSlot) -> None:
+        self._kv = kv
+        self._ops = ops
+        self._step = step
+
+    def attend(self, module: nn.Module, call: Call) -> torch.Tensor:
+        step = self._step.context
+        assert step is not None, "a pass outside a step"
+        self._ops.kv_write(self._kv, call.key, call.value, step.slots)
+        out = torch.empty_like(call.query)
+        how = (call.scale, call.window, call.softcap, call.sinks)
+        num_decode = 0 if step.decode is None else step.decode.num_rows
+        if step.decode is not None:
+            query = call.query[:num_decode]
+            self._ops.attention_decode(out[:num_decode], query, self._kv, step.decode, *how)
+        if step.prefill is not None:
+            query = call.query[num_decode:]
+            self._ops.attention_prefill(out[num_decode:], query, self._kv, step.prefill, *how)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSite:
+    """A module that calls the hook, and the shape of its KV."""
+
+    module: nn.Module
+    num_kv_heads: int
+    head_dim: int
+
+
+class Discovery:
+    """Stands in for `PagedLayer` during one pass and writes down who calls."""
+
+    def __init__(self) -> None:
+        self.sites: list[AttentionSite] = []
+
+    def attend(self, module: nn.Module, call: Call) -> torch.Tensor:
+        _, num_kv_heads, head_dim = call.key.shape
+        if call.value.shape != call.key.shape or call.query.shape[2] != head_dim:
+            raise ModelError(
+                "Keys, queries and values of the model differ in size, which is not supported."
+            )
+        if any(site.module is module for site in self.sites):
+            raise ModelError(
+                "One attention layer of the model runs twice in a pass, which is not supported."
+            )
+        self.sites.append(AttentionSite(module, num_kv_heads, head_dim))
+        return torch.zeros_like(call.query)
+
+
+def paged_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The registered attention function. Tensors arrive `[1, heads, num_tokens, head_dim]`, rotated."""
+    unknown = [name for name in others if others[name] is not None and name not in _WITHOUT_EFFECT]
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        unknown.append("is_causal=False")
+    if unknown:
+        raise ModelError(
+            f"The attention of the model needs {', '.join(unknown)}, which is not supported."
+        )
+    call = Call(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        query.shape[3] ** -0.5 if scaling is None else scaling,
+        sliding_window or 0,
+        softcap or 0.0,
+        s_aux,
+    )
+    out = getattr(module, _LAYER).attend(module, call)
+    return out[None], None
+
+
+# The registry is transformers' own and keyed by name; the function holds no state.
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)
+
+
+def discover(model: PreTrainedModel) -> list[AttentionSite]:
+    """Runs one token and returns the modules that attend, in the order they run in."""
+    discovery = Discovery()
+    for module in model.modules():
+        setattr(module, _LAYER, discovery)
+    first = torch.zeros(1, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    hidden_states(model, first, first)
+    for module in model.modules():
+        delattr(module, _LAYER)
+    _refuse_sites(discovery.sites, model.config.num_hidden_layers)
+    return discovery.sites
+
+
+def _refuse_sites(sites: Sequence[AttentionSite], num_layers: int) -> None:
+    if len(sites) != num_layers:
+        raise ModelError(
+            f"Only {len(sites)} of the model's {num_layers} layers attend through transformers' interface."
+        )
+    if len({(site.num_kv_heads, site.head_dim) for site in sites}) != 1:
+        raise ModelError(
+            "The layers of the model differ in the size of their keys, which is not supported."
+        )
+    if sites[0].head_dim not in SUPPORTED_HEAD_DIMS:
+        allowed = ", ".join(map(str, sorted(SUPPORTED_HEAD_DIMS)))
+        raise ModelError(f"The head size {sites[0].head_dim} of the model is not one of {allowed}.")
+
+
+def attach(sites: Sequence[AttentionSite], store: KVStore, ops: Ops, step: StepSlot) -> None:
+    """Gives each attention module its own layer of the store, in the order they run in."""
+    for index, site in enumerate(sites):
+        setattr(site.module, _LAYER, PagedLayer(store.layer(index), ops, step))
+
+
+def hidden_states(
+    model: PreTrainedModel, token_ids: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """One packed pass without the head: `[num_tokens]` ids and absolute positions → `[num_tokens, hidden]`."""
+    output = model.base_model(
+        input_ids=token_ids[None], position_ids=positions[None], use_cache=False
+    )
+    return output.last_hidden_state[0]
+
+
+class Head:
+    """From hidden states to logits as the model's own class computes them. `probe` compares the two, so a step that
+    is not known here is a refusal and not a wrong token."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        self._project = model.get_output_embeddings()
+        self._scale = getattr(config, "logit_scale", None) or 1.0
+        self._scale /= getattr(config, "logits_scaling", None) or 1.0
+        self._softcap = getattr(config, "final_logit_softcapping", None)
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[num_rows, vocab]` in float32."""
+        logits = self._project(hidden)
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits.float()

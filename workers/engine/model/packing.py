@@ -1,0 +1,73 @@
+"""Rows of a step → the tensors of one packed pass.
+
+Knows plan.py's rows and the paged layout. Does not know the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.batch import PagedBatch
+from workers.engine.model.hf import StepContext
+from workers.engine.plan import Row
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    context: StepContext
+    order: list[int]
+    """Index into the given rows of each packed row."""
+    starts: list[int]
+    """First packed token of each given row (not of each packed one)."""
+
+
+def pack(rows: Sequence[Row], block_size: int, device: torch.device) -> PackedStep:
+    """Rows with one token come first: their attention is another kernel's."""
+    decode = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
+    prefill = [index for index, row in enumerate(rows) if len(row.tokens) != 1]
+    order = decode + prefill
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    starts = [0] * len(rows)
+    for index in order:
+        row = rows[index]
+        starts[index] = len(token_ids)
+        token_ids += row.tokens
+        end = row.start + len(row.tokens)
+        positions += range(row.start, end)
+        table = row.block_table
+        slots += [
+            table[position // block_size] * block_size + position % block_size
+            for position in range(row.start, end)
+        ]
+    context = StepContext(
+        torch.tensor(slots, device=device),
+        _batch([rows[index] for index in decode], block_size, device),
+        _batch([rows[index] for index in prefill], block_size, device),
+    )
+    return PackedStep(
+        torch.tensor(token_ids, device=device),
+        torch.tensor(positions, device=device),
+        context,
+        order,
+        starts,
+    )
+
+
+def _batch(rows: Sequence[Row], block_size: int, device: torch.device) -> PagedBatch | None:
+    if not rows:
+        return None
+    tables = []
+    for row in rows:
+        used = -(-(row.start + len(row.tokens)) // block_size)
+        assert len(row.block_table) >= used, "a block table ends before its tokens"
+        tables.append(torch.tensor(row.block_table[:used], dtype=torch.int64, device=device))
+    return PagedBatch(
+        [len(row.tokens) for row in rows], [row.start for row in rows], tables, block_size
+    )

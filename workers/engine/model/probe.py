@@ -1,0 +1,108 @@
+"""The load-time proof that packed, paged and chunked gives what transformers computes for one sequence at a time.
+
+Runs on a small copy of the model: its own weights and widths, the first layers of every kind, few tokens, windows
+shrunk so that they matter, float32. A model that differs is refused, because it would serve wrong tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from kernels.dispatch import Ops
+from workers.engine.errors import ModelError
+from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.model import hf, loader
+from workers.engine.model.packing import pack
+from workers.engine.plan import Row
+
+_VOCAB, _WINDOW, _BLOCK_SIZE = 64, 5, 4
+_LENGTHS, _CUT = (11, 14), 6
+_TOLERANCE = 1e-4
+"""Of the largest logit."""
+
+
+def probe(model: PreTrainedModel, device: torch.device, ops: Ops) -> None:
+    """Raises ModelError where the two ways differ."""
+    small = _small_copy(model, device)
+    sequences = [
+        [(7 * index + 3 * length) % small.config.vocab_size for index in range(length)]
+        for length in _LENGTHS
+    ]
+    packed = _packed_logits(small, sequences, device, ops)
+    small.set_attn_implementation("eager")
+    for tokens, mine in zip(sequences, packed, strict=True):
+        ids = torch.tensor([tokens], device=device)
+        theirs = small(input_ids=ids, use_cache=False).logits[0].float()
+        error = ((mine - theirs).abs().max() / theirs.abs().max()).item()
+        if not error <= _TOLERANCE:
+            raise ModelError(
+                f"The model type '{model.config.model_type}' cannot be served: its logits over paged KV differ from"
+                f" transformers' own by {error:.1e} of the largest one."
+            )
+
+
+def _packed_logits(
+    small: PreTrainedModel, sequences: list[list[int]], device: torch.device, ops: Ops
+) -> list[torch.Tensor]:
+    """Both sequences at once; the second one in two chunks, the later behind the rest of the first, so that a model
+    which numbers the packed tokens itself is caught."""
+    sites = hf.discover(small)
+    shape = KVShape(
+        len(sites), sites[0].num_kv_heads, sites[0].head_dim, _BLOCK_SIZE, torch.float32
+    )
+    store = KVStore(shape, 16, device, ops)
+    step = hf.StepSlot()
+    hf.attach(sites, store, ops, step)
+    first, second = sequences
+    tables = ([9, 2, 5], [4, 11, 1, 8])
+    steps = (
+        [Row(first[:-1], 0, tables[0]), Row(second[:_CUT], 0, tables[1])],
+        [Row(second[_CUT:], _CUT, tables[1]), Row(first[-1:], len(first) - 1, tables[0])],
+    )
+    parts: list[list[torch.Tensor]] = []
+    head = hf.Head(small)
+    for rows in steps:
+        packed = pack(rows, _BLOCK_SIZE, device)
+        step.context = packed.context
+        logits = head(hf.hidden_states(small, packed.token_ids, packed.positions))
+        parts.append(
+            [
+                logits[start : start + len(row.tokens)]
+                for start, row in zip(packed.starts, rows, strict=True)
+            ]
+        )
+    return [torch.cat((parts[0][0], parts[1][1])), torch.cat((parts[0][1], parts[1][0]))]
+
+
+def _small_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    small = loader.build(_small_config(model.config), torch.float32, device, hf.ATTENTION)
+    weights = {name: tensor for name, (tensor, _) in loader.places(model).items()}
+    for name, (target, homes) in loader.places(small).items():
+        weight = weights[name].to(torch.float32)
+        if weight.shape != target.shape:  # embedding and head, cut to the first tokens
+            weight = weight[: target.shape[0]]
+        for module, attribute in homes:
+            loader.assign(module, attribute, weight)
+    return small
+
+
+def _small_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    small = copy.deepcopy(config)
+    num_layers = config.num_hidden_layers
+    per_layer = {
+        name: value
+        for name, value in vars(config).items()
+        if isinstance(value, list) and len(value) == num_layers
+    }
+    kinds = [str([value[layer] for value in per_layer.values()]) for layer in range(num_layers)]
+    small.num_hidden_layers = min(num_layers, max(2, 1 + max(map(kinds.index, kinds))))
+    for name, value in per_layer.items():
+        setattr(small, name, value[: small.num_hidden_layers])
+    small.vocab_size = min(config.vocab_size, _VOCAB)
+    small.pad_token_id = None
+    if getattr(config, "sliding_window", None):
+        small.sliding_window = min(config.sliding_window, _WINDOW)
+    return small
