@@ -71,7 +71,7 @@ async def _drain_when_asked(
     await site.stop()
     lifecycle.accepting = False
     if not await lifecycle.idle(settings.drain_s):
-        lifecycle.cut.set()
+        lifecycle.cut()
         await lifecycle.idle(SETTLE_S)
     await app[DETACHED].join(SETTLE_S)
 

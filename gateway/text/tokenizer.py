@@ -59,7 +59,11 @@ class ModelTokenizer:
         self._special = ControlTokens(
             [text for _, text, special in added if special and text.strip()]
         )
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values()) + 1
+        # A normalizer may shorten text before it is cut into tokens; no usual one by more than this.
+        shrink = 4 if spec.get("normalizer") else 1
+        self.max_bytes_per_token = shrink * max(len(token.encode()) for token in vocab)
         decoder = spec.get("decoder") or {}
         self.is_byte_level = decoder.get("type") == "ByteLevel" or any(
             part.get("type") == "ByteLevel" for part in decoder.get("decoders", ())
