@@ -103,7 +103,6 @@ class _State:
     final: Finished | Failed | None = None
     lost: bool = False
     abort_bound: int | None = None
-    settled: Settled | None = None
     lease_tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -123,6 +122,8 @@ class Generation:
         ]
         self._held = False
         self.budget_stop = False
+        self.is_over = False
+        """Its ending has begun; nobody may begin another."""
 
     # Dispatch
 
@@ -304,34 +305,33 @@ class Generation:
     async def settle(self) -> Settled:
         """Durable on return. Needs the final event."""
         assert self.has_final
-        self._state.settled = await self.admitted.settle("ok", self.usage(), True)
-        return self._state.settled
-
-    @property
-    def is_over(self) -> bool:
-        return self._state.settled is not None
+        self.is_over = True
+        return await self.admitted.settle("ok", self.usage(), True)
 
     def begin_abort(self) -> None:
         """Tells the worker at once; the counting waits for its answer (`abandon`)."""
         if self.is_over or self._state.abort_bound is not None:
             return
-        num_open = sum(choice.finish is None for choice in self._choices)
-        self._state.abort_bound = self._num_received + num_open  # and what one step adds
+        # What the client owes so far, and what one step adds; not what came behind a stop string.
+        self._state.abort_bound = sum(
+            choice.num_received + 1 if choice.finish is None else choice.text.num_tokens
+            for choice in self._choices
+        )
         if self.call is not None and not self.has_final and not self._state.lost:
             self.call.cancel(reason="client")
 
     async def abandon(self, outcome: Outcome) -> None:
         """Waits for the engine's counts and ends the request without a good end. After `begin_abort`, and once
         the mailbox has no other reader."""
-        if self.is_over:
-            return
+        assert not self.is_over
+        self.is_over = True
         if outcome != "client_gone":
             await self.admitted.void(outcome)
             return
         engine_final = self._state.final is not None
         counts = self._prompt_counts()
         output = counts.output if isinstance(counts, TokenUsage) else self._num_received
-        self._state.settled = await self.admitted.settle(
+        await self.admitted.settle(
             outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound
         )
 

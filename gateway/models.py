@@ -30,7 +30,7 @@ class ServedModel:
     defaults: Defaults
     created: int
 
-    def encode_chat(self, messages: list[Any], tools: list[Any] | None = None) -> list[int]:
+    def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> list[int]:
         """Runs in a thread. Raises `ApiError` 400."""
         if self.template is None:
             raise errors.invalid(
@@ -39,7 +39,7 @@ class ServedModel:
         plain = template_messages(messages, self.tokenizer.break_up)
         self._check_bytes(sum(len(message["content"].encode()) for message in plain), "messages")
         try:
-            rendered = self.template.render(plain, tools=tools)
+            rendered = self.template.render(plain, add_generation_prompt=add_generation_prompt)
         except TemplateRefused as refusal:
             raise errors.invalid(str(refusal)[:200], "messages") from None
         return self.tokenizer.encode_rendered(rendered)

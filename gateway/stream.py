@@ -61,6 +61,7 @@ class Run:
         self._record = record
         self._mailbox = Mailbox()
         self._has_started = False
+        self._has_ended = False
         self.generations: list[Generation] = []
         self.root = ""
         self.settled: list[Settled] = []
@@ -122,13 +123,16 @@ class Run:
                 yield found
 
     async def settle(self) -> list[Settled]:
-        """Durable on return: now the last event may go out."""
-        self.settled = list(
-            await asyncio.gather(*(generation.settle() for generation in self.generations))
-        )
+        """Durable on return: now the last event may go out. A client that leaves meanwhile changes nothing."""
+        self._record.settling = self._engine.detached.spawn(self._settle(), "settle a request")
+        await asyncio.shield(self._record.settling)
+        return self.settled
+
+    async def _settle(self) -> None:
+        endings = (generation.settle() for generation in self.generations)
+        self.settled = list(await asyncio.gather(*endings))
         self._record.mark("settled")
         self._fill_record()
-        return self.settled
 
     def hold(self) -> None:
         for generation in self.generations:
@@ -137,6 +141,10 @@ class Run:
     def release(self) -> None:
         for generation in self.generations:
             generation.release()
+
+    def fail(self, error: BaseException) -> None:
+        """The answer ended with an error that the client was told: nothing is charged."""
+        self._end(error)
 
     @property
     def usage(self) -> Usage:
@@ -158,18 +166,23 @@ class Run:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            self._engine.detached.spawn(_give_back(task), "give back an admission")
+            undo = _give_back(task)
+            self._record.settling = self._engine.detached.spawn(undo, "give back an admission")
             raise
 
     def _cut(self) -> None:
         self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))
 
     def _end(self, error: BaseException | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
         self._engine.lifecycle.on_cut.discard(self._cut)
         left = [generation for generation in self.generations if not generation.is_over]
-        if not left:
-            for generation in self.generations:
+        for generation in self.generations:
+            if generation.is_over:
                 generation.close()
+        if not left:
             return
         outcome = _outcome(error)
         for generation in left:

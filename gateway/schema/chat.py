@@ -105,11 +105,7 @@ def _refuse_unserved(fields: ChatFields) -> None:
         raise _unsupported("response_format", "Only the type 'text' is offered.")
     if fields.tools:
         raise _unsupported("tools", "Tool calls are not offered.")
-    if (
-        fields.tool_choice not in {None, "none", "auto"}
-        if isinstance(fields.tool_choice, str | None)
-        else True
-    ):
+    if fields.tool_choice not in (None, "none", "auto"):
         raise errors.invalid("'tool_choice' needs 'tools'.", "tool_choice")
     if fields.modalities not in (None, [], ["text"]):
         raise _unsupported("modalities", "Only text is served.")

@@ -64,13 +64,12 @@ class Fleet:
             del self._links[link.registration.worker]
 
 
-def decode_all(values: list[bytes | None]) -> list[Registration]:
+def decode_all(values: list[bytes]) -> list[Registration]:
     """What cannot be read is no worker of ours."""
     found = []
     for value in values:
-        if value is not None:
-            try:
-                found.append(registry.decode(value))
-            except msgspec.DecodeError:
-                logger.warning("worker_registration_unreadable")
+        try:
+            found.append(registry.decode(value))
+        except msgspec.DecodeError:
+            logger.warning("worker_registration_unreadable")
     return found

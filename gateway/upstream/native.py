@@ -38,8 +38,8 @@ HELLO_S = 3.0
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 SUSPECT_STEP_AGE_MS = 3000
 
-KeepRecords = Callable[[EngineRecords], Awaitable[int | None]]
-"""Commits a worker's records to SQL; answers the last number that is committed, None if it could not."""
+KeepRecords = Callable[[EngineRecords], Awaitable[EngineAck]]
+"""Commits a worker's records to SQL, however long that takes."""
 
 
 class LinkDown(Exception):
@@ -236,10 +236,7 @@ class WorkerLink:
 
     async def _ship_records(self) -> None:
         while True:
-            records = await self._records.get()
-            committed = await self._keep_records(records)
-            if committed is not None:
-                self.send(EngineAck(records.worker, committed))
+            self.send(await self._keep_records(await self._records.get()))
 
 
 def new_process_id() -> str:
