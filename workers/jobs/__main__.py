@@ -82,8 +82,6 @@ class Jobs:
             **os.environ,
             "HEADGATE_JOBS_PROCESS": self._settings.jobs_process,
             "HEADGATE_JOBS_PULSE": str(self._pulse),
-            # SIGTERM becomes Celery's soft shutdown: wait for the running chunks, then end.
-            "REMAP_SIGTERM": "SIGQUIT",
         }
         self._pulse.unlink(missing_ok=True)
         self._spawned = time.time()
@@ -101,6 +99,8 @@ class Jobs:
     async def _end_worker(self, worker: asyncio.subprocess.Process) -> None:
         if worker.returncode is not None:
             return
+        # Celery's warm shutdown ends with its last task, and ours end within drain_s. Its soft shutdown (SIGQUIT)
+        # would sleep through the whole time, idle or not.
         worker.terminate()
         try:
             async with asyncio.timeout(self._settings.drain_s + STOP_MARGIN_S):

@@ -86,7 +86,15 @@ def _connect(app: Celery, process: Process) -> None:
         if process.settings.jobs_pulse is not None:
             process.settings.jobs_pulse.touch()
 
+    def on_logging(**_: Any) -> None:
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
+        for name in ("celery", "kombu"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
     # Weak by default: these live as long as the process.
+    signals.setup_logging.connect(on_logging, weak=False)
     signals.worker_process_init.connect(on_child_start, weak=False)
     signals.worker_process_shutdown.connect(on_child_end, weak=False)
     signals.worker_shutting_down.connect(on_shutdown, weak=False)
@@ -103,7 +111,7 @@ def main() -> int:
     app = build(settings)
     app.worker_main(
         ["worker", "--pool=prefork", f"--concurrency={settings.jobs_concurrency}", "--without-gossip",
-         "--without-mingle", "--without-heartbeat", "--loglevel=INFO",
+         "--without-mingle", "--without-heartbeat",
          f"--hostname=jobs-{settings.jobs_process}@%h"]
     )  # fmt: skip
     return 0

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 import redis
 from aiohttp import web
 
@@ -58,6 +59,11 @@ class TestGateway:
     kinds: set[str] = field(default_factory=set)
     refuse_all: tuple[int, str, dict[str, str]] | None = None
 
+    def forget(self) -> None:
+        self.delay_s, self.refuse_all = 0.0, None
+        for seen in (self.num_runs, self.replayed, self.seen, self.tries, self.kinds):
+            seen.clear()
+
     async def chat(self, request: web.Request) -> web.StreamResponse:
         async with self.database.read() as conn:
             principal = await principals.resolve(
@@ -72,9 +78,13 @@ class TestGateway:
         self.seen.append((line_no, dict(request.headers)))
         body = await request.json()
         # Runs to its end, whatever becomes of the connection.
-        return await asyncio.shield(asyncio.ensure_future(self._answer(principal, key, line_no, body)))
+        return await asyncio.shield(
+            asyncio.ensure_future(self._answer(principal, key, line_no, body))
+        )
 
-    async def _answer(self, principal, key: str, line_no: int, body: dict[str, Any]) -> web.Response:
+    async def _answer(
+        self, principal, key: str, line_no: int, body: dict[str, Any]
+    ) -> web.Response:
         word, _, rest = body["messages"][-1]["content"].partition(" ")
         self.tries[line_no] += 1
         if self.refuse_all:
@@ -97,7 +107,9 @@ class TestGateway:
         except replies.KeyClosed:
             return refusal(409, "batch_line_ended", {"x-should-retry": "false"})
         if known is not None and known.stored is None:
-            return refusal(409, "idempotency_in_progress", {"retry-after": "1", "retry-after-ms": "50"})
+            return refusal(
+                409, "idempotency_in_progress", {"retry-after": "1", "retry-after-ms": "50"}
+            )
         async with self.database.write() as conn:
             data_key = await sealing.data_key(conn, MASTER, principal.tenant_id, 0)
         if known is not None:
@@ -134,12 +146,16 @@ def posting(principal, request_id: str, usage: Usage, line: tuple[str, int]) -> 
 
 
 def answer(content: bytes, request_id: str) -> web.Response:
-    return web.Response(body=content, content_type="application/json", headers={"x-request-id": request_id})
+    return web.Response(
+        body=content, content_type="application/json", headers={"x-request-id": request_id}
+    )
 
 
 def refusal(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
     error = {"error": {"message": f"{code}.", "type": "x", "param": None, "code": code}}
-    return web.json_response(error, status=status, headers={"x-request-id": "req_no", **(headers or {})})
+    return web.json_response(
+        error, status=status, headers={"x-request-id": "req_no", **(headers or {})}
+    )
 
 
 @dataclass
@@ -215,12 +231,23 @@ class Home:
 
 def line(number: int, text: str, **changes: Any) -> bytes:
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
-    value = {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body} | changes
+    value = {
+        "custom_id": f"line-{number}",
+        "method": "POST",
+        "url": ENDPOINT,
+        "body": body,
+    } | changes
     return json.dumps(value).encode() + b"\n"
 
 
-@pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[Home]:
+def shared(function: Callable[..., Any]) -> Any:
+    """One for all tests of a module: starting the jobs process takes longer than most tests."""
+    return pytest_asyncio.fixture(scope="module", loop_scope="module")(function)
+
+
+@shared
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Home]:
+    tmp_path = tmp_path_factory.mktemp("jobs")
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets/pepper").write_bytes(PEPPER)
     (tmp_path / "secrets/master.key").write_bytes(MASTER)
@@ -237,8 +264,8 @@ async def home(tmp_path: Path) -> AsyncIterator[Home]:
     await database.close()
 
 
-@pytest.fixture
-async def gateway(home: Home) -> AsyncIterator[TestGateway]:
+@shared
+async def one_gateway(home: Home) -> AsyncIterator[TestGateway]:
     made = TestGateway(home.database)
     app = web.Application(client_max_size=2**24)
     app.router.add_post(ENDPOINT, made.chat)
@@ -293,16 +320,27 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Path]:
+def gateway(one_gateway: TestGateway) -> TestGateway:
+    """As if new."""
+    one_gateway.forget()
+    return one_gateway
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Redis that a test may empty or kill."""
     from conftest import wait_for_socket
 
     from gateway.cli.embedded import find_server, server_command
 
+    tmp_path = tmp_path_factory.mktemp("broker")
     path = tmp_path / "broker.sock"
     with (tmp_path / "broker.log").open("wb") as log:
         process = subprocess.Popen(
-            server_command(find_server(), tmp_path, path), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            server_command(find_server(), tmp_path, path),
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
         )
     wait_for_socket(path)
     yield path
@@ -310,18 +348,19 @@ def broker(tmp_path: Path) -> Iterator[Path]:
     process.wait(10)
 
 
-@pytest.fixture
-async def jobs(home: Home, gateway: TestGateway, broker: Path) -> AsyncIterator[Jobs]:
+@shared
+async def jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncIterator[Jobs]:
     env = {
         **os.environ,
         "HEADGATE_HOME": str(home.path),
-        "HEADGATE_URL": gateway.url,
+        "HEADGATE_URL": one_gateway.url,
         "HEADGATE_BROKER_URL": f"redis+socket://{broker}?virtual_host=1",
         "HEADGATE_TEST_TIME_SCALE": "0.05",
         "HEADGATE_JOBS_CHUNK_LINES": "16",
         "PYTHONFAULTHANDLER": "1",
     }
     made = Jobs(home.path, env)
+    made.start()
     yield made
     if made.process is not None and made.process.poll() is None:
         await asyncio.to_thread(made.stop)
@@ -333,5 +372,3 @@ async def jobs(home: Home, gateway: TestGateway, broker: Path) -> AsyncIterator[
 def broker_client(broker: Path) -> Iterator[redis.Redis]:
     with redis.Redis(unix_socket_path=str(broker), db=1) as client:
         yield client
-
-

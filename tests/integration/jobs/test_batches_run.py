@@ -14,9 +14,13 @@ def custom_ids(results) -> list[str]:
     return [result["custom_id"] for result in results]
 
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
 @pytest.fixture
 def started(jobs):
-    jobs.start()
+    if jobs.process.poll() is not None:
+        jobs.start()
     return jobs
 
 
@@ -39,7 +43,9 @@ async def test_each_input_line_has_one_result_in_input_order(home, gateway, star
     assert batch.at["in_progress_at"] <= batch.at["finalizing_at"] <= batch.at["completed_at"]
 
 
-async def test_back_pressure_is_no_failure_and_failures_are_tried_three_times(home, gateway, started):
+async def test_back_pressure_is_no_failure_and_failures_are_tried_three_times(
+    home, gateway, started
+):
     batch = await home.wait(await home.submit(["busy a", "flaky b", "broken c", "say d"]))
     output, errors = await home.results(batch)
     assert custom_ids(output) == ["line-0", "line-1", "line-3"]
@@ -133,7 +139,9 @@ async def test_sigterm_finishes_what_is_under_way_and_gives_the_rest_back(home, 
     async with home.database.read() as conn:
         from sqlalchemy import text
 
-        states = (await conn.execute(text("SELECT DISTINCT state FROM batch_chunk"))).scalars().all()
+        states = (
+            (await conn.execute(text("SELECT DISTINCT state FROM batch_chunk"))).scalars().all()
+        )
     assert "claimed" not in states, "claims are released, not left to run out"
     started.start()
     batch = await home.wait(batch_id)
@@ -148,7 +156,7 @@ async def test_an_expired_batch_keeps_what_finished(home, gateway, started):
     async with home.database.write() as conn:
         from sqlalchemy import text
 
-        await conn.execute(text("UPDATE batch SET expires_at = 1"))
+        await conn.execute(text("UPDATE batch SET expires_at = 1 WHERE id = :id"), {"id": batch_id})
     batch = await home.wait(batch_id)
     assert batch.state == "expired"
     output, errors = await home.results(batch)
