@@ -296,6 +296,20 @@ def test_a_block_shared_by_choices_is_inserted_by_the_first_and_found_by_the_oth
     invariants.check(cache, [])
 
 
+def test_a_shared_block_found_in_place_is_not_a_duplicate_even_if_frees_are_deferred() -> None:
+    cache = PrefixCache(16, 2)
+    first, table = cache.acquire(PATH, [1, 2]), cache.allocate(1) or []
+    second = cache.fork(first)
+    cache.share(table)
+    cache.commit(first, [1, 2], table, 2, deferred=True)
+    assert cache.commit(second, [1, 2], table, 2, deferred=True).freed_duplicates == ()
+    assert cache.refcount(table[0]) == 1
+    cache.release(first, table)
+    cache.release(second, table)
+    assert cache.num_evictable == 1
+    invariants.check(cache, [])
+
+
 def test_a_choice_that_never_commits_its_shared_blocks_gives_them_back(start: Start) -> None:
     cache = PrefixCache(16, 2)
     first, table = cache.acquire(PATH, [1, 2, 3, 4]), cache.allocate(2) or []
