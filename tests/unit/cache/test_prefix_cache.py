@@ -61,6 +61,18 @@ def test_a_match_inside_an_edge_splits_it_and_protects_the_front_only(serve: Ser
     assert cache.num_evictable == 3
 
 
+def test_the_front_of_a_split_edge_keeps_its_worth(serve: Serve) -> None:
+    cache = PrefixCache(8, 2)
+    serve(cache, PATH, [1, 2, 3, 4])
+    handle = cache.acquire(PATH, [1, 2, 9])
+    cache.release(handle, handle.block_ids)
+    cache.free(cache.allocate(6) or [])
+    serve(cache, PATH, [7, 7], priority=20)
+    cache.allocate(6)
+    assert cache.match(PATH, [1, 2, 9]) == 2
+    assert cache.match(PATH, [7, 7, 9]) == 0
+
+
 def test_a_split_inside_a_held_edge_keeps_the_first_handle_whole(start: Start) -> None:
     """The old node keeps the tail, so a handle on its end is as good as before (sglang #35270, mllm #656)."""
     cache = PrefixCache(16, 2)
