@@ -238,7 +238,7 @@ async def _rate_limits(conn: AsyncConnection, tenant_id: str) -> list[ModelLimit
     """One per model that the tenant can be billed for, by name; what was never set has the defaults."""
     await tenants.get(conn, tenant_id)
     present = await tenants.model_limits(conn, tenant_id)
-    models = {*present, *await prices.priced_models(conn, tenant_id, _now() * 1000)}
+    models = {*present, *await prices.priced_models(conn, tenant_id, time.time_ns() // 1_000_000)}
     return [present.get(model, tenants.default_limits(model)) for model in sorted(models)]
 
 
