@@ -66,26 +66,19 @@ class Ownership:
 
     def _take(self, node: Node, block_ids: Sequence[int]) -> None:
         # The caller's share of the count becomes the tree's. Other tables that name the block keep theirs.
-        num_guests = 0
         for block in block_ids:
             self.in_tree[block] = 1
             if self.pool.refcount(block) > 1:
                 self.guests[block] = node
-                num_guests += 1
-        self._add_guests(node, num_guests)
-
-    def _add_guests(self, node: Node, num_guests: int) -> None:
-        if num_guests and not node.num_guests:
-            self.protection.protect(node)
-        node.num_guests += num_guests
-
-    def _remove_guests(self, node: Node, num_guests: int) -> None:
-        node.num_guests -= num_guests
-        if num_guests and not node.num_guests:
-            self.unprotect(node)
+                node.num_guests += 1
+                if node.num_guests == 1:
+                    self.protection.protect(node)
 
     def _guest_left(self, block: int) -> None:
-        self._remove_guests(self.guests.pop(block), 1)
+        node = self.guests.pop(block)
+        node.num_guests -= 1
+        if node.num_guests == 0:
+            self.unprotect(node)
 
     def _check_private(self, block: int) -> None:
         if self.in_tree[block] and block not in self.guests:
@@ -101,11 +94,8 @@ class Ownership:
         # The counts of the edge stand as they were: a protected tail is one protected child of the upper node, and
         # the upper node replaces it as the protected child of their parent. Evictable blocks: the same sum.
         upper.num_protectors = 1 if node.num_protectors else 0
-        if node.num_guests:
-            moved = [block for block in upper.block_ids if block in self.guests]
-            self.guests.update(dict.fromkeys(moved, upper))
-            self._add_guests(upper, len(moved))
-            self._remove_guests(node, len(moved))
+        # Guests stay with the tail, also those of the front: that protects the front no less, and the tail for as long
+        # as a choice still names a block that it committed with it.
         return upper
 
     def unprotect(self, node: Node) -> None:
@@ -146,7 +136,7 @@ class Ownership:
         parent = self.tree.unlink(top)
         held = []
         for node in list(self.tree.nodes(top)):
-            node.doomed, node.children = True, {}
+            node.doomed = True
             self.protection.leaves.discard(node)
             if node.num_protectors:
                 held.append(node)

@@ -283,12 +283,10 @@ class PrefixCache:
         return child
 
     def _move(self, handle: Handle, node: Node, num_blocks: int) -> None:
-        if node is not handle.node:
-            # First the new, then the old, so that nothing on the way is unprotected in between.
-            self._protection.protect(node)
-            self.owners.unprotect(handle.node)
-            handle.node = node
-        handle.num_tree_blocks = num_blocks
+        # First the new, then the old, so that nothing on the way is unprotected in between.
+        self._protection.protect(node)
+        self.owners.unprotect(handle.node)
+        handle.node, handle.num_tree_blocks = node, num_blocks
 
     # What stays and what must go (cache/retention.py).
 

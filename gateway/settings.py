@@ -16,13 +16,15 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_settings
 
+from gateway.cli.home import Home
+
 PREFIX = "HEADGATE_"
 
 # Names that other processes read (supervisor, worker, jobs, tests, benchmarks): not ours, not unknown.
 OTHER_NAMES = frozenset({
     "HEADGATE_API_KEY", "HEADGATE_BROKER_URL", "HEADGATE_FILES_URL", "HEADGATE_GATEWAYS", "HEADGATE_MODEL",
     "HEADGATE_PORT", "HEADGATE_HOST", "HEADGATE_READY_FILE", "HEADGATE_REDIS_SERVER", "HEADGATE_SOAK",
-    "HEADGATE_URL", "HEADGATE_WORKERS",
+    "HEADGATE_MODEL_ID", "HEADGATE_OPS_BIND", "HEADGATE_THREADS", "HEADGATE_URL", "HEADGATE_WORKERS",
 })  # fmt: skip
 OTHER_PREFIXES = (
     "HEADGATE_BENCH_", "HEADGATE_ENGINE_", "HEADGATE_JOBS_", "HEADGATE_TEST_", "HEADGATE_UP_",
@@ -116,7 +118,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
 
     @property
     def run_dir(self) -> Path:
-        return self.home / "run"
+        return Home(self.home).run
 
     @property
     def ops_socket(self) -> Path:

@@ -137,7 +137,7 @@ def test_a_handle_that_says_another_depth_is_named(start: Start) -> None:
 
 def test_the_dump_shows_nodes_private_and_free_blocks(start: Start) -> None:
     cache = PrefixCache(8, 2)
-    handle, result = start(cache, PATH, [1, 2, 3])
+    _, result = start(cache, PATH, [1, 2, 3])
     cache.drop(b"tenant")
     dump = invariants.dump(cache)
     assert "unlinked: Node(1" in dump

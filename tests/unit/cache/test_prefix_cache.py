@@ -207,6 +207,17 @@ def test_output_is_evicted_before_prompts_that_are_older(serve: Serve) -> None:
     )
 
 
+def test_output_committed_later_does_not_grow_the_prompts_edge(start: Start) -> None:
+    cache = PrefixCache(9, 2)
+    handle, result = start(cache, PATH, [1, 1], prompt_len=2)
+    table = [*result.block_ids, *(cache.allocate(2) or [])]
+    for num_committed in (4, 6):
+        result = cache.commit(handle, [1, 1, 2, 2, 3, 3], table, num_committed, prompt_len=2)
+    cache.release(handle, result.block_ids)
+    assert [node.priority for node in cache.owners.tree.nodes()] == [0, 50, 40]
+    invariants.check(cache, [])
+
+
 def test_batch_is_evicted_before_interactive_output(serve: Serve) -> None:
     cache = PrefixCache(8, 2)
     serve(cache, PATH, [1, 1, 2, 2], prompt_len=2)
