@@ -106,12 +106,13 @@ class Admission:
         lease = Lease(self.limiter, holder, price.rates, ask.max_output_tokens, verdict)
         return Admitted(self, opened, holder, price, lease, limit_replies.headers(holder, verdict))
 
-    def detach(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs to its end whoever stops waiting for it."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
+    def detach(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs to its end, whatever becomes of the caller."""
+        _ = self._task(work)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `detach`, and waits for the result."""
+        return await asyncio.shield(self._task(work))
 
     async def drain(self) -> None:
         """Until every ending that began is written."""
@@ -136,7 +137,9 @@ class Admission:
         try:
             price = await self._prices.price(ask.principal.tenant_id, ask.model, ask.tier)
         except PricesUnknown as reason:
-            raise unavailable("database_unavailable", "Prices cannot be read right now.") from reason
+            raise unavailable(
+                "database_unavailable", "Prices cannot be read right now."
+            ) from reason
         if price is None:
             raise unavailable("price_unknown", "This model has no price for your project.", None)
         return price
@@ -151,7 +154,9 @@ class Admission:
             self.detach(self.limiter.release(holder, never_admitted=True))
             if isinstance(reason, asyncio.CancelledError):
                 raise
-            raise unavailable("limiter_unavailable", "Rate limits cannot be checked right now.") from reason
+            raise unavailable(
+                "limiter_unavailable", "Rate limits cannot be checked right now."
+            ) from reason
         if verdict.failing:
             least = ask.num_prompt_tokens + (rungs[-1][0] if rungs else 0)
             raise limit_replies.refused(holder, verdict, ask.model, least)
@@ -160,6 +165,12 @@ class Admission:
     async def _undo_open(self, opened: Opened, holder: Holder) -> None:
         await self.limiter.release(holder, never_admitted=True)
         await self.record(opened.void("client_gone", "worker_crash", _now_ms()))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -199,7 +210,9 @@ class Admitted:
     def lease_seq(self) -> int:
         return self._lease.seq
 
-    async def extend(self, num_received: int, *, cached_tokens: int | None = None) -> Extension | None:
+    async def extend(
+        self, num_received: int, *, cached_tokens: int | None = None
+    ) -> Extension | None:
         """Call it with every delta, and again after `wait_ms`: it asks only when an extension is due.
 
         `cached_tokens`: from the first delta on, so that cached tokens stop counting. None: nothing to send to the
@@ -211,7 +224,10 @@ class Admitted:
     def progress(self, num_received: int) -> None:
         """Notes it in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
         now = time.monotonic()
-        if num_received - self._noted_tokens < PROGRESS_TOKENS and now - self._noted_at < PROGRESS_S:
+        if (
+            num_received - self._noted_tokens < PROGRESS_TOKENS
+            and now - self._noted_at < PROGRESS_S
+        ):
             return
         self._noted_tokens, self._noted_at = num_received, now
         self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
@@ -223,7 +239,9 @@ class Admitted:
 
         A caller that is cancelled meanwhile does not undo it.
         """
-        return await self._end(decide(outcome, usage, engine_final=engine_final, max_output=max_output))
+        return await self._end(
+            decide(outcome, usage, engine_final=engine_final, max_output=max_output)
+        )
 
     async def void(self, outcome: Outcome) -> None:
         """Ends it without a charge; `settle` with the same outcome, for callers that know no counts."""
@@ -233,7 +251,7 @@ class Admitted:
         if self._has_ended:
             raise RuntimeError(f"{self._opened.request_id} has ended already")
         self._has_ended = True
-        return await asyncio.shield(self._admission.detach(self._record(ending)))
+        return await self._admission.finish(self._record(ending))
 
     async def _record(self, ending: Ending) -> Settled:
         posting = self._posting(ending)

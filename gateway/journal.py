@@ -193,7 +193,9 @@ class Journal:
         self._file = os.open(path, flags, 0o600)
         self._num_bytes = 0
         beginning = [self._chain.encode(Kind.HEADER, msgspec.msgpack.encode(self._header))]
-        beginning += [self._chain.encode(Kind.OPEN, payload) for payload in list(self._open.values())]
+        beginning += [
+            self._chain.encode(Kind.OPEN, payload) for payload in list(self._open.values())
+        ]
         self._write_bytes(b"".join([*beginning, self._seal()]))
         self._sync(self._file)
         segments.sync_directory(self.directory)
@@ -244,7 +246,9 @@ class Journal:
                 os.close(duplicate)
 
     def _is_behind(self) -> bool:
-        return bool(self._waiting) or (self._failure is None and self._unsynced_seq > self._synced_seq)
+        return bool(self._waiting) or (
+            self._failure is None and self._unsynced_seq > self._synced_seq
+        )
 
     # Both
 
@@ -304,7 +308,6 @@ async def open_journal(
     `min_next_seq`: one more than SQL's offset, so that a journal lost with its disk does not number anew. Raises
     SlotTaken, OSError.
     """
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = _take_slot(directory)
     left = await asyncio.to_thread(segments.recover, directory)
     chain = left.chain if left.chain.next_seq >= min_next_seq else Chain(min_next_seq)
@@ -332,6 +335,7 @@ def _unended(left: segments.Left) -> dict[str, records.Opened]:
 
 
 def _take_slot(directory: Path) -> int:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

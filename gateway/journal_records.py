@@ -30,7 +30,11 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     line_no: int | None = None
 
     def void(
-        self, outcome: Outcome, write_off: WriteOffReason, ended_at_ms: int, reserved: int | None = None
+        self,
+        outcome: Outcome,
+        write_off: WriteOffReason,
+        ended_at_ms: int,
+        reserved: int | None = None,
     ) -> Posting:
         """The ending that charges nothing."""
         return Posting(

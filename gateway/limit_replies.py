@@ -36,7 +36,11 @@ def headers(holder: Holder, verdict: Verdict) -> dict[str, str]:
         _Level("key", key.tokens_per_minute, verdict.key_tokens),
         _Level("tenant", tenant.tokens_per_minute, verdict.tenant_tokens),
     ]
-    return _headers("requests", requests) | _headers("tokens", tokens) | _headers("project-tokens", tokens[1:])
+    return (
+        _headers("requests", requests)
+        | _headers("tokens", tokens)
+        | _headers("project-tokens", tokens[1:])
+    )
 
 
 def refused(holder: Holder, verdict: Verdict, model: str, requested_tokens: int) -> ApiError:
@@ -46,7 +50,12 @@ def refused(holder: Holder, verdict: Verdict, model: str, requested_tokens: int)
     requests, tokens, running, open_tokens = (
         (verdict.key_requests, verdict.key_tokens, verdict.key_running, verdict.key_open_tokens)
         if level == "key"
-        else (verdict.tenant_requests, verdict.tenant_tokens, verdict.tenant_running, verdict.tenant_open_tokens)
+        else (
+            verdict.tenant_requests,
+            verdict.tenant_tokens,
+            verdict.tenant_running,
+            verdict.tenant_open_tokens,
+        )
     )
     kind = ("requests", "tokens", "concurrency")[(verdict.failing - 1) % 3]
     limit, window, reserved, requested, dimension, words = {
@@ -76,7 +85,9 @@ def refused(holder: Holder, verdict: Verdict, model: str, requested_tokens: int)
             "limit": limit,
             "used": window.sum - reserved,
             "reserved": reserved,
-            "resets_at": None if kind == "concurrency" else _seconds(verdict.now_ms + window.empty_in_ms),
+            "resets_at": None
+            if kind == "concurrency"
+            else _seconds(verdict.now_ms + window.empty_in_ms),
         },
     )
 

@@ -132,7 +132,7 @@ class Limiter:
     ) -> Verdict:
         """All levels or none. Raises LimiterUnavailable; then it is unknown whether it was taken: release it."""
         answer = await self._run(
-            "reserve", holder, _KEYS[:3] + ("kr", "kt", "tr", "tt"),
+            "reserve", holder, (*_KEYS, "kr", "kt", "tr", "tt"),
             holder.request_id, self._slot, holder.key_id,
             *_limit_args(holder.key_limits), *_limit_args(holder.tenant_limits),
             prompt_tokens, prompt_cost, TERM_MS, *_flat(ladder),
@@ -154,7 +154,7 @@ class Limiter:
         if held is None:
             raise ReservationEnded(holder.request_id)
         answer = await self._run(
-            "extend", holder, _KEYS[:3] + ("kt", "tt"), holder.request_id, seq,
+            "extend", holder, (*_KEYS, "kt", "tt"), holder.request_id, seq,
             _limit(holder.key_limits.tokens_per_minute), _limit(holder.tenant_limits.tokens_per_minute),
             counted_prompt, TERM_MS, *_flat(ladder),
         )  # fmt: skip
@@ -166,7 +166,9 @@ class Limiter:
             held.prompt_tokens = min(held.prompt_tokens, counted_prompt)
         return grant
 
-    async def settle(self, holder: Holder, cost: int, input_tokens: int, output_tokens: int) -> None:
+    async def settle(
+        self, holder: Holder, cost: int, input_tokens: int, output_tokens: int
+    ) -> None:
         """Never fails: what Redis does not confirm now is repeated until it does."""
         await self._end("settle", holder, (cost, input_tokens, output_tokens))
 
@@ -197,7 +199,9 @@ class Limiter:
         """
         cursor = 0
         while True:
-            answer = await self._link.command("SCAN", cursor, "MATCH", "hg:{t:*}:open", "COUNT", 1000)
+            answer = await self._link.command(
+                "SCAN", cursor, "MATCH", "hg:{t:*}:open", "COUNT", 1000
+            )
             for name in answer[1]:
                 tenant_id = name.decode().removeprefix("hg:{t:").removesuffix("}:open")
                 await self._release_not_held(tenant_id, until_ms)
@@ -289,7 +293,9 @@ class Limiter:
         name = f"hg:{{t:{tenant_id}}}"
         for member in await self._link.command("ZRANGEBYSCORE", f"{name}:open", "-inf", until):
             request_id = member.decode()
-            slot, key_id = await self._link.command("HMGET", f"{name}:r:{request_id}", "slot", "key")
+            slot, key_id = await self._link.command(
+                "HMGET", f"{name}:r:{request_id}", "slot", "key"
+            )
             if request_id in self._held or slot != str(self._slot).encode() or key_id is None:
                 continue
             await self.release(Holder(request_id, tenant_id, key_id.decode(), Limits(), Limits()))
@@ -344,6 +350,17 @@ def _flat(ladder: Ladder) -> list[int]:
 
 
 def _verdict(answer: list[Any]) -> Verdict:
-    now_ms, bound, reserved, failing, wait_ms, *rest = answer[1:]
-    windows = [Window(rest[i], rest[i + 1]) for i in range(0, 8, 2)]
-    return Verdict(now_ms, bound, reserved, failing, wait_ms, *windows, *rest[8:])
+    now_ms, bound, reserved, failing, wait_ms = answer[1:6]
+    sums = [Window(answer[i], answer[i + 1]) for i in range(6, 14, 2)]
+    return Verdict(
+        now_ms,
+        bound,
+        reserved,
+        failing,
+        wait_ms,
+        sums[0],
+        sums[1],
+        sums[2],
+        sums[3],
+        *answer[14:18],
+    )

@@ -100,9 +100,12 @@ class RedisLink:
         if not self._run_id:
             await self.command("PING")  # connecting reads the run id
         run_id = self._run_id
-        stored = await self.command("SET", f"hg:epoch:{run_id}", drawn, "NX", "GET")
+        key = f"hg:epoch:{run_id}"
+        _, stored = await asyncio.gather(
+            self.command("SET", key, drawn, "NX"), self.command("GET", key)
+        )
         if run_id == self._run_id:
-            self._epoch = drawn if stored is None else stored.decode()
+            self._epoch = stored.decode()
         return self._epoch
 
     async def close(self) -> None:
@@ -162,7 +165,7 @@ class RedisLink:
         async with self._client.pipeline(transaction=False) as pipe:
             for command in commands:
                 pipe.execute_command(*command)
-            return cast(list[Any], await pipe.execute(raise_on_error=False))
+            return await pipe.execute(raise_on_error=False)
 
     async def _on_connect(self, connection: Any) -> None:
         """A new connection may lead to another life of Redis: then nothing already built may be sent on it."""

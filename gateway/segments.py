@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -80,7 +81,10 @@ def recover(directory: Path) -> Left:
 def quarantine(path: Path, valid: bytes, reason: str) -> None:
     """Keeps the damaged file under another name; its sound beginning takes its place."""
     log.critical(
-        "journal segment %s is %s: kept as .quarantined, %d bytes stand", path.name, reason, len(valid)
+        "journal segment %s is %s: kept as .quarantined, %d bytes stand",
+        path.name,
+        reason,
+        len(valid),
     )
     path.rename(path.with_name(path.name + ".quarantined"))
     partial = path.with_name(path.name + ".partial")
@@ -98,7 +102,7 @@ def drop_old(directory: Path, shipped_seq: int, now_s: float | None = None) -> i
     now_s = time.time() if now_s is None else now_s
     segments = list_segments(directory)
     dropped = 0
-    for segment, successor in zip(segments, segments[1:], strict=False):
+    for segment, successor in pairwise(segments):
         if successor.first_seq > shipped_seq + 1 or now_s - segment.path.stat().st_mtime < KEEP_S:
             break
         segment.path.unlink()
@@ -218,4 +222,8 @@ def _cut(path: Path, num_bytes: int) -> None:
 
 def _boot(found: Scan) -> int:
     first = found.records[0]
-    return msgspec.msgpack.decode(first.payload, type=SegmentHeader).boot if first.kind == Kind.HEADER else 0
+    return (
+        msgspec.msgpack.decode(first.payload, type=SegmentHeader).boot
+        if first.kind == Kind.HEADER
+        else 0
+    )

@@ -46,9 +46,7 @@ def decide(
     """
     if outcome == "ok":
         # Without the engine's final there is no good end: the last chunk waits for it.
-        return (
-            Ending("settle", "ok", usage, "resume") if engine_final else _free("worker_lost")
-        )
+        return Ending("settle", "ok", usage, "resume") if engine_final else _free("worker_lost")
     if outcome == "client_gone":
         return _client_gone(usage, engine_final, max_output)
     return _free(outcome)

@@ -1,6 +1,6 @@
 """`python -m workers.engine`: one worker process. Reads the environment, takes the slot, loads the model, serves.
 
-Exit status 0 after a drain, 1 with one sentence if it cannot start, 2 if the engine broke while serving.
+Exit status 0 after a drain, 78 with one sentence if it cannot start, 2 if the engine broke while serving.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from workers.engine.settings import WorkerSettings
 
 logger = logging.getLogger("workers.engine")
 
+EXIT_CONFIG = 78
+"""sysexits.h: the supervisor does not restart what ends with it."""
 PIN_SHARE = 5
 """A fifth of the pool may be pinned; what one sequence can need is the rest of it."""
 
@@ -39,7 +41,7 @@ def main() -> int:
         engine = build_engine(told, runner, journal)
     except StartError as error:
         print(error, file=sys.stderr)
-        return 1
+        return EXIT_CONFIG
     metrics = Metrics(told.served_name, told.slot, runner.block_size, runner.num_blocks)
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
     hello = hello_of(engine, told.served_name, process)
@@ -48,7 +50,7 @@ def main() -> int:
         asyncio.run(serve(service, OpsServer(service, metrics.registry), told))
     except OSError as error:
         print(f"The worker cannot listen: {error}.", file=sys.stderr)
-        return 1
+        return EXIT_CONFIG
     finally:
         journal.close()
     return 2 if service.engine_error is not None else 0
