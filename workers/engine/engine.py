@@ -293,6 +293,9 @@ class Engine:
         )
         for work, result in zip(plan.work, results, strict=True):
             self._commit_row(work, result, record, plan, now)
+        for attempt in self._touched:  # behind all rows: a sibling of the last draw may be in prefill again
+            if attempt.lease.exhausted:
+                self._end_choices(attempt, attempt.open_indices, "budget")
         record.execute_s = now - plan.now
         self._out.step = record
         self.totals.add(record)
@@ -332,8 +335,6 @@ class Engine:
             sequences = self.scheduler.fork(sequence, attempt.take_unforked(num_draws))
         for one, drawn in zip(sequences, result.drawn, strict=True):
             self._commit_token(one, drawn, now)
-        if attempt.lease.exhausted:
-            self._end_choices(attempt, attempt.open_indices, "budget")
 
     def _close_prompt(
         self, attempt: Attempt, sequence: Sequence, plan: StepPlan, now: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from workers.engine.engine import LinkClosed
@@ -144,6 +144,9 @@ def test_any_trace_ends_with_the_right_tokens_and_balanced_books(shape, arrivals
         st.tuples(st.integers(0, 6), st.integers(0, 40), st.booleans(), st.booleans()), max_size=12
     ),
     st.booleans(),
+)
+@example(3, 12, [(0, 0, False, True), (1, 16, True, False)], True).via(
+    "the last lease ran out while a preempted sibling was in prefill again"
 )
 @settings(max_examples=60, deadline=None)
 def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
