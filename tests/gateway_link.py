@@ -9,6 +9,13 @@ from workers.protocol.frames import FrameError
 from workers.protocol.messages import Alive, Hello, StepFrame
 
 
+async def until(condition, limit_s=5):
+    """Looks again and again: for state that tells nobody when it changes."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+
+
 class GatewayLink:
     def __init__(self, connection):
         self.connection = connection

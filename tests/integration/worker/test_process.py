@@ -98,7 +98,10 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
         ({}, "HEADGATE_MODEL"),
         ({"HEADGATE_MODEL": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_TYPO": "1"}, "HEADGATE_ENGINE_TYPO"),
-        ({"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_BLOCK_SIZE": "many"}, "HEADGATE_ENGINE_BLOCK_SIZE"),
+        (
+            {"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_BLOCK_SIZE": "many"},
+            "HEADGATE_ENGINE_BLOCK_SIZE",
+        ),
     ],
 )
 async def test_a_start_that_cannot_be_is_one_sentence_and_a_status(tmp_path, environ, sentence):

@@ -35,7 +35,9 @@ def test_tokens_equal_those_of_transformers(name, tmp_path):
     drive = Driver(runner, max_batch_tokens=11, max_running=5)
     source = random.Random(3)
     shared = [source.randrange(3, 300) for _ in range(30)]
-    prompts = [shared[: 10 + 5 * i] + [source.randrange(3, 300) for _ in range(7)] for i in range(4)]
+    prompts = [
+        shared[: 10 + 5 * i] + [source.randrange(3, 300) for _ in range(7)] for i in range(4)
+    ]
     requests = [
         generate_request(f"r{i}", prompt, NUM_TOKENS, sampling=GREEDY, root=runner.root)
         for i, prompt in enumerate([*prompts, prompts[-1]])

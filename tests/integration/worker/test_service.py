@@ -3,21 +3,21 @@ import os
 import signal
 import struct
 import sys
-import textwrap
 import time
+from pathlib import Path
 
 import pytest
+import redis
 from fakes import (
     MODEL,
     ROOT,
     Fault,
-    ScriptedRunner,
     ScriptedWorker,
     encode,
     expected_output,
     generate_request,
 )
-from gateway_link import GatewayLink
+from gateway_link import GatewayLink, until
 
 from workers.engine.journal import CRASH_REASON, EngineJournal
 from workers.engine.service import Service
@@ -47,9 +47,7 @@ def alone(request):
 
 async def quiet(worker, limit_s=5):
     """Until nothing runs in the worker; its blocks must all be back."""
-    async with asyncio.timeout(limit_s):
-        while worker.engine.attempts:
-            await asyncio.sleep(0.01)
+    await until(lambda: not worker.engine.attempts, limit_s)
     assert worker.engine.cache.num_available == worker.runner.num_blocks - 1
 
 
@@ -85,7 +83,10 @@ async def test_deltas_of_two_gateways_go_only_to_the_link_they_belong_to(worker)
         requests = [generate_request(f"r{i}", encode(f"prompt {i}"), 15) for i in range(6)]
         for number, request in enumerate(requests):
             (one if number % 2 else two).send(request)
-        same = generate_request("same", encode("one"), 9), generate_request("same", encode("two"), 9)
+        same = (
+            generate_request("same", encode("one"), 9),
+            generate_request("same", encode("two"), 9),
+        )
         one.send(same[0])
         two.send(same[1])
         for number, request in enumerate(requests):
@@ -118,9 +119,7 @@ async def test_a_gateway_that_hangs_up_takes_only_its_own_requests_along(worker)
         leaves.send(generate_request("lost", max_tokens=1000))
         await leaves.of(StepFrame)
         await leaves.close()
-        async with asyncio.timeout(1):
-            while len(worker.engine.attempts) > 1:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(worker.engine.attempts) == 1, 1)
         await stays.of(Finished)
         assert stays.tokens("kept") == alone(kept)
         await quiet(worker)
@@ -172,9 +171,7 @@ async def test_a_gateway_that_stops_reading_is_cut_and_others_go_on(tmp_path, mo
         prompt = encode("x" * 200)
         deaf.send(*[generate_request(f"d{i}", prompt, 9, prompt_logprobs=20) for i in range(40)])
         async with await GatewayLink.dial(worker.address) as good:
-            async with asyncio.timeout(2.5):  # sooner than silence would end it
-                while "does not read" not in caplog.text:
-                    await asyncio.sleep(0.02)
+            await until(lambda: "does not read" in caplog.text, 2.5)  # sooner than by silence
             request = generate_request("r", max_tokens=50)
             good.send(request)
             await good.of(Finished)
@@ -197,30 +194,38 @@ async def test_status_comes_each_second_and_says_when_the_worker_drains(worker):
 
 
 async def test_a_draining_worker_refuses_new_work_finishes_the_old_and_ends(tmp_path):
-    async with ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            old = generate_request("old", max_tokens=60)
-            gateway.send(old)
-            await gateway.of(StepFrame)
-            worker.service.drain()
-            gateway.send(generate_request("new"))
-            refused = await gateway.of(Failed)
-            assert (refused.request_id, refused.code, refused.retryable) == ("new", "draining", True)
-            await gateway.of(Finished, request_id="old")
-            assert gateway.tokens("old") == alone(old)
-            await asyncio.wait_for(gateway.closed.wait(), 3)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        old = generate_request("old", max_tokens=60)
+        gateway.send(old)
+        await gateway.of(StepFrame)
+        worker.service.drain()
+        gateway.send(generate_request("new"))
+        refused = await gateway.of(Failed)
+        assert (refused.request_id, refused.code, refused.retryable) == (
+            "new",
+            "draining",
+            True,
+        )
+        await gateway.of(Finished, request_id="old")
+        assert gateway.tokens("old") == alone(old)
+        await asyncio.wait_for(gateway.closed.wait(), 3)
         await asyncio.wait_for(worker._task, 3)
 
 
 async def test_the_drain_limit_hands_running_requests_back_with_their_usage(tmp_path):
-    async with ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100, drain_s=0.2) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            gateway.send(generate_request("r", max_tokens=1500))
-            await gateway.of(StepFrame)
-            worker.service.drain()
-            failed = await gateway.of(Failed)
-            assert (failed.code, failed.retryable) == ("draining", True)
-            assert failed.usage.output == len(gateway.tokens("r"))
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100, drain_s=0.2) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r", max_tokens=1500))
+        await gateway.of(StepFrame)
+        worker.service.drain()
+        failed = await gateway.of(Failed)
+        assert (failed.code, failed.retryable) == ("draining", True)
+        assert failed.usage.output == len(gateway.tokens("r"))
         await asyncio.wait_for(worker._task, 3)
 
 
@@ -228,29 +233,25 @@ async def test_the_drain_limit_hands_running_requests_back_with_their_usage(tmp_
 
 
 async def test_a_worker_registers_with_an_expiry_and_deregisters_at_its_end(tmp_path, redis_url):
-    import redis.asyncio
-
-    client = redis.asyncio.Redis.from_url(redis_url)
+    client = redis.Redis.from_url(redis_url)
     async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url, slot=3) as worker:
         key = registry.worker_key("worker-3")
-        async with asyncio.timeout(3):
-            while (value := await client.get(key)) is None:
-                await asyncio.sleep(0.02)
-        found = registry.decode(value)
+        await until(lambda: client.get(key) is not None)
+        found = registry.decode(client.get(key))
         assert (found.address, found.model, found.root) == (worker.address, MODEL, ROOT)
         assert found.pid == os.getpid()
-        assert 0 < await client.ttl(key) <= registry.REGISTRATION_TTL_S
-    assert await client.get(key) is None
-    await client.aclose()
+        assert 0 < client.ttl(key) <= registry.REGISTRATION_TTL_S
+    assert client.get(key) is None
+    client.close()
 
 
 async def test_a_worker_without_its_redis_serves_all_the_same(tmp_path):
-    async with ScriptedWorker(
-        tmp_path / "w.sock", redis_url=f"unix://{tmp_path}/nobody.sock"
-    ) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            gateway.send(generate_request("r"))
-            await gateway.of(Finished)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", redis_url=f"unix://{tmp_path}/nobody.sock") as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r"))
+        await gateway.of(Finished)
 
 
 # --- records ---
@@ -258,25 +259,28 @@ async def test_a_worker_without_its_redis_serves_all_the_same(tmp_path):
 
 async def test_records_are_shipped_until_acknowledged_and_survive_a_restart(tmp_path):
     journal_dir = tmp_path / "journal"
-    async with ScriptedWorker(tmp_path / "w.sock", journal_dir=journal_dir) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            gateway.send(generate_request("r1"))
-            finished = await gateway.of(Finished)
-            (record,) = (await gateway.of(EngineRecords)).records
-            assert (record.request_id, record.usage) == ("r1", finished.usage)
-    async with ScriptedWorker(tmp_path / "w.sock", journal_dir=journal_dir) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            again = await gateway.of(EngineRecords)
-            assert again.records == (record,)
-            gateway.send(EngineAck(again.worker, record.seq))
-            async with asyncio.timeout(3):
-                while worker.engine._journal.unacked:
-                    await asyncio.sleep(0.01)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", journal_dir=journal_dir) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r1"))
+        finished = await gateway.of(Finished)
+        (record,) = (await gateway.of(EngineRecords)).records
+        assert (record.request_id, record.usage) == ("r1", finished.usage)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", journal_dir=journal_dir) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        again = await gateway.of(EngineRecords)
+        assert again.records == (record,)
+        gateway.send(EngineAck(again.worker, record.seq))
+        await until(lambda: not worker.engine._journal.unacked)
     journal = EngineJournal(journal_dir, "worker-0", "p", ROOT)
     assert journal.unacked == []
     journal.close()
 
 
+TESTS = Path(__file__).parents[2]
 VICTIM = """
 import asyncio, sys
 from pathlib import Path
@@ -291,11 +295,10 @@ asyncio.run(main())
 
 
 async def test_kill_9_mid_stream_leaves_records_of_every_token_that_was_told(tmp_path):
-    tests = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     socket_path, journal_dir = tmp_path / "w.sock", tmp_path / "journal"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", textwrap.dedent(VICTIM), tests, str(socket_path), str(journal_dir),
-        stdout=asyncio.subprocess.PIPE, cwd=os.path.dirname(tests),
+        sys.executable, "-c", VICTIM, str(TESTS), str(socket_path), str(journal_dir),
+        stdout=asyncio.subprocess.PIPE, cwd=TESTS.parent,
     )  # fmt: skip
     try:
         assert await process.stdout.readline() == b"ready\n"
@@ -352,12 +355,14 @@ async def test_an_engine_that_breaks_ends_the_service_and_its_links(tmp_path, ca
 @pytest.mark.parametrize("kind", ["crash", "garble"])
 async def test_a_scripted_worker_crashes_or_garbles_after_the_tokens_asked_for(tmp_path, kind):
     fault = Fault(kind, after_tokens=5)
-    async with ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200, fault=fault) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            gateway.send(generate_request("r", max_tokens=100))
-            await asyncio.wait_for(gateway.closed.wait(), 3)
-            assert (gateway.error is not None) == (kind == "garble")
-            assert 4 <= len(gateway.tokens("r")) <= 6
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200, fault=fault) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r", max_tokens=100))
+        await asyncio.wait_for(gateway.closed.wait(), 3)
+        assert (gateway.error is not None) == (kind == "garble")
+        assert 4 <= len(gateway.tokens("r")) <= 6
         if kind == "crash":
             with pytest.raises(OSError, match=r".*"):
                 await GatewayLink.dial(worker.address)
@@ -366,24 +371,27 @@ async def test_a_scripted_worker_crashes_or_garbles_after_the_tokens_asked_for(t
 @pytest.mark.parametrize(("kind", "alive"), [("hang", True), ("silence", False)])
 async def test_a_scripted_worker_hangs_with_or_without_heartbeats(tmp_path, kind, alive):
     fault = Fault(kind, after_tokens=5)
-    async with ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200, fault=fault) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            gateway.send(generate_request("r", max_tokens=100))
-            await gateway.until(lambda _: len(gateway.tokens("r")) >= 4)
-            await asyncio.sleep(0.3)
-            num_heard = len(gateway.heard)
-            await asyncio.sleep(1.3)
-            later = gateway.heard[num_heard:]
-            assert not [m for m in later if not isinstance(m, WorkerStatus)]
-            assert bool(later) == alive
-            assert isinstance(worker.service, Service)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200, fault=fault) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r", max_tokens=100))
+        await gateway.until(lambda _: len(gateway.tokens("r")) >= 4)
+        await asyncio.sleep(0.3)
+        num_heard = len(gateway.heard)
+        await asyncio.sleep(1.3)
+        later = gateway.heard[num_heard:]
+        assert not [m for m in later if not isinstance(m, WorkerStatus)]
+        assert bool(later) == alive
+        assert isinstance(worker.service, Service)
 
 
 async def test_scripted_speed_is_about_what_was_asked_for(tmp_path):
-    runner = ScriptedRunner(step_s=0.01)
-    async with ScriptedWorker(tmp_path / "w.sock", runner=runner) as worker:
-        async with await GatewayLink.dial(worker.address) as gateway:
-            started = time.monotonic()
-            gateway.send(generate_request("r", max_tokens=30))
-            await gateway.of(Finished)
-            assert time.monotonic() - started >= 0.3
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        started = time.monotonic()
+        gateway.send(generate_request("r", max_tokens=30))
+        await gateway.of(Finished)
+        assert time.monotonic() - started >= 0.3

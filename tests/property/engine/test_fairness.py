@@ -8,7 +8,9 @@ LONGEST = 50
 
 @given(
     st.lists(st.floats(0.25, 4), min_size=2, max_size=4),
-    st.lists(st.tuples(st.integers(1, LONGEST), st.integers(0, LONGEST)), min_size=20, max_size=150),
+    st.lists(
+        st.tuples(st.integers(1, LONGEST), st.integers(0, LONGEST)), min_size=20, max_size=150
+    ),
 )
 @settings(max_examples=60, deadline=None)
 def test_backlogged_tenants_stay_within_the_bound_of_virtual_token_counters(weights, jobs):
@@ -29,7 +31,11 @@ def test_backlogged_tenants_stay_within_the_bound_of_virtual_token_counters(weig
         assert max(levels) - min(levels) <= bound + 1e-6
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["push", "pop", "charge"])), max_size=200))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from(["push", "pop", "charge"])), max_size=200
+    )
+)
 def test_the_queue_names_the_smallest_counter_and_keeps_order_inside_a_tenant(actions):
     """Against a plain model: lists per tenant and a linear search."""
     counters = VirtualCounters()

@@ -104,7 +104,9 @@ class Trace:
             return
         self.drive.send(self.request(number, arrival), link=arrival["link"])
         if arrival["cancel_after"] is not None:
-            self.cancels.setdefault(step + arrival["cancel_after"], []).append((arrival["link"], number))
+            self.cancels.setdefault(step + arrival["cancel_after"], []).append(
+                (arrival["link"], number)
+            )
 
     def _gateway(self, step):
         for link, number in self.cancels.get(step, ()):
@@ -119,7 +121,9 @@ class Trace:
                 self.drive.send(ExtendLease(request_id, attempt.lease.seq + 1, bound), link=link)
 
 
-@given(shapes, st.lists(arrivals, min_size=1, max_size=12), st.one_of(st.none(), st.integers(0, 40)))
+@given(
+    shapes, st.lists(arrivals, min_size=1, max_size=12), st.one_of(st.none(), st.integers(0, 40))
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_trace_ends_with_the_right_tokens_and_balanced_books(shape, arrivals, lose_link_at):
     trace = Trace(shape, arrivals, lose_link_at)
@@ -155,7 +159,9 @@ def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
     """Against a model of the rule: newest lease_seq wins, bounds never fall."""
     drive = Driver(ScriptedRunner(num_blocks=64, block_size=4))
     drive.send(
-        generate_request("r", TEXT[:13], 30, num_choices=num_choices, lease_bound=first, temperature=1.0)
+        generate_request(
+            "r", TEXT[:13], 30, num_choices=num_choices, lease_bound=first, temperature=1.0
+        )
     )
     seq, bound, last = 0, first, False
     for number, bid, is_last, pause in extensions:

@@ -39,7 +39,12 @@ def test_a_worker_killed_after_any_step_leaves_exact_records(tmp_path):
         directory = tmp_path / str(at)
         journal = open_journal(directory)
         drive = driver(journal)
-        drive.send(*[generate_request(f"r{i}", PROMPT[i:], 4 + 5 * i, num_choices=i or 1) for i in range(4)])
+        drive.send(
+            *[
+                generate_request(f"r{i}", PROMPT[i:], 4 + 5 * i, num_choices=i or 1)
+                for i in range(4)
+            ]
+        )
         for step in range(at):
             if step == 5:
                 drive.send(Cancel("r3", 1), Cancel("r2"))
@@ -84,7 +89,11 @@ def test_a_lost_link_leaves_a_record_of_what_was_computed(tmp_path):
         drive.step()
     drive.send(LinkClosed())
     (record,) = drive.step().records
-    assert (record.reason, record.usage.output, record.usage.prompt) == ("link_lost", 5, len(PROMPT))
+    assert (record.reason, record.usage.output, record.usage.prompt) == (
+        "link_lost",
+        5,
+        len(PROMPT),
+    )
     drive.check_idle()
     drive.engine._journal.close()
 
