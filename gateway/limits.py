@@ -47,13 +47,13 @@ class Holder:
     tenant_limits: Limits
 
     @classmethod
-    def of(cls, request_id: str, principal: Principal) -> Holder:
+    def of(cls, request_id: str, principal: Principal, model: str) -> Holder:
         return cls(
             request_id,
             principal.tenant_id,
             principal.key_id,
             principal.key_limits,
-            principal.tenant_limits,
+            principal.limits_on(model),
         )
 
 
