@@ -228,7 +228,8 @@ class Limiter:
         try:
             epoch = await self._link.epoch()
             await self._call(script, holder, _END_KEYS[script], epoch, (request_id, *args))
-        except LimiterUnavailable:
+        except LimiterUnavailable as reason:
+            log.info("%s is repeated later: %s", script, reason)
             return
         self._owed.pop(request_id, None)
 

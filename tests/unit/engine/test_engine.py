@@ -260,6 +260,30 @@ def test_token_logprobs_are_passed_on():
     assert all(len(delta.logprobs[0].top) == 2 for delta in drive.records)
 
 
+def test_the_report_says_why_the_prompt_was_not_cached_further():
+    drive = driver(num_blocks=30)
+    other = encode("something else entirely, of the same length as it is")
+    for name, prompt, fields in (
+        ("cold", LONG[:40], {}),
+        ("hit", LONG[:40], {}),
+        ("diverged", LONG[:30] + other[:10], {}),
+        ("opt_out", LONG[:40], {"cache_read": False}),
+        ("filler", other[:48], {"tenant": "filler"}),
+        ("filler2", other[1:49], {"tenant": "filler"}),
+        ("evicted", LONG[:40], {}),
+    ):
+        drive.send(generate_request(name, prompt, 2, **fields))
+        drive.run()
+    reports = {name: ending.cache for (_, name), ending in drive.endings.items()}
+    assert reports["cold"].miss_reason == "cold"
+    assert reports["hit"].cached_tokens == 36
+    assert reports["diverged"].diverged_at_token == 30
+    assert reports["opt_out"].miss_reason == "opt_out"
+    assert reports["evicted"].miss_reason == "evicted"
+    assert 0 < reports["evicted"].evicted_age_ms < 1000
+    drive.check_idle()
+
+
 # --- cancel, links, deadlines, drain ---
 
 
@@ -576,10 +600,12 @@ def test_a_poisoned_step_fails_its_attempts_and_spares_the_others(caplog):
 def test_step_after_step_failing_gives_up(caplog):
     drive = driver(max_running=1)
     drive.send(*[generate_request(f"r{i}", LONG, 9) for i in range(4)])
+    for _ in range(2):
+        drive.runner.fail_next = RuntimeError("the device is gone")
+        drive.step()
+    drive.runner.fail_next = RuntimeError("the device is gone")
     with pytest.raises(EngineBroken):
-        for _ in range(4):
-            drive.runner.fail_next = RuntimeError("the device is gone")
-            drive.step()
+        drive.step()
 
 
 def test_statuses_follow_a_sequence_through_its_life():
