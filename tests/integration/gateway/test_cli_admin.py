@@ -88,7 +88,9 @@ async def test_usage_and_costs_name_the_tenant(gateway):
     await _post_one(gateway)
     status, output = await headgate(gateway, "usage")
     assert status == 0
-    (line,) = [line.split() for line in output.splitlines() if "default" in line]
+    lines = [line.split() for line in output.splitlines() if "default" in line]
+    assert len(lines) == 1, repr(output)
+    line = lines[0]
     assert line[1:] == ["default", "m", "1", "60", "10", "40"]
     _, output = await headgate(gateway, "costs", "--tenant", "default")
     assert "m, output" in output
