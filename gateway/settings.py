@@ -7,12 +7,12 @@ value that cannot be read, stops the start with one sentence that names the vari
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import pydantic
 import pydantic_settings
 
@@ -36,7 +36,7 @@ class SettingsError(Exception):
     """One sentence for the operator."""
 
 
-class ModelSource(msgspec.Struct, frozen=True):
+class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     """Where a served model's tokenizer and template lie, and what the operator set for it."""
 
     path: str
@@ -95,11 +95,9 @@ class GatewaySettings(pydantic_settings.BaseSettings):
         if not isinstance(value, str):
             return value
         try:
-            return msgspec.json.decode(value, type=dict[str, ModelSource])
-        except msgspec.MsgspecError as error:
-            raise ValueError(
-                f'must be a JSON object like {{"name": {{"path": "/dir"}}}}: {error}'
-            ) from None
+            return json.loads(value)
+        except ValueError:
+            raise ValueError('must be a JSON object like {"name": {"path": "/dir"}}') from None
 
     @pydantic.field_validator("trusted_networks", "trace_parent_from", mode="before")
     @classmethod

@@ -34,7 +34,7 @@ async def _usable(request: web.Request) -> list[ServedModel]:
     async with request.app[DATABASE].read() as conn:
         priced = await priced_models(conn, principal.tenant_id, time.time_ns() // 1_000_000)
     visible = request.app[MODELS].visible(principal.models)
-    return [model for model in visible if "*" in priced or model.id in priced]
+    return [model for model in visible if model.id in priced]
 
 
 def _object(request: web.Request, model: ServedModel) -> dict[str, Any]:

@@ -131,10 +131,13 @@ class Engine:
         self._drain_inbox(events, now)
         self._expire(now)
         plan = self.scheduler.plan(self._step, now)
-        if plan.work:
-            results = self._execute(plan)
-            if results is not None:
-                self._commit(plan, results)
+        planned = self._clock()
+        if plan.work and (results := self._execute(plan)) is not None:
+            executed = self._clock()
+            record = self._commit(plan, results, executed)
+            record.plan_s, record.execute_s = planned - now, executed - planned
+            record.commit_s = self._clock() - executed
+            self._account(record, executed)
         self._busy = bool(plan.work or plan.num_preempted)
         return self._emit(plan, now)
 
@@ -283,8 +286,7 @@ class Engine:
         if self._num_poisoned >= MAX_POISONED_STEPS:
             raise EngineBroken(f"{self._num_poisoned} steps in a row failed")
 
-    def _commit(self, plan: StepPlan, results: list[RowResult]) -> None:
-        now = self._clock()
+    def _commit(self, plan: StepPlan, results: list[RowResult], now: float) -> StepRecord:
         record = StepRecord(
             plan.step,
             num_seqs=len(plan.work),
@@ -293,7 +295,13 @@ class Engine:
         )
         for work, result in zip(plan.work, results, strict=True):
             self._commit_row(work, result, record, plan, now)
-        record.execute_s = now - plan.now
+        # Behind all rows: a sibling of the last draw may be in prefill again.
+        for attempt in self._touched:
+            if attempt.lease.exhausted:
+                self._end_choices(attempt, attempt.open_indices, "budget")
+        return record
+
+    def _account(self, record: StepRecord, now: float) -> None:
         self._out.step = record
         self.totals.add(record)
         self._last_step_at = now
@@ -332,8 +340,6 @@ class Engine:
             sequences = self.scheduler.fork(sequence, attempt.take_unforked(num_draws))
         for one, drawn in zip(sequences, result.drawn, strict=True):
             self._commit_token(one, drawn, now)
-        if attempt.lease.exhausted:
-            self._end_choices(attempt, attempt.open_indices, "budget")
 
     def _close_prompt(
         self, attempt: Attempt, sequence: Sequence, plan: StepPlan, now: float
