@@ -26,13 +26,16 @@ async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
 
 
 @asynccontextmanager
-async def writing(request: web.Request) -> AsyncIterator[AsyncConnection]:
+async def writing(
+    request: web.Request, *, changes_identities: bool = True
+) -> AsyncIterator[AsyncConnection]:
     """Committed at the end of the block; then this process forgets the identities it remembered, and the others
     follow when they see the epoch."""
     with _translated():
         async with request.app[DATABASE].write() as conn:
             yield conn
-    request.app[AUTH].forget()
+    if changes_identities:
+        request.app[AUTH].forget()
 
 
 @contextmanager
