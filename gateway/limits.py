@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accounting.types import Limits, Principal
-from gateway.redis_link import Argument, LimiterUnavailable, RedisLink
+from gateway.redis_link import Argument, EpochChanged, LimiterUnavailable, RedisLink
 
 log = logging.getLogger(__name__)
 
@@ -237,13 +237,16 @@ class Limiter:
         self, script: str, holder: Holder, keys: Sequence[str], *args: Argument
     ) -> list[Any]:
         """One script call; a tenant that Redis does not have, or has from another epoch, is rebuilt first."""
-        for _ in range(3):
-            epoch = await self._link.epoch()
-            answer = await self._call(script, holder, keys, epoch, args)
-            if answer[0] != b"rebuild":
-                return answer
-            await self._link.refresh_epoch()
-            await self._rebuild(holder.tenant_id)
+        for _ in range(4):
+            try:
+                epoch = await self._link.epoch()
+                answer = await self._call(script, holder, keys, epoch, args)
+                if answer[0] != b"rebuild":
+                    return answer
+                await self._link.refresh_epoch()
+                await self._rebuild(holder.tenant_id)
+            except EpochChanged:
+                continue
         raise LimiterUnavailable("limiter state does not settle")
 
     async def _call(

@@ -39,6 +39,14 @@ class LimiterUnavailable(Exception):
     """Redis cannot be reached, or not trusted yet: nothing was granted."""
 
 
+class EpochChanged(LimiterUnavailable):
+    """This Redis is in another life than the call was made for. It was not sent: ask for the epoch, make it anew."""
+
+
+class _OtherRun(redis.ConnectionError):
+    pass
+
+
 @dataclass(frozen=True)
 class _Call:
     command: tuple[Argument, ...]
@@ -139,6 +147,8 @@ class RedisLink:
             try:
                 async with asyncio.timeout(timeout_s):
                     answers = await self._execute(commands)
+            except _OtherRun:
+                return [EpochChanged("Redis was restarted or replaced") for _ in commands]
             except (RedisError, OSError, TimeoutError):
                 self._note_failure()
                 continue
@@ -180,7 +190,7 @@ class RedisLink:
         known, self._run_id = self._run_id, run_id
         if known and known != run_id:
             self._epoch = ""
-            raise redis.ConnectionError("Redis was restarted or replaced")
+            raise _OtherRun
 
     def _note_failure(self) -> None:
         now = asyncio.get_running_loop().time()

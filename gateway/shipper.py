@@ -127,10 +127,15 @@ class Shipper:
 
     async def _run(self) -> None:
         while True:
-            if not await self.ship():
-                self._backlog_bytes = 0
+            is_idle = not await self.ship()
+            if self._backlog_bytes:
+                await self._measure_backlog()
+            if is_idle:
                 await self._drop_old()
                 await asyncio.sleep(EVERY_S)
+
+    async def _measure_backlog(self) -> None:
+        self._backlog_bytes = await asyncio.to_thread(self._reader.num_bytes_ahead)
 
     async def _drop_old(self) -> None:
         if time.monotonic() >= self._drop_at:
@@ -147,7 +152,7 @@ class Shipper:
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
                     log.warning("SQL takes no postings: %s", failure)
-                self._backlog_bytes = await asyncio.to_thread(self._reader.num_bytes_ahead)
+                await self._measure_backlog()
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
             else:
