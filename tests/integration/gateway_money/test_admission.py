@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 import signal
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from accounting import prices
 from accounting.models import LedgerEntry
-from accounting.types import Limits, Usage
+from accounting.types import Limits, Rates, Usage
 from gateway import journal_records, segments
 from gateway.errors import ApiError
 from gateway.metering import Metering, metering
@@ -23,9 +25,13 @@ NO_LIMITS = Limits()
 
 
 @asynccontextmanager
-async def running(database, redis_url: str, directory: Path, slot: int = 0):
+async def running(database, redis_url: str, directory: Path, timeout_s: float = 2.0):
     async with metering(
-        database=database, redis_url=redis_url, slot=slot, directory=directory
+        database=database,
+        redis_url=redis_url,
+        slot=0,
+        directory=directory,
+        limiter_timeout_s=timeout_s,
     ) as metered:
         yield metered
 
@@ -102,6 +108,27 @@ async def test_a_refused_request_takes_nothing_and_is_told_why(metered: Metering
     assert refused.value.status == 429
     assert refused.value.headers["x-should-retry"] == "false"
     await nothing_left(metered)
+
+
+async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_them(
+    metered: Metering, ask, sqlite_books
+) -> None:
+    async with sqlite_books.write() as conn:
+        await prices.bootstrap(conn, "b", {"batch": Rates(1, 1, 1, 1)}, 2)
+    tenant = Limits(1, 300, 1)
+    chat = await metered.admission.admit(ask(1, tenant=tenant))
+    lines = [
+        await metered.admission.admit(
+            dataclasses.replace(ask(n, tenant=tenant, model="b"), tier="batch", batch_id="batch_1", line_no=n)
+        )
+        for n in range(2, 5)
+    ]  # fmt: skip
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:s", "run")) == 1
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:batch:s", "run")) == 3
+    for admitted in (chat, *lines):
+        await admitted.void("drain")
+    await metered.admission.drain()
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:batch:s", "run")) == 0
 
 
 async def test_an_unknown_price_is_refused_before_any_work(metered: Metering, ask) -> None:
@@ -211,7 +238,7 @@ async def test_a_poisoned_journal_refuses_new_requests_and_settles_running_ones_
 async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
     sqlite_books, own_redis, tmp_path: Path, ask
 ) -> None:
-    async with running(sqlite_books, own_redis.url, tmp_path / "journal") as metered:
+    async with running(sqlite_books, own_redis.url, tmp_path / "journal", 0.1) as metered:
         admitted = await metered.admission.admit(ask(1))
         own_redis.send(signal.SIGSTOP)
         with pytest.raises(ApiError) as refused:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from accounting.types import Limits
-from gateway.limits import Holder, Limiter, ReservationEnded
+from gateway.limits import Holder, Limiter, ReservationEnded, limiter_link
 from gateway.redis_link import LimiterUnavailable, RedisLink
 
 START_MS = 1_790_000_000_000
@@ -25,15 +25,21 @@ class Clock:
         return self.now_ms
 
 
-def holder(
-    number: int, tenant: Limits = Limits(), key: Limits = Limits(), slot: str = ""
-) -> Holder:
-    return Holder(f"req_{slot}{number}", "proj_1", "key_1", key, tenant)
+def holder(number: int, tenant: Limits | None = None, slot: str = "") -> Holder:
+    return Holder(f"req_{slot}{number}", "proj_1", "key_1", Limits(), tenant or Limits())
 
 
 @pytest.fixture
 async def link(own_redis):
-    link = RedisLink(own_redis.url)
+    """Patient: the timeouts of production are tested by `impatient`, not by a busy machine."""
+    link = limiter_link(own_redis.url, timeout_s=2)
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+async def impatient(own_redis):
+    link = limiter_link(own_redis.url)
     yield link
     await link.close()
 
@@ -46,7 +52,7 @@ async def counters(link: RedisLink) -> dict[str, int]:
 async def test_64_clients_never_exceed_a_limit_in_any_window(own_redis) -> None:
     """Two gateways, one clock that runs through three minutes."""
     limits, clock, rng = Limits(50, 4000, 9), Clock(), random.Random(1)
-    links = [RedisLink(own_redis.url) for _ in range(2)]
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     limiters = [Limiter(link, slot, now_ms=clock) for slot, link in enumerate(links)]
     admitted: list[int] = []
     taken: list[tuple[int, int]] = []
@@ -109,8 +115,8 @@ async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(link: Redis
     assert soon.failing == 0
 
 
-async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis, link) -> None:
-    limiter = Limiter(link, 0)
+async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis, impatient) -> None:
+    limiter = Limiter(impatient, 0)
     await limiter.reserve(holder(0), 10, 0, LADDER)
     own_redis.kill()
     for number in range(1, 8):
@@ -118,7 +124,7 @@ async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis,
         with pytest.raises(LimiterUnavailable):
             await limiter.reserve(holder(number), 10, 0, LADDER)
         assert time.monotonic() - started < 0.25
-    assert not link.is_open
+    assert not impatient.is_open
     own_redis.start()
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
@@ -127,12 +133,12 @@ async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis,
             break
         except LimiterUnavailable:
             await asyncio.sleep(0.1)
-    assert link.is_open
+    assert impatient.is_open
     assert time.monotonic() < deadline
 
 
-async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, link) -> None:
-    limiter = Limiter(link, 0)
+async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, impatient) -> None:
+    limiter = Limiter(impatient, 0)
     await limiter.reserve(holder(0), 10, 0, LADDER)
     own_redis.send(signal.SIGSTOP)
     waits = []
@@ -143,7 +149,7 @@ async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, link) ->
         waits.append(time.monotonic() - started)
     assert max(waits) < 0.3  # 150 ms on a quiet machine
     assert waits[-1] < 0.02  # the breaker
-    assert not link.is_open
+    assert not impatient.is_open
     own_redis.send(signal.SIGCONT)
     await asyncio.sleep(1.1)
     # Replies of the calls given up must not be taken for those of later ones.
@@ -151,8 +157,8 @@ async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, link) ->
     assert (verdict.failing, verdict.bound) == (0, 64)
 
 
-async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, link) -> None:
-    limiter = Limiter(link, 0)
+async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, impatient) -> None:
+    limiter = Limiter(impatient, 0)
     await limiter.start()
     await limiter.reserve(holder(0), 10, 5, LADDER)
     own_redis.send(signal.SIGSTOP)
@@ -164,7 +170,7 @@ async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, link) ->
             break
         await asyncio.sleep(0.05)
     assert limiter.num_owed == 0
-    assert await counters(link) == {"run": 0, "tok": 0, "mu": 0}
+    assert await counters(impatient) == {"run": 0, "tok": 0, "mu": 0}
     await limiter.close()
 
 
@@ -199,7 +205,7 @@ async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(
 
 
 async def test_two_gateways_put_back_what_each_holds(own_redis) -> None:
-    links = [RedisLink(own_redis.url) for _ in range(2)]
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     limiters = [Limiter(link, slot) for slot, link in enumerate(links)]
     for number, limiter in enumerate(limiters):
         await limiter.start()

@@ -138,18 +138,18 @@ async def _until(condition) -> None:
     pytest.fail("waited 4 s in vain")
 
 
-async def test_a_database_that_lost_its_tail_gets_it_again(books, journal: Journal) -> None:
-    shipper = Shipper(journal, books, 0, 0)
+async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal: Journal) -> None:
+    shipper = Shipper(journal, sqlite_books, 0, 0)
     await write(journal, *range(5))
     await ship_all(shipper)
-    async with books.write() as conn:
+    async with sqlite_books.write() as conn:
         await conn.execute(
             update(JournalOffset).values(offset=3)
         )  # a failover took it back, with its rows
     await write(journal, 5)
     await ship_all(shipper)
-    assert await entries(books) == expected(*range(6))
-    async with books.read() as conn:
+    assert await entries(sqlite_books) == expected(*range(6))
+    async with sqlite_books.read() as conn:
         assert await ledger.journal_offset(conn, 0) == journal.durable_seq
 
 
