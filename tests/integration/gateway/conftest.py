@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
 from fakes import ScriptedWorker
 from gateways import RunningGateway, running_gateway
 
 
 @pytest.fixture
 async def worker(tmp_path: Path, redis_url: str) -> AsyncIterator[ScriptedWorker]:
-    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url) as worker:
+    async with ScriptedWorker(
+        tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
+    ) as worker:
         yield worker
 
 
