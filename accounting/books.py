@@ -172,7 +172,7 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
     for wrong in (orphan, stray_record, foreign_key, foreign_batch, foreign_record):
         failures |= dict.fromkeys(await _names(conn, wrong.distinct()))
     num_checked = await _count(conn, select(LedgerEntry.request_id))
-    return EquationResult("I15", "tenancy closed", num_checked, tuple(failures))
+    return EquationResult("I15", "tenancy closed", num_checked, tuple(sorted(failures)))
 
 
 def _not_zero(
