@@ -55,25 +55,24 @@ class Holder:
 
     @classmethod
     def of(cls, request_id: str, principal: Principal, model: str, tier: Tier) -> Holder:
-        """Limits bind tier `batch` only where one names that tier, and none does yet: backlog and fairness bound it."""
-        bound = tier != "batch"
+        """Limits bind tier `batch` only where one names that tier, and none does yet: backlog and fairness bound it.
+
+        A model's limit is held against all that the tenant uses: exact with one model, too strict with several.
+        """
+        binds = tier != "batch"
         return cls(
             request_id,
             principal.tenant_id,
             principal.key_id,
-            principal.key_limits if bound else Limits(),
-            principal.limits_on(model) if bound else Limits(),
+            principal.key_limits if binds else Limits(),
+            principal.limits_on(model) if binds else Limits(),
             tier,
         )
 
     @property
     def space(self) -> str:
         """Begins all its key names. Counted apart by tier: a batch must not starve its owner's chats."""
-        return (
-            _space(self.tenant_id)
-            if self.tier == "interactive"
-            else _space(self.tenant_id) + ":batch"
-        )
+        return _space(self.tenant_id) + ("" if self.tier == "interactive" else ":batch")
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,18 @@ def recorded(metered: Metering) -> list:
     ]
 
 
+async def posted(books, number: int) -> list:
+    """The ledger, once it has that many rows."""
+    for _ in range(200):
+        async with books.read() as conn:
+            rows = (await conn.execute(select(LedgerEntry.__table__))).all()
+        if len(rows) >= number:
+            break
+        await asyncio.sleep(0.05)
+    assert len(rows) == number
+    return list(rows)
+
+
 async def test_a_request_is_admitted_runs_and_is_charged_what_the_engine_counted(
     metered: Metering, sqlite_books, ask
 ) -> None:
@@ -84,10 +96,7 @@ async def test_a_request_is_admitted_runs_and_is_charged_what_the_engine_counted
     assert posting.charge.total <= posting.reserved
     await metered.admission.drain()
     assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens", "sum")) == 220
-    while await metered.shipper.ship():
-        pass
-    async with sqlite_books.read() as conn:
-        [row] = (await conn.execute(select(LedgerEntry.__table__))).all()
+    [row] = await posted(sqlite_books, 1)
     assert (row.request_id, row.charge, row.output) == ("req_00000001", 2160, 200)
 
 
@@ -285,9 +294,5 @@ async def test_many_requests_at_once_are_all_accounted_for(
     charges = await asyncio.gather(*(one(number) for number in range(300)))
     await metered.admission.drain()
     assert metered.limiter.num_held == 0
-    while await metered.shipper.ship():
-        pass
-    async with sqlite_books.read() as conn:
-        rows = (await conn.execute(select(LedgerEntry.__table__))).all()
-    assert len(rows) == 300
+    rows = await posted(sqlite_books, 300)
     assert sum(row.charge for row in rows) == sum(charges)
