@@ -109,7 +109,10 @@ class Principal(msgspec.Struct, frozen=True):
 
     def limits_on(self, model: str) -> Limits:
         """What binds the tenant on one model: the tighter of its own limits and those of the model."""
-        mine, narrowed = self.tenant_limits, dict(self.model_limits).get(model, DEFAULT_MODEL_LIMITS)
+        mine, narrowed = (
+            self.tenant_limits,
+            dict(self.model_limits).get(model, DEFAULT_MODEL_LIMITS),
+        )
         return Limits(
             _tighter(mine.requests_per_minute, narrowed.requests_per_minute),
             _tighter(mine.tokens_per_minute, narrowed.tokens_per_minute),

@@ -47,13 +47,13 @@ class Holder:
     tenant_limits: Limits
 
     @classmethod
-    def of(cls, request_id: str, principal: Principal) -> Holder:
+    def of(cls, request_id: str, principal: Principal, model: str) -> Holder:
         return cls(
             request_id,
             principal.tenant_id,
             principal.key_id,
             principal.key_limits,
-            principal.tenant_limits,
+            principal.limits_on(model),
         )
 
 
@@ -228,7 +228,8 @@ class Limiter:
         try:
             epoch = await self._link.epoch()
             await self._call(script, holder, _END_KEYS[script], epoch, (request_id, *args))
-        except LimiterUnavailable:
+        except LimiterUnavailable as reason:
+            log.info("%s is repeated later: %s", script, reason)
             return
         self._owed.pop(request_id, None)
 

@@ -168,8 +168,10 @@ class _background:
         self._task.add_done_callback(_report)
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        # Again until it heeds: a cancellation that meets redis-py 8.1 while it connects can get lost.
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=REDIS_S)
 
 
 def _report(task: asyncio.Future[None]) -> None:

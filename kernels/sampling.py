@@ -72,7 +72,7 @@ def _threshold(
     cut = (top_k < vocab)[:, None]
     mass = torch.where(cut & ~inside, float("-inf"), scaled).logsumexp(dim=-1, keepdim=True)
     probs = torch.where(cut & (values < last), 0.0, (values - mass).exp())
-    before = probs.cumsum(dim=-1) - probs
+    before = probs.cumsum(dim=-1, dtype=torch.float64) - probs  # near 1 float32 is too coarse
     in_nucleus = (before < top_p[:, None]) | (top_p >= 1.0)[:, None]
     in_nucleus[:, 0] = True
     in_nucleus &= values >= last

@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import openai
 from aiohttp import web
+from byte_model import write_byte_model
 from sqlalchemy import text
 
 from accounting import api_keys, migrate, tenants
 from accounting.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
-from byte_model import write_byte_model
 from gateway.app import create_app
 from gateway.http_limits import ConnectionLimits, GatewayRunner
 from gateway.keys import DATABASE, DETACHED, ENGINE, METERING

@@ -183,8 +183,11 @@ class Scheduler:
                 return False
         if index == len(sequence.block_ids):
             sequence.block_ids.append(fresh[0])
+            return True
+        shared = sequence.block_ids[index]
+        if self.cache.refcount(shared) == 1:  # who shared it was just preempted: nothing to copy
+            self.cache.free(fresh)
         else:
-            shared = sequence.block_ids[index]
             plan.copies.append((shared, fresh[0]))
             self.cache.free([shared])
             sequence.block_ids[index] = fresh[0]

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
 from fakes import ScriptedWorker
 from gateways import RunningGateway, running_gateway
 

@@ -8,6 +8,7 @@ from typing import Any
 from byte_model import chat_text
 from fakes import ScriptedWorker, decode, expected_output
 from gateways import MODEL, RunningGateway
+
 from workers.protocol.messages import SamplingParams
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]

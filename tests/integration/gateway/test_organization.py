@@ -154,6 +154,33 @@ async def test_rate_limits_are_one_per_priced_model_and_change_alone(organizatio
         )
 
 
+async def test_a_rate_limit_holds_from_the_next_request_on_for_that_project_alone(
+    gateway, organization, worker
+):
+    await gateway.workers(1)
+
+    async def ask(key: str):
+        async with gateway.client(key) as client:
+            return await client.completions.with_raw_response.create(
+                model=MODEL, prompt="a", max_tokens=1
+            )
+
+    limited, free = [await organization.projects.create(name=name) for name in ("limited", "free")]
+    accounts = organization.projects.service_accounts
+    keys = [(await accounts.create(p.id, name="robot")).api_key.value for p in (limited, free)]
+    first = await ask(keys[0])
+    assert first.headers["x-ratelimit-limit-requests"] == "10000"
+    await organization.projects.rate_limits.update_rate_limit(
+        MODEL_LIMIT, project_id=limited.id, max_requests_per_1_minute=2
+    )
+    await ask(keys[0])
+    with pytest.raises(openai.RateLimitError) as refused:
+        await ask(keys[0])
+    assert refused.value.code == "rate_limit_exceeded"
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    await ask(keys[1])
+
+
 async def test_the_404_for_a_foreign_object_is_that_for_one_that_never_existed(
     gateway, organization
 ):

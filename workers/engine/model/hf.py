@@ -33,6 +33,7 @@ class StepContext:
     """What the tokens of the running step are. Owned by one runner, set before each pass, read by its layers."""
 
     slots: torch.Tensor
+    """Of the tokens that belong to rows; those behind them in the pass are padding."""
     decode: PagedBatch | None
     """The rows with one token, packed first."""
     prefill: PagedBatch | None
@@ -69,16 +70,19 @@ class PagedLayer:
     def attend(self, module: nn.Module, call: Call) -> torch.Tensor:
         step = self._step.context
         assert step is not None, "a pass outside a step"
-        self._ops.kv_write(self._kv, call.key, call.value, step.slots)
+        num_tokens = len(step.slots)
+        self._ops.kv_write(self._kv, call.key[:num_tokens], call.value[:num_tokens], step.slots)
         out = torch.empty_like(call.query)
+        out[num_tokens:] = 0.0  # padding attends to nothing
         how = (call.scale, call.window, call.softcap, call.sinks)
         num_decode = 0 if step.decode is None else step.decode.num_rows
         if step.decode is not None:
             query = call.query[:num_decode]
             self._ops.attention_decode(out[:num_decode], query, self._kv, step.decode, *how)
         if step.prefill is not None:
-            query = call.query[num_decode:]
-            self._ops.attention_prefill(out[num_decode:], query, self._kv, step.prefill, *how)
+            tokens = slice(num_decode, num_tokens)
+            query = call.query[tokens]
+            self._ops.attention_prefill(out[tokens], query, self._kv, step.prefill, *how)
         return out
 
 
@@ -199,8 +203,9 @@ class Head:
     """From hidden states to logits as the model's own class computes them. `probe` compares the two, so a step that
     is not known here is a refusal and not a wrong token."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, min_rows: int = 1) -> None:
         config = model.config
+        self._min_rows = min_rows
         self._project = model.get_output_embeddings()
         self._scale = getattr(config, "logit_scale", None) or 1.0
         self._scale /= getattr(config, "logits_scaling", None) or 1.0
@@ -208,7 +213,10 @@ class Head:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, vocab]` in float32."""
-        logits = self._project(hidden)
+        num_rows = len(hidden)
+        if num_rows < self._min_rows:
+            hidden = torch.cat((hidden, hidden[:1].expand(self._min_rows - num_rows, -1)))
+        logits = self._project(hidden)[:num_rows]
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._softcap is not None:
