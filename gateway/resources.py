@@ -39,6 +39,7 @@ EPOCH_EVERY_S = 2.0
 REVOKED_CHANNEL = "hg:revoked"
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
+CANCEL_AGAIN_S = 0.1
 
 
 async def telemetry(app: web.Application) -> AsyncIterator[None]:
@@ -168,10 +169,10 @@ class _background:
         self._task.add_done_callback(_report)
 
     async def __aexit__(self, *_: object) -> None:
-        # Again until it heeds: a cancellation that meets redis-py 8.1 while it connects can get lost.
+        # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
         while not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=REDIS_S)
+            await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
 
 
 def _report(task: asyncio.Future[None]) -> None:
