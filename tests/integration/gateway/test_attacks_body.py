@@ -31,12 +31,15 @@ async def post(
 ) -> tuple[int, dict[str, Any]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     timeout = aiohttp.ClientTimeout(total=limit_s)
-    async with gateway.session() as session, session.post(
-        path,
-        data=io.BytesIO(data),
-        headers={"content-type": "application/json"},
-        timeout=timeout,
-    ) as answer:
+    async with (
+        gateway.session() as session,
+        session.post(
+            path,
+            data=io.BytesIO(data),
+            headers={"content-type": "application/json"},
+            timeout=timeout,
+        ) as answer,
+    ):
         return answer.status, await answer.json()
 
 
