@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accounting.types import Limits, Principal, Tier
+from gateway.redis_keys import EPOCH_PREFIX, of_space, tenant_space
 from gateway.redis_link import (
     TIMEOUT_S,
     Argument,
@@ -72,7 +73,7 @@ class Holder:
     @property
     def space(self) -> str:
         """Begins all its key names. Counted apart by tier: a batch must not starve its owner's chats."""
-        return _space(self.tenant_id) + ("" if self.tier == "interactive" else ":batch")
+        return tenant_space(self.tenant_id, batch=self.tier == "batch")
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,7 @@ class Limiter:
         cursor = 0
         while True:
             answer = await self._link.command(
-                "SCAN", cursor, "MATCH", _space("*") + "*:open", "COUNT", 1000
+                "SCAN", cursor, "MATCH", tenant_space("*") + "*:open", "COUNT", 1000
             )
             for name in answer[1]:
                 await self._release_not_held(name.decode().removesuffix(":open"), until_ms)
@@ -314,7 +315,7 @@ class Limiter:
             self._epoch = epoch
 
     async def _release_not_held(self, space: str, until: str) -> None:
-        tenant, _, tier = space.partition("}")
+        tenant_id, is_batch = of_space(space)
         for member in await self._link.command("ZRANGEBYSCORE", f"{space}:open", "-inf", until):
             request_id = member.decode()
             slot, key_id = await self._link.command(
@@ -324,8 +325,8 @@ class Limiter:
                 continue
             await self.release(
                 Holder(
-                    request_id, tenant.removeprefix("hg:{t:"), key_id.decode(), Limits(), Limits(),
-                    "batch" if tier else "interactive",
+                    request_id, tenant_id, key_id.decode(), Limits(), Limits(),
+                    "batch" if is_batch else "interactive",
                 )
             )  # fmt: skip
 
@@ -341,11 +342,7 @@ class Limiter:
 
 
 def limiter_link(url: str, *, timeout_s: float = TIMEOUT_S) -> RedisLink:
-    return RedisLink(url, epoch_key="hg:epoch:", timeout_s=timeout_s)
-
-
-def _space(tenant_id: str) -> str:
-    return f"hg:{{t:{tenant_id}}}"
+    return RedisLink(url, epoch_key=EPOCH_PREFIX, timeout_s=timeout_s)
 
 
 _KEYS = ("s", "open", "r")
