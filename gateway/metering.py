@@ -17,9 +17,9 @@ from accounting.db import Database
 from accounting.types import Posting
 from gateway.admission import Admission
 from gateway.journal import Journal, open_journal
-from gateway.limits import Limiter
+from gateway.limits import Limiter, limiter_link
 from gateway.price_cache import PriceCache
-from gateway.redis_link import RedisLink
+from gateway.redis_link import TIMEOUT_S, RedisLink
 from gateway.shipper import Shipper
 
 REVIVE_EVERY_S = 1.0
@@ -37,7 +37,12 @@ class Metering:
 
 @asynccontextmanager
 async def metering(
-    *, database: Database, redis_url: str, slot: int, directory: Path
+    *,
+    database: Database,
+    redis_url: str,
+    slot: int,
+    directory: Path,
+    limiter_timeout_s: float = TIMEOUT_S,
 ) -> AsyncIterator[Metering]:
     """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
     async with database.read() as conn:
@@ -56,7 +61,7 @@ async def metering(
     async with database.write() as conn:
         # Replayed: what the dead process left running has ended now, and its keys may run again.
         await replies.drop_running(conn, slot)
-    link = RedisLink(redis_url)
+    link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
     limiter = Limiter(link, slot)
     shipper = Shipper(journal, database, slot, offset)
     prices = PriceCache(database)

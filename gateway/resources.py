@@ -26,6 +26,7 @@ from gateway import keys, models
 from gateway.auth import AUTH, Authenticator, LookupFailed
 from gateway.doorbell import Doorbell
 from gateway.metering import metering
+from gateway.redis_keys import REVOKED_CHANNEL
 from gateway.router import Router
 from gateway.seals import Seals
 from gateway.settings import SettingsError
@@ -40,10 +41,10 @@ from workers.protocol.registry import Registration
 logger = logging.getLogger(__name__)
 
 EPOCH_EVERY_S = 2.0
-REVOKED_CHANNEL = "hg:revoked"
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
 TRACE_TICK_S = 5.0
+CANCEL_AGAIN_S = 0.1
 
 
 async def telemetry(app: web.Application) -> AsyncIterator[None]:
@@ -187,10 +188,10 @@ class _background:
         self._task.add_done_callback(_report)
 
     async def __aexit__(self, *_: object) -> None:
-        # Again until it heeds: a cancellation that meets redis-py 8.1 while it connects can get lost.
+        # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
         while not self._task.done():
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=REDIS_S)
+            await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
 
 
 def _report(task: asyncio.Future[None]) -> None:

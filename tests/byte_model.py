@@ -19,7 +19,7 @@ CONTROL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
 
 
 def tokenizer_spec() -> dict[str, Any]:
-    vocab = {char: byte for char, byte in BYTE_OF_CHAR.items()} | CONTROL
+    vocab = BYTE_OF_CHAR | CONTROL
     byte_level = {
         "type": "ByteLevel",
         "add_prefix_space": False,

@@ -17,7 +17,7 @@ from aiohttp import web
 from byte_model import write_byte_model
 from sqlalchemy import text
 
-from accounting import api_keys, migrate, tenants
+from accounting import api_keys, books, migrate, tenants
 from accounting.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
 from gateway.app import create_app
 from gateway.http_limits import ConnectionLimits, GatewayRunner
@@ -26,6 +26,10 @@ from gateway.settings import GatewaySettings
 
 MODEL = "scripted"
 PEPPER = b"p" * 32
+UNWITNESSED = (
+    "SELECT count(*) FROM ledger_entry e WHERE e.kind = 'settle' AND NOT EXISTS "
+    "(SELECT 1 FROM engine_record r WHERE r.request_id = e.request_id)"
+)
 
 
 @dataclass
@@ -34,6 +38,9 @@ class RunningGateway:
     settings: GatewaySettings
     url: str
     keys: Credentials
+    first_seq: int
+    """The journal's last record at the start."""
+    runner: GatewayRunner
 
     @property
     def port(self) -> int:
@@ -63,11 +70,30 @@ class RunningGateway:
         await self.app[DETACHED].join(10)
         metering = self.app[METERING]
         await metering.admission.drain()
-        await until(lambda: metering.shipper.offset >= metering.journal.durable_seq, 10)
+        shipper, journal = metering.shipper, metering.journal
+        # A journal in which nothing has ended yet ships nothing.
+        await until(
+            lambda: shipper.offset >= journal.durable_seq or journal.durable_seq == self.first_seq,
+            10,
+        )
 
     async def sql(self, statement: str, **values: Any) -> list[Any]:
         async with self.app[DATABASE].read() as conn:
             return list((await conn.execute(text(statement), values)).all())
+
+    async def balanced(self, limit_s: float = 10.0) -> None:
+        """The equations hold once everything is written and shipped, the workers' own records included."""
+        await self.settled()
+        deadline = asyncio.get_running_loop().time() + limit_s
+        while True:
+            async with self.app[DATABASE].read() as conn:
+                report = await books.verify(conn)
+                witnessed = await conn.scalar(text(UNWITNESSED))
+            if (report.ok and not witnessed) or asyncio.get_running_loop().time() > deadline:
+                assert report.ok, report
+                assert not witnessed
+                return
+            await asyncio.sleep(0.05)
 
     async def new_tenant(
         self, name: str, scopes: Collection[str] = (), **key: Any
@@ -106,7 +132,8 @@ async def running_gateway(
     try:
         sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
         await web.SockSite(runner, sock).start()
-        yield RunningGateway(app, loaded, f"http://127.0.0.1:{sock.getsockname()[1]}", keys)
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        yield RunningGateway(app, loaded, url, keys, app[METERING].journal.durable_seq, runner)
     finally:
         await runner.cleanup()
 

@@ -15,13 +15,19 @@ import msgspec
 
 from gateway import errors
 
+_QUOTE = ord('"')
+
 MAX_DEPTH = 32
 MAX_BRACKETS = 200_000
 INLINE_BYTES = 64 * 1024
 """Larger bodies are decoded off the loop."""
 
-# A whole string, or one bracket. Possessive, so a broken string costs no backtracking.
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]|[\]}]', re.DOTALL)
+WINDOW = 1 << 18
+"""One search holds the interpreter lock; this bounds for how long."""
+
+_OUTSIDE = re.compile(rb'["\[{\]}]')
+# Possessive, so a broken string costs no backtracking.
+_INSIDE = re.compile(rb'[^"\\]{0,262144}+(?:\\.[^"\\]*+){0,1000}+', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -29,7 +35,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     """Raises `ApiError` 400. Pure, and thread-safe."""
     _check_shape(body)
     try:
-        if _SURROGATE.search(body):
+        if _has_surrogates(body):
             msgspec.json.decode(
                 body
             )  # refuses lone surrogates, which the decoder below lets through
@@ -58,18 +64,37 @@ def _invalid_json(why: str = "") -> errors.ApiError:
 
 def _check_shape(body: bytes) -> None:
     """Depth and number of brackets, before any parser recurses."""
-    depth = num_brackets = 0
-    for match in _TOKEN.finditer(body):
-        first = body[match.start()]
-        if first == 0x22:  # a string
+    depth = num_brackets = place = 0
+    while (match := _OUTSIDE.search(body, place)) is not None:
+        place = match.end()
+        char = body[match.start()]
+        if char == _QUOTE:
+            place = _end_of_string(body, place)
             continue
         num_brackets += 1
-        if first in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH or num_brackets > MAX_BRACKETS:
-                raise _invalid_json(" It is nested too deeply or has too many parts.")
-        else:
-            depth -= 1
+        depth += 1 if char in b"[{" else -1
+        if depth > MAX_DEPTH or num_brackets > MAX_BRACKETS:
+            raise _invalid_json(" It is nested too deeply or has too many parts.")
+
+
+def _end_of_string(body: bytes, place: int) -> int:
+    """Behind the closing quote; the end of the body if there is none."""
+    while place < len(body):
+        match = _INSIDE.match(body, place)
+        assert match is not None, "it matches nothing, too"
+        end = match.end()
+        if body[end : end + 1] == b'"':
+            return end + 1
+        if end == place:
+            return len(body)  # a backslash at the very end
+        place = end
+    return place
+
+
+def _has_surrogates(body: bytes) -> bool:
+    return any(
+        _SURROGATE.search(body, start, start + WINDOW + 4) for start in range(0, len(body), WINDOW)
+    )
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

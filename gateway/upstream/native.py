@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 HELLO_S = 3.0
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
-SUSPECT_STEP_AGE_MS = 3000
+SUSPECT_STEP_AGE_MS = 3_000
+"""No new work for an engine whose running step is older (security.md F27)."""
+STUCK_STEP_AGE_MS = 15_000
+"""Such an engine is given up; its supervisor kills it at the same age."""
 
 KeepRecords = Callable[[EngineRecords], Awaitable[EngineAck]]
 """Commits a worker's records to SQL, however long that takes."""
@@ -125,8 +128,13 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        stuck = self.status.running > 0 and self.status.last_step_age_ms > SUSPECT_STEP_AGE_MS
-        return self.is_up and not self.status.draining and not stuck
+        suspect = self._step_age_ms > SUSPECT_STEP_AGE_MS
+        return self.is_up and not self.status.draining and not suspect
+
+    @property
+    def _step_age_ms(self) -> int:
+        """0 for an idle engine: it has no step to be late with."""
+        return self.status.last_step_age_ms if self.status.running else 0
 
     @property
     def num_calls(self) -> int:
@@ -204,6 +212,9 @@ class WorkerLink:
             case WorkerStatus():
                 self.status = message
                 self.num_unreported = 0
+                if self._step_age_ms > STUCK_STEP_AGE_MS and self._connection is not None:
+                    logger.warning("worker_stuck", extra={"worker": self.registration.worker})
+                    self._connection.abort()
             case Hello():
                 self._on_hello(message)
             case EngineRecords():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.batch import PagedBatch
+from kernels.batch import PagedBatch, Slots
 
 OPS = dispatch.choose(torch.device("cpu"))
 BLOCK_SIZE, NUM_BLOCKS = 4, 40
@@ -50,7 +50,7 @@ class Case:
                 (2, length, kv_heads, head_dim), generator=generator, dtype=torch.float64
             ).to(dtype)
             slots = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(length)]
-            OPS.kv_write(self.kv, key, value, torch.tensor(slots))
+            OPS.kv_write(self.kv, key, value, Slots(torch.tensor(slots), BLOCK_SIZE))
             self.keys.append(key)
             self.values.append(value)
             tables.append(torch.tensor(table))
@@ -140,7 +140,7 @@ def test_any_number_of_query_heads_per_kv_head(kv_heads: int, groups: int) -> No
 def test_a_slot_of_minus_one_is_written_nowhere() -> None:
     kv = torch.zeros((3, 2, 1, BLOCK_SIZE, 16))
     tokens = torch.ones((3, 1, 16))
-    OPS.kv_write(kv, tokens, 2 * tokens, torch.tensor([-1, 5, -1]))
+    OPS.kv_write(kv, tokens, 2 * tokens, Slots(torch.tensor([-1, 5, -1]), BLOCK_SIZE))
     assert kv[1, 0, 0, 1].tolist() == [1.0] * 16
     assert kv[1, 1, 0, 1].tolist() == [2.0] * 16
     assert kv.sum().item() == 16 + 32

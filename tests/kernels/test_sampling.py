@@ -14,10 +14,11 @@ from kernels.sampling import (
     PURPOSE_ACCEPT,
     PURPOSE_SAMPLE,
     DrawTensors,
+    dense_noise,
     keep_candidates,
-    log_exponential,
     philox4x32,
     sample,
+    sparse_noise,
 )
 
 
@@ -82,7 +83,7 @@ def test_noise_of_a_token_is_its_word_of_its_quad() -> None:
     """Counter (position, quad, purpose, 0), key (seed low, seed high): the layout every kernel has to keep."""
     seed, position, token = 0x1234567_89ABCDEF, 41, 10
     tensors = draws(1, seed=seed, first_position=position)
-    noise = log_exponential(tensors.seeds, tensors.positions, 16, PURPOSE_ACCEPT)
+    noise = dense_noise(tensors, 16, PURPOSE_ACCEPT)
     counter = (position, token // 4, PURPOSE_ACCEPT, 0)
     words = philox4x32(
         tuple(torch.tensor(word) for word in counter),
@@ -92,9 +93,16 @@ def test_noise_of_a_token_is_its_word_of_its_quad() -> None:
     assert noise[0, token].item() == pytest.approx(math.log(-math.log1p(-uniform)), rel=1e-5)
 
 
+def test_noise_of_few_tokens_is_that_of_the_whole_row() -> None:
+    tensors = draws(3, seed=2**50 + 1, first_position=8)
+    rows, tokens = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 5, 18, 16])
+    whole = dense_noise(tensors, 19, PURPOSE_SAMPLE)
+    assert torch.equal(sparse_noise(tensors, rows, tokens, PURPOSE_SAMPLE), whole[rows, tokens])
+
+
 def test_noise_is_finite_and_exponential_in_the_mean() -> None:
     tensors = draws(64)
-    noise = log_exponential(tensors.seeds, tensors.positions, 4096, PURPOSE_SAMPLE)
+    noise = dense_noise(tensors, 4096, PURPOSE_SAMPLE)
     assert bool(noise.isfinite().all())
     exponential = noise.double().exp()
     assert exponential.mean().item() == pytest.approx(1.0, abs=0.01)
@@ -193,7 +201,7 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
 def test_seed_position_and_purpose_each_change_the_noise() -> None:
     def noise(seed: int, position: int, purpose: int) -> torch.Tensor:
         tensors = draws(1, seed=seed, first_position=position)
-        return log_exponential(tensors.seeds, tensors.positions, 64, purpose)
+        return dense_noise(tensors, 64, purpose)
 
     base = noise(1, 1, PURPOSE_SAMPLE)
     assert torch.equal(base, noise(1, 1, PURPOSE_SAMPLE))

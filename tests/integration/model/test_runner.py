@@ -86,7 +86,8 @@ def test_choices_forked_from_one_row_are_single_requests_with_the_derived_seeds(
 def test_a_fork_goes_on_from_copied_blocks(tiny_model: TinyModels) -> None:
     """Copy-on-write of a partly filled tail block: the copy reads what the original wrote."""
     runner = tiny_model("llama").runner()
-    runner.store.tensor.fill_(math.nan)
+    with torch.inference_mode():
+        runner.store.tensor.fill_(math.nan)
     prompt = prompt_of(10)
     runner.execute([Row(prompt, 0, [7, 3, 9])])
     runner.copy_blocks([(9, 20)])

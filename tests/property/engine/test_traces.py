@@ -56,7 +56,8 @@ class Trace:
         self._watch_victims()
 
     def _watch_victims(self):
-        """The earliest arrival is never preempted before a later one, and batch goes before interactive."""
+        """The earliest arrival is never preempted before a later one, batch goes before interactive; nobody enters in a
+        step that preempted, nor past one of its tier that was preempted."""
         scheduler = self.drive.scheduler
         preempt = scheduler._preempt
 
@@ -68,7 +69,16 @@ class Trace:
                 assert all(sequence is not work.sequence for work in plan.work)
             preempt(sequence, now, plan)
 
+        enter = scheduler._enter_running
+
+        def watched_entry(sequence, plan):
+            tier = sequence.attempt.message.tier
+            assert plan.num_preempted == 0, "admitted in a step that preempted"
+            assert not scheduler.preempted[tier] or sequence is scheduler.preempted[tier][0]
+            enter(sequence, plan)
+
         scheduler._preempt = watched
+        scheduler._enter_running = watched_entry
 
     def request(self, number, arrival):
         total = arrival["max_tokens"] * arrival["num_choices"]

@@ -18,8 +18,15 @@ from hypothesis.stateful import (
 )
 
 from accounting.types import Limits
-from gateway.limits import Holder, LeaseGrant, Limiter, ReservationEnded, Verdict, Window
-from gateway.redis_link import RedisLink
+from gateway.limits import (
+    Holder,
+    LeaseGrant,
+    Limiter,
+    ReservationEnded,
+    Verdict,
+    Window,
+    limiter_link,
+)
 
 START_MS = 1_790_000_000_000
 LADDER = [(16, 160), (8, 81), (4, 41), (2, 21), (1, 11)]
@@ -205,7 +212,7 @@ def machine(url: str) -> type[RuleBasedStateMachine]:
             self.runner.run(self.connect())
 
         async def connect(self) -> None:
-            self.link = RedisLink(url)
+            self.link = limiter_link(url, timeout_s=5)
             await self.link.command("FLUSHDB")
             self.limiter = Limiter(self.link, 0, now_ms=lambda: self.now)
 
@@ -351,7 +358,7 @@ def test_the_scripts_are_the_rule(redis_url: str) -> None:
     run_state_machine_as_test(
         machine(redis_url),
         settings=settings(
-            max_examples=100,
+            max_examples=60,
             stateful_step_count=40,
             deadline=None,
             phases=[Phase.explicit, Phase.generate],  # shrinking against a server outlasts reading

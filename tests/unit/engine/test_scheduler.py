@@ -103,6 +103,24 @@ def test_a_step_that_preempted_admits_nobody():
     assert running(drive) == ["chat0", "chat1"]
 
 
+def test_a_step_that_preempted_for_a_running_sequence_admits_nobody_either():
+    drive = driver(num_blocks=40, max_batch_tokens=200)
+    drive.send(generate_request("chat", prompt(20), 40, lease_bound=8))
+    drive.send(generate_request("batch", prompt(30, 1), 20, tier="batch"))
+    drive.step()
+    chat = drive.attempt("chat").sequences[0]
+    assert chat.num_computed == 4 * len(chat.block_ids), "the next token needs a block"
+    taken = drive.cache.allocate(drive.cache.num_available)
+    drive.send(generate_request("small", prompt(4, 2), 2))
+    drive.step()
+    assert (running(drive), running(drive, "batch")) == (["chat"], [])
+    drive.step()
+    assert running(drive) == ["chat", "small"]
+    drive.cache.free(taken)
+    drive.send(ExtendLease("chat", 1, 40))
+    drive.run().check_idle()
+
+
 def decoding_without_room(num_blocks=21):
     """Two interactive sequences that fill the pool, so that the next block costs the later one its own."""
     drive = driver(num_blocks=num_blocks, max_batch_tokens=200)

@@ -58,15 +58,16 @@ async def test_a_reader_follows_a_writer(tmp_path: Path, opened) -> None:
 
 
 async def test_a_journal_cut_at_every_byte_of_its_last_records_keeps_the_records_before(
-    tmp_path: Path, opened
+    tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)  # thousands of them prove nothing here
     whole = tmp_path / "whole"
     await write(whole, opened, 3)
     [segment] = list_segments(whole)
     data = segment.path.read_bytes()
     all_seqs = seqs(whole)
     ends = _ends(data)
-    for length in range(ends[-4], len(data)):
+    for length in range(ends[-3], len(data)):
         copy = tmp_path / "cut"
         copy.mkdir()
         (copy / segment.path.name).write_bytes(data[:length])
@@ -74,7 +75,7 @@ async def test_a_journal_cut_at_every_byte_of_its_last_records_keeps_the_records
         left = recover(copy)
         assert [r.seq for r in left.records] == all_seqs[:num_whole]
         assert left.chain.next_seq == num_whole + 1
-        if length % 32 == 0 or length in ends:
+        if length % 64 == 0 or length in ends:
             again = await open_journal(copy, 0, sync=lambda _: None)
             await again.close()
             read = Reader(copy, 0).read(ALL, 1000)

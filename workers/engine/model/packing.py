@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.batch import PagedBatch, Slots
 from workers.engine.model.hf import StepContext
 from workers.engine.plan import Row
 
@@ -51,7 +51,7 @@ def pack(
         ]
     padding = [0] * (min_tokens - len(token_ids))
     context = StepContext(
-        torch.tensor(slots, device=device),
+        Slots(torch.tensor(slots, device=device), block_size),
         _batch([rows[index] for index in decode], block_size, device),
         _batch([rows[index] for index in prefill], block_size, device),
     )
