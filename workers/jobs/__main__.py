@@ -123,12 +123,12 @@ class Jobs:
                 else:
                     for _ in range(swept.num_rings):
                         await asyncio.to_thread(ring, self._celery)
-                    await self._watch(swept.num_rings > 0 and not swept.is_busy)
+                    self._watch(swept.num_rings > 0 and not swept.is_busy)
                 await asyncio.sleep(self._settings.sweep_s)
         finally:
             await database.close()
 
-    async def _watch(self, is_waiting: bool) -> None:
+    def _watch(self, is_waiting: bool) -> None:
         """Work waits, nobody runs any, and nothing was heard for a minute: the worker is deaf."""
         now = time.time()
         self._waiting_since = (self._waiting_since or now) if is_waiting else None
@@ -140,7 +140,8 @@ class Jobs:
             heard = self._spawned + START_S
         if now - max(heard, self._waiting_since) >= self._settings.deaf_s:
             logger.error("celery_worker_deaf", extra={"silent_s": round(now - heard)})
-            await self._end_worker(self._worker)
+            if self._worker.returncode is None:
+                self._worker.kill()  # it runs nothing, and a process that hangs may not hear a SIGTERM
 
     async def _nap(self, seconds: float) -> None:
         try:

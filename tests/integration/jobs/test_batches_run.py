@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 
 import pytest
+import pytest_asyncio
+from sqlalchemy import text
 
-from accounting import batches
+from accounting import batch_runs, batches, claims
+from workers.jobs.settings import JobsSettings
+from workers.jobs.tasks import Look
+from workers.jobs.tracing import provider
 
 
 def custom_ids(results) -> list[str]:
@@ -129,16 +135,12 @@ async def test_sigterm_finishes_what_is_under_way_and_gives_the_rest_back(home, 
     gateway.delay_s = 0.3
     batch_id = await home.submit([f"say {i}" for i in range(60)])
     await home.until(lambda: len(gateway.num_runs) >= 4)
-    import asyncio
-
     seconds = await asyncio.to_thread(started.stop)
     assert seconds < 10
     num_done = (await home.get(batch_id)).num_completed
     assert num_done == sum(gateway.num_runs.values()), "what was answered was written"
     assert 0 < num_done < 60
     async with home.database.read() as conn:
-        from sqlalchemy import text
-
         states = (
             (await conn.execute(text("SELECT DISTINCT state FROM batch_chunk"))).scalars().all()
         )
@@ -154,8 +156,6 @@ async def test_an_expired_batch_keeps_what_finished(home, gateway, started):
     batch_id = await home.submit([f"say {i}" for i in range(80)])
     await home.until(lambda: len(gateway.num_runs) >= 8)
     async with home.database.write() as conn:
-        from sqlalchemy import text
-
         await conn.execute(text("UPDATE batch SET expires_at = 1 WHERE id = :id"), {"id": batch_id})
     batch = await home.wait(batch_id)
     assert batch.state == "expired"
@@ -163,3 +163,105 @@ async def test_an_expired_batch_keeps_what_finished(home, gateway, started):
     assert len(output) == sum(gateway.num_runs.values())
     assert len(output) + len(errors) == 80
     assert {e["error"]["code"] for e in errors} == {"batch_expired"}
+
+
+async def test_a_worker_that_hears_nothing_is_replaced(home, gateway, started):
+    deaf = started.worker()
+    os.kill(deaf, signal.SIGSTOP)
+    batch = await home.wait(await home.submit(["say a"]), limit_s=50)
+    assert batch.num_completed == 1
+    assert started.worker() != deaf
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def look(home, gateway, jobs):
+    """One ring's worth of work in this process, while no jobs process is there to take it."""
+    await asyncio.to_thread(jobs.stop)
+    settings = JobsSettings(
+        home=home.path,
+        url=gateway.url,
+        broker_url="redis://",
+        jobs_process="me",
+        test_time_scale=0.01,
+    )
+    traces = provider()
+    yield lambda: Look(settings, lambda: False, traces.get_tracer("test")).run()
+    traces.shutdown()
+
+
+async def test_a_line_that_crashed_three_runners_is_quarantined_and_the_others_go_on(
+    home, gateway, look
+):
+    batch_id = await home.submit(["say a", "poison b", "say c"])
+    await look()
+    for _ in range(3):
+        async with home.database.write() as conn:
+            now = await claims.now_ms(conn)
+            held = await claims.claim(conn, home.tenant_id, "me:", now, 1)
+            await claims.start_lines(conn, held, [(2, "line-1")], now, 1)
+            assert await claims.expire(conn, now + 10, "me:") == 1
+    assert await look() == 1
+    await look()
+    batch = await home.get(batch_id)
+    output, errors = await home.results(batch)
+    assert custom_ids(output) == ["line-0", "line-2"]
+    assert [(e["custom_id"], e["error"]["code"]) for e in errors] == [
+        ("line-1", "line_quarantined")
+    ]
+    assert 2 not in gateway.tries
+
+
+async def test_claims_of_a_dead_process_are_no_crashes(home, gateway, look):
+    batch_id = await home.submit(["say a"])
+    await look()
+    for _ in range(4):
+        async with home.database.write() as conn:
+            now = await claims.now_ms(conn)
+            held = await claims.claim(conn, home.tenant_id, "another:", now, 1)
+            await claims.start_lines(conn, held, [(1, "line-0")], now, 1)
+            await claims.expire(conn, now + 10, "me:")
+    await look()
+    await look()
+    assert (await home.get(batch_id)).num_completed == 1
+
+
+async def test_a_spent_budget_pauses_the_batch_and_fails_no_line(home, gateway, look):
+    batch_id = await home.submit(["say a", "say b"])
+    gateway.refuse_all = (429, "insufficient_quota", {"x-should-retry": "false"})
+    await look()
+    assert await look() == 0, "nothing to do before the pause is over"
+    batch = await home.get(batch_id)
+    assert (batch.state, batch.paused_reason, batch.num_failed) == (
+        "in_progress",
+        "insufficient_quota",
+        0,
+    )
+    gateway.refuse_all = None
+    await asyncio.sleep(0.7)
+    assert await look() == 1
+    await look()
+    batch = await home.get(batch_id)
+    assert (batch.state, batch.paused_reason, batch.num_completed) == ("completed", None, 2)
+
+
+async def test_a_crash_while_writing_the_files_leaves_none_and_is_made_good(
+    home, gateway, look, monkeypatch
+):
+    batch_id = await home.submit(["say a", "bad b"])
+    await look()
+    await look()
+    before = {path.name for path in (home.path / "files").rglob("*") if path.is_file()}
+
+    async def crash(*_args, **_more):
+        raise OSError("the disk went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_runs, "finish", crash)
+        await look()
+    assert {path.name for path in (home.path / "files").rglob("*") if path.is_file()} == before
+    assert (await home.get(batch_id)).state == "finalizing"
+    await asyncio.sleep(0.7)
+    await look()
+    batch = await home.get(batch_id)
+    output, errors = await home.results(batch)
+    assert (custom_ids(output), custom_ids(errors)) == (["line-0"], ["line-1"])
