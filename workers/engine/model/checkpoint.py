@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
@@ -108,7 +107,7 @@ def _download(model: str) -> Path:
         raise ModelError(f"The model directory {model} does not exist.")
     try:
         return Path(snapshot_download(model, allow_patterns=_DOWNLOAD))
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"The model {model} is neither a directory nor a hub model that can be fetched: {cause_of(error)}"
         ) from error
