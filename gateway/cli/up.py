@@ -180,8 +180,10 @@ class Up:
             EXAMPLE_RATES if self.model.id == DEMO_MODEL_ID else FREE,
             self._stored_credentials(),
         )
-        stored = msgspec.structs.replace(self.credentials, fresh=False)
-        write_private(self.home.credentials, msgspec.json.encode(stored))
+        self._store(self.credentials)
+
+    def _store(self, credentials: Credentials) -> None:
+        write_private(self.home.credentials, msgspec.json.encode(credentials))
 
     def _stored_credentials(self) -> Credentials | None:
         try:
@@ -323,6 +325,8 @@ class Up:
     def _banner(self) -> None:
         assert self.model is not None and self.credentials is not None
         print(banner(self.base_url, self.model.id, self.credentials, self.home.root), flush=True)
+        if self.credentials.fresh:
+            self._store(msgspec.structs.replace(self.credentials, fresh=False))
 
 
 def listen(host: str, port: int) -> socket.socket:
