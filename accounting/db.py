@@ -11,7 +11,21 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Literal
 
-from sqlalchemy import Connection, FromClause, Row, Table, event
+import msgspec
+from sqlalchemy import (
+    Connection,
+    FromClause,
+    Row,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    column,
+    event,
+    func,
+    literal_column,
+    select,
+)  # fmt: skip
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -108,5 +122,31 @@ async def insert_new(
     """`INSERT ... ON CONFLICT DO NOTHING RETURNING`: the returned rows are those that were not there before."""
     if not rows:
         return []
-    statement = upsert(conn, table).on_conflict_do_nothing().returning(*returning)
-    return list((await conn.execute(statement, list(rows))).all())
+    statement, parameters = _many(conn, table, rows)
+    statement = statement.on_conflict_do_nothing()
+    return list((await conn.execute(statement.returning(*returning), parameters)).all())
+
+
+async def insert_all(
+    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Many plain rows (numbers and text) at once; a row that exists is an error."""
+    if rows:
+        statement, parameters = _many(conn, table, rows)
+        await conn.execute(statement, parameters)
+
+
+def _many(
+    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]
+) -> tuple[sqlite.Insert | postgresql.Insert, Any]:
+    """PostgreSQL takes all rows as one JSON parameter: the driver's work per value is what makes big inserts slow."""
+    assert isinstance(table, Table)
+    if conn.dialect.name == "sqlite":
+        return sqlite.insert(table), list(rows)
+    names = list(rows[0])
+    source = func.json_populate_recordset(
+        literal_column(f'NULL::"{table.name}"'),
+        cast(bindparam("rows", type_=Text()), postgresql.JSON),
+    ).table_valued(*(column(name, table.c[name].type) for name in names))
+    statement = postgresql.insert(table).from_select(names, select(source), include_defaults=False)
+    return statement, {"rows": msgspec.json.encode(rows).decode()}

@@ -14,11 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import rollups, write_offs
-from accounting.db import insert_new, upsert
+from accounting.db import insert_all, insert_new, upsert
 from accounting.legs import Row, legs
 from accounting.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry, LedgerLeg
 from accounting.types import TOKEN_CLASSES, Charge, Posting, PostResult, Usage, WitnessRecord
@@ -125,8 +125,7 @@ def _second_is_void(ending: Posting, paid: dict[tuple[str, int], str]) -> Postin
 async def _book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
     """Legs of new entries, and the one charge of their batch lines."""
     booked = [leg for entry in entries for leg in legs(entry)]
-    if booked:
-        await conn.execute(insert(LedgerLeg), booked)
+    await insert_all(conn, LedgerLeg.__table__, booked)
     lines = [
         {
             "batch_id": entry["batch_id"],
@@ -138,8 +137,7 @@ async def _book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
         and entry["batch_id"] is not None
         and entry["line_no"] is not None
     ]
-    if lines:
-        await conn.execute(insert(BatchCharge), lines)
+    await insert_all(conn, BatchCharge.__table__, lines)
 
 
 async def _write_off(
@@ -168,9 +166,8 @@ async def _write_off(
             now_ms,
         )
     ]
-    if rows:
-        await conn.execute(insert(LedgerEntry), rows)
-        await _book(conn, rows)
+    await insert_all(conn, LedgerEntry.__table__, rows)
+    await _book(conn, rows)
 
 
 async def _records_of(conn: AsyncConnection, request_ids: Collection[str]) -> Records:

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.db import insert_new
 from accounting.errors import ConflictError, InvalidError, NotFoundError
 from accounting.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion
 from accounting.pricing import MAX_RATE
@@ -143,9 +144,9 @@ async def bootstrap(
     currency: str = "USD",
 ) -> str:
     """Makes sure that the default sheet prices `model`; what it prices already is left alone. Returns its version."""
+    sheet = {"id": DEFAULT_SHEET, "currency": currency, "created_at": now_ms // 1000}
+    await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,))
     last = await _last_version(conn, DEFAULT_SHEET)
-    if last is None:
-        await create_sheet(conn, DEFAULT_SHEET, currency, now_ms // 1000)
     known = {} if last is None else await _rates_of_version(conn, DEFAULT_SHEET, last.version)
     missing = {(model, tier): rate for tier, rate in rates.items() if (model, tier) not in known}
     if not missing:

@@ -69,7 +69,7 @@ async def _principal(
         models=None if key.models is None else frozenset(key.models),
         tenant_limits=_limits(tenant),
         key_limits=_limits(key),
-        model_limits={model: entry.limits for model, entry in by_model.items()},
+        model_limits=tuple((model, entry.limits) for model, entry in sorted(by_model.items())),
         weight=tenant.weight_percent / 100,
         expires_at=key.expires_at,
         version=max(key.version, tenant.version),

@@ -100,12 +100,28 @@ class Principal(msgspec.Struct, frozen=True):
     """Allow-list; None: every model."""
     tenant_limits: Limits = Limits()
     key_limits: Limits = Limits()
-    model_limits: dict[str, Limits] = {}
-    """The tenant's own limits on single models; a model without an entry has `DEFAULT_MODEL_LIMITS`."""
+    model_limits: tuple[tuple[str, Limits], ...] = ()
+    """What was set for single models of the tenant; `limits_on` fills in the defaults."""
     weight: float = 1.0
     expires_at: int | None = None
     version: int = 0
     batch_id: str | None = None
+
+    def limits_on(self, model: str) -> Limits:
+        """What binds the tenant on one model: the tighter of its own limits and those of the model."""
+        mine, narrowed = (
+            self.tenant_limits,
+            dict(self.model_limits).get(model, DEFAULT_MODEL_LIMITS),
+        )
+        return Limits(
+            _tighter(mine.requests_per_minute, narrowed.requests_per_minute),
+            _tighter(mine.tokens_per_minute, narrowed.tokens_per_minute),
+            _tighter(mine.concurrency, narrowed.concurrency),
+        )
+
+
+def _tighter(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,3 +227,24 @@ class NewApiKey(msgspec.Struct, frozen=True):
 
     info: ApiKeyInfo
     value: str
+
+
+class EquationResult(msgspec.Struct, frozen=True):
+    """One law of metering.md section 13. `failures` names requests, or the rollup row that is wrong."""
+
+    id: str
+    name: str
+    num_checked: int
+    failures: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+
+class BooksReport(msgspec.Struct, frozen=True):
+    equations: tuple[EquationResult, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(equation.ok for equation in self.equations)

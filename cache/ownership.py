@@ -8,19 +8,22 @@ choices committed one after another); it protects its node, so whatever is evict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache.block_pool import BlockPool
 from cache.eviction import Protection
 from cache.misses import GhostList
 from cache.radix import Node, RadixTree
+from cache.usage import Usage
 
 
 class Ownership:
-    def __init__(self, num_blocks: int, block_size: int, ghost_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, ghost_size: int, now_ms: Callable[[], int]
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree(block_size)
-        self.protection = Protection()
+        self.protection = Protection(Usage(now_ms))
         self.ghosts = GhostList(ghost_size)
         self.in_tree = bytearray(num_blocks)
         self.guests: dict[int, Node] = {}
@@ -50,11 +53,12 @@ class Ownership:
         tokens: Sequence[int],
         block_ids: Sequence[int],
         priority: int,
+        tenant: str,
     ) -> Node:
         """A new child of `node` takes the blocks over, unprotected for now. O(new blocks)."""
         child = self.tree.add_child(node, region, tokens, block_ids)
-        child.priority, child.last_used = priority, self.step
-        self.protection.num_evictable += len(block_ids)
+        child.priority, child.last_used, child.tenant = priority, self.step, tenant
+        self.protection.inserted(child, len(block_ids))
         self._take(child, block_ids)
         return child
 
@@ -62,30 +66,24 @@ class Ownership:
         """A protected leaf takes the blocks over. O(new blocks)."""
         assert node.num_protectors
         self.tree.extend(node, tokens, block_ids, node.end_hash)
+        self.protection.inserted(node, len(block_ids))
         self._take(node, block_ids)
 
     def _take(self, node: Node, block_ids: Sequence[int]) -> None:
         # The caller's share of the count becomes the tree's. Other tables that name the block keep theirs.
-        num_guests = 0
         for block in block_ids:
             self.in_tree[block] = 1
             if self.pool.refcount(block) > 1:
                 self.guests[block] = node
-                num_guests += 1
-        self._add_guests(node, num_guests)
-
-    def _add_guests(self, node: Node, num_guests: int) -> None:
-        if num_guests and not node.num_guests:
-            self.protection.protect(node)
-        node.num_guests += num_guests
-
-    def _remove_guests(self, node: Node, num_guests: int) -> None:
-        node.num_guests -= num_guests
-        if num_guests and not node.num_guests:
-            self.unprotect(node)
+                node.num_guests += 1
+                if node.num_guests == 1:
+                    self.protection.protect(node)
 
     def _guest_left(self, block: int) -> None:
-        self._remove_guests(self.guests.pop(block), 1)
+        node = self.guests.pop(block)
+        node.num_guests -= 1
+        if node.num_guests == 0:
+            self.unprotect(node)
 
     def _check_private(self, block: int) -> None:
         if self.in_tree[block] and block not in self.guests:
@@ -101,11 +99,8 @@ class Ownership:
         # The counts of the edge stand as they were: a protected tail is one protected child of the upper node, and
         # the upper node replaces it as the protected child of their parent. Evictable blocks: the same sum.
         upper.num_protectors = 1 if node.num_protectors else 0
-        if node.num_guests:
-            moved = [block for block in upper.block_ids if block in self.guests]
-            self.guests.update(dict.fromkeys(moved, upper))
-            self._add_guests(upper, len(moved))
-            self._remove_guests(node, len(moved))
+        # Guests stay with the tail, also those of the front: that protects the front no less, and the tail for as long
+        # as a choice still names a block that it committed with it.
         return upper
 
     def unprotect(self, node: Node) -> None:
@@ -127,7 +122,7 @@ class Ownership:
         kept = len(leaf.block_ids) - num_cut
         self.ghosts.add(leaf.hashes[kept:], leaf.region, self.step)
         self._give_up(leaf.block_ids[kept:])
-        self.protection.num_evictable -= num_cut
+        self.protection.evicted(leaf, num_cut)
         if kept:
             self.tree.truncate(leaf, kept)
             return
@@ -146,12 +141,12 @@ class Ownership:
         parent = self.tree.unlink(top)
         held = []
         for node in list(self.tree.nodes(top)):
-            node.doomed, node.children = True, {}
+            node.doomed = True
             self.protection.leaves.discard(node)
             if node.num_protectors:
                 held.append(node)
                 continue
-            self.protection.num_evictable -= len(node.block_ids)
+            self.protection.evicted(node, len(node.block_ids))
             self._give_up(node.block_ids)
         self.doomed.update(held)
         self.protection.consider(parent)

@@ -52,7 +52,7 @@ class Node:
         self.num_protectors = 0
         """Handles here + protected children + 1 if pinned + 1 if `num_guests`. Law 2."""
         self.num_guests = 0
-        """Blocks of this edge that private block tables still name too (forked choices)."""
+        """Blocks taken over here that private block tables still name too (forked choices)."""
         self.pinned = False
         self.doomed = False
         """Unlinked by a drop while protected: nobody finds it any more, its blocks go when its last user goes."""

@@ -7,6 +7,7 @@ import sys
 import uvloop
 
 from gateway import settings
+from gateway.cli.supervisor import EXIT_CONFIG
 from gateway.server import serve
 from gateway.telemetry import logs
 
@@ -18,7 +19,7 @@ def main() -> int:
         uvloop.run(serve(loaded))
     except settings.SettingsError as error:
         print(f"headgate gateway: {error}", file=sys.stderr)
-        return 1
+        return EXIT_CONFIG
     return 0
 
 

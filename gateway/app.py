@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway import keys, middleware, resources
 from gateway.lifecycle import Detached, Lifecycle
-from gateway.routes import health, metrics
+from gateway.routes import chat, completions, health, metrics, models, organization, tokenize, usage
 from gateway.routes.table import Route
 from gateway.settings import GatewaySettings
 
@@ -22,6 +22,12 @@ def routes() -> list[Route]:
     return [
         *health.ROUTES,
         *metrics.ROUTES,
+        *models.ROUTES,
+        *chat.ROUTES,
+        *completions.ROUTES,
+        *tokenize.ROUTES,
+        *organization.ROUTES,
+        *usage.ROUTES,
     ]
 
 

@@ -20,7 +20,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway import errors, ids
-from gateway.keys import EXPECTS_CONTINUE
+from gateway.keys import EXPECTS_CONTINUE, RECORD
 from gateway.settings import GatewaySettings, Network
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class Addresses:
 class GatewayProtocol(RequestHandler):
     """One connection. Waits at most so long for its first byte and for a complete head of each request."""
 
-    __slots__ = ("_address", "_addresses", "_last_payload", "_limits", "_timer")
+    __slots__ = ("_address", "_addresses", "_in_head", "_last_payload", "_limits", "_timer")
 
     def __init__(self, server: GatewayServer, **kwargs: Any) -> None:
         super().__init__(
@@ -103,6 +103,8 @@ class GatewayProtocol(RequestHandler):
         self._addresses = server.addresses
         self._address: str | None = None
         self._timer: asyncio.TimerHandle | None = None
+        """Of the first byte, or, `_in_head`, of the rest of a head."""
+        self._in_head = False
         self._last_payload = EMPTY_PAYLOAD
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -126,31 +128,25 @@ class GatewayProtocol(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Runs the head's timer from its first byte until the parser has the whole head."""
         num_before = self._request_count
-        in_head = self._last_payload.is_eof()
+        is_head = self._last_payload.is_eof()
         super().data_received(data)
         if self._request_count > num_before:
             self._stop_timer()
             if self._messages:
                 self._last_payload = self._messages[-1][1]
-        elif in_head and data and (self._timer is None or num_before == 0):
-            self._start_head_timer()
-
-    def _start_head_timer(self) -> None:
-        if (
-            self._timer is not None
-            and self._timer.when() > self._loop.time() + self._limits.first_byte_s
-        ):
-            return  # already the head's own
-        self._stop_timer()
-        self._timer = self._loop.call_later(self._limits.headers_s, self._head_too_slow)
+        elif is_head and data and not self._in_head:
+            self._stop_timer()
+            self._in_head = True
+            self._timer = self._loop.call_later(self._limits.headers_s, self._head_too_slow)
 
     def _stop_timer(self) -> None:
+        self._in_head = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _head_too_slow(self) -> None:
-        self._timer = None
+        self._stop_timer()
         if self._waiter is None or self._waiter.done():
             return  # a pipelined head behind a request that still runs: the keep-alive timer has it
         error = errors.timeout("The request headers did not arrive in time.")
@@ -171,7 +167,7 @@ class GatewayProtocol(RequestHandler):
         if error.status >= 500:
             logger.error("unhandled_exception", exc_info=exc)
         response = error.response()
-        if not isinstance(request, web.Request) or request.match_info is None:
+        if not isinstance(request, web.Request) or RECORD not in request:
             stamp(response, ids.request_id(), 0)
         response.force_close()
         return response

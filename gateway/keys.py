@@ -7,10 +7,14 @@ from collections.abc import Callable
 import redis.asyncio
 from aiohttp import web
 
+from accounting.db import Database
 from accounting.types import Principal
 from gateway.lifecycle import Detached, Lifecycle
+from gateway.metering import Metering
+from gateway.models import Models
 from gateway.routes.table import Route
 from gateway.settings import GatewaySettings
+from gateway.stream import Engine
 from gateway.telemetry.record import RequestRecord
 
 SETTINGS = web.AppKey("settings", GatewaySettings)
@@ -18,6 +22,12 @@ ROUTES = web.AppKey("routes", dict[web.AbstractRoute, Route])
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
 DETACHED = web.AppKey("detached", Detached)
 REDIS = web.AppKey("redis", redis.asyncio.Redis)
+DATABASE = web.AppKey("database", Database)
+MODELS = web.AppKey("models", Models)
+METERING = web.AppKey("metering", Metering)
+ENGINE = web.AppKey("engine", Engine)
+PEPPER = web.AppKey("pepper", bytes)
+CACHE_SECRET = web.AppKey("cache_secret", bytes)
 OBSERVERS = web.AppKey("observers", list[Callable[[RequestRecord], None]])
 """Called once per request after its end: access log, metrics, request log, tracing."""
 

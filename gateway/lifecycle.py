@@ -12,14 +12,15 @@ logger = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Starting → ready → draining → cut. `cut` tells running streams to end with `server_draining`."""
+    """Starting → ready → draining → cut: running streams end with `server_draining`."""
 
     def __init__(self) -> None:
         self.started = False
         self.draining = asyncio.Event()
         self.accepting = True
         """False once the grace of a drain is over: what still arrives on open connections gets 503."""
-        self.cut = asyncio.Event()
+        self.on_cut: set[Callable[[], None]] = set()
+        """What runs registers here how it is told to end now."""
         self.faults: list[Callable[[], str | None]] = []
         """Each names what makes this process unready, or None."""
         self.num_workers: Callable[[], dict[str, int]] = dict
@@ -39,6 +40,10 @@ class Lifecycle:
             self.num_running -= 1
             if not self.num_running:
                 self._idle.set()
+
+    def cut(self) -> None:
+        for end in list(self.on_cut):
+            end()
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until nothing runs; False if the time was not enough."""

@@ -80,7 +80,9 @@ def _of_aiohttp(error: web.HTTPException) -> errors.ApiError:
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The order of checks up to the body: host 400, key 401, route 404 and 405, scope 403, media type 415,
     size 413 (api.md 1.2)."""
-    if request.version >= (1, 1) and len(request.headers.getall(hdrs.HOST, ())) != 1:
+    if request.version not in {(1, 0), (1, 1)}:
+        raise errors.invalid("The request is not valid HTTP.")
+    if request.version == (1, 1) and len(request.headers.getall(hdrs.HOST, ())) != 1:
         raise errors.invalid("Exactly one Host header is needed.")
     route = request.app[ROUTES].get(request.match_info.route)
     if route is not None:

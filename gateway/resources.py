@@ -2,48 +2,214 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import redis.asyncio
 from aiohttp import web
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
 
+from accounting import credentials, migrate, principals
+from accounting.db import Database
+from accounting.errors import AccountingError
 from accounting.types import Principal
-from gateway import keys
-from gateway.auth import AUTH, Authenticator
+from gateway import keys, models
+from gateway.auth import AUTH, Authenticator, LookupFailed
+from gateway.metering import metering
+from gateway.redis_keys import REVOKED_CHANNEL
+from gateway.router import Router
+from gateway.settings import SettingsError
+from gateway.stream import Engine
 from gateway.telemetry import logs
 from gateway.telemetry.metrics import METRICS, Metrics
+from gateway.upstream.fleet import Fleet, decode_all
+from workers.protocol import registry
+from workers.protocol.registry import Registration
+
+logger = logging.getLogger(__name__)
+
+EPOCH_EVERY_S = 2.0
+REDIS_S = 1.0
+LAG_TICK_S = 0.1
+CANCEL_AGAIN_S = 0.1
 
 
 async def telemetry(app: web.Application) -> AsyncIterator[None]:
-    app[METRICS] = Metrics(app[keys.SETTINGS].slot)
-    app[keys.OBSERVERS] += [logs.access, app[METRICS].observe]
+    app[METRICS] = metrics = Metrics(app[keys.SETTINGS].slot)
+    metrics.serve_models(app[keys.SETTINGS].models)
+    app[keys.OBSERVERS] += [logs.access, metrics.observe]
+    async with _background(_watch_loop(metrics)):
+        yield
+
+
+async def secrets(app: web.Application) -> AsyncIterator[None]:
+    """Key files; what is derived from the master key has a purpose in its name."""
+    master = app[keys.SETTINGS].secret("master.key")
+    app[keys.PEPPER] = app[keys.SETTINGS].secret("pepper")
+    app[keys.CACHE_SECRET] = hmac.digest(master, b"headgate cache namespaces", hashlib.sha256)
     yield
 
 
-async def limiter(app: web.Application) -> AsyncIterator[None]:
-    """The Redis client. It connects when it is first used: Redis may be away at the start."""
-    app[keys.REDIS] = client = redis.asyncio.from_url(app[keys.SETTINGS].redis_url)
+async def text(app: web.Application) -> AsyncIterator[None]:
+    """Tokenizers and templates, and the threads that use them."""
+    settings = app[keys.SETTINGS]
+    threads = ThreadPoolExecutor(settings.text_threads, thread_name_prefix="text")
+    served = {name: models.load(name, source) for name, source in settings.models.items()}
+    app[keys.MODELS] = models.Models(served, threads)
+    yield
+    threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def database(app: web.Application) -> AsyncIterator[None]:
+    url = app[keys.SETTINGS].sql_url
+    try:
+        await asyncio.to_thread(migrate.check, url)
+        app[keys.DATABASE] = database = Database(url)
+    except AccountingError as error:
+        raise SettingsError(str(error)) from None
+    except (SQLAlchemyError, OSError, ValueError) as error:
+        raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
+    yield
+    await database.close()
+
+
+async def shared_memory(app: web.Application) -> AsyncIterator[None]:
+    """The Redis client for registry and revocations. It connects when it is first used."""
+    try:
+        app[keys.REDIS] = client = redis.asyncio.from_url(
+            app[keys.SETTINGS].redis_url,
+            socket_connect_timeout=REDIS_S,
+            socket_timeout=REDIS_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise SettingsError(
+            f"Cannot use the environment variable HEADGATE_REDIS_URL: {error}."
+        ) from None
     yield
     await client.aclose()
 
 
 async def identities(app: web.Application) -> AsyncIterator[None]:
-    async def nobody(key: str) -> Principal | None:
-        return None
+    """Keys → principals; revocations are pulled from SQL and announced by Redis."""
+    database, pepper = app[keys.DATABASE], app[keys.PEPPER]
 
-    app[AUTH] = Authenticator(nobody, lambda key: True)
-    yield
+    async def lookup(key: str) -> Principal | None:
+        try:
+            async with database.read() as conn:
+                return await principals.resolve(conn, pepper, key, int(time.time()))
+        except (SQLAlchemyError, OSError) as error:
+            raise LookupFailed from error
+
+    def well_formed(key: str) -> bool:
+        return (credentials.parse(key) or credentials.parse_batch(pepper, key)) is not None
+
+    app[AUTH] = auth = Authenticator(lookup, well_formed)
+    async with (
+        _background(_pull_epoch(database, auth)),
+        _background(_hear_revocations(app[keys.REDIS], auth)),
+    ):
+        yield
 
 
-async def detached(app: web.Application) -> AsyncIterator[None]:
-    """Ends first (last in the list): settlements still need everything above."""
-    yield
-    await app[keys.DETACHED].join(10.0)
+async def engine(app: web.Application) -> AsyncIterator[None]:
+    """Metering, then workers: the journal is replayed before anything can be asked of a worker."""
+    settings, client = app[keys.SETTINGS], app[keys.REDIS]
+
+    async def look() -> list[Registration] | None:
+        try:
+            names = [
+                name
+                async for name in client.scan_iter(f"{registry.WORKER_KEY_PREFIX}*", count=1000)
+            ]
+            values = await client.mget(names) if names else []
+            return decode_all([value for value in values if isinstance(value, bytes)])
+        except (RedisError, OSError):
+            return None
+
+    async with metering(
+        database=app[keys.DATABASE],
+        redis_url=settings.redis_url,
+        slot=settings.slot,
+        directory=settings.journal_dir,
+    ) as metered:
+        app[keys.METERING] = metered
+        fleet = Fleet(look, metered.shipper.post_engine_records)
+        lifecycle = app[keys.LIFECYCLE]
+        lifecycle.num_workers = fleet.num_workers
+        lifecycle.faults.append(lambda: None if metered.journal.is_writable else "journal")
+        app[keys.ENGINE] = Engine(metered.admission, fleet, Router(), app[keys.DETACHED], lifecycle)
+        async with _background(fleet.run()):
+            lifecycle.started = True
+            yield
+            await app[keys.DETACHED].join(10.0)
 
 
-async def started(app: web.Application) -> AsyncIterator[None]:
-    app[keys.LIFECYCLE].started = True
-    yield
+ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
+    telemetry, secrets, text, database, shared_memory, identities, engine,
+]  # fmt: skip
 
 
-ALL = [telemetry, limiter, identities, detached, started]
+class _background:
+    """Runs a coroutine for the length of a block. What ends it before its time is an error of ours."""
+
+    def __init__(self, work: Awaitable[None]) -> None:
+        self._work = work
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.ensure_future(self._work)
+        self._task.add_done_callback(_report)
+
+    async def __aexit__(self, *_: object) -> None:
+        # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
+
+
+def _report(task: asyncio.Future[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("background_task_failed", exc_info=error)
+
+
+async def _watch_loop(metrics: Metrics) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + LAG_TICK_S
+        await asyncio.sleep(LAG_TICK_S)
+        metrics.loop_lag.observe(max(0.0, loop.time() - due))
+
+
+async def _pull_epoch(database: Database, auth: Authenticator) -> None:
+    while True:
+        try:
+            async with asyncio.timeout(EPOCH_EVERY_S), database.read() as conn:
+                auth.saw_epoch(await principals.auth_epoch(conn))
+        except (SQLAlchemyError, OSError, TimeoutError):
+            pass  # the authenticator knows for how long it may believe what it remembers
+        await asyncio.sleep(EPOCH_EVERY_S)
+
+
+async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) -> None:
+    """A faster word than the pull; missing one costs two seconds."""
+    while True:
+        try:
+            async with client.pubsub() as channel:
+                await channel.subscribe(REVOKED_CHANNEL)
+                while True:
+                    if await channel.get_message(ignore_subscribe_messages=True, timeout=REDIS_S):
+                        auth.forget()
+        except (RedisError, OSError, TimeoutError):
+            await asyncio.sleep(REDIS_S)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from gateway.app import create_app
 from gateway.http_limits import ConnectionLimits, GatewayRunner
+from gateway.journal import SlotTaken
 from gateway.keys import DETACHED, LIFECYCLE
 from gateway.routes.ops import create_ops_app
 from gateway.settings import GatewaySettings, SettingsError
@@ -38,7 +39,10 @@ async def serve(settings: GatewaySettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
     try:
-        await runner.setup()
+        try:
+            await runner.setup()
+        except SlotTaken as error:
+            raise SettingsError(f"Slot {settings.slot} is in use: {error}.") from None
         await ops.setup()
         await web.UnixSite(ops, str(_own_socket_path(settings))).start()
         site = web.SockSite(runner, listening_socket(settings), backlog=BACKLOG)
@@ -71,7 +75,7 @@ async def _drain_when_asked(
     await site.stop()
     lifecycle.accepting = False
     if not await lifecycle.idle(settings.drain_s):
-        lifecycle.cut.set()
+        lifecycle.cut()
         await lifecycle.idle(SETTLE_S)
     await app[DETACHED].join(SETTLE_S)
 

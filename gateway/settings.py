@@ -7,14 +7,16 @@ value that cannot be read, stops the start with one sentence that names the vari
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import pydantic
 import pydantic_settings
+
+from gateway.cli.home import Home
 
 PREFIX = "HEADGATE_"
 
@@ -22,7 +24,7 @@ PREFIX = "HEADGATE_"
 OTHER_NAMES = frozenset({
     "HEADGATE_API_KEY", "HEADGATE_BROKER_URL", "HEADGATE_FILES_URL", "HEADGATE_GATEWAYS", "HEADGATE_MODEL",
     "HEADGATE_PORT", "HEADGATE_HOST", "HEADGATE_READY_FILE", "HEADGATE_REDIS_SERVER", "HEADGATE_SOAK",
-    "HEADGATE_URL", "HEADGATE_WORKERS",
+    "HEADGATE_MODEL_ID", "HEADGATE_OPS_BIND", "HEADGATE_THREADS", "HEADGATE_URL", "HEADGATE_WORKERS",
 })  # fmt: skip
 OTHER_PREFIXES = (
     "HEADGATE_BENCH_", "HEADGATE_ENGINE_", "HEADGATE_JOBS_", "HEADGATE_TEST_", "HEADGATE_UP_",
@@ -34,7 +36,7 @@ class SettingsError(Exception):
     """One sentence for the operator."""
 
 
-class ModelSource(msgspec.Struct, frozen=True):
+class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     """Where a served model's tokenizer and template lie, and what the operator set for it."""
 
     path: str
@@ -93,11 +95,9 @@ class GatewaySettings(pydantic_settings.BaseSettings):
         if not isinstance(value, str):
             return value
         try:
-            return msgspec.json.decode(value, type=dict[str, ModelSource])
-        except msgspec.MsgspecError as error:
-            raise ValueError(
-                f'must be a JSON object like {{"name": {{"path": "/dir"}}}}: {error}'
-            ) from None
+            return json.loads(value)
+        except ValueError:
+            raise ValueError('must be a JSON object like {"name": {"path": "/dir"}}') from None
 
     @pydantic.field_validator("trusted_networks", "trace_parent_from", mode="before")
     @classmethod
@@ -118,7 +118,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
 
     @property
     def run_dir(self) -> Path:
-        return self.home / "run"
+        return Home(self.home).run
 
     @property
     def ops_socket(self) -> Path:

@@ -118,7 +118,8 @@ class Up:
             await self.supervisor.start(self._worker(slot))
         for slot in range(self.options.num_gateways):
             await self.supervisor.start(self._gateway(slot))
-        await self.supervisor.start(self._jobs())
+        if os.environ.get("HEADGATE_UP_NO_JOBS") != "1":
+            await self.supervisor.start(self._jobs())
         await self._wait_until_serving()
         self.supervisor.ready = True
         await self._write_ready()
@@ -222,7 +223,6 @@ class Up:
         return {
             **os.environ,
             "HEADGATE_HOME": str(self.home.root),
-            "HEADGATE_RUN_DIR": str(self.home.run),
             "HEADGATE_DATABASE_URL": self.database_url,
             "HEADGATE_REDIS_URL": self.redis_url,
             "HEADGATE_BROKER_URL": self.broker_url,
@@ -250,6 +250,8 @@ class Up:
         env = self._env(
             HEADGATE_SLOT=str(slot),
             HEADGATE_LISTEN_FD=str(fd),
+            # No load balancer looks at one machine's probe: a stop need not wait for it.
+            HEADGATE_DRAIN_GRACE_S=os.environ.get("HEADGATE_DRAIN_GRACE_S", "0"),
             HEADGATE_MODELS=json.dumps({self.model.id: {"path": str(self.model.path)}}),
         )
         return Spec(

@@ -5,7 +5,7 @@
 -- open         sorted set: request id -> expires_at in ms. A past one is suspect, and frees nothing
 -- reservation  hash: state (open, ended), slot, key, in, in_s (prompt tokens still counted, and their second),
 --              bound (output tokens granted), o<second> (those granted in it), seq, wait, mu; ended: a tombstone
--- window       hash: one field per second that took something, sum, lo (no field is older)
+-- window       hash: one field per second that took something, sum, lo (no field is older), hi (the newest that took)
 
 local WINDOW_S = 60        -- the current second and 60 before it count, the oldest whole: never above the limit in 60 s
 local TOMBSTONE_S = 300
@@ -57,6 +57,9 @@ local function window_add(window, second, now_second, amount)
   redis.call('HINCRBY', window, second, amount)
   redis.call('HINCRBY', window, 'sum', amount)
   redis.call('HSETNX', window, 'lo', now_second - WINDOW_S)
+  if amount > 0 and second > tonumber(redis.call('HGET', window, 'hi') or '0') then
+    redis.call('HSET', window, 'hi', second)
+  end
   redis.call('EXPIRE', window, 2 * WINDOW_S)
 end
 
@@ -71,15 +74,16 @@ local function until_free(window, now, excess)
   return (last + WINDOW_S + 1) * 1000 - now
 end
 
--- ms until nothing counts.
+-- ms until nothing counts, at most: what was given back may have been the newest.
 local function until_empty(window, now, sum)
   if sum <= 0 then return 0 end
-  return until_free(window, now, sum)
+  return (tonumber(redis.call('HGET', window, 'hi')) + WINDOW_S + 1) * 1000 - now
 end
 
 -- Open requests of tenant and key, with their tokens and micro-units.
 local function count_open(state, key, requests, tokens, micro_units)
-  for field, amount in pairs({run = requests, tok = tokens, mu = micro_units}) do
+  -- + 0: Lua writes minus zero as "-0", which Redis does not take for an integer
+  for field, amount in pairs({run = requests + 0, tok = tokens + 0, mu = micro_units + 0}) do
     redis.call('HINCRBY', state, field, amount)
     if redis.call('HINCRBY', state, field .. ':' .. key, amount) == 0 then
       redis.call('HDEL', state, field .. ':' .. key)

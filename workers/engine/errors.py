@@ -2,6 +2,28 @@
 
 from __future__ import annotations
 
+from workers.protocol.messages import FailCode
 
-class ModelError(Exception):
+
+class StartError(Exception):
+    """The process cannot start; the message is the sentence to print."""
+
+
+class ModelError(StartError):
     """A model cannot be served: its directory, its checkpoint or its architecture. The text is one sentence."""
+
+
+class Refusal(Exception):
+    """A request that this worker will not run: becomes the `Failed` of its attempt."""
+
+    def __init__(
+        self, code: FailCode, message: str, *, retryable: bool = False, retry_after_ms: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retryable = retryable
+        self.retry_after_ms = retry_after_ms
+
+
+class EngineBroken(Exception):
+    """Step after step failed: the device is not to be trusted, a fresh process is."""

@@ -45,6 +45,8 @@ class Kind(IntEnum):
     """Engine: one attempt that ended (an `EngineRecord`)."""
     TOTALS = 18
     """Engine: running sums over steps."""
+    BEGUN = 20
+    """Engine: an attempt arrived."""
     ACKED = 19
     """Engine: the last record that is committed in SQL."""
 

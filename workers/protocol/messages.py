@@ -33,7 +33,7 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defau
     """Base of every struct on the wire. `omit_defaults` keeps a step's frame small."""
 
 
-class Hello(Frame, tag="hello"):
+class Hello(Frame, frozen=True, tag="hello"):
     """First frame, both ways. A gateway leaves the worker's fields at their defaults."""
 
     version: int
@@ -47,7 +47,7 @@ class Hello(Frame, tag="hello"):
     max_model_len: int = 0
 
 
-class SamplingParams(Frame):
+class SamplingParams(Frame, frozen=True):
     """How one request draws its tokens. The order of application: penalties, bias, min_tokens, temperature,
     top-k, top-p, min-p. `temperature` 0 is greedy."""
 
@@ -70,7 +70,7 @@ class SamplingParams(Frame):
     """Below this no end token, own or given, can be drawn."""
 
 
-class Region(Frame):
+class Region(Frame, frozen=True):
     """One step of a namespace path (cache/namespaces.py)."""
 
     id: bytes
@@ -79,7 +79,7 @@ class Region(Frame):
     """First token outside of the region; -1 in the last entry of a path."""
 
 
-class GenerateRequest(Frame, tag="generate"):
+class GenerateRequest(Frame, frozen=True, tag="generate"):
     request_id: str
     tenant: str
     model: str
@@ -110,7 +110,7 @@ class GenerateRequest(Frame, tag="generate"):
     num_output_spent: int = 0
 
 
-class ExtendLease(Frame, tag="extend"):
+class ExtendLease(Frame, frozen=True, tag="extend"):
     request_id: str
     lease_seq: int
     bound: int
@@ -121,30 +121,30 @@ class ExtendLease(Frame, tag="extend"):
     """Paced: the gateway will try again then. Restarts the parking clock."""
 
 
-class Cancel(Frame, tag="cancel"):
+class Cancel(Frame, frozen=True, tag="cancel"):
     request_id: str
     index: int = -1
     """-1: every choice."""
     reason: str = "client"
 
 
-class CacheCommand(Frame, tag="cache_command"):
+class CacheCommand(Frame, frozen=True, tag="cache_command"):
     action: Literal["snapshot", "unpin", "drop"]
     region: bytes = b""
 
 
-class TopLogprob(Frame):
+class TopLogprob(Frame, frozen=True):
     token: int
     logprob: float
 
 
-class TokenLogprob(Frame):
+class TokenLogprob(Frame, frozen=True):
     logprob: float
     """Log-softmax of the raw logits, before every transformation."""
     top: tuple[TopLogprob, ...] = ()
 
 
-class TokenDelta(Frame):
+class TokenDelta(Frame, frozen=True):
     request_id: str
     attempt: int
     index: int
@@ -161,7 +161,7 @@ class TokenDelta(Frame):
     """Only in the first delta, and only if asked for; the first entry is None."""
 
 
-class PromptCounts(Frame):
+class PromptCounts(Frame, frozen=True):
     """Disjoint parts of the prompt, fixed when the prefill ends."""
 
     cache_read: int = 0
@@ -169,14 +169,14 @@ class PromptCounts(Frame):
     uncached: int = 0
 
 
-class StepFrame(Frame, tag="step"):
+class StepFrame(Frame, frozen=True, tag="step"):
     """All deltas of one step for one gateway."""
 
     step: int
     deltas: tuple[TokenDelta, ...]
 
 
-class TokenUsage(Frame):
+class TokenUsage(Frame, frozen=True):
     """What the engine computed for one attempt. The first four are disjoint and billable:
     prompt = cache_read + cache_write + uncached."""
 
@@ -196,7 +196,7 @@ class TokenUsage(Frame):
         return self.cache_read + self.cache_write + self.uncached
 
 
-class CacheReport(Frame):
+class CacheReport(Frame, frozen=True):
     """Why the prompt was not cached further; speaks of the caller's region and the public one only."""
 
     cached_tokens: int = 0
@@ -207,7 +207,7 @@ class CacheReport(Frame):
     num_pinned_blocks: int = 0
 
 
-class TimelineEvent(Frame, array_like=True):
+class TimelineEvent(Frame, frozen=True, array_like=True):
     """`name` is one of queued, matched, chunk, first_token, preempted, resumed, parked, finished."""
 
     name: str
@@ -217,7 +217,7 @@ class TimelineEvent(Frame, array_like=True):
     num_tokens: int = 0
 
 
-class Finished(Frame, tag="finished"):
+class Finished(Frame, frozen=True, tag="finished"):
     """The one good ending of an attempt, behind its last delta on the same link, also after `Cancel`."""
 
     request_id: str
@@ -229,7 +229,7 @@ class Finished(Frame, tag="finished"):
     timeline: tuple[TimelineEvent, ...] = ()
 
 
-class Failed(Frame, tag="failed"):
+class Failed(Frame, frozen=True, tag="failed"):
     """The one bad ending of an attempt."""
 
     request_id: str
@@ -242,7 +242,7 @@ class Failed(Frame, tag="failed"):
     timeline: tuple[TimelineEvent, ...] = ()
 
 
-class WorkerStatus(Frame, tag="status"):
+class WorkerStatus(Frame, frozen=True, tag="status"):
     """Each second: the worker's heartbeat on a link."""
 
     running: int = 0
@@ -257,11 +257,11 @@ class WorkerStatus(Frame, tag="status"):
     draining: bool = False
 
 
-class Alive(Frame, tag="alive"):
+class Alive(Frame, frozen=True, tag="alive"):
     """Each second: the gateway's heartbeat. A link silent for 3 s is lost, and its sequences end with it."""
 
 
-class CacheEvent(Frame, tag="cache_event"):
+class CacheEvent(Frame, frozen=True, tag="cache_event"):
     seq: int
     reset: bool = False
     inserted: tuple[bytes, ...] = ()
@@ -269,7 +269,7 @@ class CacheEvent(Frame, tag="cache_event"):
     tier: Literal["device", "host", "shared"] = "device"
 
 
-class EngineRecord(Frame):
+class EngineRecord(Frame, frozen=True):
     """One finished attempt in the engine's own journal: the independent witness of metering."""
 
     seq: int
@@ -282,14 +282,14 @@ class EngineRecord(Frame):
     reason: str = ""
 
 
-class EngineRecords(Frame, tag="records"):
+class EngineRecords(Frame, frozen=True, tag="records"):
     """Shipped through any connected gateway; kept by the worker until `EngineAck`."""
 
     worker: str
     records: tuple[EngineRecord, ...]
 
 
-class EngineAck(Frame, tag="ack"):
+class EngineAck(Frame, frozen=True, tag="ack"):
     worker: str
     seq: int
     """The last record that is committed in SQL."""

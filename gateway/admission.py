@@ -1,0 +1,304 @@
+"""The one place that says yes to a request, and undoes in reverse what it took when anything later says no.
+
+Order: metering works → the price is known → limits and first lease → journal OPEN. `Admitted` holds the other half:
+exactly one of `settle` and `void` ends a request. What must happen whatever becomes of the caller runs in tasks of
+its own, which `drain` awaits. Knows prices only as integers handed on; no HTTP bodies, no frames, no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from accounting import ledger, pricing
+from accounting.db import Database
+from accounting.types import Outcome, Posting, Price, Principal, Tier, Usage
+from gateway import limit_replies
+from gateway.errors import ApiError, unavailable
+from gateway.journal import Journal, JournalPoisoned
+from gateway.journal_records import Opened
+from gateway.leases import Extension, Lease, ladder
+from gateway.limits import Holder, Limiter, ReservationEnded, Verdict
+from gateway.price_cache import PriceCache, PricesUnknown
+from gateway.redis_link import LimiterUnavailable
+from gateway.settlement import Ending, decide
+
+log = logging.getLogger(__name__)
+
+PROGRESS_TOKENS = 64
+PROGRESS_S = 0.5
+
+T = TypeVar("T")
+
+
+class Backlog(Protocol):
+    @property
+    def is_full(self) -> bool:
+        """So much is unshipped that no more may be taken in."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request as admission sees it."""
+
+    request_id: str
+    principal: Principal
+    model: str
+    root: str
+    tier: Tier
+    num_prompt_tokens: int
+    max_output_tokens: int
+    """Over all choices."""
+    trace_id: str = ""
+    batch_id: str | None = None
+    line_no: int | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    charge_micro_units: int
+    currency: str
+    price_version: str
+
+
+class Admission:
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        limiter: Limiter,
+        prices: PriceCache,
+        database: Database,
+        backlog: Backlog,
+        slot: int,
+    ) -> None:
+        self.journal = journal
+        self.limiter = limiter
+        self._prices = prices
+        self._database = database
+        self._backlog = backlog
+        self._slot = slot
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def admit(self, ask: Ask) -> Admitted:
+        """Raises ApiError (429, 503), or is cancelled, and leaves nothing behind."""
+        self._check_metering()
+        price = await self._price(ask)
+        holder = Holder.of(ask.request_id, ask.principal, ask.model, ask.tier)
+        verdict = await self._reserve(ask, holder, price)
+        opened = _opened(ask, price, verdict)
+        try:
+            await self.journal.open(opened)
+        except JournalPoisoned as reason:
+            self.detach(self.limiter.release(holder, never_admitted=True))
+            self.journal.forget(ask.request_id)
+            raise _metering_unavailable() from reason
+        except asyncio.CancelledError:
+            # The OPEN is written all the same: it gets its end, as any other.
+            self.detach(self._undo_open(opened, holder))
+            raise
+        lease = Lease(self.limiter, holder, price.rates, ask.max_output_tokens, verdict)
+        return Admitted(self, opened, holder, price, lease, limit_replies.headers(holder, verdict))
+
+    def detach(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs to its end, whatever becomes of the caller."""
+        _ = self._task(work)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `detach`, and waits for the result."""
+        return await asyncio.shield(self._task(work))
+
+    async def drain(self) -> None:
+        """Until every ending that began is written."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def record(self, posting: Posting) -> None:
+        """Durable, one way or the other: in the journal, or, if that has failed, in SQL at once."""
+        try:
+            await self.journal.end(posting)
+        except JournalPoisoned:
+            async with self._database.write() as conn:
+                offset = await ledger.journal_offset(conn, self._slot) or 0
+                await ledger.post(conn, self._slot, offset, [posting])
+            self.journal.forget(posting.request_id)
+
+    def _check_metering(self) -> None:
+        if not self.journal.is_writable or self._backlog.is_full:
+            raise _metering_unavailable()
+
+    async def _price(self, ask: Ask) -> Price:
+        try:
+            price = await self._prices.price(ask.principal.tenant_id, ask.model, ask.tier)
+        except PricesUnknown as reason:
+            raise unavailable(
+                "database_unavailable", "Prices cannot be read right now."
+            ) from reason
+        if price is None:
+            raise unavailable("price_unknown", "This model has no price for your project.", None)
+        return price
+
+    async def _reserve(self, ask: Ask, holder: Holder, price: Price) -> Verdict:
+        rungs = ladder(ask.max_output_tokens, price.rates)
+        cost = pricing.prompt_reservation(ask.num_prompt_tokens, price.rates)
+        try:
+            verdict = await self.limiter.reserve(holder, ask.num_prompt_tokens, cost, rungs)
+        except (LimiterUnavailable, ReservationEnded, asyncio.CancelledError) as reason:
+            # The reply may be lost, the reservation not.
+            self.detach(self.limiter.release(holder, never_admitted=True))
+            if isinstance(reason, asyncio.CancelledError):
+                raise
+            raise unavailable(
+                "limiter_unavailable", "Rate limits cannot be checked right now."
+            ) from reason
+        if verdict.failing:
+            least = ask.num_prompt_tokens + (rungs[-1][0] if rungs else 0)
+            raise limit_replies.refused(holder, verdict, ask.model, least)
+        return verdict
+
+    async def _undo_open(self, opened: Opened, holder: Holder) -> None:
+        await self.limiter.release(holder, never_admitted=True)
+        await self.record(opened.void("client_gone", "worker_crash", _now_ms()))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("an ending failed", exc_info=failure)
+
+
+class Admitted:
+    """A request that may run. One of `settle` and `void` must end it, and a second call raises."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        opened: Opened,
+        holder: Holder,
+        price: Price,
+        lease: Lease,
+        headers: dict[str, str],
+    ) -> None:
+        self.headers = headers
+        """`x-ratelimit-*`, for every answer to this request."""
+        self.price_version = price.version
+        self._admission = admission
+        self._opened = opened
+        self._holder = holder
+        self._price = price
+        self._lease = lease
+        self._has_ended = False
+        self._noted_tokens = 0
+        self._noted_at = time.monotonic()
+
+    @property
+    def lease_bound(self) -> int:
+        return self._lease.bound
+
+    @property
+    def lease_seq(self) -> int:
+        return self._lease.seq
+
+    async def extend(
+        self, num_received: int, *, cached_tokens: int | None = None
+    ) -> Extension | None:
+        """Call it with every delta, and again after `wait_ms`: it asks only when an extension is due.
+
+        `cached_tokens`: from the first delta on, so that cached tokens stop counting. None: nothing to send to the
+        worker. Raises LeaseLost when the limiter has failed for 15 s: void with `lease_lost`.
+        """
+        counted = -1 if cached_tokens is None else self._opened.prompt_tokens - cached_tokens
+        return await self._lease.extend(num_received, counted)
+
+    def progress(self, num_received: int) -> None:
+        """Notes it in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
+        now = time.monotonic()
+        if (
+            num_received - self._noted_tokens < PROGRESS_TOKENS
+            and now - self._noted_at < PROGRESS_S
+        ):
+            return
+        self._noted_tokens, self._noted_at = num_received, now
+        self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
+
+    async def settle(
+        self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None
+    ) -> Settled:
+        """Durable on return. What is charged is decided by settlement.py; its arguments are explained there.
+
+        A caller that is cancelled meanwhile does not undo it.
+        """
+        return await self._end(
+            decide(outcome, usage, engine_final=engine_final, max_output=max_output)
+        )
+
+    async def void(self, outcome: Outcome) -> None:
+        """Ends it without a charge; `settle` with the same outcome, for callers that know no counts."""
+        await self._end(decide(outcome, Usage(), engine_final=False))
+
+    async def _end(self, ending: Ending) -> Settled:
+        if self._has_ended:
+            raise RuntimeError(f"{self._opened.request_id} has ended already")
+        self._has_ended = True
+        return await self._admission.finish(self._record(ending))
+
+    async def _record(self, ending: Ending) -> Settled:
+        posting = self._posting(ending)
+        try:
+            await self._admission.record(posting)
+        finally:
+            self._admission.detach(self._give_back(ending, posting))
+        return Settled(posting.charge.total, posting.currency, posting.price_version)
+
+    async def _give_back(self, ending: Ending, posting: Posting) -> None:
+        billed, limiter = ending.billed, self._admission.limiter
+        if ending.kind == "void":
+            await limiter.release(self._holder)
+        else:
+            counted = billed.cache_write + billed.uncached
+            await limiter.settle(self._holder, posting.charge.total, counted, billed.output)
+
+    def _posting(self, ending: Ending) -> Posting:
+        void = self._opened.void(ending.outcome, ending.write_off, _now_ms(), self._lease.reserved)
+        if ending.kind == "void":
+            return void
+        charge = pricing.charge(ending.billed, self._price.rates)
+        return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
+
+
+def _opened(ask: Ask, price: Price, verdict: Verdict) -> Opened:
+    return Opened(
+        request_id=ask.request_id,
+        tenant_id=ask.principal.tenant_id,
+        key_id=ask.principal.key_id,
+        model=ask.model,
+        root=ask.root,
+        tier=ask.tier,
+        price_version=price.version,
+        currency=price.currency,
+        opened_at_ms=_now_ms(),
+        prompt_tokens=ask.num_prompt_tokens,
+        reserved=verdict.reserved,
+        trace_id=ask.trace_id,
+        batch_id=ask.batch_id,
+        line_no=ask.line_no,
+    )
+
+
+def _metering_unavailable() -> ApiError:
+    return unavailable("metering_unavailable", "Usage cannot be recorded right now.", 2000)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

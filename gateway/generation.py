@@ -1,0 +1,396 @@
+"""One engine request from dispatch to its settlement: events of a worker → pieces of text, lease, ending.
+
+Owns the two halves that must not come apart: what was admitted is settled or voided exactly once, and a sequence
+that nobody waits for is cancelled. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from accounting.types import Outcome, Principal, Usage
+from gateway import errors
+from gateway.admission import Admitted, Ask, Settled
+from gateway.leases import LOW_WATER, LeaseLost
+from gateway.models import ServedModel
+from gateway.text.choice import ChoiceText, Piece, TextRules
+from gateway.upstream.base import Call, Event, Lost, Mailbox
+from gateway.upstream.native import LinkDown, WorkerLink
+from workers.protocol.frames import FrameError
+from workers.protocol.messages import (
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    PromptCounts,
+    Region,
+    SamplingParams,
+    Tier,
+    TokenDelta,
+    TokenLogprob,
+    TokenUsage,
+)
+
+logger = logging.getLogger(__name__)
+
+FINAL_S = 5.0
+"""How long an abort waits for the engine's own counts; a worker that is alive answers within a step."""
+LEASE_RETRY_S = 0.25
+HOLD_MS = 10_000
+"""Told to the worker while the client does not read: below its 15 s of parking without a word."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a room asks the engine for, in ids."""
+
+    request_id: str
+    principal: Principal
+    model: ServedModel
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    num_choices: int
+    max_tokens: int
+    rules: TextRules
+    namespace: tuple[Region, ...]
+    tier: Tier
+    prompt_logprobs: int = -1
+    traceparent: str = ""
+    batch_id: str | None = None
+    line_no: int | None = None
+
+    def ask(self, root: str) -> Ask:
+        return Ask(
+            request_id=self.request_id,
+            principal=self.principal,
+            model=self.model.id,
+            root=root,
+            tier=self.tier,
+            num_prompt_tokens=len(self.prompt),
+            max_output_tokens=self.max_tokens * self.num_choices,
+            trace_id=self.traceparent[3:35],
+            batch_id=self.batch_id,
+            line_no=self.line_no,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePiece:
+    """Text of one choice; `finish` only in its last piece."""
+
+    index: int
+    piece: Piece
+    finish: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class _Choice:
+    text: ChoiceText
+    num_received: int = 0
+    finish: str | None = None
+
+
+@dataclass
+class _State:
+    """What the worker has told so far."""
+
+    prompt: PromptCounts | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    final: Finished | Failed | None = None
+    lost: bool = False
+    abort_bound: int | None = None
+    lease_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Generation:
+    """Created admitted; `dispatch`, then `handle` each event, then `settle`; or `abandon` at any point."""
+
+    def __init__(self, order: Order, admitted: Admitted, mailbox: Mailbox, number: int) -> None:
+        self.order = order
+        self.admitted = admitted
+        self.call: Call | None = None
+        self._mailbox = mailbox
+        self._number = number
+        self._state = _State()
+        self._choices = [
+            _Choice(ChoiceText(order.model.tokenizer, order.rules))
+            for _ in range(order.num_choices)
+        ]
+        self._held = False
+        self.budget_stop = False
+        self.is_over = False
+        """Its ending has begun; nobody may begin another."""
+
+    # Dispatch
+
+    def dispatch(self, link: WorkerLink, attempt: int = 0) -> None:
+        """Raises `ApiError` when the request cannot be sent."""
+        order = self.order
+        assert link.hello is not None
+        request = GenerateRequest(
+            request_id=order.request_id,
+            tenant=order.principal.tenant_id,
+            model=order.model.id,
+            root=link.hello.root,
+            namespace=order.namespace,
+            prompt=tuple(order.prompt),
+            sampling=order.sampling,
+            max_tokens=order.max_tokens,
+            lease_bound=self.admitted.lease_bound,
+            lease_seq=self.admitted.lease_seq,
+            attempt=attempt,
+            num_choices=order.num_choices,
+            tier=order.tier,
+            weight=order.principal.weight,
+            cache_read=order.prompt_logprobs < 0,
+            traceparent=order.traceparent,
+            prompt_logprobs=order.prompt_logprobs,
+        )
+        try:
+            self.call = link.start_call(request, self._mailbox, self._number)
+        except LinkDown:
+            raise _upstream_lost() from None
+        except FrameError:
+            raise errors.too_large("The prompt is too large.") from None
+
+    # Events
+
+    @property
+    def has_final(self) -> bool:
+        return self._state.final is not None
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        return self._state.prompt_logprobs
+
+    @property
+    def final(self) -> Finished | Failed | None:
+        return self._state.final
+
+    def handle(self, event: Event) -> ChoicePiece | None:
+        """Raises `ApiError` for every bad end."""
+        match event:
+            case TokenDelta():
+                return self._on_delta(event)
+            case Finished():
+                self._state.final = event
+                self.budget_stop = event.reason == "budget"
+                if event.reason == "lease":
+                    raise errors.unavailable("lease_lost", "The request lost its lease.")
+                if any(choice.finish is None for choice in self._choices):
+                    raise errors.internal()  # an end without an end of each choice
+                return None
+            case Failed():
+                self._state.final = event
+                raise _of_failed(event, len(self.order.prompt))
+            case Lost():
+                self._state.lost = True
+                raise _upstream_lost()
+
+    def _on_delta(self, delta: TokenDelta) -> ChoicePiece | None:
+        if delta.prompt is not None:
+            self._state.prompt = delta.prompt
+            self._state.prompt_logprobs = delta.prompt_logprobs
+        choice = self._choices[delta.index]
+        choice.num_received += len(delta.tokens)
+        self.admitted.progress(self._num_received)
+        self._keep_lease()
+        if choice.finish is not None:
+            return None  # behind a stop string: the cancel is on its way
+        piece = self._to_text(delta, choice)
+        if choice.text.stop is not None:
+            choice.finish = "stop"
+            if delta.finish is None and self.call is not None:
+                self.call.cancel(delta.index, "stop")
+            return ChoicePiece(delta.index, piece, "stop", choice.text.stop)
+        if delta.finish is None:
+            return ChoicePiece(delta.index, piece) if piece.text or piece.entries else None
+        choice.finish = _FINISH.get(delta.finish, "stop")
+        return ChoicePiece(delta.index, piece, choice.finish, self._stop_reason(delta))
+
+    def _to_text(self, delta: TokenDelta, choice: _Choice) -> Piece:
+        """The token that ended the choice has no text, unless the client wants to see it."""
+        pieces: list[Piece] = []
+        hidden = -1 if self.order.rules.include_stop else delta.stop_token
+        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or (None,) * len(delta.tokens)
+        last = len(delta.tokens) - 1
+        for i, (token, logprob) in enumerate(zip(delta.tokens, logprobs, strict=True)):
+            if i == last and delta.finish == "stop" and token == hidden:
+                pieces.append(choice.text.end(token, logprob))
+            else:
+                pieces.append(choice.text.push(token, logprob))
+            if choice.text.stop is not None:
+                break
+        else:
+            if delta.finish is not None:
+                pieces.append(choice.text.end())
+        text = "".join(piece.text for piece in pieces)
+        return Piece(text, tuple(entry for piece in pieces for entry in piece.entries))
+
+    def _stop_reason(self, delta: TokenDelta) -> int | None:
+        """Names a token that the client gave; the model's own end is null."""
+        given = delta.stop_token in self.order.sampling.stop_token_ids
+        return delta.stop_token if delta.finish == "stop" and given else None
+
+    # Lease
+
+    @property
+    def _num_received(self) -> int:
+        return sum(choice.num_received for choice in self._choices)
+
+    @property
+    def _lease_is_due(self) -> bool:
+        bound, wanted = self.admitted.lease_bound, self.order.max_tokens * self.order.num_choices
+        return (
+            not self._held
+            and bound < wanted
+            and bound - self._num_received <= LOW_WATER
+            and self._state.final is None
+            and any(choice.finish is None for choice in self._choices)
+        )
+
+    def _keep_lease(self) -> None:
+        if self._state.lease_tasks or not self._lease_is_due:
+            return
+        task = asyncio.create_task(self._extend_until_enough())
+        self._state.lease_tasks.add(task)
+        task.add_done_callback(self._state.lease_tasks.discard)
+
+    async def _extend_until_enough(self) -> None:
+        cached = self._state.prompt.cache_read if self._state.prompt else None
+        while self._lease_is_due:
+            try:
+                extension = await self.admitted.extend(self._num_received, cached_tokens=cached)
+            except LeaseLost:
+                self._mailbox.fail(errors.unavailable("lease_lost", "The request lost its lease."))
+                return
+            if extension is None:
+                await asyncio.sleep(LEASE_RETRY_S)
+                continue
+            if self.call is not None:
+                self.call.extend(extension.bound, last=extension.last, wait_ms=extension.wait_ms)
+            if extension.last:
+                return
+            await asyncio.sleep(extension.wait_ms / 1000)
+
+    def hold(self) -> None:
+        """The client does not read: no extension, but a word to the worker, so that the sequence parks."""
+        self._held = True
+        if self.call is not None:
+            self.call.extend(self.admitted.lease_bound, wait_ms=HOLD_MS)
+
+    def release(self) -> None:
+        """The client reads again."""
+        if self._held:
+            self._held = False
+            self._keep_lease()
+
+    # Endings
+
+    def usage(self) -> Usage:
+        """What the client is told and billed: the prompt by the engine's count, the output up to each choice's
+        end (tokens behind a stop string are ours to write off)."""
+        output = sum(choice.text.num_tokens for choice in self._choices)
+        return _usage(self._prompt_counts(), output)
+
+    def _prompt_counts(self) -> PromptCounts | TokenUsage:
+        if self._state.final is not None:
+            return self._state.final.usage
+        return self._state.prompt or PromptCounts()
+
+    async def settle(self) -> Settled:
+        """Durable on return. Needs the final event."""
+        assert self.has_final
+        self.is_over = True
+        return await self.admitted.settle("ok", self.usage(), True)
+
+    def begin_abort(self) -> None:
+        """Tells the worker at once; the counting waits for its answer (`abandon`)."""
+        if self.is_over or self._state.abort_bound is not None:
+            return
+        # What the client owes so far, and what one step adds; not what came behind a stop string.
+        self._state.abort_bound = sum(
+            choice.num_received + 1 if choice.finish is None else choice.text.num_tokens
+            for choice in self._choices
+        )
+        if self.call is not None and not self.has_final and not self._state.lost:
+            self.call.cancel(reason="client")
+
+    async def abandon(self, outcome: Outcome) -> None:
+        """Waits for the engine's counts and ends the request without a good end. After `begin_abort`, and once
+        the mailbox has no other reader."""
+        assert not self.is_over
+        self.is_over = True
+        if outcome != "client_gone":
+            await self.admitted.void(outcome)
+            return
+        engine_final = self._state.final is not None
+        counts = self._prompt_counts()
+        output = counts.output if isinstance(counts, TokenUsage) else self._num_received
+        await self.admitted.settle(
+            outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound
+        )
+
+    def note(self, event: Event) -> None:
+        """Events after an abort: only the counts matter."""
+        match event:
+            case Finished() | Failed():
+                self._state.final = event
+            case Lost():
+                self._state.lost = True
+            case TokenDelta():
+                self._state.prompt = event.prompt or self._state.prompt
+                self._choices[event.index].num_received += len(event.tokens)
+
+    @property
+    def awaits_final(self) -> bool:
+        return (
+            self.call is not None
+            and not self.has_final
+            and not self._state.lost
+            and not self.is_over
+        )
+
+    def close(self) -> None:
+        for task in self._state.lease_tasks:
+            task.cancel()
+        if self.call is not None:
+            self.call.close()
+
+
+_FINISH: dict[FinishReason, str] = {"stop": "stop", "length": "length", "budget": "length"}
+
+
+def _usage(counts: PromptCounts | TokenUsage, output: int) -> Usage:
+    return Usage(counts.cache_read, counts.cache_write, counts.uncached, output)
+
+
+def _upstream_lost() -> errors.ApiError:
+    return errors.unavailable("upstream_lost", "The worker that ran this request was lost.")
+
+
+def _of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
+    """A worker's refusal as the client sees it; its own words stay in our log."""
+    logger.warning("attempt_failed", extra={"code": failed.code, "why": failed.message})
+    match failed.code:
+        case "too_long":
+            return errors.invalid(
+                f"The prompt of {num_prompt} tokens does not fit the model's context.", None,
+                "context_length_exceeded",
+            )  # fmt: skip
+        case "grammar":
+            return errors.invalid(
+                "The output format cannot be enforced.", None, "unsupported_schema"
+            )
+        case "overloaded" | "deadline":
+            return errors.unavailable(
+                "overloaded", "The model is overloaded.", failed.retry_after_ms or 1000
+            )
+        case "draining" | "wrong_root":
+            return _upstream_lost()
+        case "no_lease" | "internal":
+            return errors.internal()

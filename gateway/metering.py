@@ -1,0 +1,82 @@
+"""Puts the money path together for one gateway process, in the order in which it must start and stop.
+
+Start: offset from SQL → journal (replays what a dead process left) → limiter → shipper → admission may say yes.
+Stop: endings written → journal sealed → shipped → limiter's link closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from accounting import ledger
+from accounting.db import Database
+from gateway.admission import Admission
+from gateway.journal import Journal, open_journal
+from gateway.limits import Limiter, limiter_link
+from gateway.price_cache import PriceCache
+from gateway.redis_link import TIMEOUT_S, RedisLink
+from gateway.shipper import Shipper
+
+REVIVE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Metering:
+    admission: Admission
+    shipper: Shipper
+    journal: Journal
+    limiter: Limiter
+    link: RedisLink
+    prices: PriceCache
+
+
+@asynccontextmanager
+async def metering(
+    *,
+    database: Database,
+    redis_url: str,
+    slot: int,
+    directory: Path,
+    limiter_timeout_s: float = TIMEOUT_S,
+) -> AsyncIterator[Metering]:
+    """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
+    async with database.read() as conn:
+        offset = await ledger.journal_offset(conn, slot) or 0
+    journal = await open_journal(directory, slot, min_next_seq=offset + 1)
+    link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
+    limiter = Limiter(link, slot)
+    shipper = Shipper(journal, database, slot, offset)
+    prices = PriceCache(database)
+    admission = Admission(
+        journal=journal,
+        limiter=limiter,
+        prices=prices,
+        database=database,
+        backlog=shipper,
+        slot=slot,
+    )
+    await limiter.start()
+    await shipper.start()
+    reviver = asyncio.create_task(_revive(journal))
+    try:
+        yield Metering(admission, shipper, journal, limiter, link, prices)
+    finally:
+        await admission.drain()
+        reviver.cancel()
+        await asyncio.gather(reviver, return_exceptions=True)
+        await prices.close()
+        await limiter.close()
+        await journal.close()
+        await shipper.close()
+        await link.close()
+
+
+async def _revive(journal: Journal) -> None:
+    """After a full or failing disk the journal goes on by itself, in a new segment."""
+    while True:
+        await asyncio.sleep(REVIVE_EVERY_S)
+        await journal.revive()

@@ -1,0 +1,145 @@
+"""The models this gateway serves: tokenizer, template, limits and defaults, read from their directories at start."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway import errors
+from gateway.schema.chat import template_messages
+from gateway.schema.sampling import Defaults
+from gateway.settings import ModelSource, SettingsError
+from gateway.text.templates import ChatTemplate, TemplateRefused, load_template
+from gateway.text.tokenizer import ModelTokenizer
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    id: str
+    tokenizer: ModelTokenizer
+    template: ChatTemplate | None
+    max_model_len: int
+    """Positions the model's own configuration allows; a worker may have fewer."""
+    max_output_tokens: int | None
+    defaults: Defaults
+    created: int
+
+    def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> list[int]:
+        """Runs in a thread. Raises `ApiError` 400."""
+        if self.template is None:
+            raise errors.invalid(
+                "This model has no chat template: use /v1/completions.", "messages"
+            )
+        plain = template_messages(messages, self.tokenizer.break_up)
+        self._check_bytes(sum(len(message["content"].encode()) for message in plain), "messages")
+        try:
+            rendered = self.template.render(plain, add_generation_prompt=add_generation_prompt)
+        except TemplateRefused as refusal:
+            raise errors.invalid(str(refusal)[:200], "messages") from None
+        return self.tokenizer.encode_rendered(rendered)
+
+    def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Runs in a thread. Raises `ApiError` 400."""
+        self._check_bytes(len(text.encode()), "prompt")
+        return self.tokenizer.encode_plain(text, add_special_tokens)
+
+    def _check_bytes(self, num_bytes: int, param: str) -> None:
+        """A prompt that must be too long is refused before it costs a tokenization."""
+        at_least = num_bytes // self.tokenizer.max_bytes_per_token
+        if at_least > self.max_model_len:
+            raise context_exceeded(self.max_model_len, f"at least {at_least}", 0, param)
+
+
+def context_exceeded(
+    limit: int, num_prompt: int | str, num_output: int, param: str
+) -> errors.ApiError:
+    asked = f"{num_prompt} in the prompt" + (f", {num_output} for the output" if num_output else "")
+    return errors.invalid(
+        f"This model's maximum context length is {limit} tokens. You asked for {asked}.", param,
+        "context_length_exceeded",
+    )  # fmt: skip
+
+
+def output_bound(
+    model: ServedModel, max_len: int, num_prompt: int, asked: int | None, param: str
+) -> int:
+    """Tokens each choice may have. Raises `ApiError` 400 for what does not fit: never a silent cut."""
+    room = max_len - num_prompt
+    if room < 1 and asked != 0:
+        raise context_exceeded(max_len, num_prompt, asked or 1, param)
+    if asked is None:
+        return room if model.max_output_tokens is None else min(room, model.max_output_tokens)
+    if asked > room:
+        raise context_exceeded(max_len, num_prompt, asked, param)
+    if model.max_output_tokens is not None and asked > model.max_output_tokens:
+        raise errors.invalid(
+            f"This model gives at most {model.max_output_tokens} tokens.", "max_tokens"
+        )
+    return asked
+
+
+class Models:
+    """By served id."""
+
+    def __init__(self, models: Mapping[str, ServedModel], threads: Executor) -> None:
+        self._models = dict(models)
+        self.threads = threads
+
+    def get(self, name: str, allowed: frozenset[str] | None) -> ServedModel:
+        """Raises `ApiError` 404, or 403 for a model that the key may not use."""
+        model = self._models.get(name)
+        if model is None:
+            raise errors.model_not_found()
+        if allowed is not None and name not in allowed:
+            raise errors.forbidden("model_not_allowed", "This API key may not use this model.")
+        return model
+
+    def visible(self, allowed: frozenset[str] | None) -> Sequence[ServedModel]:
+        return [model for model in self._models.values() if allowed is None or model.id in allowed]
+
+
+def load(name: str, source: ModelSource) -> ServedModel:
+    """Raises `SettingsError` for a directory that cannot be served."""
+    directory = Path(source.path)
+    try:
+        config = _json(directory / "config.json")
+        template = load_template(directory)
+        tokenizer = ModelTokenizer.load(directory, template.source if template else "")
+        created = int((directory / "config.json").stat().st_mtime)
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingsError(f"Cannot serve the model {name} from {directory}: {error}.") from None
+    text_config = config.get("text_config") or config
+    return ServedModel(
+        id=name,
+        tokenizer=tokenizer,
+        template=template,
+        max_model_len=int(
+            text_config.get("max_position_embeddings") or text_config.get("n_positions") or 2048
+        ),
+        max_output_tokens=source.max_output_tokens,
+        defaults=_defaults(directory / "generation_config.json"),
+        created=created,
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+
+
+def _defaults(path: Path) -> Defaults:
+    config = _json(path) if path.is_file() else {}
+    known = {
+        name: config[name] for name in Defaults.__struct_fields__ if config.get(name) is not None
+    }
+    return msgspec.convert(known, Defaults, strict=False)
+
+
+def fingerprint(root: str) -> str:
+    """`system_fingerprint`: changes with weights, tokenizer and KV format, and tells nothing of them."""
+    return "fp_" + hashlib.blake2b(root.encode(), digest_size=6).hexdigest()

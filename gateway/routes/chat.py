@@ -1,0 +1,58 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.generation import Order
+from gateway.keys import PRINCIPAL, RECORD
+from gateway.models import output_bound
+from gateway.reply import Plan, answer
+from gateway.routes import common
+from gateway.routes.table import Route
+from gateway.schema import chat
+from gateway.schema.replies import ChatShape
+from gateway.schema.sampling import SamplingFields, check_vocabulary, sampling_params
+from gateway.text.choice import TextRules
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    fields, ignored = chat.read(await common.json_object(request))
+    batch_id, line_no = common.batch_line(request)
+    model = common.served_model(request, fields.model)
+    check_vocabulary(fields, model.tokenizer.vocab_size)
+    prompt = await common.in_thread(request, model.encode_chat, fields.messages)
+    record = request[RECORD]
+    record.mark("tokenized")
+    record.num_prompt_tokens = len(prompt)
+    order = Order(
+        request_id=record.request_id,
+        principal=request[PRINCIPAL],
+        model=model,
+        prompt=prompt,
+        sampling=sampling_params(fields, model.defaults, fields.num_logprobs),
+        num_choices=fields.num_choices,
+        max_tokens=output_bound(
+            model, common.max_len(request, model), len(prompt), fields.max_output, "messages"
+        ),
+        rules=rules(fields),
+        namespace=common.namespace_of(request, fields.cache_salt),
+        tier=common.tier_of(request),
+        traceparent=record.outgoing_traceparent,
+        batch_id=batch_id,
+        line_no=line_no,
+    )
+    shape = ChatShape(model.tokenizer, with_logprobs=bool(fields.logprobs))
+    return await answer(request, Plan(fields, [order], shape, ignored))
+
+
+def rules(fields: SamplingFields) -> TextRules:
+    return TextRules(
+        stops=fields.stops,
+        include_stop=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        min_tokens=fields.min_tokens or 0,
+    )
+
+
+ROUTES = [Route("POST", "/v1/chat/completions", create, "chat")]

@@ -1,0 +1,95 @@
+"""What the text routes share: a body, a model, and the walls around a tenant's cache."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from aiohttp import web
+
+from accounting.types import Principal
+from cache.hashing import region_id
+from gateway import body, errors
+from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PRINCIPAL, RECORD
+from gateway.models import ServedModel
+from gateway.routes.table import MAX_JSON_BYTES
+from gateway.schema.json_body import INLINE_BYTES, decode_object
+from workers.protocol.messages import Region, Tier
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LINE_KEY = re.compile(r"batch:(?P<batch>batch_[0-9a-f]+):(?P<line>\d{1,9})")
+
+
+async def in_thread(
+    request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """In the pool for text, off the loop."""
+    threads = request.app[MODELS].threads
+    return await asyncio.get_running_loop().run_in_executor(
+        threads, lambda: function(*args, **kwargs)
+    )
+
+
+async def json_object(request: web.Request) -> dict[str, Any]:
+    """The request's body as one JSON object. Raises `ApiError`."""
+    data = await body.read(request, MAX_JSON_BYTES)
+    if len(data) <= INLINE_BYTES:
+        return decode_object(data)
+    return await in_thread(request, decode_object, data)
+
+
+def served_model(request: web.Request, name: str) -> ServedModel:
+    """Raises `ApiError` 404 or 403."""
+    model = request.app[MODELS].get(name, request[PRINCIPAL].models)
+    request[RECORD].model = model.id
+    return model
+
+
+def max_len(request: web.Request, model: ServedModel) -> int:
+    """What the model and its linked workers can hold."""
+    lengths = [
+        link.hello.max_model_len
+        for link in request.app[ENGINE].fleet.links
+        if link.hello is not None
+        and link.registration.model == model.id
+        and link.hello.max_model_len
+    ]
+    return min([model.max_model_len, *lengths])
+
+
+def namespace(secret: bytes, principal: Principal, salt: str | None) -> tuple[Region, ...]:
+    """The tenant's own region, from the key alone; a salt divides it and cannot leave it."""
+    parts = [b"tenant", principal.tenant_id.encode()]
+    if salt is not None:
+        parts += [b"salt", salt.encode()]
+    return (Region(region_id(secret, *parts)),)
+
+
+def namespace_of(request: web.Request, salt: str | None) -> tuple[Region, ...]:
+    return namespace(request.app[CACHE_SECRET], request[PRINCIPAL], salt)
+
+
+def tier_of(request: web.Request) -> Tier:
+    tier: Tier = "batch" if request[PRINCIPAL].kind == "batch" else "interactive"
+    request[RECORD].tier = tier
+    return tier
+
+
+def batch_line(request: web.Request) -> tuple[str | None, int | None]:
+    """(batch, line) that a batch runner's request is for, from its Idempotency-Key. Raises `ApiError` 400."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None, None
+    if not 1 <= len(key) <= 255:
+        raise errors.invalid("An Idempotency-Key has 1 to 255 characters.")
+    principal = request[PRINCIPAL]
+    if not key.startswith("batch:"):
+        return None, None
+    match = _LINE_KEY.fullmatch(key)
+    if principal.kind != "batch" or match is None or match["batch"] != principal.batch_id:
+        raise errors.invalid("This Idempotency-Key is reserved for batches.")
+    return match["batch"], int(match["line"])

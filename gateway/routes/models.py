@@ -1,0 +1,53 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`: what this key may use."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from accounting.prices import priced_models
+from gateway import errors
+from gateway.keys import DATABASE, MODELS, PRINCIPAL
+from gateway.models import ServedModel
+from gateway.routes.common import max_len
+from gateway.routes.table import Route
+
+
+async def list_models(request: web.Request) -> web.Response:
+    data = [_object(request, model) for model in await _usable(request)]
+    return web.json_response({"object": "list", "data": data})
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    name = request.match_info["id"]
+    for model in await _usable(request):
+        if model.id == name:
+            return web.json_response(_object(request, model))
+    raise errors.model_not_found()
+
+
+async def _usable(request: web.Request) -> list[ServedModel]:
+    """Visible to the key, and with a price."""
+    principal = request[PRINCIPAL]
+    async with request.app[DATABASE].read() as conn:
+        priced = await priced_models(conn, principal.tenant_id, time.time_ns() // 1_000_000)
+    visible = request.app[MODELS].visible(principal.models)
+    return [model for model in visible if model.id in priced]
+
+
+def _object(request: web.Request, model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "headgate",
+        "max_model_len": max_len(request, model),
+    }
+
+
+ROUTES = [
+    Route("GET", "/v1/models", list_models, "any"),
+    Route("GET", "/v1/models/{id:.+}", retrieve, "any"),
+]

@@ -1,0 +1,202 @@
+"""The body of `POST /v1/chat/completions`: fields, ranges, and the messages as a template may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from gateway import errors
+from gateway.schema.convert import check_other_fields, convert, of_validation, refuse_deep
+from gateway.schema.sampling import Bound, ResponseFormat, SamplingFields, check_shared
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+UNSUPPORTED = {
+    "audio": "Only text is served.",
+    "web_search_options": "Pass search results as messages.",
+    "moderation": "",
+    "functions": "Use 'tools' instead.",
+    "function_call": "Use 'tool_choice' instead.",
+    "suffix": "",
+    "logits_processors": "Use 'logit_bias' instead.",
+    "chat_template": "The model's own template is used.",
+    "chat_template_kwargs": "No template switches are offered for this model.",
+    "structured_outputs": "",
+    "truncate_prompt_tokens": "",
+    "allowed_token_ids": "Use 'logit_bias' instead.",
+    "bad_words": "Use 'logit_bias' instead.",
+    "use_beam_search": "",
+    "length_penalty": "",
+    "best_of": "Use 'n' instead.",
+    "return_token_ids": "",
+    "prompt_logprobs": "",
+    "continue_final_message": "",
+    "echo": "Use /v1/completions instead.",
+}
+
+
+class ChatFields(SamplingFields, frozen=True, kw_only=True):
+    messages: list[Any]
+    max_completion_tokens: Bound | None = None
+    max_tokens: Bound | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def max_output(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int:
+        """As the engine wants it: -1 for none."""
+        return (self.top_logprobs or 0) if self.logprobs else -1
+
+
+class Function(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    function: Function
+    type: str = "function"
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    content: str | list[Any] | None = None
+    name: Annotated[str, Meta(max_length=256)] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+
+
+HONOURED = frozenset(ChatFields.__struct_fields__)
+
+
+def read(value: dict[str, Any]) -> tuple[ChatFields, list[str]]:
+    """(the request, names of ignored fields). Raises `ApiError` 400."""
+    ignored = check_other_fields(value, HONOURED, UNSUPPORTED)
+    refuse_deep(value.get("tools"), frozenset({"chat_template", "chat_template_kwargs"}), "tools")
+    refuse_deep(
+        value.get("messages"), frozenset({"chat_template", "chat_template_kwargs"}), "messages"
+    )
+    fields = convert(value, ChatFields)
+    check_shared(fields)
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise errors.invalid("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+    _refuse_unserved(fields)
+    return fields, ignored
+
+
+def _refuse_unserved(fields: ChatFields) -> None:
+    """What would change the output and cannot be honoured yet."""
+    if fields.response_format is not None and fields.response_format.type != "text":
+        raise _unsupported("response_format", "Only the type 'text' is offered.")
+    if fields.tools:
+        raise _unsupported("tools", "Tool calls are not offered.")
+    if fields.tool_choice not in (None, "none", "auto"):
+        raise errors.invalid("'tool_choice' needs 'tools'.", "tool_choice")
+    if fields.modalities not in (None, [], ["text"]):
+        raise _unsupported("modalities", "Only text is served.")
+    if fields.reasoning_effort is not None:
+        raise _unsupported("reasoning_effort", "The model has no such switch.")
+    if fields.add_generation_prompt is False:
+        raise _unsupported("add_generation_prompt", "A prompt for the answer is always added.")
+
+
+def _unsupported(name: str, hint: str) -> errors.ApiError:
+    return errors.invalid(
+        f"The parameter '{name}' is not supported. {hint}", name, "unsupported_parameter"
+    )
+
+
+def template_messages(
+    messages: list[Any], break_up: Callable[[str, bool], str]
+) -> list[dict[str, Any]]:
+    """Checked messages as plain values for the template: known fields only, each string of the client's through
+    `break_up` (text, is it the model's own word). Raises `ApiError` 400."""
+    if not messages:
+        raise errors.invalid("'messages' must not be empty.", "messages")
+    return [_message(f"messages[{i}]", message, break_up) for i, message in enumerate(messages)]
+
+
+def _message(where: str, value: Any, break_up: Callable[[str, bool], str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise errors.invalid("A message must be an object.", where, "invalid_type")
+    if value.get("function_call") is not None:
+        raise errors.invalid(
+            "Use 'tool_calls' instead.", f"{where}.function_call", "unsupported_parameter"
+        )
+    try:
+        message = msgspec.convert({k: v for k, v in value.items() if v is not None}, Message)
+    except msgspec.ValidationError as error:
+        fault = of_validation(str(error))
+        fault.param = f"{where}.{fault.param}" if fault.param else where
+        raise fault from None
+    if message.role not in ROLES:
+        raise errors.invalid("Unknown role.", f"{where}.role")
+    own = message.role == "assistant"
+    plain: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _content(f"{where}.content", message, lambda text: break_up(text, own)),
+    }
+    if message.name is not None:
+        plain["name"] = break_up(message.name, False)
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise errors.invalid(
+                f"Missing required parameter: '{where}.tool_call_id'.", f"{where}.tool_call_id",
+                "missing_required_parameter",
+            )  # fmt: skip
+        plain["tool_call_id"] = break_up(message.tool_call_id, False)
+    if message.tool_calls:
+        if not own:
+            raise errors.invalid("Only an assistant message has tool calls.", f"{where}.tool_calls")
+        plain["tool_calls"] = [_tool_call(call, break_up) for call in message.tool_calls]
+    return plain
+
+
+def _content(where: str, message: Message, break_up: Callable[[str], str]) -> str:
+    """Text parts are one text: a template sees a string, whatever way it was sent."""
+    content = message.content
+    if isinstance(content, list):
+        texts = [_part(f"{where}[{i}]", part) for i, part in enumerate(content)]
+        is_empty = not any(texts)
+        text = "".join(break_up(text) for text in texts)
+    else:
+        is_empty = not content
+        text = break_up(content or "")
+    if is_empty and message.role in {"system", "developer", "user"}:
+        raise errors.invalid("The content must not be empty.", where)
+    return text
+
+
+def _part(where: str, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise errors.invalid("A content part must be an object.", where, "invalid_type")
+    kind = part.get("type")
+    if kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind == "refusal" and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
+    if kind in {"image_url", "input_audio", "file", "video_url", "audio_url"}:
+        raise errors.invalid("Only text parts are served.", where, "unsupported_parameter")
+    if kind == "text":
+        raise errors.invalid("A text part needs 'text'.", f"{where}.text", "invalid_type")
+    raise errors.invalid("Unknown type of content part.", f"{where}.type")
+
+
+def _tool_call(call: ToolCall, break_up: Callable[[str, bool], str]) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": break_up(call.function.arguments, False)}
+    return {"id": break_up(call.id, False), "type": "function", "function": function}

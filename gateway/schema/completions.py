@@ -1,0 +1,80 @@
+"""The body of `POST /v1/completions`: fields, ranges, and the four shapes of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from gateway import errors
+from gateway.schema import chat
+from gateway.schema.convert import check_other_fields, convert
+from gateway.schema.sampling import SamplingFields, check_shared
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 128
+UNSUPPORTED = {name: hint for name, hint in chat.UNSUPPORTED.items() if name != "echo"} | {
+    "messages": "Use /v1/chat/completions instead.",
+    "tools": "Use /v1/chat/completions instead.",
+    "tool_choice": "Use /v1/chat/completions instead.",
+    "response_format": "",
+    "top_logprobs": "Use 'logprobs' instead.",
+    "max_completion_tokens": "Use 'max_tokens' instead.",
+}
+
+
+class CompletionFields(SamplingFields, frozen=True, kw_only=True):
+    prompt: Any
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+    @property
+    def max_output(self) -> int:
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int:
+        return -1 if self.logprobs is None else self.logprobs
+
+
+HONOURED = frozenset(CompletionFields.__struct_fields__)
+
+
+def read(value: dict[str, Any]) -> tuple[CompletionFields, list[str]]:
+    """(the request, names of ignored fields). Raises `ApiError` 400."""
+    best_of = value.get("best_of")
+    if type(best_of) is int and best_of == (value.get("n") or 1):
+        value = {name: item for name, item in value.items() if name != "best_of"}  # as without it
+    ignored = check_other_fields(value, HONOURED, UNSUPPORTED)
+    fields = convert(value, CompletionFields)
+    check_shared(fields)
+    if fields.max_output == 0 and not fields.echo:
+        raise errors.invalid("'max_tokens' 0 needs 'echo': true.", "max_tokens")
+    return fields, ignored
+
+
+def prompts(prompt: Any, vocab_size: int) -> list[str | Sequence[int]]:
+    """A string, a list of strings, token ids, or a list of id lists. Raises `ApiError` 400."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise errors.invalid("The prompt must be text, token ids, or a list of these.", "prompt")
+    if type(prompt[0]) is int:
+        return [_ids("prompt", prompt, vocab_size)]
+    if len(prompt) > MAX_PROMPTS:
+        raise errors.invalid(f"At most {MAX_PROMPTS} prompts are allowed.", "prompt")
+    if all(isinstance(one, str) for one in prompt):
+        return list(prompt)
+    return [_ids(f"prompt[{i}]", one, vocab_size) for i, one in enumerate(prompt)]
+
+
+def _ids(where: str, ids: Any, vocab_size: int) -> list[int]:
+    if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+        raise errors.invalid("Token ids must be a list of integers.", where, "invalid_type")
+    if not ids:
+        raise errors.invalid("The prompt has no tokens.", where)
+    if not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise errors.invalid("A token id is outside of the vocabulary.", where)
+    return ids

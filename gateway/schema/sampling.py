@@ -1,0 +1,143 @@
+"""The fields that chat and completions share, their ranges, and what becomes of them on the wire."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from gateway import errors
+from workers.protocol.messages import SamplingParams
+
+MAX_CHOICES = 8
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKENS = 128
+INT64 = 2**63
+
+Bound = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Tokens = tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """No effect: nothing is added to hide lengths."""
+    continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+
+
+class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Meta(ge=-INT64, le=INT64 - 1)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Annotated[Tokens, Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+def check_shared(fields: SamplingFields) -> None:
+    """What a type cannot say. Raises `ApiError` 400."""
+    stops = fields.stops
+    if len(stops) > MAX_STOPS:
+        raise errors.invalid(f"At most {MAX_STOPS} stop strings are allowed.", "stop")
+    if any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise errors.invalid(f"A stop string has 1 to {MAX_STOP_CHARS} characters.", "stop")
+    if fields.stream_options is not None and not fields.stream:
+        raise errors.invalid("'stream_options' needs 'stream': true.", "stream_options")
+    if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
+        raise errors.invalid(
+            "'continuous_usage_stats' is not supported.", "stream_options.continuous_usage_stats",
+            "unsupported_parameter",
+        )  # fmt: skip
+    if fields.metadata is not None and (
+        len(fields.metadata) > 16
+        or any(len(key) > 64 or len(value) > 512 for key, value in fields.metadata.items())
+    ):
+        raise errors.invalid("At most 16 pairs: keys to 64, values to 512 characters.", "metadata")
+    if fields.service_tier not in {None, "auto", "default", "priority", "fast", "scale"}:
+        code = "unsupported_parameter" if fields.service_tier == "flex" else "invalid_value"
+        raise errors.invalid("This service tier is not offered.", "service_tier", code)
+
+
+def check_vocabulary(fields: SamplingFields, vocab_size: int) -> None:
+    """Ids that the model does not have. Raises `ApiError` 400."""
+    if any(token >= vocab_size for token in fields.stop_token_ids or ()):
+        raise errors.invalid("A token id is outside of the vocabulary.", "stop_token_ids")
+    bias = fields.logit_bias or {}
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise errors.invalid(f"At most {MAX_LOGIT_BIAS} entries are allowed.", "logit_bias")
+    if any(not (key.isascii() and key.isdigit() and int(key[:12]) < vocab_size) for key in bias):
+        raise errors.invalid("A key is not a token id of the vocabulary.", "logit_bias")
+
+
+class Defaults(msgspec.Struct, frozen=True):
+    """A model's own generation config."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def sampling_params(fields: SamplingFields, defaults: Defaults, logprobs: int) -> SamplingParams:
+    """`logprobs`: -1 for none. A seed is drawn where the client gave none."""
+    seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**64
+    return SamplingParams(
+        seed=seed,
+        temperature=_or(fields.temperature, defaults.temperature),
+        top_k=max(0, _or(fields.top_k, defaults.top_k)),
+        top_p=_or(fields.top_p, defaults.top_p),
+        min_p=_or(fields.min_p, defaults.min_p),
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=_or(fields.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=tuple((int(key), value) for key, value in (fields.logit_bias or {}).items()),
+        logprobs=logprobs,
+        stop_token_ids=fields.stop_token_ids or (),
+        ignore_eos=bool(fields.ignore_eos),
+        min_tokens=fields.min_tokens or 0,
+    )
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -1,0 +1,110 @@
+"""One choice of a request as text: ids in, pieces of text out, cut at stop strings, with each token's place.
+
+Pure. Text, stop strings and logprobs stay in step: a token's entry goes out once its text is certain, and none
+goes out for text that was cut away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.text.detokenizer import detokenizer
+from gateway.text.stops import StopMatcher
+from gateway.text.tokenizer import ModelTokenizer
+from workers.protocol.messages import TokenLogprob
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How a request wants its text ended and shown."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    token: int
+    logprob: TokenLogprob | None
+    offset: int
+    """Character of the choice's text at which the token begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    text: str = ""
+    entries: tuple[TokenEntry, ...] = ()
+
+
+class ChoiceText:
+    def __init__(self, tokenizer: ModelTokenizer, rules: TextRules) -> None:
+        self._tokens = detokenizer(tokenizer, rules.skip_special_tokens)
+        self._stops = StopMatcher(rules.stops, rules.include_stop)
+        self._rules = rules
+        self._num_chars = 0
+        """Characters that the tokens so far have made, held ones included."""
+        self._num_out = 0
+        self._pending: deque[TokenEntry] = deque()
+        self.num_tokens = 0
+        """Tokens up to here: to the one that completed a stop string."""
+        self.stop: str | None = None
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> Piece:
+        """One token. After `stop` is set, push no more."""
+        self._pending.append(TokenEntry(token, logprob, self._num_chars))
+        self.num_tokens += 1
+        return self._advance(self._tokens.push(token))
+
+    def end(self, hidden_token: int = -1, logprob: TokenLogprob | None = None) -> Piece:
+        """The choice is over. `hidden_token` ended it and has no text: its entry only counts."""
+        if hidden_token >= 0:
+            self.num_tokens += 1
+        piece = self._advance(self._tokens.flush())
+        if self.stop is not None:
+            return piece
+        text = self._stops.flush()
+        self._num_out += len(text)
+        entries = [*piece.entries, *self._pending]
+        self._pending.clear()
+        return Piece(piece.text + text, tuple(entries))
+
+    def _advance(self, text: str) -> Piece:
+        self._num_chars += len(text)
+        if self._rules.stops and self.num_tokens >= self._rules.min_tokens:
+            out, self.stop = self._stops.push(text)
+        else:
+            out = text
+        self._num_out += len(out)
+        return Piece(out, self._ready())
+
+    def _ready(self) -> tuple[TokenEntry, ...]:
+        """Entries whose whole text is out; at a stop, those that begin before the cut."""
+        ready: list[TokenEntry] = []
+        while self._pending:
+            entry = self._pending[0]
+            if self.stop is not None:
+                if entry.offset >= self._num_out:
+                    self._pending.clear()
+                    break
+            elif self._end_of_first() > self._num_out:
+                break
+            ready.append(self._pending.popleft())
+        return tuple(ready)
+
+    def _end_of_first(self) -> int:
+        return self._pending[1].offset if len(self._pending) > 1 else self._num_chars
+
+
+def texts_of(
+    tokenizer: ModelTokenizer, tokens: Sequence[int], skip_special_tokens: bool = False
+) -> list[str]:
+    """The text each token adds, aligned: the pieces concatenate to the whole."""
+    tokens_in = detokenizer(tokenizer, skip_special_tokens)
+    pieces = [tokens_in.push(token) for token in tokens]
+    if pieces:
+        pieces[-1] += tokens_in.flush()
+    return pieces

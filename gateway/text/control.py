@@ -1,0 +1,73 @@
+"""Finds a model's control tokens in text. Pure; says where they are, not what becomes of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+WINDOW_CHARS = 64 * 1024
+"""One search holds the interpreter lock; this bounds for how long."""
+
+
+class ControlTokens:
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._pattern = re.compile(_trie_pattern(texts)) if texts else None
+        self._longest = max((len(text) for text in texts), default=0)
+        self._heads = frozenset(text[:size] for text in texts for size in range(1, len(text)))
+        self._tails = frozenset(text[-size:] for text in texts for size in range(1, len(text)))
+
+    def tokens(self, text: str) -> Iterator[tuple[int, str]]:
+        """(place, token), leftmost, then longest, one behind the other: as the tokenizer itself matches."""
+        place = 0
+        while (match := self._search(text, place)) is not None:
+            yield match.start(), match[0]
+            place = match.end()
+
+    def places(self, text: str) -> Iterator[int]:
+        """Where a token begins, overlapping ones included."""
+        place = 0
+        while (match := self._search(text, place)) is not None:
+            yield match.start()
+            place = match.start() + 1
+
+    def begins_in(self, text: str) -> bool:
+        """Whether the end of `text` is the beginning of a token."""
+        return any(
+            text[-size:] in self._heads for size in range(1, min(len(text), self._longest) + 1)
+        )
+
+    def ends_in(self, text: str) -> bool:
+        """Whether the beginning of `text` is the end of a token."""
+        return any(
+            text[:size] in self._tails for size in range(1, min(len(text), self._longest) + 1)
+        )
+
+    def _search(self, text: str, start: int) -> re.Match[str] | None:
+        if self._pattern is None:
+            return None
+        while start < len(text):
+            # The longest token that begins inside of the window ends inside of the search.
+            match = self._pattern.search(text, start, start + WINDOW_CHARS + self._longest)
+            if match is not None and match.start() < start + WINDOW_CHARS:
+                return match
+            start += WINDOW_CHARS
+        return None
+
+
+def _trie_pattern(texts: Sequence[str]) -> str:
+    """An expression whose cost per character does not grow with the number of tokens; the longest wins."""
+    trie: dict[str, Any] = {}
+    for text in texts:
+        node = trie
+        for char in text:
+            node = node.setdefault(char, {})
+        node[""] = {}
+    return _alternatives(trie)
+
+
+def _alternatives(trie: dict[str, Any]) -> str:
+    branches = [re.escape(char) + _alternatives(rest) for char, rest in trie.items() if char]
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)}){'?' if '' in trie else ''}"

@@ -1,0 +1,166 @@
+"""Text to ids and back for one model. Knows control tokens and keeps them out of the reach of users' text.
+
+How a user's `<|im_end|>` stays text. A template renders to one string in which the model's own control tokens
+and a user's look alike, so both are told apart before and after the rendering:
+
+1. `break_up` puts a marker into every place of a user's string where a control token stands, begins or ends.
+2. The template renders; `encode_rendered` then replaces each control token that is still whole (so it came from
+   the template) by an alias, takes the markers out, and encodes with a tokenizer that knows only the aliases.
+
+What remains of a user's control token is plain text to that tokenizer, wherever it stood. Marker and aliases are
+random per process, so nobody can send them. Text without control tokens encodes exactly as it always does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from gateway.text.byte_level import BYTE_OF_CHAR
+from gateway.text.control import ControlTokens
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+# Private-use characters of plane 15: valid Unicode that no tokenizer treats specially.
+_PRIVATE = range(0xF0000, 0xFFFFE)
+
+
+def _nonce() -> str:
+    """About 96 random bits as characters."""
+    return "".join(chr(_PRIVATE[secrets.randbelow(len(_PRIVATE))]) for _ in range(6))
+
+
+class ModelTokenizer:
+    """Immutable after construction; encoding is thread-safe and releases the interpreter lock."""
+
+    def __init__(self, spec: dict[str, Any], template_source: str = "") -> None:
+        """`spec` is the content of a `tokenizer.json`."""
+        self._tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(spec))
+        added = [
+            (token["id"], token["content"], token["special"]) for token in spec["added_tokens"]
+        ]
+        self.special_ids = frozenset(number for number, _, special in added if special)
+        # An unspecial added token is a control token if the template builds with it; others (runs of spaces,
+        # HTML tags) are ordinary vocabulary that a user's text may use.
+        self.control = tuple(
+            text for _, text, special in added
+            if text.strip() and (special or text in template_source)
+        )  # fmt: skip
+        self._marker = _nonce()
+        self._alias = {text: _nonce() for text in self.control}
+        self._renamed: Tokenizer = Tokenizer.from_str(json.dumps(_renamed(spec, self._alias)))
+        self._all = ControlTokens(self.control)
+        self._special = ControlTokens(
+            [text for _, text, special in added if special and text.strip()]
+        )
+        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values()) + 1
+        # A normalizer may shorten text before it is cut into tokens; no usual one by more than this.
+        shrink = 4 if spec.get("normalizer") else 1
+        self.max_bytes_per_token = shrink * max(len(token.encode()) for token in vocab)
+        decoder = spec.get("decoder") or {}
+        self.is_byte_level = decoder.get("type") == "ByteLevel" or any(
+            part.get("type") == "ByteLevel" for part in decoder.get("decoders", ())
+        )
+
+    @classmethod
+    def load(cls, directory: Path, template_source: str = "") -> ModelTokenizer:
+        """Raises `OSError` or `ValueError` for a directory without a usable `tokenizer.json`."""
+        return cls(json.loads((directory / "tokenizer.json").read_bytes()), template_source)
+
+    # Users' text, before the template
+
+    def break_up(self, text: str, keep_marks: bool = False) -> str:
+        """The string with every control token in it broken, whole ones and halves at its ends. `keep_marks`:
+        only special ones; the model's own words given back may hold marks that the template looks for."""
+        tokens = self._special if keep_marks else self._all
+        pieces: list[str] = []
+        start = 0
+        for place in tokens.places(text):
+            pieces.append(text[start : place + 1])
+            start = place + 1
+        pieces.append(text[start:])
+        return self._break_ends(self._marker.join(pieces), tokens)
+
+    def _break_ends(self, text: str, tokens: ControlTokens) -> str:
+        """Halves at the ends could meet their other half in a neighbouring piece."""
+        body = text.rstrip()
+        if tokens.begins_in(body):
+            text = body + self._marker + text[len(body) :]
+        body = text.lstrip()
+        if tokens.ends_in(body):
+            text = text[: len(text) - len(body)] + self._marker + body
+        return text
+
+    # Text to ids
+
+    def encode_rendered(self, rendered: str) -> list[int]:
+        """A rendered template, in which the only whole control tokens are the template's own."""
+        pieces: list[str] = []
+        start = 0
+        for place, text in self._all.tokens(rendered):
+            pieces += rendered[start:place], self._alias[text]
+            start = place + len(text)
+        pieces.append(rendered[start:])
+        return self.encode_plain(
+            "".join(pieces).replace(self._marker, ""), add_special_tokens=False
+        )
+
+    def encode_plain(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """A user's own text: no control token comes of it, but for those that the model always begins with."""
+        ids: list[int] = self._renamed.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    # Ids to text
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to the text, as bytes; half characters included. Unknown ids add nothing."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self.is_byte_level:
+            mapped = [BYTE_OF_CHAR.get(char) for char in token]
+            return (
+                token.encode()
+                if None in mapped
+                else bytes(byte for byte in mapped if byte is not None)
+            )
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        return str(token).replace("▁", " ").encode()
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    @cached_property
+    def byte_token_ids(self) -> frozenset[int]:
+        """Ids of byte-fallback tokens: their text is known only when their run has ended."""
+        vocab = self._tokenizer.get_vocab(with_added_tokens=False)
+        return frozenset(number for token, number in vocab.items() if _BYTE_TOKEN.fullmatch(token))
+
+
+def _renamed(spec: dict[str, Any], alias: dict[str, str]) -> dict[str, Any]:
+    """The same tokenizer, but with other texts for its control tokens; ids stay."""
+    renamed: dict[str, Any] = json.loads(json.dumps(spec))
+    for token in renamed["added_tokens"]:
+        if token["content"] in alias:
+            token["content"] = alias[token["content"]]
+            token["normalized"] = False  # matched as it stands
+    model = renamed["model"]
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {alias.get(text, text): number for text, number in model["vocab"].items()}
+    elif isinstance(model.get("vocab"), list):
+        model["vocab"] = [[alias.get(text, text), score] for text, score in model["vocab"]]
+    if model.get("unk_token") in alias:
+        model["unk_token"] = alias[model["unk_token"]]
+    return renamed

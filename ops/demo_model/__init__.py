@@ -1,0 +1,1 @@
+"""Data only: installed as `workers.demo_model`, so that `headgate up` finds its default model in a wheel too."""

@@ -1,0 +1,62 @@
+"""Every route against every identity. A route that is not listed here fails the build."""
+
+from __future__ import annotations
+
+import pytest
+
+from accounting.types import Principal
+from gateway.app import routes
+from gateway.middleware import allows
+from gateway.routes.table import Route
+
+TENANT_SCOPES = {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"}
+NO_KEY = {"none", "loopback"}
+
+LISTED = {
+    "GET /livez": "none",
+    "GET /readyz": "none",
+    "GET /health": "none",
+    "GET /metrics": "loopback",
+    "GET /v1/models": "any",
+    "GET /v1/models/{id:.+}": "any",
+    "POST /v1/chat/completions": "chat",
+    "POST /v1/completions": "chat",
+    "POST /tokenize": "chat",
+    "POST /detokenize": "chat",
+}
+
+
+def principal(kind: str, *scopes: str) -> Principal:
+    return Principal(kind=kind, tenant_id="t", key_id="k", scopes=frozenset(scopes))  # type: ignore[arg-type]
+
+
+def test_every_route_is_listed_with_its_scope() -> None:
+    """A new room adds its routes here, with the scope it means."""
+    served = {f"{route.method} {route.path}": route.scope for route in routes()}
+    missing = {name: scope for name, scope in served.items() if name not in LISTED}
+    assert missing == {}
+    assert {name: scope for name, scope in served.items() if LISTED[name] != scope} == {}
+    assert len(served) == len(routes()), "two routes have one name"
+
+
+@pytest.mark.parametrize("route", routes(), ids=lambda route: f"{route.method} {route.path}")
+def test_each_identity_reaches_what_its_scopes_say_and_no_more(route: Route) -> None:
+    operator = principal("operator", "admin")
+    assert allows(route, operator) == (route.scope in {"admin", "usage:read"})
+    for kind in ("tenant", "batch"):
+        for scope in TENANT_SCOPES:
+            expected = route.scope in {"any", scope}
+            assert allows(route, principal(kind, scope)) == expected, (kind, scope)
+        assert allows(route, principal(kind)) == (route.scope == "any")
+        # A tenant key that claims the operator's scope is still a tenant's.
+        assert not allows(Route("GET", "/x", route.handler, "admin"), principal(kind, "admin"))
+
+
+def test_what_needs_no_key_is_probes_and_metrics_only() -> None:
+    open_routes = {route.path for route in routes() if route.scope in NO_KEY}
+    assert open_routes <= {"/livez", "/readyz", "/health", "/metrics", "/openapi.json"}
+
+
+def test_no_route_takes_more_than_a_json_body_unless_it_reads_by_itself() -> None:
+    for route in routes():
+        assert route.max_body_bytes <= 16 * 1024 * 1024 or not route.json_body

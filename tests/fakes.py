@@ -1,0 +1,337 @@
+"""Stand-ins for what is slow or random: a model of bytes, and a worker around it that can misbehave on purpose.
+
+`ScriptedRunner` takes the place of the model and nothing else; `ScriptedWorker` serves the real protocol with the real
+engine, scheduler, cache and journal. Vocabulary of 259: bytes 0-255, 256 bos, 257 eos, 258 pad.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cache.prefix_cache import PrefixCache
+from workers.engine.engine import Engine
+from workers.engine.journal import EngineJournal
+from workers.engine.metrics import Metrics
+from workers.engine.plan import Draw, Drawn, Row, RowResult
+from workers.engine.scheduler import Limits
+from workers.engine.service import Identity, Service, hello_of
+from workers.protocol.messages import (
+    GenerateRequest,
+    Message,
+    Region,
+    SamplingParams,
+    StepFrame,
+    TokenLogprob,
+    TopLogprob,
+)
+
+BOS, EOS, PAD = 256, 257, 258
+VOCAB_SIZE = 259
+ROOT = "scripted@1"
+MODEL = "scripted"
+UNWRITTEN = -1
+LETTERS = b" abcdefghijklmnopqrstuvwxyz\n"
+
+
+def encode(text: str) -> tuple[int, ...]:
+    return (BOS, *text.encode())
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return bytes(t for t in tokens if t < 256).decode(errors="replace")
+
+
+def script(tokens: Sequence[int], draw: Draw, eos_every: int = 0) -> int:
+    """The token after `tokens`: a function of every one of them and, above temperature 0, of seed and position."""
+    state = zlib.crc32(array("i", tokens).tobytes())
+    if draw.params.temperature > 0:
+        state = zlib.crc32(f"{draw.seed}/{draw.position}".encode(), state)
+    if eos_every and state % eos_every == 0 and len(draw.output) >= draw.params.min_tokens:
+        return EOS
+    return LETTERS[(state >> 8) % len(LETTERS)]
+
+
+def expected_output(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    max_tokens: int,
+    *,
+    seed: int | None = None,
+    eos_every: int = 0,
+) -> list[int]:
+    """What one choice must be, computed without blocks, steps or neighbours."""
+    output: list[int] = []
+    while len(output) < max_tokens:
+        tokens = [*prompt, *output]
+        draw = Draw(params, params.seed if seed is None else seed, len(tokens), prompt, output)
+        output.append(script(tokens, draw, eos_every))
+        ends = (() if params.ignore_eos else (EOS,)) + params.stop_token_ids
+        if output[-1] in ends:
+            break
+    return output
+
+
+class ScriptedRunner:
+    """A model whose next token depends on all tokens it finds in its paged KV: a wrong block table, a block shared
+    wrongly or written too early gives a wrong token or raises. `steps` records every plan it was given."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        max_model_len: int = 2048,
+        eos_every: int = 0,
+        step_s: float = 0.0,
+        root: str = ROOT,
+    ) -> None:
+        self.root = root
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self.eos_token_ids = (EOS,)
+        self.vocab_size = VOCAB_SIZE
+        self.steps: list[list[Row]] = []
+        self.copies: list[tuple[int, int]] = []
+        self.hanging = threading.Event()
+        self.fail_next: Exception | None = None
+        self._eos_every = eos_every
+        self._step_s = step_s
+        self._released = threading.Event()
+        self._kv = [array("i", [UNWRITTEN] * block_size) for _ in range(num_blocks)]
+
+    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+        assert rows, "an empty step"
+        if self.hanging.is_set():
+            self._released.wait()
+        if self._step_s:
+            time.sleep(self._step_s)
+        if (error := self.fail_next) is not None:
+            self.fail_next = None
+            raise error
+        self.steps.append(list(rows))
+        for row in rows:  # all writes before all reads, as in one forward pass
+            self._write(row)
+        return [self._result(row) for row in rows]
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self.copies += pairs
+        for source, destination in pairs:
+            self._kv[destination][:] = self._kv[source]
+
+    def hang(self) -> None:
+        """The next step does not return until `release`."""
+        self.hanging.set()
+
+    def release(self) -> None:
+        self.hanging.clear()
+        self._released.set()
+
+    def _write(self, row: Row) -> None:
+        size = self.block_size
+        for position, token in enumerate(row.tokens, row.start):
+            block = row.block_table[position // size]
+            assert 0 < block < self.num_blocks, f"block {block} is not to be written"
+            self._kv[block][position % size] = token
+
+    def _read(self, row: Row) -> array[int]:
+        tokens: array[int] = array("i")
+        end = row.start + len(row.tokens)
+        for block in row.block_table[: -(-end // self.block_size)]:
+            tokens += self._kv[block]
+        tokens = tokens[:end]
+        assert UNWRITTEN not in tokens, "KV was read that nobody wrote"
+        return tokens
+
+    def _result(self, row: Row) -> RowResult:
+        prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        if row.prompt_logprobs >= 0:
+            following = [*row.tokens[1:], *([row.next_token] if row.next_token >= 0 else [])]
+            prompt_logprobs = tuple(logprob_of(t, row.prompt_logprobs) for t in following)
+        if not row.draws:
+            return RowResult(prompt_logprobs=prompt_logprobs)
+        tokens = self._read(row)
+        drawn = []
+        for draw in row.draws:
+            assert draw.position == len(tokens), "drawn at another position than computed"
+            token = script(tokens, draw, self._eos_every)
+            k = draw.params.logprobs
+            drawn.append(Drawn(token, logprob_of(token, k) if k >= 0 else None))
+        return RowResult(tuple(drawn), prompt_logprobs)
+
+
+def logprob_of(token: int, k: int) -> TokenLogprob:
+    value = -1.0 - token / VOCAB_SIZE
+    return TokenLogprob(
+        value, tuple(TopLogprob((token + i) % VOCAB_SIZE, value - i) for i in range(k))
+    )
+
+
+def generate_request(
+    request_id: str = "req_1",
+    prompt: Sequence[int] = encode("hello"),
+    max_tokens: int = 8,
+    *,
+    tenant: str = "tenant",
+    seed: int = 7,
+    temperature: float = 0.0,
+    sampling: SamplingParams | None = None,
+    namespace: tuple[Region, ...] | None = None,
+    **fields: object,
+) -> GenerateRequest:
+    """A request with a lease for all it may ask, unless told otherwise."""
+    fields.setdefault("lease_bound", max_tokens * int(fields.get("num_choices", 1)))  # type: ignore[call-overload]
+    return GenerateRequest(
+        request_id,
+        tenant,
+        MODEL,
+        str(fields.pop("root", ROOT)),
+        namespace or (Region(tenant.encode().ljust(16, b"\0")[:16]),),
+        tuple(prompt),
+        sampling or SamplingParams(seed=seed, temperature=temperature),
+        max_tokens,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def scripted_engine(
+    runner: ScriptedRunner,
+    *,
+    max_batch_tokens: int = 256,
+    max_running: int = 64,
+    journal: EngineJournal | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **limits: float,
+) -> Engine:
+    cache = PrefixCache(runner.num_blocks, runner.block_size)
+    capacity = (runner.num_blocks - 1 - runner.num_blocks // 5) * runner.block_size
+    max_len = min(runner.max_model_len, capacity)
+    return Engine(
+        runner,
+        cache,
+        Limits(max_batch_tokens, max_running, max_len, **limits),
+        journal,
+        clock=clock,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong, once this many tokens have been sent over all links.
+
+    crash: every link breaks and nobody listens any more; hang: steps stop, heartbeats go on; silence: nothing is sent
+    any more, heartbeats included; garble: bytes that are no frame.
+    """
+
+    kind: Literal["crash", "hang", "silence", "garble"]
+    after_tokens: int = 1
+
+
+class ScriptedWorker:
+    """`async with ScriptedWorker(tmp_path / "w.sock") as worker:` serves `worker.address` on the running loop."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tokens_per_s: float = 0.0,
+        fault: Fault | None = None,
+        redis_url: str = "",
+        slot: int = 0,
+        model: str = MODEL,
+        runner: ScriptedRunner | None = None,
+        journal_dir: Path | None = None,
+        drain_s: float = 60.0,
+        **limits: float,
+    ) -> None:
+        self.address = f"unix:{path}"
+        self.runner = runner or ScriptedRunner(step_s=1 / tokens_per_s if tokens_per_s else 0.0)
+        self.worker = f"worker-{slot}"
+        self.num_tokens_sent = 0
+        self._fault = fault
+        self._journal = (
+            EngineJournal(journal_dir, self.worker, "scripted", self.runner.root)
+            if journal_dir is not None
+            else None
+        )
+        self.engine = scripted_engine(self.runner, journal=self._journal, **limits)  # type: ignore[arg-type]
+        self.service = _Service(
+            self,
+            Identity(self.worker, model, self.address, redis_url),
+            self.engine,
+            hello_of(self.engine, model, str(uuid.uuid4())),
+            Metrics(model, slot, self.runner.block_size, self.runner.num_blocks),
+            self._journal.unacked if self._journal is not None else [],
+            drain_s,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> ScriptedWorker:
+        self._task = asyncio.create_task(self.service.run())
+        while not self.service.ready:
+            if self._task.done():
+                self._task.result()
+            await asyncio.sleep(0.005)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.runner.release()
+        assert self._task is not None
+        if not self._task.done():
+            self.service._drain_s = 0.0
+            self.service.drain()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._journal is not None:
+            self._journal.close()
+
+    def crash(self) -> None:
+        """As a killed process looks from outside."""
+        self.service.crash()
+
+    def sent(self, message: Message) -> Message | None:
+        """What becomes of a message on its way out; counts tokens and lets the fault happen."""
+        if isinstance(message, StepFrame):
+            self.num_tokens_sent += sum(len(delta.tokens) for delta in message.deltas)
+        fault = self._fault
+        if fault is None or self.num_tokens_sent < fault.after_tokens:
+            return message
+        if fault.kind == "crash":
+            asyncio.get_running_loop().call_soon(self.crash)
+        elif fault.kind == "hang":
+            self.runner.hang()
+            return message
+        elif fault.kind == "garble":
+            self.service.garble()
+        return None
+
+
+class _Service(Service):
+    """The real one, with a hand on its cables."""
+
+    def __init__(self, owner: ScriptedWorker, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._owner = owner
+
+    def _send(self, link: int, message: Message) -> None:
+        passed = self._owner.sent(message)
+        if passed is not None:
+            super()._send(link, passed)
+
+    def garble(self) -> None:
+        for connection in self._links.values():
+            connection._writer.write(b"\xff" * 64)
+
+    def crash(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._links.values()):
+            connection.abort()

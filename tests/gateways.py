@@ -1,0 +1,158 @@
+"""A real gateway in the test's own loop: real sockets, real Redis, real SQL, keys and prices in place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+from aiohttp import web
+from byte_model import write_byte_model
+from sqlalchemy import text
+
+from accounting import api_keys, books, migrate, tenants
+from accounting.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
+from gateway.app import create_app
+from gateway.http_limits import ConnectionLimits, GatewayRunner
+from gateway.keys import DATABASE, DETACHED, ENGINE, METERING
+from gateway.settings import GatewaySettings
+
+MODEL = "scripted"
+PEPPER = b"p" * 32
+UNWITNESSED = (
+    "SELECT count(*) FROM ledger_entry e WHERE e.kind = 'settle' AND NOT EXISTS "
+    "(SELECT 1 FROM engine_record r WHERE r.request_id = e.request_id)"
+)
+
+
+@dataclass
+class RunningGateway:
+    app: web.Application
+    settings: GatewaySettings
+    url: str
+    keys: Credentials
+    first_seq: int
+    """The journal's last record at the start."""
+    runner: GatewayRunner
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def client(self, api_key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
+        options = {"max_retries": 0, "timeout": 20} | options
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=api_key or self.keys.api_key, **options
+        )
+
+    def session(self, api_key: str | None = None) -> aiohttp.ClientSession:
+        """A plain client; `api_key` "" for none."""
+        key = self.keys.api_key if api_key is None else api_key
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return aiohttp.ClientSession(self.url, headers=headers)
+
+    async def socket(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def workers(self, count: int, limit_s: float = 10.0) -> None:
+        """Until so many workers are linked."""
+        await until(lambda: len(self.app[ENGINE].fleet.links) == count, limit_s)
+
+    async def settled(self) -> None:
+        """Until every ending is written and shipped to SQL."""
+        await self.app[DETACHED].join(10)
+        metering = self.app[METERING]
+        await metering.admission.drain()
+        shipper, journal = metering.shipper, metering.journal
+        # A journal in which nothing has ended yet ships nothing.
+        await until(
+            lambda: shipper.offset >= journal.durable_seq or journal.durable_seq == self.first_seq,
+            10,
+        )
+
+    async def sql(self, statement: str, **values: Any) -> list[Any]:
+        async with self.app[DATABASE].read() as conn:
+            return list((await conn.execute(text(statement), values)).all())
+
+    async def balanced(self, limit_s: float = 10.0) -> None:
+        """The equations hold once everything is written and shipped, the workers' own records included."""
+        await self.settled()
+        deadline = asyncio.get_running_loop().time() + limit_s
+        while True:
+            async with self.app[DATABASE].read() as conn:
+                report = await books.verify(conn)
+                witnessed = await conn.scalar(text(UNWITNESSED))
+            if (report.ok and not witnessed) or asyncio.get_running_loop().time() > deadline:
+                assert report.ok, report
+                assert not witnessed
+                return
+            await asyncio.sleep(0.05)
+
+    async def new_tenant(
+        self, name: str, scopes: Collection[str] = (), **key: Any
+    ) -> tuple[str, str]:
+        """(tenant id, key) of another tenant."""
+        now = int(time.time())
+        async with self.app[DATABASE].write() as conn:
+            tenant = await tenants.create(conn, name, now=now)
+            made = await api_keys.create(
+                conn, PEPPER, tenant_id=tenant.id, now=now, scopes=scopes, **key
+            )
+        return tenant.id, made.value
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    home: Path,
+    redis_url: str,
+    database_url: str | None = None,
+    max_model_len: int = 2048,
+    **settings: Any,
+) -> AsyncIterator[RunningGateway]:
+    url = database_url or f"sqlite+aiosqlite:///{home / 'headgate.db'}"
+    keys = await prepare_home(home, url)
+    model = write_byte_model(home / "model", max_model_len)
+    loaded = GatewaySettings(
+        home=home,
+        redis_url=redis_url,
+        database_url=url,
+        models={MODEL: {"path": str(model)}},
+        **settings,
+    )
+    app = create_app(loaded)
+    runner = GatewayRunner(app, ConnectionLimits.of(loaded), shutdown_timeout=2.0)
+    await runner.setup()
+    try:
+        sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        await web.SockSite(runner, sock).start()
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        yield RunningGateway(app, loaded, url, keys, app[METERING].journal.durable_seq, runner)
+    finally:
+        await runner.cleanup()
+
+
+async def prepare_home(home: Path, url: str) -> Credentials:
+    """Secrets, schema, a tenant with a key, an admin key and prices."""
+    secrets = home / "secrets"
+    if not secrets.exists():
+        secrets.mkdir(parents=True)
+        (secrets / "pepper").write_bytes(PEPPER)
+        (secrets / "master.key").write_bytes(b"m" * 32)
+    await asyncio.to_thread(migrate.upgrade, url)
+    return await bootstrap(url, PEPPER, MODEL, EXAMPLE_RATES, None)
+
+
+async def until(condition: Any, limit_s: float = 5.0) -> None:
+    """Waits for a condition; fails when it does not come in time."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    while not condition():
+        if asyncio.get_running_loop().time() > deadline:
+            raise AssertionError("the condition did not come true in time")
+        await asyncio.sleep(0.01)

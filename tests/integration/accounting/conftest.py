@@ -1,0 +1,99 @@
+"""`db`: a migrated, empty database of each dialect. Made once per run and dialect, then copied or emptied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import migrate
+from accounting.db import Database
+from accounting.models import Base
+
+PEPPER = b"p" * 32
+
+
+@pytest.fixture
+def pepper() -> bytes:
+    return PEPPER
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "headgate.db"
+    migrate.upgrade(f"sqlite+aiosqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """One migrated database for the run: dropping one takes PostgreSQL seconds."""
+    base = os.environ.get("HEADGATE_TEST_DATABASE_URL", "")
+    if not base.startswith("postgresql"):
+        with socket.socket() as sock:
+            sock.settimeout(1)
+            if sock.connect_ex(("127.0.0.1", 5432)) != 0:
+                reason = "no PostgreSQL answers on 127.0.0.1:5432 and HEADGATE_TEST_DATABASE_URL is not set"
+                pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+        user = os.environ.get("PGUSER", "postgres")
+        base = f"postgresql+psycopg://{user}@127.0.0.1:5432/postgres"
+    name = f"hg_accounting_{uuid.uuid4().hex[:12]}"
+    server = create_engine(base, isolation_level="AUTOCOMMIT")
+    with server.connect() as conn:
+        conn.execute(text(f'CREATE DATABASE "{name}"'))
+    url = base.rsplit("/", 1)[0] + f"/{name}"
+    try:
+        migrate.upgrade(url)
+        yield url
+    finally:
+        with server.connect() as conn:
+            conn.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
+        server.dispose()
+
+
+def empty(url: str) -> None:
+    """Back to what the migrations wrote. Triggers refuse DELETE, so they step aside for a moment."""
+    engine = create_engine(url)
+    with engine.begin() as conn:
+        for table in reversed(Base.metadata.sorted_tables):
+            rows = f'"{table.name}"' + (" WHERE id <> 'operator'" if table.name == "tenant" else "")
+            if table.name != "auth_epoch" and conn.scalar(
+                text(f"SELECT EXISTS (SELECT 1 FROM {rows})")
+            ):
+                conn.execute(text(f'ALTER TABLE "{table.name}" DISABLE TRIGGER USER'))
+                conn.execute(text(f"DELETE FROM {rows}"))
+                conn.execute(text(f'ALTER TABLE "{table.name}" ENABLE TRIGGER USER'))
+    engine.dispose()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def migrated_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        path = tmp_path / "headgate.db"
+        shutil.copy(request.getfixturevalue("sqlite_template"), path)
+        return f"sqlite+aiosqlite:///{path}"
+    url: str = request.getfixturevalue("postgresql_url")
+    empty(url)
+    return url
+
+
+@pytest.fixture
+async def db(migrated_url: str) -> AsyncIterator[Database]:
+    database = Database(migrated_url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def conn(db: Database) -> AsyncIterator[AsyncConnection]:
+    """One transaction for the whole test, rolled back at its end."""
+    async with db.write() as connection:
+        yield connection
+        await connection.rollback()

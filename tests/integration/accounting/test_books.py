@@ -1,0 +1,151 @@
+"""Each equation holds for honest books and names the request where it does not."""
+
+from __future__ import annotations
+
+import pytest
+from money import RATES, posting, record
+from sqlalchemy import insert, text
+
+from accounting import api_keys, books, ledger, prices, tenants
+from accounting.models import EngineRecordRow, LedgerEntry, LedgerLeg
+from accounting.types import Usage
+
+
+@pytest.fixture
+async def owner(conn, pepper) -> dict[str, str]:
+    """A tenant with a key, as every posting must name."""
+    await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+    tenant = (await tenants.create(conn, "a", now=1)).id
+    key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
+    return {"tenant_id": tenant, "key_id": key.info.id}
+
+
+@pytest.fixture(autouse=True)
+async def honest(conn, owner):
+    """Three settles, one of them with surplus, and a void."""
+    endings = [posting(f"req_{n}", **owner) for n in range(3)]
+    await ledger.post(conn, 0, 1, [*endings, posting("req_3", kind="void", **owner)])
+    usages = [
+        Usage(16, 32, 5, 100),
+        Usage(16, 32, 5, 100),
+        Usage(16, 32, 5, 120),
+        Usage(16, 32, 5, 7),
+    ]
+    records = [
+        record(f"req_{n}", usage, tenant_id=owner["tenant_id"]) for n, usage in enumerate(usages)
+    ]
+    await ledger.post_engine_records(conn, records)
+
+
+async def failures(conn, **options) -> dict[str, tuple[str, ...]]:
+    report = await books.verify(conn, **options)
+    found = {equation.id: equation.failures for equation in report.equations if not equation.ok}
+    assert report.ok == (not found)
+    return found
+
+
+async def entry(conn, **changes):
+    """A row as no honest writer would write it."""
+    values = {
+        **(await conn.execute(text("SELECT * FROM ledger_entry WHERE request_id = 'req_0'"))).mappings().one(),
+        "request_id": "req_bad", **changes,
+    }  # fmt: skip
+    await conn.execute(insert(LedgerEntry).values(**values))
+
+
+async def test_honest_books_verify_and_say_how_much_they_checked(conn):
+    report = await books.verify(conn)
+    assert report.ok
+    assert {e.id: e.num_checked for e in report.equations} == {
+        "I1": 4, "I2": 6, "I4": 4, "I5": 6, "I8": 3, "I15": 6,
+    }  # fmt: skip
+
+
+async def test_an_ending_without_engine_record_breaks_conservation_unless_it_runs(conn, owner):
+    await ledger.post(conn, 0, 2, [posting("req_9", **owner)])
+    assert await failures(conn) == {"I1": ("req_9",)}
+    assert await failures(conn, running=["req_9"]) == {}
+
+
+async def test_an_engine_record_without_ending_breaks_conservation_and_one_ending(conn, owner):
+    await ledger.post_engine_records(conn, [record("req_9", tenant_id=owner["tenant_id"])])
+    assert await failures(conn) == {"I1": ("req_9",), "I4": ("req_9",)}
+    assert await failures(conn, running={"req_9"}) == {}
+
+
+async def test_more_billed_than_the_engine_counted_is_named(conn, owner):
+    await ledger.post(conn, 0, 2, [posting("req_9", Usage(0, 0, 0, 5), **owner)])
+    await ledger.post_engine_records(
+        conn, [record("req_9", Usage(0, 0, 0, 4), tenant_id=owner["tenant_id"])]
+    )
+    assert await failures(conn) == {"I1": ("req_9",)}
+
+
+async def test_tokens_in_the_wrong_class_are_not_hidden_by_an_equal_sum(conn, owner):
+    await ledger.post(conn, 0, 2, [posting("req_9", Usage(5, 0, 0, 0), **owner)])
+    await ledger.post_engine_records(
+        conn, [record("req_9", Usage(0, 5, 0, 0), tenant_id=owner["tenant_id"])]
+    )
+    assert await failures(conn) == {"I1": ("req_9",)}
+
+
+async def test_an_unbalanced_leg_is_named(conn):
+    leg = {
+        "request_id": "req_1",
+        "kind": "settle",
+        "attempt": 0,
+        "account": "x",
+        "unit": "tokens",
+        "token_class": "",
+    }
+    await conn.execute(insert(LedgerLeg).values(**leg, amount=-1))
+    assert await failures(conn) == {"I2": ("req_1",)}
+
+
+async def test_legs_that_balance_but_disagree_with_their_entry_are_named(conn):
+    leg = {
+        "request_id": "req_1",
+        "kind": "settle",
+        "attempt": 0,
+        "unit": "tokens",
+        "token_class": "",
+    }
+    await conn.execute(insert(LedgerLeg).values(**leg, account="x", amount=-1))
+    await conn.execute(insert(LedgerLeg).values(**leg, account="y", amount=1))
+    assert await failures(conn) == {"I2": ("req_1",)}
+
+
+async def test_an_entry_without_legs_rollup_or_record_is_named(conn):
+    await entry(conn)
+    found = await failures(conn)
+    assert (found["I1"], found["I2"]) == (("req_bad",), ("req_bad",))
+    assert len(found["I8"]) == 3
+
+
+async def test_a_charge_above_its_reservation_is_named(conn, owner):
+    await ledger.post(conn, 0, 2, [posting("req_9", reserved=1, **owner)])
+    await ledger.post_engine_records(conn, [record("req_9", tenant_id=owner["tenant_id"])])
+    assert await failures(conn) == {"I5": ("req_9",)}
+
+
+@pytest.mark.parametrize("table", ["rollup_minute", "rollup_hour", "rollup_day"])
+async def test_a_rollup_that_is_not_the_sum_of_its_rows_is_named(conn, table, owner):
+    await conn.execute(text(f"UPDATE {table} SET output = output + 1"))
+    (names,) = (await failures(conn)).values()
+    assert len(names) == 1
+    assert owner["tenant_id"] in names[0]
+    await conn.execute(text(f"DELETE FROM {table}"))
+    assert list(await failures(conn)) == ["I8"]
+
+
+async def test_rows_of_nobody_and_references_across_tenants_are_named(conn, owner, pepper):
+    other = (await tenants.create(conn, "b", now=1)).id
+    await ledger.post(conn, 0, 2, [
+        posting("req_nobody", kind="void", tenant_id="proj_none"),
+        posting("req_key", kind="void", tenant_id=other, key_id=owner["key_id"]),
+    ])  # fmt: skip
+    await conn.execute(insert(EngineRecordRow).values(
+        request_id="req_1", attempt=1, worker="w", seq=9, tenant_id=other, root="r", posted_at_ms=0, cache_read=0,
+        cache_write=0, uncached=0, output=0, speculated=0, recomputed=0, reason="",
+    ))  # fmt: skip
+    assert await failures(conn) == {"I15": ("req_1", "req_key", "req_nobody")}

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import pytest
+from sqlalchemy import insert, select, text
+from sqlalchemy.exc import IntegrityError
+
+from accounting.db import Database, insert_new
+from accounting.models import JournalOffset, Tenant
+
+ROW = {"slot": 1, "offset": 2, "posted_at_ms": 3}
+
+
+async def offsets(db: Database) -> list[tuple[int, int]]:
+    async with db.read() as conn:
+        rows = await conn.execute(select(JournalOffset.slot, JournalOffset.offset).order_by("slot"))
+        return [tuple(row) for row in rows]
+
+
+async def test_a_write_block_commits_at_its_end_and_rolls_back_on_an_exception(db):
+    async def write(slot: int, fails: bool) -> None:
+        async with db.write() as conn:
+            await conn.execute(insert(JournalOffset).values({**ROW, "slot": slot}))
+            if fails:
+                raise RuntimeError
+
+    await write(1, fails=False)
+    with pytest.raises(RuntimeError):
+        await write(9, fails=True)
+    assert await offsets(db) == [(1, 2)]
+
+
+async def test_a_read_block_sees_one_snapshot(db):
+    async with db.read() as conn:
+        count = select(JournalOffset.slot)
+        assert (await conn.execute(count)).all() == []
+        async with db.write() as other:
+            await other.execute(insert(JournalOffset).values(**ROW))
+        assert (await conn.execute(count)).all() == []
+    assert await offsets(db) == [(1, 2)]
+
+
+async def test_insert_new_returns_the_new_rows_only(db):
+    async with db.write() as conn:
+        first = await insert_new(conn, JournalOffset.__table__, [ROW], (JournalOffset.slot,))
+        rows = [ROW, {**ROW, "slot": 5}, {**ROW, "slot": 5}]
+        second = await insert_new(conn, JournalOffset.__table__, rows, (JournalOffset.slot,))
+        assert await insert_new(conn, JournalOffset.__table__, [], (JournalOffset.slot,)) == []
+    assert [row.slot for row in first] == [1]
+    assert [row.slot for row in second] == [5]
+
+
+async def test_writers_that_read_first_do_not_fail_each_other(db):
+    async def count_up() -> None:
+        async with db.write() as conn:
+            present = await conn.scalar(select(JournalOffset.offset).with_for_update())
+            await asyncio.sleep(0.001)
+            await conn.execute(text('UPDATE journal_offset SET "offset" = :n'), {"n": present + 1})
+
+    async with db.write() as conn:
+        await conn.execute(insert(JournalOffset).values({**ROW, "offset": 0}))
+    await asyncio.gather(*(count_up() for _ in range(12)))
+    assert await offsets(db) == [(1, 12)]
+
+
+async def test_references_are_enforced(db):
+    stray = text("INSERT INTO model_limit (tenant_id, model) VALUES ('nobody', 'm')")
+    async with db.write() as conn:
+        with pytest.raises(IntegrityError):
+            await conn.execute(stray)
+        await conn.rollback()
+
+
+async def test_sqlite_is_durable_and_writes_ahead(tmp_path):
+    database = Database(f"sqlite+aiosqlite:///{tmp_path}/x.db")
+    async with database.read() as conn:
+        pragmas = {
+            name: await conn.scalar(text(f"PRAGMA {name}"))
+            for name in ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
+        }
+    await database.close()
+    assert pragmas == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "busy_timeout": 5000,
+        "foreign_keys": 1,
+    }
+
+
+async def test_two_processes_on_one_sqlite_file_wait_for_each_other(tmp_path, sqlite_template):
+    path = tmp_path / "x.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    database = Database(f"sqlite+aiosqlite:///{path}")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("UPDATE tenant SET name = 'first' WHERE id = 'operator'")
+
+    async def second() -> str | None:
+        async with database.write() as conn:
+            return await conn.scalar(select(Tenant.name))
+
+    waiting = asyncio.create_task(second())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    other.execute("COMMIT")
+    other.close()
+    assert await waiting == "first"
+    await database.close()
+
+
+def test_a_foreign_url_is_refused_by_name():
+    with pytest.raises(ValueError, match="not mysql://"):
+        Database("mysql://localhost/x")

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+
+from accounting import migrate
+from accounting.errors import SchemaError, SchemaNewer, SchemaOlder
+from accounting.models import Base
+
+
+def sync_url(url: str) -> str:
+    return url.replace("sqlite+aiosqlite", "sqlite")
+
+
+def tables(url: str) -> set[str]:
+    engine = create_engine(sync_url(url))
+    try:
+        return set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
+
+
+def execute(url: str, statement: str) -> None:
+    engine = create_engine(sync_url(url))
+    with engine.begin() as conn:
+        conn.execute(text(statement))
+    engine.dispose()
+
+
+def test_up_down_and_up_again(database_url):
+    with pytest.raises(SchemaOlder, match="headgate migrate"):
+        migrate.check(database_url)
+    migrate.upgrade(database_url)
+    migrate.check(database_url)
+    assert tables(database_url) == {*Base.metadata.tables, "alembic_version"}
+    migrate.downgrade(database_url, "base")
+    assert tables(database_url) == {"alembic_version"}
+    migrate.upgrade(database_url)
+    migrate.upgrade(database_url)
+    migrate.check(database_url)
+
+
+def test_models_and_migrations_agree():
+    migrate.check_models()
+
+
+def test_a_table_that_no_migration_makes_is_found(monkeypatch):
+    monkeypatch.setattr(Base, "metadata", Base.metadata.__class__())
+    with pytest.raises(SchemaError, match="differ"):
+        migrate.check_models()
+
+
+def test_a_database_of_a_newer_headgate_is_refused_untouched(sqlite_url):
+    migrate.upgrade(sqlite_url)
+    execute(sqlite_url, "UPDATE alembic_version SET version_num = '9999'")
+    for refused in (migrate.check, migrate.upgrade):
+        with pytest.raises(SchemaNewer, match="newer Headgate"):
+            refused(sqlite_url)
+
+
+def test_processes_that_start_together_migrate_once(tmp_path):
+    url = f"sqlite+aiosqlite:///{tmp_path}/x.db"
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(migrate.upgrade, url) for _ in range(4)]:
+            done.result()
+    migrate.check(url)
+
+
+def test_a_migration_that_fails_in_the_middle_leaves_nothing(tmp_path, monkeypatch):
+    url = f"sqlite+aiosqlite:///{tmp_path}/x.db"
+    execute(url, "CREATE TABLE tenant (id INTEGER)")
+    with pytest.raises(Exception, match="tenant already exists"):
+        migrate.upgrade(url)
+    assert tables(url) <= {"tenant", "alembic_version"}
+    with pytest.raises(SchemaOlder):
+        migrate.check(url)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+from money import RATES
+
+from accounting import prices, tenants
+from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.types import Price, Rates
+
+FREE = Rates(0, 0, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+async def sheet(conn):
+    await prices.create_sheet(conn, "standard", "usd", 0)
+
+
+async def test_a_version_is_in_force_until_its_successor_begins(conn):
+    first = await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 1000)
+    second = await prices.add_version(conn, "standard", {("m", "interactive"): FREE}, 2000)
+    assert (first, second) == ("standard@1", "standard@2")
+    at = {
+        ms: await prices.price_for(conn, "proj_a", "m", "interactive", ms)
+        for ms in (999, 1000, 1999, 2000)
+    }
+    assert at == {
+        999: None, 1000: Price("standard@1", "USD", RATES), 1999: Price("standard@1", "USD", RATES),
+        2000: Price("standard@2", "USD", FREE),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("from_ms", [0, 1000, 1500, 1999])
+async def test_an_overlapping_interval_is_refused(conn, from_ms):
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 1000, until_ms=2000)
+    with pytest.raises(ConflictError, match="overlaps"):
+        await prices.add_version(conn, "standard", {("m", "interactive"): FREE}, from_ms)
+    await prices.add_version(conn, "standard", {("m", "interactive"): FREE}, 2000)
+
+
+async def test_a_version_that_would_begin_with_or_before_the_open_one_is_refused(conn):
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 1000)
+    for from_ms in (1000, 500):
+        with pytest.raises(ConflictError, match="overlaps"):
+            await prices.add_version(conn, "standard", {("m", "interactive"): FREE}, from_ms)
+
+
+async def test_a_gap_between_two_versions_has_no_price(conn):
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 1000, until_ms=2000)
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 3000)
+    assert await prices.price_for(conn, "proj_a", "m", "interactive", 2500) is None
+
+
+async def test_each_tier_has_rates_of_its_own(conn):
+    table = {("m", "interactive"): RATES, ("m", "batch"): FREE, ("n", "interactive"): RATES}
+    await prices.add_version(conn, "standard", table, 0)
+    batch = await prices.price_for(conn, "proj_a", "m", "batch", 5)
+    assert batch is not None
+    assert batch.rates == FREE
+    assert await prices.price_for(conn, "proj_a", "n", "batch", 5) is None
+    assert await prices.priced_models(conn, "proj_a", 5) == ["m", "n"]
+
+
+async def test_an_assignment_takes_a_tenant_to_another_sheet_from_a_moment_on(conn):
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 0)
+    await prices.create_sheet(conn, "special", "USD", 0)
+    await prices.add_version(conn, "special", {("m", "interactive"): FREE}, 0)
+    await prices.assign(conn, tenant, "special", 1000)
+    found = [await prices.price_for(conn, tenant, "m", "interactive", ms) for ms in (999, 1000)]
+    assert [price.version for price in found] == ["standard@1", "special@1"]
+    await prices.assign(conn, tenant, "standard", 2000)
+    assert (await prices.price_for(conn, tenant, "m", "interactive", 2000)).version == "standard@1"
+    with pytest.raises(ConflictError, match="overlaps"):
+        await prices.assign(conn, tenant, "special", 1500)
+
+
+async def test_a_tenant_has_one_currency(conn):
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.create_sheet(conn, "euro", "eur", 0)
+    await prices.assign(conn, tenant, "standard", 0)
+    with pytest.raises(ConflictError, match="one currency"):
+        await prices.assign(conn, tenant, "euro", 1000)
+    with pytest.raises(NotFoundError):
+        await prices.assign(conn, tenant, "nothing", 1000)
+
+
+async def test_bootstrap_prices_a_model_once_and_keeps_the_others(conn):
+    rates = {"interactive": RATES, "batch": FREE}
+    assert await prices.bootstrap(conn, "m", rates, 1000) == "standard@1"
+    assert (
+        await prices.bootstrap(conn, "m", {"interactive": FREE, "batch": FREE}, 1000)
+        == "standard@1"
+    )
+    assert await prices.bootstrap(conn, "n", rates, 1000) == "standard@2"
+    assert (await prices.price_for(conn, "proj_a", "m", "interactive", 2000)).rates == RATES
+    assert await prices.priced_models(conn, "proj_a", 2000) == ["m", "n"]
+
+
+async def test_the_rates_of_an_old_version_stay_readable(conn):
+    await prices.add_version(conn, "standard", {("m", "batch"): RATES}, 0)
+    await prices.add_version(conn, "standard", {("m", "batch"): FREE}, 1000)
+    assert await prices.rates_of(conn, "standard@1", "m", "batch") == RATES
+    assert await prices.rates_of(conn, "standard@7", "m", "batch") is None
+
+
+async def test_what_is_not_a_price_is_refused(conn):
+    refused = (
+        ({}, {"from_ms": 0}), ({("m", "batch"): Rates(-1, 0, 0, 0)}, {"from_ms": 0}),
+        ({("m", "batch"): Rates(0, 0, 0, 10**12 + 1)}, {"from_ms": 0}),
+        ({("m", "batch"): RATES}, {"from_ms": 5, "until_ms": 5}),
+    )  # fmt: skip
+    for table, interval in refused:
+        with pytest.raises(InvalidError):
+            await prices.add_version(conn, "standard", table, **interval)
+    with pytest.raises(NotFoundError):
+        await prices.add_version(conn, "nothing", {("m", "batch"): RATES}, 0)
+    with pytest.raises(ConflictError):
+        await prices.create_sheet(conn, "standard", "USD", 0)
+    with pytest.raises(InvalidError):
+        await prices.create_sheet(conn, "a@1", "USD", 0)

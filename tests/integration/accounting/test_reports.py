@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import pytest
+from money import NOON_MS, RATES, posting
+
+from accounting import ledger, pricing, reports
+from accounting.errors import InvalidError
+from accounting.reports import ReportQuery
+from accounting.types import Usage
+
+NOON = NOON_MS // 1000
+DAY, HOUR = 86_400, 3_600
+MIDNIGHT = NOON - 12 * HOUR
+
+
+@pytest.fixture
+async def posted(conn):
+    """Requests around noon: two tenants, two models, both tiers, one of them on the next day."""
+    starts = {
+        "req_1": (0, {}), "req_2": (59, {"model": "n"}), "req_3": (60, {"tenant_id": "proj_b", "key_id": "key_b"}),
+        "req_4": (HOUR, {"tier": "batch"}), "req_5": (DAY, {}), "req_6": (-30, {}),
+    }  # fmt: skip
+    await ledger.post(conn, 0, 1, [
+        posting(name, Usage(10, 20, 30, 40), opened_at_ms=NOON_MS + second * 1000, **changes)
+        for name, (second, changes) in starts.items()
+    ])  # fmt: skip
+    return conn
+
+
+def totals(report) -> list[tuple[int, int]]:
+    """(start, requests) of each bucket, relative to noon."""
+    return [(b.start_time - NOON, sum(r.num_requests for r in b.results)) for b in report.buckets]
+
+
+async def usage(conn, start: int, end: int | None = None, now: int = NOON + 2 * DAY, **options):
+    return await reports.usage(conn, ReportQuery(start_time=start, end_time=end, **options), now)
+
+
+async def test_days_are_aligned_to_utc_and_empty_ones_are_sent(posted):
+    report = await usage(posted, MIDNIGHT - DAY, MIDNIGHT + 3 * DAY)
+    assert totals(report) == [(-36 * HOUR, 0), (-12 * HOUR, 5), (12 * HOUR, 1), (36 * HOUR, 0)]
+    assert report.next_page is None
+    whole = report.buckets[1].results[0]
+    assert (whole.usage, whole.num_requests) == (Usage(50, 100, 150, 200), 5)
+    assert (whole.tenant_id, whole.key_id, whole.model, whole.batch, whole.service_tier) == (
+        None,
+    ) * 5
+
+
+async def test_the_first_bucket_begins_before_the_range_but_counts_from_its_minute(posted):
+    report = await usage(posted, NOON + 59, NOON + DAY, width="1d")
+    assert totals(report) == [(-12 * HOUR, 4), (12 * HOUR, 0)]
+    assert report.buckets[0].start_time == MIDNIGHT
+    later = await usage(posted, NOON + 60, NOON + HOUR, width="1h")
+    assert totals(later) == [(0, 1)]
+
+
+async def test_the_last_bucket_counts_up_to_the_end_which_is_excluded(posted):
+    report = await usage(posted, MIDNIGHT, NOON + 60, width="1h")
+    assert totals(report)[-2:] == [(-HOUR, 1), (0, 2)]
+    assert totals(await usage(posted, MIDNIGHT, NOON + HOUR, width="1h", limit=50))[-1] == (0, 3)
+
+
+async def test_without_an_end_the_running_minute_is_in(posted):
+    report = await usage(posted, NOON - 60, now=NOON + 61, width="1m")
+    assert totals(report) == [(-60, 1), (0, 2), (60, 1)]
+
+
+async def test_without_an_end_the_very_second_is_in_even_if_it_begins_a_minute(posted):
+    assert totals(await usage(posted, NOON, now=NOON, width="1m")) == [(0, 2)]
+    assert totals(await usage(posted, NOON, now=NOON, width="1d")) == [(-12 * HOUR, 2)]
+
+
+async def test_every_width_adds_up_to_the_same_tokens(posted):
+    sums = []
+    for width, limit in (("1m", 1440), ("1h", 48), ("1d", 2)):
+        report = await usage(posted, NOON - DAY // 2, NOON + DAY // 2, width=width, limit=limit)
+        assert report.next_page is None
+        sums.append(sum(r.usage.total for b in report.buckets for r in b.results))
+    assert sums == [500, 500, 500]
+
+
+async def test_pages_follow_each_other_without_gap_or_overlap(posted):
+    query = {"start": NOON - 90, "end": NOON + HOUR + 60, "width": "1m", "limit": 7}
+    whole = await usage(posted, **{**query, "limit": 1440})
+    pieces, page, rounds = [], None, 0
+    while True:
+        # `now` moves on between the pages; the range does not.
+        report = await usage(posted, **query, page=page, now=NOON + 2 * DAY + rounds)
+        pieces += totals(report)
+        page, rounds = report.next_page, rounds + 1
+        if page is None:
+            break
+    assert pieces == totals(whole)
+    assert rounds == 9
+
+
+async def test_a_page_keeps_the_end_that_was_now_when_the_first_was_read(posted):
+    first = await usage(posted, NOON - HOUR, width="1h", limit=1, now=NOON + 30)
+    second = await usage(
+        posted, NOON - HOUR, width="1h", limit=1, now=NOON + 9 * HOUR, page=first.next_page
+    )
+    assert totals(second) == [(0, 2)]
+    assert second.next_page is None
+
+
+async def test_a_page_of_another_query_or_altered_is_refused(posted):
+    page = (await usage(posted, MIDNIGHT, NOON + DAY, limit=1)).next_page
+    flipped = ("A" if page[5] != "A" else "B").join((page[:5], page[6:]))
+    for wrong, options in (
+        (page, {"tenant_ids": ("proj_b",)}), (page, {"group_by": ("model",)}), (flipped, {}), ("", {}), ("é", {}),
+    ):  # fmt: skip
+        with pytest.raises(InvalidError) as refused:
+            await usage(posted, MIDNIGHT, NOON + DAY, limit=1, page=wrong, **options)
+        assert refused.value.param == "page"
+
+
+@pytest.mark.parametrize(
+    ("group", "field", "expected"),
+    [
+        ("project_id", "tenant_id", {"proj_a": 4, "proj_b": 1}),
+        ("api_key_id", "key_id", {"key_a": 4, "key_b": 1}),
+        ("model", "model", {"m": 4, "n": 1}),
+        ("batch", "batch", {True: 1, False: 4}),
+        ("service_tier", "service_tier", {"batch": 1, "interactive": 4}),
+    ],
+)
+async def test_groups_split_a_bucket(posted, group, field, expected):
+    report = await usage(posted, MIDNIGHT, MIDNIGHT + DAY, group_by=(group,))
+    assert {getattr(r, field): r.num_requests for r in report.buckets[0].results} == expected
+
+
+async def test_groups_combine(posted):
+    report = await usage(
+        posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("project_id", "model", "batch", "service_tier")
+    )
+    found = {
+        (r.tenant_id, r.model, r.batch, r.service_tier): r.num_requests
+        for r in report.buckets[0].results
+    }
+    assert found == {
+        ("proj_a", "m", False, "interactive"): 2, ("proj_a", "m", True, "batch"): 1,
+        ("proj_a", "n", False, "interactive"): 1, ("proj_b", "m", False, "interactive"): 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({"tenant_ids": ("proj_b",)}, 1), ({"tenant_ids": ()}, 0), ({"key_ids": ("key_a",)}, 4),
+        ({"models": ("n", "x")}, 1), ({"batch": True}, 1), ({"batch": False}, 4),
+        ({"tenant_ids": ("proj_a",), "models": ("m",), "batch": False}, 2),
+    ],
+)  # fmt: skip
+async def test_filters_leave_the_rest_out(posted, filters, expected):
+    report = await usage(posted, MIDNIGHT, MIDNIGHT + DAY, **filters)
+    assert totals(report) == [(-12 * HOUR, expected)]
+
+
+async def costs(conn, start: int, end: int, **options):
+    return await reports.costs(
+        conn, ReportQuery(start_time=start, end_time=end, **options), NOON + 9 * DAY
+    )
+
+
+ONE = pricing.charge(Usage(10, 20, 30, 40), RATES)
+
+
+async def test_costs_are_the_sum_of_the_rounded_charges(posted):
+    report = await costs(posted, MIDNIGHT, MIDNIGHT + 2 * DAY)
+    assert [[r.amount for r in b.results] for b in report.buckets] == [[5 * ONE.total], [ONE.total]]
+    (result,) = report.buckets[0].results
+    assert (result.currency, result.line_item, result.num_tokens) == ("USD", None, None)
+
+
+async def test_line_items_split_model_class_and_tier_and_add_up(posted):
+    report = await costs(posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("line_item",))
+    items = {r.line_item: (r.amount, r.num_tokens) for r in report.buckets[0].results}
+    assert items["m, output"] == (3 * ONE.output, 120)
+    assert items["m, cache_read, batch"] == (ONE.cache_read, 10)
+    assert items["n, uncached"] == (ONE.uncached, 30)
+    assert len(items) == 12
+    assert sum(amount for amount, _ in items.values()) == 5 * ONE.total
+
+
+async def test_line_items_filter_with_and_without_grouping(posted):
+    wanted = ("m, output", "m, output, batch")
+    grouped = await costs(
+        posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("line_item",), line_items=wanted
+    )
+    assert [r.line_item for r in grouped.buckets[0].results] == list(wanted)[::-1]
+    merged = await costs(posted, MIDNIGHT, MIDNIGHT + DAY, line_items=wanted)
+    assert [(r.amount, r.line_item) for r in merged.buckets[0].results] == [(4 * ONE.output, None)]
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"width": "1h"}, "bucket_width"), ({"limit": 181}, "limit"), ({"limit": 0}, "limit"),
+        ({"group_by": ("model",)}, "group_by"), ({"start": 5, "end": 5}, "start_time"),
+        ({"start": -1}, "start_time"), ({"end": 2**62}, "start_time"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_reported_is_refused(conn, options, param):
+    asked = {"start": MIDNIGHT, "end": NOON, **options}
+    with pytest.raises(InvalidError) as refused:
+        await costs(conn, **asked)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)]
+)
+async def test_pages_have_the_documented_sizes(conn, width, default, most):
+    report = await usage(conn, 0, NOON, width=width)
+    assert len(report.buckets) == default
+    assert len((await usage(conn, 0, NOON, width=width, limit=most)).buckets) == most
+    with pytest.raises(InvalidError):
+        await usage(conn, 0, NOON, width=width, limit=most + 1)

@@ -1,0 +1,47 @@
+"""One gateway and one scripted worker, per test or per module, and what tests ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from fakes import ScriptedWorker
+from gateways import RunningGateway, running_gateway
+
+
+@pytest.fixture
+async def worker(tmp_path: Path, redis_url: str) -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker(
+        tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
+    ) as worker:
+        yield worker
+
+
+@pytest.fixture
+async def bare_gateway(tmp_path: Path, redis_url: str) -> AsyncIterator[RunningGateway]:
+    """Without any worker."""
+    async with running_gateway(tmp_path / "home", redis_url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def gateway(worker: ScriptedWorker, bare_gateway: RunningGateway) -> RunningGateway:
+    await bare_gateway.workers(1)
+    return bare_gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared_gateway(
+    redis_socket: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[RunningGateway]:
+    """With a worker, for all tests of a module that only ask: nothing they do outlives them."""
+    directory = tmp_path_factory.mktemp("gateway")
+    redis_url = f"unix://{redis_socket}?db=3"
+    async with (
+        running_gateway(directory / "home", redis_url) as gateway,
+        ScriptedWorker(directory / "w0.sock", redis_url=redis_url),
+    ):
+        await gateway.workers(1)
+        yield gateway

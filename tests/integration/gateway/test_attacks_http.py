@@ -1,0 +1,355 @@
+"""Attacks on HTTP itself (security.md section 8, A): raw bytes against a real listener."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateways import MODEL, RunningGateway, running_gateway, until
+
+from gateway.http_limits import GatewayRunner
+
+
+async def talk(gateway: RunningGateway, data: bytes, limit_s: float = 5.0) -> bytes:
+    """Sends bytes on a socket of its own and reads to the end of the connection."""
+    reader, writer = await gateway.socket()
+    try:
+        writer.write(data)
+        await writer.drain()
+        async with asyncio.timeout(limit_s):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def get(
+    path: str = "/livez", *headers: str, host: str = "host: x", version: str = "HTTP/1.1"
+) -> bytes:
+    lines = [f"GET {path} {version}", *([host] if host else []), *headers, "connection: close"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def status_of(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def num_answers(answer: bytes) -> int:
+    return answer.count(b"HTTP/1.")
+
+
+def check_error(answer: bytes) -> dict[str, Any]:
+    """Our shape and our headers, without a word of the server's."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"x-request-id: req_" in head.lower()
+    assert b"openai-version: 2020-10-01" in head.lower()
+    assert b"openai-processing-ms" in head.lower()
+    assert b"aiohttp" not in answer.lower()
+    assert b"python" not in answer.lower()
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+SMUGGLE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "content-length: 5\r\ntransfer-encoding: chunked",
+        "content-length: 5\r\ncontent-length: 6",
+        "content-length: 5\r\ncontent-length: 5",
+        "transfer-encoding: xchunked",
+        "transfer-encoding:\tchunked, identity",
+        "transfer-encoding: identity\r\n chunked",
+        "content-length: +5",
+        "content-length: 5,5",
+        "content-length: -1",
+        "content-length: 0x5",
+    ],
+)
+async def test_attack_A01_ambiguous_framing_is_refused_and_never_two_requests(
+    bare_gateway: RunningGateway, lines: str
+) -> None:
+    data = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n\r\n".encode()
+        + b"0\r\n\r\n"
+        + SMUGGLE
+    )
+    answer = await talk(bare_gateway, data)
+    assert status_of(answer) == 400
+    assert num_answers(answer) == 1
+    check_error(answer)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx: a\x00b\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx: a\x0bb\r\n\r\n",
+        b"GET /liv\x00ez HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /livez\x0b HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /livez HTTP/1.1\nhost: x\n\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\nx : y\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\n x: folded\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+async def test_attack_A02_control_characters_in_the_head_are_400(
+    bare_gateway: RunningGateway, data: bytes
+) -> None:
+    answer = await talk(bare_gateway, data)
+    assert status_of(answer) == 400
+    check_error(answer)
+
+
+@pytest.mark.parametrize("kind", ["tiny chunks", "extension", "trailers"])
+async def test_attack_A03_chunk_floods_are_refused_or_read_within_bounds(
+    gateway: RunningGateway, kind: str
+) -> None:
+    head = post_head(gateway, "transfer-encoding: chunked")
+    floods = {
+        "tiny chunks": b"1\r\n \r\n" * 200_000 + b"0\r\n\r\n",
+        "extension": b"1;" + b"x" * 1024 * 1024 + b"\r\na\r\n0\r\n\r\n",
+        "trailers": b"1\r\n{\r\n0\r\n" + b"x: y\r\n" * 100_000 + b"\r\n",
+    }
+    started = time.process_time()
+    answer = await talk(gateway, head + floods[kind], 20)
+    assert status_of(answer) in {400, 413, 0}
+    assert time.process_time() - started < 5
+
+
+def post_head(gateway: RunningGateway, *headers: str, path: str = "/v1/chat/completions") -> bytes:
+    lines = [
+        f"POST {path} HTTP/1.1", "host: x", f"authorization: Bearer {gateway.keys.api_key}",
+        "content-type: application/json", "connection: close", *headers,
+    ]  # fmt: skip
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [["x: " + "a" * 1024 * 1024], [f"x-{i}: y" for i in range(140)], ["x: " + "a" * 8200]],
+)
+async def test_attack_A04_large_heads_are_431(
+    bare_gateway: RunningGateway, headers: list[str]
+) -> None:
+    answer = await talk(bare_gateway, get("/livez", *headers))
+    if answer:  # the rest that nobody reads may reset the connection before the answer is seen
+        assert status_of(answer) == 431
+        assert check_error(answer)["code"] == "headers_too_large"
+    else:
+        assert len(headers[0]) > 100_000
+
+
+async def test_attack_A05_pipelined_requests_are_answered_in_order_by_a_bounded_queue(
+    bare_gateway: RunningGateway,
+) -> None:
+    reader, writer = await bare_gateway.socket()
+    writer.write(SMUGGLE * 3000)
+    seen = b""
+    while seen.count(b"HTTP/1.1 200 OK") < 3000:
+        async with asyncio.timeout(15):
+            seen += await reader.read(1 << 20)
+    writer.close()
+
+
+async def test_attack_A06_slow_heads_and_bodies_get_408(tmp_path: Path, redis_url: str) -> None:
+    timers = {"first_byte_s": 0.3, "headers_s": 0.5, "body_s": 0.5}
+    async with running_gateway(tmp_path / "home", redis_url, **timers) as gateway:
+        reader, writer = await gateway.socket()
+        writer.write(b"GET /livez HTTP/1.1\r\nhost")
+        started = time.monotonic()
+        drip = asyncio.create_task(_drip(writer))
+        answer = await reader.read()
+        drip.cancel()
+        assert status_of(answer) == 408
+        assert check_error(answer)["code"] == "request_timeout"
+        assert 0.3 < time.monotonic() - started < 2
+        answer = await talk(gateway, post_head(gateway, "content-length: 1000") + b'{"model":')
+        assert status_of(answer) == 408
+        assert check_error(answer)["code"] == "request_timeout"
+        # Nothing sent at all: closed without a word.
+        assert await talk(gateway, b"") == b""
+
+
+async def _drip(writer: asyncio.StreamWriter) -> None:
+    while True:
+        await asyncio.sleep(0.1)
+        writer.write(b"a")
+
+
+async def test_a_keep_alive_connection_may_rest_longer_than_a_new_one(
+    tmp_path: Path, redis_url: str
+) -> None:
+    async with running_gateway(
+        tmp_path / "home", redis_url, first_byte_s=0.2, headers_s=0.4
+    ) as gateway:
+        reader, writer = await gateway.socket()
+        for _ in range(2):
+            writer.write(SMUGGLE)
+            assert b"200 OK" in await reader.readuntil(b'ok"}')
+            await asyncio.sleep(0.6)
+        writer.close()
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "nonsense"])
+async def test_attack_A08_encoded_bodies_are_415(gateway: RunningGateway, encoding: str) -> None:
+    body = b"\x1f\x8b" + b"\0" * 1000
+    head = post_head(gateway, f"content-encoding: {encoding}", f"content-length: {len(body)}")
+    answer = await talk(gateway, head + body)
+    assert status_of(answer) == 415
+    assert check_error(answer)["code"] == "unsupported_media_type"
+
+
+async def test_attack_A09_too_large_a_body_is_413_before_it_is_read(
+    gateway: RunningGateway,
+) -> None:
+    too_long = 16 * 1024 * 1024 + 1
+    answer = await talk(gateway, post_head(gateway, f"content-length: {too_long}"))
+    assert status_of(answer) == 413
+    assert check_error(answer)["code"] == "request_too_large"
+    answer = await talk(
+        gateway, post_head(gateway, f"content-length: {too_long}", "expect: 100-continue")
+    )
+    assert answer.startswith(b"HTTP/1.1 413")
+    chunks = (b"100000\r\n" + b" " * 0x100000 + b"\r\n") * 17
+    answer = await talk(gateway, post_head(gateway, "transfer-encoding: chunked") + chunks, 20)
+    assert status_of(answer) in {413, 0}  # the rest of the body may reset the connection
+
+
+async def test_a_wanted_body_is_continued(gateway: RunningGateway) -> None:
+    body = json.dumps(
+        {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    )
+    reader, writer = await gateway.socket()
+    writer.write(post_head(gateway, f"content-length: {len(body)}", "expect: 100-continue"))
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(body.encode())
+    assert status_of(await reader.read()) == 200
+    writer.close()
+
+
+async def test_attack_A10_nothing_of_the_clients_splits_a_header(gateway: RunningGateway) -> None:
+    fields = {"a\r\nx-evil: 1": 1, "b\u2028c": 1, "ok_name": 1, "d\x85e": 1}
+    body = json.dumps(
+        {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
+    ).encode()
+    answer = await talk(gateway, post_head(gateway, f"content-length: {len(body)}") + body)
+    head = answer.partition(b"\r\n\r\n")[0]
+    assert b"x-headgate-ignored: ok_name" in head
+    assert b"evil" not in head
+
+
+async def test_attack_A11_forwarding_headers_change_nothing(bare_gateway: RunningGateway) -> None:
+    assert status_of(await talk(bare_gateway, get("/metrics", host="host: localhost"))) == 200
+    for header in (
+        "x-forwarded-for: 127.0.0.1",
+        "forwarded: for=127.0.0.1",
+        "x-real-ip: 127.0.0.1",
+    ):
+        assert (
+            status_of(await talk(bare_gateway, get("/metrics", header, host="host: localhost")))
+            == 404
+        )
+    assert status_of(await talk(bare_gateway, get("/metrics", host="host: example.org"))) == 404
+    for header in ("x-original-url: /livez", "x-http-method-override: POST"):
+        assert status_of(await talk(bare_gateway, get("/v1/models", header))) == 401
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//v1//models", "/v1/%2e%2e/metrics", "/v1/../metrics", "/v1/..;/metrics", "/V1/models", "/v1/models;a=b",
+     "/v1%2fmodels", "/./v1/models", "/v1/models/", "http://example.org/v1/models", "/%00", "/v1/chat"],
+)  # fmt: skip
+async def test_attack_A12_odd_paths_never_get_past_authentication(
+    bare_gateway: RunningGateway, path: str
+) -> None:
+    answer = await talk(bare_gateway, get(path, host="host: localhost"))
+    assert status_of(answer) in {400, 401, 404}
+    check_error(answer)
+    key = f"authorization: Bearer {bare_gateway.keys.api_key}"
+    answer = await talk(bare_gateway, get(path, key, host="host: localhost"))
+    assert status_of(answer) in {400, 404} or path.startswith("http://")
+
+
+async def test_attack_A13_a_missing_or_doubled_host_is_400(bare_gateway: RunningGateway) -> None:
+    assert status_of(await talk(bare_gateway, get(host=""))) == 400
+    answer = await talk(bare_gateway, get("/livez", "host: b"))
+    assert status_of(answer) == 400
+    check_error(answer)
+    assert status_of(await talk(bare_gateway, get(host="host: whatever.example"))) == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        get("/livez", "upgrade: websocket", "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version: 13"),
+        b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org:443\r\nconnection: close\r\n\r\n",
+        b"TRACE /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET /livez\r\n\r\n",
+        b"GET /livez HTTP/0.9\r\nhost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)  # fmt: skip
+async def test_attack_A14_other_protocols_are_refused(
+    bare_gateway: RunningGateway, data: bytes
+) -> None:
+    answer = await talk(bare_gateway, data)
+    # An upgrade that is not taken is an ordinary request.
+    allowed = {200} if b"websocket" in data else {400, 401, 405}
+    assert status_of(answer) in allowed
+    assert b"101 Switching" not in answer
+
+
+async def test_attack_A15_an_address_holds_a_bounded_number_of_connections(
+    tmp_path: Path, redis_url: str
+) -> None:
+    limits = {"trusted_networks": (), "max_connections_per_address": 5}
+    async with running_gateway(tmp_path / "home", redis_url, **limits) as gateway:
+        held = [await gateway.socket() for _ in range(5)]
+        for _, writer in held:
+            writer.write(SMUGGLE)
+        for reader, _ in held:
+            assert b"200 OK" in await reader.readuntil(b'ok"}')
+        assert await talk(gateway, SMUGGLE) == b""
+        held.pop()[1].close()
+
+        async def admitted() -> bool:
+            return b"200 OK" in await talk(gateway, get())
+
+        for _ in range(100):
+            if await admitted():
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("a closed connection did not make room")
+        for _, writer in held:
+            writer.close()
+
+
+async def test_wrong_methods_name_the_right_ones(gateway: RunningGateway) -> None:
+    async with gateway.session() as session:
+        async with session.get("/v1/chat/completions") as answer:
+            assert answer.status == 405
+            assert answer.headers["allow"] == "POST"
+            assert (await answer.json())["error"]["code"] == "method_not_allowed"
+        async with session.get("/nothing/here") as answer:
+            assert answer.status == 404
+            assert answer.headers["openai-processing-ms"] == "0"
+        async with session.post("/v1/chat/completions", data=b"{}") as answer:
+            assert answer.status == 415
+
+
+async def test_connections_are_counted_out_again(bare_gateway: RunningGateway) -> None:
+    runner = bare_gateway.runner
+    assert isinstance(runner, GatewayRunner)
+    for _ in range(3):
+        await talk(bare_gateway, get())
+    await until(lambda: runner.server is not None and runner.server.addresses.total == 0)

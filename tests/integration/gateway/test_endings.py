@@ -1,0 +1,255 @@
+"""However a request ends, the worker's sequence is gone, the books balance, and the client was told the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import pytest
+from fakes import Fault, ScriptedRunner, ScriptedWorker
+from gateways import MODEL, RunningGateway, running_gateway, until
+
+from accounting import tenants
+from accounting.types import Limits
+from gateway.keys import DATABASE, ENGINE, LIFECYCLE, METERING
+
+MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": MESSAGES, "max_tokens": 400} | more
+
+
+def slow(tmp_path: Path, redis_url: str, slot: int = 0, **options: Any) -> ScriptedWorker:
+    """100 steps a second, so that there is time to leave."""
+    return ScriptedWorker(
+        tmp_path / f"w{slot}.sock", redis_url=redis_url, slot=slot, tokens_per_s=100,
+        journal_dir=tmp_path / f"w{slot}", **options,
+    )  # fmt: skip
+
+
+async def outcomes(gateway: RunningGateway) -> list[tuple[str, str, int]]:
+    """(kind, outcome, output) of every ending, once all are in SQL."""
+    await gateway.settled()
+    rows = await gateway.sql(
+        "SELECT kind, outcome, output FROM ledger_entry WHERE kind IN ('settle', 'void') ORDER BY opened_at_ms"
+    )
+    return [(row.kind, row.outcome, row.output) for row in rows]
+
+
+@pytest.mark.parametrize("phase", ["queued", "first tokens", "body"])
+async def test_a_client_that_leaves_stops_the_engine_and_pays_for_what_was_made(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, phase: str
+) -> None:
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        async with bare_gateway.session() as session:
+            if phase == "queued":
+                worker.runner.hang()
+            asked = asyncio.create_task(_ask(session, stream=phase != "body"))
+            await until(lambda: len(worker.engine.attempts) == 1)
+            if phase != "queued":
+                await until(lambda: worker.num_tokens_sent >= 5)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        worker.runner.release()
+        await until(lambda: not worker.engine.attempts, 1.0)
+        sent = worker.num_tokens_sent
+        [(kind, outcome, output)] = await outcomes(bare_gateway)
+        assert outcome == "client_gone"
+        if phase == "queued":
+            assert output <= 1
+        else:
+            assert kind == "settle"
+            assert 5 <= output <= sent < 400
+        await bare_gateway.balanced()
+        assert bare_gateway.app[METERING].limiter.num_held == 0
+
+
+async def _ask(session: aiohttp.ClientSession, stream: bool) -> bytes:
+    async with session.post("/v1/chat/completions", json=body(stream=stream)) as answer:
+        return await answer.read()
+
+
+async def test_a_client_that_leaves_after_the_last_event_has_ended_well(
+    gateway: RunningGateway,
+) -> None:
+    async with (
+        gateway.session() as session,
+        session.post("/v1/chat/completions", json=body(stream=True, max_tokens=4)) as answer,
+    ):
+        async for line in answer.content:
+            if b"[DONE]" in line:
+                break
+        answer.close()
+    assert await outcomes(gateway) == [("settle", "ok", 4)]
+
+
+@pytest.mark.parametrize("kind", ["crash", "garble", "silence"])
+async def test_a_lost_worker_ends_a_stream_with_an_error_event(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway,
+    kind: Literal["crash", "garble", "silence"],
+) -> None:  # fmt: skip
+    async with slow(tmp_path, redis_url, fault=Fault(kind, after_tokens=10)):
+        await bare_gateway.workers(1)
+        async with bare_gateway.session() as session:
+            async with session.post("/v1/chat/completions", json=body(stream=True)) as answer:
+                assert answer.status == 200
+                raw = (await answer.read()).decode()
+    events = [event.removeprefix("data: ") for event in raw.split("\n\n") if event]
+    assert "[DONE]" not in events
+    error = json.loads(events[-1])["error"]
+    assert error["code"] == "upstream_lost"
+    assert error["retryable"] is True
+    assert error["request_id"].startswith("req_")
+    assert all(json.loads(event)["choices"][0]["finish_reason"] is None for event in events[:-1])
+    assert await outcomes(bare_gateway) == [("void", "worker_lost", 0)]
+
+
+async def test_a_worker_lost_before_the_first_token_is_a_503(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        worker.runner.hang()
+        async with bare_gateway.session() as session:
+            asked = asyncio.create_task(_status(session))
+            await until(lambda: bool(worker.engine.attempts))
+            worker.crash()
+            assert await asked == (503, "upstream_lost")
+    assert await outcomes(bare_gateway) == [("void", "worker_lost", 0)]
+
+
+async def _status(session: aiohttp.ClientSession, **more: Any) -> tuple[int, str | None]:
+    async with session.post("/v1/chat/completions", json=body(**more)) as answer:
+        reply = await answer.json()
+        return answer.status, reply.get("error", {}).get("code")
+
+
+async def test_without_a_worker_the_answer_is_503_and_nothing_is_taken(
+    bare_gateway: RunningGateway,
+) -> None:
+    async with bare_gateway.session() as session:
+        assert await _status(session) == (503, "overloaded")
+    assert await outcomes(bare_gateway) == []
+
+
+async def test_two_workers_both_get_work_and_one_lost_leaves_the_other(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    async with slow(tmp_path, redis_url, 0) as first, slow(tmp_path, redis_url, 1) as second:
+        await bare_gateway.workers(2)
+        async with bare_gateway.session() as session:
+            asked = [asyncio.create_task(_status(session, max_tokens=40)) for _ in range(8)]
+            await until(lambda: len(first.engine.attempts) + len(second.engine.attempts) == 8)
+            assert len(first.engine.attempts) == len(second.engine.attempts) == 4
+            first.crash()
+            ended = await asyncio.gather(*asked)
+            assert sorted(ended, key=str) == [(200, None)] * 4 + [(503, "upstream_lost")] * 4
+            assert await _status(session, max_tokens=3) == (200, None)
+
+
+async def test_a_step_that_raises_is_an_internal_error_and_free(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    runner = ScriptedRunner()
+    async with slow(tmp_path, redis_url, runner=runner):
+        await bare_gateway.workers(1)
+        runner.fail_next = RuntimeError("a fault of the model")
+        async with bare_gateway.session() as session:
+            status, code = await _status(session, max_tokens=5)
+            assert (status, code) in {(500, "internal_error"), (200, None)}
+            assert await _status(session, max_tokens=5) == (200, None)
+    assert all(kind == "settle" or output == 0 for kind, _, output in await outcomes(bare_gateway))
+
+
+async def test_a_drain_cuts_what_does_not_end_and_says_so(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    lifecycle = bare_gateway.app[LIFECYCLE]
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        async with bare_gateway.session() as session:
+            asked = asyncio.create_task(_ask(session, stream=True))
+            await until(lambda: worker.num_tokens_sent >= 3)
+            lifecycle.draining.set()
+            async with session.get("/readyz") as ready:
+                assert ready.status == 503
+            lifecycle.accepting = False
+            assert await _status(session) == (503, "server_draining")
+            lifecycle.cut()
+            events = (await asked).decode().split("\n\n")
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "server_draining"
+        assert await lifecycle.idle(5)
+        assert await outcomes(bare_gateway) == [("void", "drain", 0)]
+        await until(lambda: not worker.engine.attempts)
+
+
+async def test_an_idle_stream_is_pinged(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.stream.PING_S", 0.2)
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        async with (
+            bare_gateway.session() as session,
+            session.post("/v1/chat/completions", json=body(stream=True, max_tokens=30)) as answer,
+        ):
+            worker.runner.hang()
+            seen = b""
+            while b": ping" not in seen:
+                seen += await answer.content.readany()
+            worker.runner.release()
+            seen += await answer.content.read()
+        assert seen.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_reader_that_stalls_parks_its_sequence_and_is_dropped(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """A zero window: the queue stays bounded and the sequence is given back after the write timeout."""
+    async with running_gateway(tmp_path / "home", redis_url, write_timeout_s=1.0) as gateway:
+        async with ScriptedWorker(
+            tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
+        ) as worker:
+            await gateway.workers(1)
+            reader, writer = await gateway.socket()
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            data = json.dumps(
+                body(stream=True, max_tokens=1900, n=8, logprobs=True, top_logprobs=20)
+            ).encode()
+            head = (
+                f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            )
+            writer.write(head.encode() + data)
+            await until(lambda: bool(worker.engine.attempts))
+            await until(lambda: not worker.engine.attempts, 20)
+            assert worker.num_tokens_sent < 1900 * 8
+            [(kind, outcome, _)] = await outcomes(gateway)
+            assert (kind, outcome) == ("settle", "client_gone")
+            writer.close()
+
+
+async def test_what_two_prompts_took_is_given_back_when_the_second_is_refused(
+    gateway: RunningGateway, worker: ScriptedWorker
+) -> None:
+    """Concurrency 1: the first prompt is admitted, the second is not, and nothing stays taken."""
+    tenant, key = await gateway.new_tenant("narrow")
+    async with gateway.app[DATABASE].write() as conn:
+        await tenants.set_limits(conn, tenant, Limits(concurrency=1), now=1)
+    async with gateway.session(key) as session:
+        async with session.post(
+            "/v1/completions", json={"model": MODEL, "prompt": ["a", "b"], "max_tokens": 2}
+        ) as answer:
+            assert answer.status == 429
+            assert int(answer.headers["retry-after"]) >= 1
+        await gateway.settled()
+        async with session.post(
+            "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 2}
+        ) as answer:
+            assert answer.status == 200
+    assert gateway.app[ENGINE].fleet.links[0].num_calls == 0

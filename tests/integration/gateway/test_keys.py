@@ -1,0 +1,208 @@
+"""Who gets in (security.md section 8, C and F): keys, scopes, revocation, and answers that tell nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from gateways import MODEL, RunningGateway
+
+from accounting import api_keys, credentials, tenants
+from gateway.auth import AUTH, LookupFailed
+from gateway.keys import DATABASE, REDIS
+
+CHAT: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 1,
+}
+
+
+async def ask(gateway: RunningGateway, headers: Any, path: str = "/v1/models") -> tuple[int, bytes]:
+    async with gateway.session("") as session, session.get(path, headers=headers) as answer:
+        return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer "},
+        {"authorization": "Basic abc"}, {"authorization": "Bearer x y"}, {"authorization": "Bearer ' OR 1=1 --"},
+        {"authorization": "Bearer hg_live_'; DROP TABLE api_key; --"}, {"authorization": "Bearer \xfc"},
+        {"authorization": "Bearer [\"a\"]"}, {"x-api-key": "hg_live_"}, {"api-key": "x" * 8000},
+        {"authorization": "Bearer hg_live_0000000000_" + "0" * 43 + "_000000"},
+    ],
+)  # fmt: skip
+async def test_attack_C01_every_bad_credential_gets_the_same_401(
+    bare_gateway: RunningGateway, headers: dict[str, str]
+) -> None:
+    status, body = await ask(bare_gateway, headers)
+    assert status == 401
+    assert body == (await ask(bare_gateway, {}))[1]
+    assert await bare_gateway.sql("SELECT count(*) FROM api_key") != []
+
+
+async def test_a_key_is_taken_from_any_of_three_headers_but_only_one_key(
+    gateway: RunningGateway,
+) -> None:
+    key = gateway.keys.api_key
+    for headers in (
+        {"authorization": f"bearer {key}"}, {"authorization": f"BEARER  {key}"}, {"x-api-key": key},
+        {"api-key": key}, {"x-api-key": key, "authorization": f"Bearer {key}"},
+    ):  # fmt: skip
+        assert (await ask(gateway, headers))[0] == 200
+    assert (await ask(gateway, {"x-api-key": key, "api-key": "other"}))[0] == 401
+    assert (
+        await ask(gateway, [("authorization", f"Bearer {key}"), ("authorization", "Bearer x")])
+    )[0] == 401
+    assert (await ask(gateway, {}, f"/v1/models?api_key={key}"))[0] == 401
+
+
+async def test_attack_C03_an_address_with_too_many_bad_keys_is_throttled_without_sql(
+    bare_gateway: RunningGateway,
+) -> None:
+    auth = bare_gateway.app[AUTH]
+    num_lookups = 0
+    lookup = auth._lookup
+
+    async def counted(key: str) -> Any:
+        nonlocal num_lookups
+        num_lookups += 1
+        return await lookup(key)
+
+    auth._lookup = counted
+    good = {"authorization": f"Bearer {bare_gateway.keys.api_key}"}
+    async with bare_gateway.session("") as session:
+
+        async def bad() -> int:
+            headers = {"authorization": f"Bearer {credentials.generate('live')}"}
+            async with session.get("/v1/models", headers=headers) as answer:
+                return answer.status
+
+        assert (await ask(bare_gateway, good))[0] == 200
+        statuses = [await bad() for _ in range(400)]
+        assert statuses[0] == 401
+        assert statuses[-1] == 429
+        assert num_lookups <= 1 + 80
+        # A key that is known already still works from there.
+        assert (await ask(bare_gateway, good))[0] == 200
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_attack_C04_a_revoked_key_is_refused_within_five_seconds(
+    bare_gateway: RunningGateway, announced: bool
+) -> None:
+    tenant, key = await bare_gateway.new_tenant("leaving")
+    headers = {"x-api-key": key}
+    assert (await ask(bare_gateway, headers))[0] == 200
+    async with bare_gateway.app[DATABASE].write() as conn:
+        [made] = (await api_keys.list_keys(conn, tenant)).items
+        await api_keys.revoke(conn, tenant, made.id, now=int(time.time()))
+    if announced:
+        await bare_gateway.app[REDIS].publish("hg:revoked", tenant)
+    revoked = time.monotonic()
+    while (await ask(bare_gateway, headers))[0] != 401:
+        assert time.monotonic() - revoked < (0.5 if announced else 5)
+        await asyncio.sleep(0.05)
+
+
+async def test_attack_C04_suspended_archived_and_expired_are_told_apart(
+    bare_gateway: RunningGateway,
+) -> None:
+    now = int(time.time())
+    tenant, key = await bare_gateway.new_tenant("late", expires_at=now + 1)
+    suspended, suspended_key = await bare_gateway.new_tenant("suspended")
+    archived, archived_key = await bare_gateway.new_tenant("archived")
+    async with bare_gateway.app[DATABASE].write() as conn:
+        await tenants.suspend(conn, suspended, True, now=now)
+        await tenants.archive(conn, archived, now=now)
+    assert (await ask(bare_gateway, {"x-api-key": suspended_key}))[0] == 403
+    status, body = await ask(bare_gateway, {"x-api-key": archived_key})
+    assert (status, b"project_archived" in body) == (403, True)
+    await asyncio.sleep(1.1)
+    assert (await ask(bare_gateway, {"x-api-key": key}))[0] == 401
+    assert tenant
+
+
+async def test_attack_C05_scopes_and_models_of_a_key_hold(gateway: RunningGateway) -> None:
+    _, reader = await gateway.new_tenant("reader", scopes={"files:read"})
+    _, narrow = await gateway.new_tenant("narrow", models={"another"})
+    admin = gateway.keys.admin_key
+    for key, path, expected in [
+        (reader, "/v1/chat/completions", 403), (admin, "/v1/chat/completions", 403), (admin, "/tokenize", 403),
+        (narrow, "/v1/chat/completions", 403),
+    ]:  # fmt: skip
+        async with gateway.session(key) as session, session.post(path, json=CHAT) as answer:
+            assert answer.status == expected
+    assert (await ask(gateway, {"x-api-key": admin}))[0] == 403
+    status, body = await ask(gateway, {"x-api-key": narrow})
+    assert (status, b'"data": []' in body) == (200, True)
+
+
+async def test_sql_away_serves_known_keys_and_503_for_others(bare_gateway: RunningGateway) -> None:
+
+    auth = bare_gateway.app[AUTH]
+    _, other = await bare_gateway.new_tenant("other")
+    assert (await ask(bare_gateway, {"x-api-key": bare_gateway.keys.api_key}))[0] == 200
+
+    async def fail(key: str) -> None:
+        raise LookupFailed
+
+    auth._lookup = fail
+    assert (await ask(bare_gateway, {"x-api-key": bare_gateway.keys.api_key}))[0] == 200
+    status, body = await ask(bare_gateway, {"x-api-key": other})
+    assert (status, b"database_unavailable" in body) == (503, True)
+
+
+async def test_attack_C15_reserved_idempotency_keys_are_for_batches(
+    gateway: RunningGateway,
+) -> None:
+    async with gateway.session() as session:
+        for key, expected in (("batch:batch_00:1", 400), ("x" * 256, 400), ("mine", 200)):
+            headers = {"idempotency-key": key}
+            async with session.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
+                assert answer.status == expected, key
+
+
+async def test_attack_F11_an_exception_tells_nothing(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("secret /path and SELECT * FROM api_key")
+
+    monkeypatch.setattr("gateway.routes.chat.sampling_params", broken)
+    async with (
+        gateway.session() as session,
+        session.post("/v1/chat/completions", json=CHAT) as answer,
+    ):
+        body = await answer.text()
+        assert answer.status == 500
+        assert answer.headers["x-request-id"].startswith("req_")
+        assert answer.headers["server"] == "headgate"
+    assert "secret" not in body
+    assert "internal_error" in body
+
+
+@pytest.mark.parametrize("value", ["mine", "x" * 5000, "req_" + "0" * 32])
+async def test_attack_F12_a_clients_request_id_is_never_ours(
+    gateway: RunningGateway, value: str
+) -> None:
+    async with (
+        gateway.session() as session,
+        session.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": value}) as answer,
+    ):
+        ours = answer.headers["x-request-id"]
+    assert ours != value
+    await gateway.settled()
+    rows = await gateway.sql("SELECT request_id FROM ledger_entry")
+    assert [row.request_id for row in rows] == [ours]
+
+
+async def test_attack_F13_probes_tell_a_status_and_nothing_else(
+    bare_gateway: RunningGateway,
+) -> None:
+    for path in ("/livez", "/readyz", "/health"):
+        status, body = await ask(bare_gateway, {}, path)
+        assert (status, body) == (200, b'{"status": "ok"}')

@@ -1,0 +1,183 @@
+"""`python -m gateway`: the contract its supervisor builds on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from byte_model import write_byte_model
+from fakes import ScriptedWorker
+from gateways import MODEL, prepare_home
+
+
+def environment(home: Path, redis_url: str, **more: str) -> dict[str, str]:
+    models = {MODEL: {"path": str(write_byte_model(home / "model"))}}
+    ours = {
+        "HEADGATE_HOME": str(home), "HEADGATE_SLOT": "0", "HEADGATE_BIND": "127.0.0.1:0",
+        "HEADGATE_REDIS_URL": redis_url, "HEADGATE_MODELS": json.dumps(models), "HEADGATE_DRAIN_GRACE_S": "0.2",
+        "HEADGATE_DRAIN_S": "2", "HEADGATE_MODEL": "of another process",
+    }  # fmt: skip
+    return (
+        {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+        | ours
+        | more
+    )
+
+
+def run_to_end(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gateway"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        sock.set_inheritable(True)
+        yield sock
+
+
+def start(environ: dict[str, str], *fds: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gateway"], env=environ, pass_fds=fds, stderr=subprocess.PIPE
+    )
+
+
+async def ops(home: Path, path: str, slot: int = 0, method: str = "GET") -> tuple[int, Any]:
+    connector = aiohttp.UnixConnector(str(home / "run" / f"gateway-{slot}.sock"))
+    async with aiohttp.ClientSession(connector=connector) as session:
+        async with session.request(method, f"http://ops{path}") as answer:
+            data = await answer.read()
+            return answer.status, json.loads(data) if data.startswith(b"{") else data
+
+
+async def ready(home: Path, slot: int = 0, **expected: Any) -> Any:
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        try:
+            status, body = await ops(home, "/readyz", slot)
+        except (OSError, aiohttp.ClientError):
+            status, body = 0, {}
+        if status == 200 and all(body.get(name) == value for name, value in expected.items()):
+            return body
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not ready: {status} {body}")
+
+
+async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigterm(
+    tmp_path: Path, redis_url: str, listener: socket.socket
+) -> None:
+    keys = await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+    fd = listener.fileno()
+    processes = [
+        start(
+            environment(tmp_path, redis_url, HEADGATE_SLOT=str(slot), HEADGATE_LISTEN_FD=str(fd)),
+            fd,
+        )
+        for slot in (0, 1)
+    ]
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        for slot in (0, 1):
+            await ready(tmp_path, slot, workers={})
+        async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url, tokens_per_s=100):
+            for slot in (0, 1):
+                await ready(tmp_path, slot, workers={MODEL: 1})
+            headers = {"authorization": f"Bearer {keys.api_key}"}
+            body = {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "x"}],
+                "max_tokens": 50,
+            }
+            async with aiohttp.ClientSession(url, headers=headers) as session:
+                async with session.get("/metrics") as answer:
+                    page = await answer.text()
+                assert 'headgate_gateway_up{gateway="0"} 1.0' in page
+                assert 'headgate_gateway_up{gateway="1"} 1.0' in page
+                running = asyncio.create_task(_post(session, body))
+                await asyncio.sleep(0.2)
+                for process in processes:
+                    process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.1)
+                for slot in (0, 1):
+                    status, answer_body = await ops(tmp_path, "/readyz", slot)
+                    assert (status, answer_body["status"]) == (503, "draining")
+                assert await running == 200  # accepted before the drain, ended within it
+            for process in processes:
+                assert await asyncio.to_thread(process.wait, 15) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+async def _post(session: aiohttp.ClientSession, body: Any) -> int:
+    async with session.post("/v1/chat/completions", json=body) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def test_post_drain_on_the_ops_socket_makes_it_unready(
+    tmp_path: Path, redis_url: str
+) -> None:
+    await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+    process = start(environment(tmp_path, redis_url))
+    try:
+        await ready(tmp_path)
+        assert await ops(tmp_path, "/drain", method="POST") == (202, {"status": "draining"})
+        assert (await ops(tmp_path, "/readyz"))[0] == 503
+        assert (await ops(tmp_path, "/livez"))[0] == 200
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.wait, 15) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: str) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
+    base = environment(tmp_path, redis_url)
+
+    def sentence(**more: str) -> str:
+        result = run_to_end(base | more)
+        assert result.returncode != 0
+        [line] = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+        assert line.startswith("headgate gateway: ")
+        assert "Traceback" not in result.stderr
+        return line
+
+    assert "key file" in await asyncio.to_thread(sentence)
+    await prepare_home(tmp_path, url)
+    (tmp_path / "secrets" / "pepper").chmod(0)
+    if os.geteuid() != 0:  # root reads everything
+        assert "pepper" in await asyncio.to_thread(sentence)
+    (tmp_path / "secrets" / "pepper").chmod(0o600)
+    assert "HEADGATE_SLOTT" in await asyncio.to_thread(lambda: sentence(HEADGATE_SLOTT="1"))
+    assert "HEADGATE_SLOT" in await asyncio.to_thread(lambda: sentence(HEADGATE_SLOT="one"))
+    assert "HEADGATE_MODELS" in await asyncio.to_thread(lambda: sentence(HEADGATE_MODELS="{"))
+    broken = json.dumps({"m": {"path": str(tmp_path / "nothing")}})
+    assert "Cannot serve the model m" in await asyncio.to_thread(
+        lambda: sentence(HEADGATE_MODELS=broken)
+    )
+    (tmp_path / "empty.db").touch()
+    older = f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}"
+    assert "migrate" in await asyncio.to_thread(lambda: sentence(HEADGATE_DATABASE_URL=older))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert "Cannot listen on" in await asyncio.to_thread(lambda: sentence(HEADGATE_BIND=bind))

@@ -1,0 +1,245 @@
+"""Parameters of chat and completions that change text: n, stop strings, logprobs, echo, lists of prompts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from byte_model import chat_text
+from fakes import decode, encode, expected_output
+from gateways import MODEL, RunningGateway
+
+from workers.protocol.messages import SamplingParams
+
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]
+
+
+def chat_prompt(messages: list[Any]) -> list[int]:
+    parts = chat_text(messages).removeprefix("<|bos|>").split("<|eos|>")
+    ids = [256]
+    for i, part in enumerate(parts):
+        ids += ([257] if i else []) + list(part.encode())
+    return ids
+
+
+async def test_n_choices_differ_and_a_seed_repeats_them(gateway: RunningGateway) -> None:
+    async def texts() -> list[str | None]:
+        async with gateway.client() as client:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, max_tokens=12, n=3, seed=5
+            )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 36
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+        return [choice.message.content for choice in answer.choices]
+
+    first = await texts()
+    assert len(set(first)) == 3
+    assert await texts() == first
+
+
+async def test_streamed_choices_open_in_index_order_and_each_ends_once(
+    gateway: RunningGateway,
+) -> None:
+    async with gateway.client() as client:
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=6, n=2, seed=5, stream=True
+        )
+        chunks = [chunk async for chunk in stream]
+    assert [chunk.choices[0].index for chunk in chunks[:2]] == [0, 1]
+    ends = [chunk for chunk in chunks if chunk.choices[0].finish_reason]
+    assert sorted(chunk.choices[0].index for chunk in ends) == [0, 1]
+    assert all(not chunk.choices[0].delta.content for chunk in ends)
+
+
+async def test_a_stop_string_across_tokens_cuts_text_and_bill(gateway: RunningGateway) -> None:
+    text = decode(expected_output(chat_prompt(MESSAGES), GREEDY, 60))
+    stop = text[20:25]
+    end = text.index(stop)
+    for stream in (False, True):
+        async with gateway.session() as session:
+            body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0, "stop": stop,
+                    "stream": stream}  # fmt: skip
+            if stream:
+                body["stream_options"] = {"include_usage": True}
+            async with session.post("/v1/chat/completions", json=body) as answer:
+                raw = await answer.text()
+        if stream:
+            events = [
+                json.loads(line[6:]) for line in raw.split("\n\n") if line and "[DONE]" not in line
+            ]
+            seen = "".join(
+                e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"]
+            )
+            last, usage = events[-2]["choices"][0], events[-1]["usage"]
+        else:
+            reply = json.loads(raw)
+            last, usage = reply["choices"][0], reply["usage"]
+            seen = last["message"]["content"]
+        assert seen == text[:end]
+        assert last["finish_reason"] == "stop"
+        assert last["stop_reason"] == stop
+        assert usage["completion_tokens"] == end + len(stop)
+    await gateway.settled()
+    # What the engine computed beyond the stop string is ours to write off.
+    settled = await gateway.sql("SELECT output FROM ledger_entry WHERE kind = 'settle'")
+    assert [row.output for row in settled] == [end + len(stop)] * 2
+    await gateway.balanced()
+
+
+async def test_logprobs_have_tokens_bytes_and_alternatives(gateway: RunningGateway) -> None:
+    async with gateway.client() as client:
+        answer = await client.chat.completions.create(
+            model=MODEL,
+            messages=MESSAGES,
+            max_tokens=5,
+            temperature=0,
+            logprobs=True,
+            top_logprobs=3,
+        )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(entry.token for entry in logprobs.content) == answer.choices[0].message.content
+    assert all(len(entry.top_logprobs) == 3 for entry in logprobs.content)
+    assert all(entry.bytes == list(entry.token.encode()) for entry in logprobs.content)
+    assert all(entry.logprob < 0 for entry in logprobs.content)
+
+
+async def test_completions_echo_scores_the_prompt_aligned_with_its_text(
+    gateway: RunningGateway,
+) -> None:
+    async with gateway.client() as client:
+        answer = await client.completions.create(
+            model=MODEL, prompt="a prompt", max_tokens=4, temperature=0, echo=True, logprobs=2
+        )
+    choice = answer.choices[0]
+    assert choice.text == "a prompt" + decode(expected_output(list(b"a prompt"), GREEDY, 4))
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == choice.text
+    assert logprobs.text_offset == list(range(len(choice.text)))
+    assert logprobs.token_logprobs is not None
+    assert logprobs.token_logprobs[0] is None
+    assert all(value is not None for value in logprobs.token_logprobs[1:])
+    assert (
+        len({len(logprobs.tokens), len(logprobs.token_logprobs), len(logprobs.top_logprobs or [])})
+        == 1
+    )
+
+
+async def test_echo_without_output_only_scores(gateway: RunningGateway) -> None:
+    async with gateway.client() as client:
+        answer = await client.completions.create(
+            model=MODEL, prompt="abc", max_tokens=0, echo=True, logprobs=0
+        )
+    assert answer.choices[0].text == "abc"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
+
+
+async def test_prompts_of_all_shapes_number_their_choices(gateway: RunningGateway) -> None:
+    async with gateway.client() as client:
+        answer = await client.completions.create(
+            model=MODEL, prompt=["one", "two two"], n=2, max_tokens=3, seed=1, temperature=0
+        )
+        ids = await client.completions.create(
+            model=MODEL, prompt=[list(encode("x")), list(encode("y"))], max_tokens=3, temperature=0
+        )
+        plain = await client.completions.create(
+            model=MODEL, prompt=list(b"one"), max_tokens=3, temperature=0
+        )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert (
+        answer.choices[0].text
+        == decode(expected_output(list(b"one"), GREEDY, 3))
+        == plain.choices[0].text
+    )
+    assert answer.choices[2].text == decode(expected_output(list(b"two two"), GREEDY, 3))
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (10, 12)
+    assert ids.choices[1].text == decode(expected_output(encode("y"), GREEDY, 3))
+    await gateway.settled()
+    assert len(await gateway.sql("SELECT DISTINCT request_id FROM ledger_entry")) == 2 + 2 + 1
+
+
+async def test_streamed_completions_echo_in_front_once(gateway: RunningGateway) -> None:
+    async with gateway.client() as client:
+        stream = await client.completions.create(
+            model=MODEL, prompt=["ab", "cd"], max_tokens=3, temperature=0, echo=True, stream=True
+        )
+        texts = {0: "", 1: ""}
+        async for chunk in stream:
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts[0] == "ab" + decode(expected_output(list(b"ab"), GREEDY, 3))
+    assert texts[1] == "cd" + decode(expected_output(list(b"cd"), GREEDY, 3))
+
+
+async def test_the_same_prompt_is_cached_for_its_tenant_only(gateway: RunningGateway) -> None:
+    messages: list[Any] = [
+        {"role": "system", "content": "s" * 200},
+        {"role": "user", "content": "hi"},
+    ]
+
+    async def cached(key: str | None = None, **more: Any) -> int:
+        async with gateway.client(key) as client:
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=messages, max_tokens=2, extra_body=more
+            )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.cached_tokens or 0
+
+    _, other = await gateway.new_tenant("other")
+    assert await cached() == 0
+    assert await cached() >= 192
+    assert await cached(other) == 0
+    assert await cached(cache_salt="mine") == 0
+    assert await cached(cache_salt="mine") >= 192
+
+
+async def test_long_output_goes_on_past_its_first_lease(gateway: RunningGateway) -> None:
+    async with gateway.client() as client:
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, max_tokens=500, temperature=0, n=1
+        )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 500
+    assert answer.choices[0].message.content == decode(
+        expected_output(chat_prompt(MESSAGES), GREEDY, 500)
+    )
+
+
+async def test_models_tokenize_and_detokenize(gateway: RunningGateway) -> None:
+    async with gateway.client() as client:
+        models = await client.models.list()
+        one = await client.models.retrieve(MODEL)
+    assert [model.id for model in models.data] == [MODEL]
+    assert one.owned_by == "headgate"
+    async with gateway.session() as session:
+        async with session.post("/tokenize", json={"model": MODEL, "messages": MESSAGES}) as answer:
+            tokenized = await answer.json()
+        assert tokenized["tokens"] == chat_prompt(MESSAGES)
+        assert tokenized["count"] == len(tokenized["tokens"])
+        async with session.post(
+            "/detokenize", json={"model": MODEL, "tokens": list("né".encode())}
+        ) as answer:
+            assert await answer.json() == {"prompt": "né"}
+        async with session.post("/tokenize", json={"model": MODEL, "prompt": "<|eos|>"}) as answer:
+            assert (await answer.json())["tokens"] == list(b"<|eos|>")
+        async with session.get("/v1/models/no/such") as answer:
+            assert answer.status == 404
+            assert (await answer.json())["error"]["code"] == "model_not_found"
+
+
+async def test_ignored_fields_are_named_in_a_header(gateway: RunningGateway) -> None:
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 2, "tenant_id": "x", "api_base": "http://x",
+            "user": "u", "store": True, "ünï": 1}  # fmt: skip
+    async with (
+        gateway.session() as session,
+        session.post("/v1/chat/completions", json=body) as answer,
+    ):
+        assert answer.status == 200
+        assert answer.headers["x-headgate-ignored"] == "tenant_id, api_base"

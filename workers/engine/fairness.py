@@ -1,0 +1,104 @@
+"""Who is served next among tenants: weighted virtual token counters. Knows opaque tenant ids, queues of anything, numbers.
+
+A tenant's counter grows by what it is given, divided by its weight; the smallest counter is served. A tenant that
+becomes active is lifted to the smallest active counter, so that idling earns no credit (engine.md section 3.3).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Generic, TypeVar
+
+COMPUTED_CHARGE = 1.0
+CACHED_CHARGE = 0.1
+OUTPUT_CHARGE = 2.0
+
+T = TypeVar("T")
+
+
+class VirtualCounters:
+    """One counter per tenant. `enter` and `leave` bracket each request of a tenant in the worker."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._num_requests: dict[str, int] = {}
+        self._floor = 0.0
+
+    def __getitem__(self, tenant: str) -> float:
+        return self._counters.get(tenant, self._floor)
+
+    def enter(self, tenant: str, weight: float) -> None:
+        self._weights[tenant] = weight
+        count = self._num_requests.get(tenant, 0)
+        if count == 0:
+            self._counters[tenant] = max(self[tenant], self._smallest_active())
+        self._num_requests[tenant] = count + 1
+
+    def leave(self, tenant: str) -> None:
+        """The last request of a tenant takes its state along, unless its counter says it was served ahead."""
+        self._num_requests[tenant] -= 1
+        if self._num_requests[tenant] > 0:
+            return
+        self._floor = self._smallest_active()
+        del self._num_requests[tenant], self._weights[tenant]
+        if self._counters[tenant] <= self._floor:
+            del self._counters[tenant]
+
+    def charge(self, tenant: str, *, computed: int = 0, cached: int = 0, output: int = 0) -> None:
+        cost = COMPUTED_CHARGE * computed + CACHED_CHARGE * cached + OUTPUT_CHARGE * output
+        self._counters[tenant] += cost / self._weights[tenant]
+
+    def _smallest_active(self) -> float:
+        """With nobody active: the level at which the last one left."""
+        return min((self._counters[tenant] for tenant in self._num_requests), default=self._floor)
+
+
+class FairQueue(Generic[T]):
+    """First come, first served inside a tenant; the smallest counter first across tenants. `peek` and `push` are
+    O(log tenants) amortised: counters only grow, so a stale heap entry is moved down when it surfaces."""
+
+    def __init__(self, counters: VirtualCounters) -> None:
+        self._counters = counters
+        self._queues: dict[str, deque[T]] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        self._live_entry: dict[str, int] = {}
+        self._num_entries = 0
+        self._num_items = 0
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    def push(self, tenant: str, item: T) -> None:
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = deque()
+            self._num_entries += 1
+            self._live_entry[tenant] = self._num_entries
+            heapq.heappush(self._heap, (self._counters[tenant], self._num_entries, tenant))
+        queue.append(item)
+        self._num_items += 1
+
+    def peek(self) -> T | None:
+        """Who is next."""
+        while self._heap:
+            counter, entry, tenant = self._heap[0]
+            if self._live_entry.get(tenant) != entry:
+                heapq.heappop(self._heap)
+            elif counter < self._counters[tenant]:
+                heapq.heapreplace(self._heap, (self._counters[tenant], entry, tenant))
+            else:
+                return self._queues[tenant][0]
+        return None
+
+    def remove(self, tenant: str, item: T) -> None:
+        """Takes an item out, from the front in O(1), from elsewhere in O(items of the tenant)."""
+        queue = self._queues[tenant]
+        if queue[0] is item:
+            queue.popleft()
+        else:
+            queue.remove(item)
+        self._num_items -= 1
+        if not queue:
+            del self._queues[tenant], self._live_entry[tenant]

@@ -1,0 +1,46 @@
+"""One JSON object per line on stderr: ts, level, event, msg and what the call put into `extra`.
+
+The worker never has text of a prompt in its hands; token ids do not go into logs either.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+MAX_VALUE_CHARS = 1024
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "event"}
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, worker: str) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "event": getattr(record, "event", "log"),
+            "msg": record.getMessage()[:MAX_VALUE_CHARS],
+            "worker": self._worker,
+        }
+        for name, value in vars(record).items():
+            if name not in _STANDARD:
+                line[name] = (
+                    value if isinstance(value, int | float) else str(value)[:MAX_VALUE_CHARS]
+                )
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)[-8 * MAX_VALUE_CHARS :]
+        return json.dumps(line)  # ASCII only, so control and line-separating characters are escaped
+
+
+def configure(level: str, worker: str) -> None:
+    """Takes over the root logger; called once, by the process's start."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(worker))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

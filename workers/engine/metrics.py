@@ -1,0 +1,181 @@
+"""The worker's metric families (operations.md section 3.2): fed once per step, read by a scrape. Knows no socket."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+)
+from prometheus_client.core import HistogramMetricFamily
+
+from workers.engine.engine import StepOutput
+from workers.engine.sequence import Attempt
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+
+
+class WeightedHistogram:
+    """One observation for many equal values: 256 sequences whose tokens are equally far apart cost what one costs."""
+
+    def __init__(
+        self, name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]
+    ) -> None:
+        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
+        buckets, total = [], 0
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound if bound == "+Inf" else str(float(bound)), total))
+        family.add_metric(list(self._labels.values()), buckets, self._sum)
+        yield family
+
+
+class Metrics:
+    def __init__(self, model: str, slot: int, block_size: int, num_blocks: int) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._labels = {"model_name": model, "engine": str(slot)}
+        self._num_blocks = num_blocks - 1
+        gauge, counter, seconds, tokens = self._gauge, self._counter, self._seconds, self._tokens
+        self._running = gauge("vllm:num_requests_running", "Sequences that hold blocks")
+        self._waiting = gauge(
+            "vllm:num_requests_waiting", "Sequences that wait for blocks or a place"
+        )
+        self._usage = gauge("vllm:kv_cache_usage_perc", "Share of blocks held by running sequences")
+        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens, cached ones included")
+        self._generation = counter("vllm:generation_tokens", "Output tokens")
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up")
+        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found")
+        self._preemptions = counter("vllm:num_preemptions", "Sequences that lost their blocks")
+        self._recomputed = counter("headgate_recomputed_tokens", "Tokens computed again")
+        self._success = Counter(
+            "vllm:request_success", "Attempts by ending", [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._ttft = seconds("vllm:time_to_first_token_seconds", "Arrival to first token")
+        self._e2e = seconds("vllm:e2e_request_latency_seconds", "Arrival to end")
+        self._queue = seconds("vllm:request_queue_time_seconds", "Arrival to first admission")
+        self._prefill = seconds(
+            "vllm:request_prefill_time_seconds", "First admission to first token"
+        )
+        self._decode = seconds("vllm:request_decode_time_seconds", "First token to end")
+        self._inference = seconds("vllm:request_inference_time_seconds", "First admission to end")
+        self._prompt_size = tokens("vllm:request_prompt_tokens", "Prompt tokens of an attempt")
+        self._output_size = tokens("vllm:request_generation_tokens", "Output tokens of an attempt")
+        self._max_tokens = tokens("vllm:request_params_max_tokens", "max_tokens of an attempt")
+        self._step_size = tokens("vllm:iteration_tokens_total", "Tokens computed in a step")
+        self._gaps = WeightedHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Between two tokens of a sequence",
+            self._labels,
+            SECONDS,
+        )
+        self.registry.register(self._gaps)
+        self._blocks = Gauge(
+            "headgate_cache_blocks", "Blocks by state", ["state"], registry=self.registry
+        )
+        self._step_tokens = Counter(
+            "headgate_step_tokens", "Tokens computed by phase", ["phase"], registry=self.registry
+        )
+        self._steps = Histogram(
+            "headgate_step_seconds",
+            "Time of a step",
+            ["phase"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        info = Info(
+            "vllm:cache_config", "Size of the pool", list(self._labels), registry=self.registry
+        )
+        info.labels(**self._labels).info(
+            {"block_size": str(block_size), "num_gpu_blocks": str(num_blocks)}
+        )
+
+    def observe(self, out: StepOutput) -> None:
+        status = out.status
+        self._running.set(status.running)
+        self._waiting.set(status.waiting)
+        held = self._num_blocks - status.free_blocks - status.evictable_blocks
+        self._usage.set(held / self._num_blocks)
+        for state, count in (
+            ("free", status.free_blocks),
+            ("evictable", status.evictable_blocks),
+            ("held", held),
+        ):
+            self._blocks.labels(state).set(count)
+        if (step := out.step) is not None:
+            self._step_size.observe(step.num_prefill_tokens + step.num_decode_seqs)
+            self._step_tokens.labels("prefill").inc(step.num_prefill_tokens)
+            self._step_tokens.labels("decode").inc(step.num_decode_seqs)
+            self._generation.inc(step.num_output_tokens)
+            self._preemptions.inc(step.num_preempted)
+            self._recomputed.inc(step.num_recomputed)
+            for phase, seconds in (
+                ("plan", step.plan_s),
+                ("execute", step.execute_s),
+                ("commit", step.commit_s),
+            ):
+                self._steps.labels(phase).observe(seconds)
+        for gap, count in out.token_gaps.items():
+            self._gaps.observe(gap, count)
+        for attempt in out.ended:
+            self._ended(attempt)
+
+    def _ended(self, attempt: Attempt) -> None:
+        usage = attempt.usage
+        self._success.labels(**self._labels, finished_reason=attempt.end_reason).inc()
+        self._prompt.inc(usage.prompt)
+        self._queries.inc(usage.prompt)
+        self._hits.inc(usage.cache_read)
+        self._prompt_size.observe(usage.prompt)
+        self._output_size.observe(usage.output)
+        self._max_tokens.observe(attempt.message.max_tokens)
+        at: dict[str, float] = {}
+        for event in attempt.timeline:
+            at.setdefault(event.name, event.offset_us / 1e6)
+        end = at["finished"]
+        self._e2e.observe(end)
+        if (matched := at.get("matched")) is None:
+            return
+        self._queue.observe(matched)
+        self._inference.observe(end - matched)
+        if (first := at.get("first_token")) is not None:
+            self._ttft.observe(first)
+            self._prefill.observe(first - matched)
+            self._decode.observe(end - first)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, list(self._labels), registry=self.registry).labels(**self._labels)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, list(self._labels), registry=self.registry).labels(
+            **self._labels
+        )
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return self._histogram(name, text, SECONDS)
+
+    def _tokens(self, name: str, text: str) -> Histogram:
+        return self._histogram(name, text, TOKENS)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(
+            name, text, list(self._labels), buckets=buckets, registry=self.registry
+        )
+        return histogram.labels(**self._labels)

@@ -1,0 +1,122 @@
+"""Probes, metrics and drain of a worker: a very small HTTP responder on the I/O loop, one request per connection.
+
+For operators' machines only, so it knows GET and POST on fixed paths and nothing else of HTTP. What is alive, ready or
+draining, the service knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from workers.engine.service import Service
+
+logger = logging.getLogger(__name__)
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+MAX_HEAD_BYTES = 16 * 1024
+READ_S = 5.0
+DEFAULT_PORT = 9400
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+def expose(registry: CollectorRegistry, accept: str) -> Reply:
+    """Without the library's negotiation, which would turn `vllm:x` into `vllm_x` (operations.md section 3.1); the
+    gateway's telemetry has the same lines."""
+    if "application/openmetrics-text" in accept:
+        body = generate_openmetrics(registry, escaping="allow-utf-8")  # type: ignore[no-untyped-call]
+        return Reply(HTTPStatus.OK, body, OPENMETRICS)
+    return Reply(HTTPStatus.OK, generate_latest(registry), TEXT)
+
+
+class OpsServer:
+    def __init__(self, service: Service, registry: CollectorRegistry) -> None:
+        self._service = service
+        self._registry = registry
+
+    async def listen(self, bind: str, slot: int) -> asyncio.Server:
+        """Raises `OSError` if a given address is taken; without one another port will do."""
+        host, _, port = bind.rpartition(":")
+        if bind:
+            return await self._start(host, int(port))
+        try:
+            return await self._start("127.0.0.1", DEFAULT_PORT + slot)
+        except OSError:
+            return await self._start("127.0.0.1", 0)
+
+    async def _start(self, host: str, port: int) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
+        address = server.sockets[0].getsockname()
+        logger.info("ops listener", extra={"event": "ops_listening", "port": address[1]})
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(READ_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_encode(self._reply(head.decode("latin-1"), _is_local(writer))))
+                await writer.drain()
+        except (
+            TimeoutError,
+            ConnectionError,
+            asyncio.IncompleteReadError,
+            asyncio.LimitOverrunError,
+        ):
+            pass  # a probe that does not finish its request gets no answer
+        finally:
+            writer.close()
+
+    def _reply(self, head: str, local: bool) -> Reply:
+        request, *lines = head.split("\r\n")
+        headers = {
+            k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)
+        }
+        method, _, rest = request.partition(" ")
+        match method, rest.partition(" ")[0].partition("?")[0]:
+            case "GET", "/livez":
+                return _probe(self._service.alive)
+            case "GET", "/readyz" | "/health":
+                return _probe(
+                    self._service.alive and self._service.ready and not self._service.draining
+                )
+            case "GET", "/metrics":
+                return expose(self._registry, headers.get("accept", ""))
+            case "POST", "/drain" if local:
+                self._service.stop_accepting()
+                return Reply(HTTPStatus.ACCEPTED, b"draining\n")
+            case _:
+                return Reply(HTTPStatus.NOT_FOUND, b"not found\n")
+
+
+def _probe(good: bool) -> Reply:
+    status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
+    return Reply(status, status.phrase.encode() + b"\n")
+
+
+def _is_local(writer: asyncio.StreamWriter) -> bool:
+    peer = writer.get_extra_info("peername")
+    return bool(peer) and ipaddress.ip_address(peer[0]).is_loopback
+
+
+def _encode(reply: Reply) -> bytes:
+    head = (
+        f"HTTP/1.1 {reply.status.value} {reply.status.phrase}\r\n"
+        f"Content-Type: {reply.content_type}\r\n"
+        f"Content-Length: {len(reply.body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + reply.body

@@ -1,0 +1,132 @@
+"""What the engine counts: a prompt's parts, a step, running sums. Pure integers; knows no sequence and no clock.
+
+The law (engine.md section 5): over any period in which nothing runs at both ends,
+sum over attempts of (uncached + cache_write + recomputed) == sum over steps of num_prefill_tokens, and
+sum of output == sum of num_output_tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from workers.protocol.messages import PromptCounts
+
+
+class PromptAccount:
+    """Gives every position of one prompt to exactly one of read, written, uncached; whatever is computed again counts
+    nowhere here. Positions are met in order: `num_seen` of them have been accounted for."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.num_seen = 0
+        self.num_read = 0
+        self._num_computed = 0
+        self._num_written = 0
+        self._unwritten: list[tuple[int, int]] = []
+        self._closed: PromptCounts | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed is not None
+
+    def read_until(self, position: int) -> int:
+        """The cache holds the first `position` tokens. Returns how many of them are new to this account."""
+        num_new = max(0, min(position, self.num_tokens) - self.num_seen)
+        self.num_read += num_new
+        self.num_seen += num_new
+        return num_new
+
+    def compute(self, start: int, end: int) -> int:
+        """Positions start..end were computed. Returns how many of them for the first time."""
+        assert start <= self.num_seen or start >= self.num_tokens, "a hole in the prompt"
+        first, last = max(start, self.num_seen), min(end, self.num_tokens)
+        if last <= first:
+            return 0
+        self._unwritten.append((first, last))
+        self._num_computed += last - first
+        self.num_seen = last
+        return last - first
+
+    def insert(self, start: int, end: int) -> None:
+        """Positions start..end went into the prefix tree as nodes of this request's making."""
+        kept: list[tuple[int, int]] = []
+        for first, last in self._unwritten:
+            low, high = max(first, start), min(last, end)
+            if low >= high:
+                kept.append((first, last))
+                continue
+            self._num_written += high - low
+            kept += [(a, b) for a, b in ((first, low), (high, last)) if a < b]
+        self._unwritten = kept
+
+    def close(self) -> PromptCounts:
+        """The prefill ended: from now on the counts stand."""
+        if self._closed is None:
+            self._closed = self.counts
+        return self._closed
+
+    @property
+    def counts(self) -> PromptCounts:
+        """What was read and computed up to now."""
+        return self._closed or PromptCounts(
+            cache_read=self.num_read,
+            cache_write=self._num_written,
+            uncached=self._num_computed - self._num_written,
+        )
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One step, after it ran."""
+
+    step: int
+    num_seqs: int = 0
+    num_decode_seqs: int = 0
+    num_prefill_tokens: int = 0
+    num_recomputed: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preempted: int = 0
+    plan_s: float = 0.0
+    execute_s: float = 0.0
+    commit_s: float = 0.0
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Sums over all steps of the process: the journal writes them each second, `/metrics` reads them."""
+
+    num_steps: int = 0
+    num_prefill_tokens: int = 0
+    num_recomputed: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_preempted: int = 0
+    plan_s: float = field(default=0.0)
+    execute_s: float = field(default=0.0)
+    commit_s: float = field(default=0.0)
+
+    def add(self, record: StepRecord) -> None:
+        self.num_steps += 1
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(record, name))
+
+
+_SUMMED = [entry.name for entry in fields(StepTotals) if entry.name != "num_steps"]
+
+
+class Rate:
+    """A moving average of tokens per busy second."""
+
+    def __init__(self, share: float = 0.1) -> None:
+        self._share = share
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        self._tokens += self._share * (num_tokens - self._tokens)
+        self._seconds += self._share * (seconds - self._seconds)
+
+    @property
+    def per_second(self) -> float:
+        return self._tokens / self._seconds if self._seconds > 0 else 0.0

@@ -1,0 +1,287 @@
+"""One attempt of a request and its sequences: state, derived values, the rules of ending. Pure; moves no block.
+
+A sequence is one choice. Before the first token an attempt has a single sequence, which computes the prompt for all
+choices; at the first draw the others fork from it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cache.namespaces import NamespacePath, PathEntry
+from workers.engine.record import PromptAccount
+from workers.engine.sampling.params import choice_seed
+from workers.protocol.messages import (
+    CacheReport,
+    ExtendLease,
+    FinishReason,
+    GenerateRequest,
+    TimelineEvent,
+    TokenLogprob,
+    TokenUsage,
+)
+
+if TYPE_CHECKING:
+    from cache.prefix_cache import Handle
+
+MAX_TIMELINE_EVENTS = 256
+"""A request that is preempted for ever still ends with a frame of bounded size."""
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    """Never ran."""
+    RUNNING = "running"
+    """Holds blocks; scheduled in each step unless it is at its lease bound."""
+    PREEMPTED = "preempted"
+    """Lost its blocks; runs again before anything new of its tier."""
+    SUSPENDED = "suspended"
+    """Preempted at its lease bound: waits for a word from the gateway, not for blocks."""
+    ENDED = "ended"
+
+
+class Lease:
+    """How much output one attempt may still commit, over all its choices. `spent` + `in_flight` never pass `bound`."""
+
+    __slots__ = ("bound", "heard_at", "in_flight", "last", "parked_at", "seq", "spent")
+
+    def __init__(self, bound: int, seq: int, spent: int, now: float) -> None:
+        self.bound = bound
+        self.seq = seq
+        self.spent = spent
+        self.in_flight = 0
+        self.last = False
+        self.heard_at = now
+        """When parking began or the gateway last spoke: the clock of giving up."""
+        self.parked_at: float | None = None
+
+    @property
+    def left(self) -> int:
+        return self.bound - self.spent - self.in_flight
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing left and nothing to come."""
+        return self.last and self.spent >= self.bound
+
+    def park(self, now: float) -> bool:
+        """True if this begins the parking."""
+        if self.parked_at is not None:
+            return False
+        self.parked_at = self.heard_at = now
+        return True
+
+    def extend(self, message: ExtendLease, now: float) -> None:
+        """Applied only if newer; the bound never falls."""
+        if message.lease_seq <= self.seq:
+            return
+        self.seq = message.lease_seq
+        self.bound = max(self.bound, message.bound)
+        self.last = message.last
+        self.heard_at = now
+        if self.left > 0:
+            self.parked_at = None
+
+
+class Sequence:
+    """One choice. Positions below `num_computed` have KV in `block_ids`; the rest of `tokens` is still to be computed."""
+
+    __slots__ = (
+        "attempt",
+        "block_ids",
+        "handle",
+        "index",
+        "last_token_at",
+        "num_computed",
+        "num_offered_blocks",
+        "order",
+        "output",
+        "seed",
+        "status",
+        "tokens",
+    )
+
+    def __init__(self, attempt: Attempt, index: int, output: Iterable[int] = ()) -> None:
+        self.attempt = attempt
+        self.index = index
+        self.order = (attempt.serial, index)
+        self.seed = choice_seed(attempt.message.sampling.seed, index)
+        self.output = list(output)
+        self.tokens = attempt.prompt + array("i", self.output)
+        self.block_ids: list[int] = []
+        self.handle: Handle | None = None
+        self.num_computed = 0
+        self.num_offered_blocks = 0
+        """Whole blocks already shown to the prefix tree, accepted or not."""
+        self.status = Status.WAITING
+        self.last_token_at = 0.0
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def decoding(self) -> bool:
+        """Only the token drawn last is without KV."""
+        return bool(self.output) and self.num_computed == len(self.tokens) - 1
+
+    @property
+    def num_choices(self) -> int:
+        """Choices that this sequence carries: all that are open until the fork, then itself."""
+        return len(self.attempt.unforked) or 1
+
+    @property
+    def num_draws(self) -> int:
+        """Tokens to be drawn once everything is computed."""
+        return self.num_choices if self.attempt.message.max_tokens else 0
+
+    def fork(self, index: int) -> Sequence:
+        """A choice that continues from here. The caller shares the blocks and the handle."""
+        child = Sequence(self.attempt, index)
+        child.num_computed = self.num_computed
+        child.num_offered_blocks = self.num_offered_blocks
+        child.block_ids = list(self.block_ids)
+        child.status = self.status
+        return child
+
+    def take_index(self, index: int) -> None:
+        """The choice that carried the prompt was cancelled: another one carries on."""
+        self.index = index
+        self.order = (self.attempt.serial, index)
+        self.seed = choice_seed(self.attempt.message.sampling.seed, index)
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.output.append(token)
+
+    def finish_after(self, token: int) -> FinishReason | None:
+        """Whether the token just appended ends the choice."""
+        attempt = self.attempt
+        if token in attempt.end_ids:
+            return "stop"
+        if len(self.output) >= attempt.message.max_tokens or len(self.tokens) >= attempt.max_len:
+            return "length"
+        return None
+
+
+class Attempt:
+    """One dispatch of a request to this worker."""
+
+    def __init__(
+        self,
+        message: GenerateRequest,
+        link: int,
+        serial: int,
+        now: float,
+        *,
+        eos_token_ids: tuple[int, ...],
+        max_len: int,
+    ) -> None:
+        self.message = message
+        self.link = link
+        self.serial = serial
+        """Order of arrival."""
+        self.arrived_at = now
+        self.deadline = now + message.deadline_ms / 1000 if message.deadline_ms else float("inf")
+        self.max_len = max_len
+        sampling = message.sampling
+        own = () if sampling.ignore_eos else eos_token_ids
+        self.end_ids = frozenset(own) | frozenset(sampling.stop_token_ids)
+        self.prompt = array("i", message.prompt)
+        self.path: NamespacePath = tuple(PathEntry(r.id, r.end) for r in message.namespace)
+        self.lease = Lease(message.lease_bound, message.lease_seq, message.num_output_spent, now)
+        self.account = PromptAccount(len(self.prompt))
+        self.num_output = 0
+        self.num_recomputed = 0
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.prompt_sent = False
+        self.cache_report = CacheReport()
+        self._reported = False
+        self._events: list[TimelineEvent] = []
+        self.drawn = bool(message.resume)
+        """Each sequence stands for its own choice; before, the first one carries them all."""
+        self.end_reason = ""
+        if message.resume:
+            # What is not handed over had ended before; each choice goes its own way from the start.
+            self.unforked: list[int] = []
+            self.sequences = [Sequence(self, index, output) for index, output in message.resume]
+        else:
+            self.unforked = list(range(message.num_choices))
+            self.sequences = [Sequence(self, 0)]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.link, self.message.request_id
+
+    @property
+    def at_bound(self) -> bool:
+        """Wants to draw and may not."""
+        return self.lease.bound <= self.lease.spent and self.message.max_tokens > 0
+
+    @property
+    def forked(self) -> bool:
+        """Its choices may share blocks."""
+        return len(self.sequences) > 1
+
+    @property
+    def open_indices(self) -> list[int]:
+        """Choices without an ending."""
+        if not self.drawn:
+            return list(self.unforked)
+        started = [s.index for s in self.sequences if s.status is not Status.ENDED]
+        return started + self.unforked
+
+    def take_unforked(self, num_choices: int) -> list[int]:
+        """The choices that got a first token; more than these are left only where the budget ends with them."""
+        taken, self.unforked = self.unforked[:num_choices], self.unforked[num_choices:]
+        self.drawn = True
+        return taken
+
+    @property
+    def usage(self) -> TokenUsage:
+        counts = self.account.counts
+        return TokenUsage(
+            cache_read=counts.cache_read,
+            cache_write=counts.cache_write,
+            uncached=counts.uncached,
+            output=self.num_output,
+            recomputed=self.num_recomputed,
+        )
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Until the prompt is through; such a prompt is computed, not read."""
+        return self.message.prompt_logprobs >= 0 and not self.account.closed
+
+    @property
+    def timeline(self) -> tuple[TimelineEvent, ...]:
+        return tuple(self._events)
+
+    def event(self, name: str, now: float, step: int = -1, num_tokens: int = 0) -> None:
+        if len(self._events) < MAX_TIMELINE_EVENTS or name == "finished":
+            offset_us = int((now - self.arrived_at) * 1e6)
+            self._events.append(TimelineEvent(name, offset_us, step, num_tokens))
+
+    def seeds(self, indices: list[int]) -> list[int]:
+        return [choice_seed(self.message.sampling.seed, index) for index in indices]
+
+    def pinned(self, num_blocks: int) -> None:
+        self.cache_report = msgspec.structs.replace(self.cache_report, num_pinned_blocks=num_blocks)
+
+    def admitted(self, handle: Handle, evicted_age_ms: int) -> None:
+        """The first admission's match is the request's cache report; its own blocks met again later are not."""
+        if self._reported:
+            return
+        self._reported = True
+        self.cache_report = CacheReport(
+            cached_tokens=min(handle.num_tokens, len(self.prompt)),
+            public_tokens=min(handle.public_tokens, len(self.prompt)),
+            miss_reason=handle.miss_reason,
+            diverged_at_token=handle.diverged_at_token,
+            evicted_age_ms=evicted_age_ms,
+        )

@@ -1,0 +1,345 @@
+"""The worker's I/O: gateways in, engine thread beside it, Redis told where we are, drain. One asyncio loop.
+
+Knows links by number and messages; no sequence, no block. The engine thread is reached by one queue and answers by
+`call_soon_threadsafe`; there is no lock. Redis says only where this worker is: without it everything goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import redis.asyncio
+import redis.exceptions
+
+from workers.engine.engine import Drain, Engine, Event, LinkClosed, StepOutput, Stop
+from workers.engine.metrics import Metrics
+from workers.engine.shipping import Shipper
+from workers.protocol import registry
+from workers.protocol.connection import HEARTBEAT_S, Connection
+from workers.protocol.frames import FrameError
+from workers.protocol.messages import (
+    PROTOCOL_VERSION,
+    EngineAck,
+    EngineRecord,
+    EngineRecords,
+    Hello,
+    Message,
+    WorkerStatus,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_QUEUED_BYTES = 32 * 1024 * 1024
+"""A gateway that lets this much lie unread is not reading: its link is cut, its requests end."""
+HELLO_S = 3.0
+STUCK_S = 15.0
+"""An engine thread without a beat for this long is not alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a gateway and the registry are told."""
+
+    worker: str
+    model: str
+    address: str
+    redis_url: str = ""
+
+
+class Service:
+    """`run` serves until `drain` has ended or the engine broke. Everything here runs on the loop's thread."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        engine: Engine,
+        hello: Hello,
+        metrics: Metrics,
+        unacked: list[EngineRecord],
+        drain_s: float = 60.0,
+    ) -> None:
+        self.identity = identity
+        self.engine_error: BaseException | None = None
+        self.status = WorkerStatus()
+        self.ready = False
+        self._engine = engine
+        self._hello = hello
+        self._metrics = metrics
+        self._drain_s = drain_s
+        self._inbox: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+        self._shipper = Shipper(unacked)
+        self._server: asyncio.Server | None = None
+        self._links: dict[int, Connection] = {}
+        self._num_links = 0
+        self._num_attempts = 0
+        self._beat_at = time.monotonic()
+        self._accepting_ended = False
+        self._draining = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._quiet = asyncio.Event()
+
+    @property
+    def alive(self) -> bool:
+        return self.engine_error is None and time.monotonic() - self._beat_at < STUCK_S
+
+    @property
+    def draining(self) -> bool:
+        return self._accepting_ended
+
+    def stop_accepting(self) -> None:
+        """What runs goes on, what is new is refused. Safe to call twice."""
+        if not self.draining:
+            logger.info("draining", extra={"event": "drain_started"})
+            self._accepting_ended = True
+            self._inbox.put((0, Drain()))
+
+    def drain(self) -> None:
+        """Accept nothing new, let what runs finish, then `run` returns. Safe to call twice and from a signal."""
+        self.stop_accepting()
+        self._draining.set()
+        self._notice_quiet()
+
+    async def run(self) -> None:
+        """Raises `OSError` if the address cannot be listened on; an engine that broke shows in `engine_error`."""
+        loop = asyncio.get_running_loop()
+        thread = threading.Thread(target=self._run_engine, args=(loop,), name="engine", daemon=True)
+        thread.start()
+        try:
+            async with self._listening(), asyncio.TaskGroup() as tasks:
+                helpers = [
+                    tasks.create_task(self._heartbeat()),
+                    tasks.create_task(self._register()),
+                ]
+                self.ready = True
+                logger.info(
+                    "worker serves",
+                    extra={"event": "worker_ready", "address": self.identity.address},
+                )
+                await self._until_drained()
+                for helper in helpers:
+                    helper.cancel()
+        finally:
+            self._inbox.put((0, Stop()))
+            await asyncio.to_thread(thread.join, STUCK_S)
+        logger.info("worker ends", extra={"event": "worker_stopped"})
+
+    # --- the engine thread ---
+
+    def _run_engine(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._engine.run(self._inbox, lambda out: _call(loop, self._deliver, out))
+        except (
+            BaseException
+        ) as error:  # the thread's outermost frame: whatever it was, the process must learn of it
+            logger.exception("the engine thread ended", extra={"event": "engine_broken"})
+            _call(loop, self._engine_ended, error)
+
+    def _engine_ended(self, error: BaseException) -> None:
+        self.engine_error = error
+        self._stopped.set()
+
+    def _deliver(self, out: StepOutput) -> None:
+        """Everything of one step, in order."""
+        self._beat_at = time.monotonic()
+        self.status = out.status
+        self._num_attempts = out.num_attempts
+        for link, message in out.messages:
+            self._send(link, message)
+        for record in out.records:
+            self._shipper.add(record)
+        if out.records:
+            self._ship()
+        self._metrics.observe(out)
+        self._notice_quiet()
+
+    def _notice_quiet(self) -> None:
+        """The engine itself says that it takes nothing more: what came before `Drain` has been heard."""
+        if self.status.draining and self._num_attempts == 0:
+            self._quiet.set()
+
+    def _send(self, link: int, message: Message) -> None:
+        connection = self._links.get(link)
+        if connection is None:
+            return
+        try:
+            connection.send(message)
+        except FrameError:
+            logger.exception("a frame is too large", extra={"event": "frame_too_large"})
+            connection.abort()
+        if connection.num_queued_bytes > MAX_QUEUED_BYTES:
+            logger.warning("a gateway does not read", extra={"event": "slow_gateway", "link": link})
+            connection.abort()
+
+    def _ship(self) -> None:
+        while (batch := self._shipper.next(list(self._links), time.monotonic())) is not None:
+            link, records = batch
+            self._send(link, EngineRecords(self.identity.worker, tuple(records)))
+
+    # --- links ---
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        kind, _, rest = self.identity.address.partition(":")
+        if kind == "unix":
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(
+                    rest
+                )  # of a process that was killed; the slot's lock says that it is gone
+            server = await asyncio.start_unix_server(self._serve_link, rest)
+            os.chmod(rest, 0o600)
+        else:
+            host, _, port = rest.rpartition(":")
+            server = await asyncio.start_server(self._serve_link, host, int(port))
+        self._server = server
+        try:
+            yield
+        finally:
+            server.close()
+            for connection in self._links.values():
+                connection.close()
+            await server.wait_closed()
+
+    async def _serve_link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._num_links += 1
+        link, connection = self._num_links, Connection(reader, writer)
+        connection.send(self._hello)
+        try:
+            async for messages in connection:
+                for message in messages:
+                    self._receive(link, connection, message)
+        except FrameError as error:
+            logger.warning("link closed: %s", error, extra={"event": "bad_frame", "link": link})
+        finally:
+            self._lose(link)
+            connection.abort() if connection.num_queued_bytes else connection.close()
+
+    def _receive(self, link: int, connection: Connection, message: Message) -> None:
+        if link not in self._links:
+            if not isinstance(message, Hello):
+                raise FrameError("the first frame was no hello")
+            self._links[link] = connection
+            connection.send(self.status)
+            self._ship()
+        elif isinstance(message, EngineAck):
+            if acked := self._shipper.ack(link, message.seq, time.monotonic()):
+                self._inbox.put((link, EngineAck(message.worker, acked)))
+        else:
+            self._inbox.put((link, message))
+
+    def _lose(self, link: int) -> None:
+        """Sequences end with the link they came by."""
+        if self._links.pop(link, None) is not None:
+            self._inbox.put((link, LinkClosed()))
+            self._ship()
+
+    async def _heartbeat(self) -> None:
+        while True:
+            for link in list(self._links):
+                self._send(link, self.status)
+            self._ship()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    # --- drain ---
+
+    async def _until_drained(self) -> None:
+        draining = asyncio.ensure_future(self._draining.wait())
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        quiet = asyncio.ensure_future(self._quiet.wait())
+        try:
+            await asyncio.wait({draining, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {quiet, stopped}, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not self._quiet.is_set() and self.engine_error is None:
+                self._inbox.put((0, Drain(now=True)))
+                await asyncio.wait({quiet, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await self._flush()
+        finally:
+            for waiter in (draining, stopped, quiet):
+                waiter.cancel()
+
+    async def _flush(self) -> None:
+        """Endings reach their gateways before the links close."""
+        deadline = time.monotonic() + HELLO_S
+        while any(c.num_queued_bytes for c in self._links.values()):
+            if time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(0.01)
+
+    # --- registry ---
+
+    async def _register(self) -> None:
+        """Tells Redis where we are, each 2 s; its absence is logged once and changes nothing."""
+        if not self.identity.redis_url:
+            return
+        key = registry.worker_key(self.identity.worker)
+        value = registry.encode(self._registration())
+        away = False
+        client = redis.asyncio.Redis.from_url(
+            self.identity.redis_url, socket_timeout=1, socket_connect_timeout=1
+        )
+        try:
+            while True:
+                try:
+                    await client.set(key, value, ex=registry.REGISTRATION_TTL_S)
+                    if away:
+                        logger.info("registered again", extra={"event": "registry_back"})
+                    away = False
+                except (redis.exceptions.RedisError, OSError) as error:
+                    if not away:
+                        logger.warning("registry away: %s", error, extra={"event": "registry_away"})
+                    away = True
+                await asyncio.sleep(registry.REGISTRATION_REFRESH_S)
+        finally:
+            await self._deregister(client, key, value)
+
+    async def _deregister(self, client: redis.asyncio.Redis, key: str, value: bytes) -> None:
+        """Unless a successor in this slot has written its own already."""
+        try:
+            if await client.get(key) == value:
+                await client.delete(key)
+        except (redis.exceptions.RedisError, OSError):
+            pass  # it expires by itself
+        finally:
+            await client.aclose()
+
+    def _registration(self) -> registry.Registration:
+        return registry.Registration(
+            worker=self.identity.worker,
+            process=self._hello.process,
+            address=self.identity.address,
+            model=self.identity.model,
+            root=self._hello.root,
+            pid=os.getpid(),
+        )
+
+
+def hello_of(engine: Engine, model: str, process: str) -> Hello:
+    runner = engine.runner
+    return Hello(
+        PROTOCOL_VERSION,
+        process,
+        model,
+        runner.root,
+        runner.block_size,
+        runner.num_blocks,
+        engine.scheduler.limits.max_len,
+    )
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[T], None], value: T) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, value)
+    except RuntimeError:
+        pass  # the loop is closed: nobody is left to be told

@@ -1,0 +1,90 @@
+"""What a worker process is told: one frozen class, read once from the environment, handed down as values.
+
+Names that other processes share are `HEADGATE_<NAME>`, the engine's own `HEADGATE_ENGINE_<NAME>`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import pydantic_settings
+
+from workers.engine.errors import StartError
+
+PREFIX = "HEADGATE_"
+OWN_PREFIX = "HEADGATE_ENGINE_"
+
+
+class WorkerSettings(pydantic_settings.BaseSettings):
+    model_config = pydantic_settings.SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="ignore", protected_namespaces=()
+    )
+
+    home: Path = Path("~/.headgate")
+    slot: int = pydantic.Field(default=0, ge=0)
+    model: str
+    """A Hugging Face directory or a hub id."""
+    model_id: str = ""
+    """What clients call it; empty: the last part of `model`."""
+    worker_address: str = pydantic.Field(default="", pattern=r"^(unix:/.+|tcp:.+:\d+|)$")
+    """`unix:/path` or `tcp:host:port`; empty: a socket in the home's run directory."""
+    redis_url: str = ""
+    """Where gateways look for workers; empty: they are told another way."""
+    threads: int | None = pydantic.Field(default=None, ge=1)
+    ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
+    """Probes and metrics; empty: 127.0.0.1, port 9400 + slot, or any port if that one is taken."""
+    drain_s: float = pydantic.Field(default=60.0, ge=0)
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+
+    engine_device: str = "auto"
+    engine_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
+    engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
+    """The null block included; unset: what the memory holds."""
+    engine_kv_memory: int | None = pydantic.Field(default=None, ge=1)
+    """Bytes for KV, where the number of blocks is not given."""
+    engine_max_model_len: int | None = pydantic.Field(default=None, ge=2)
+    engine_max_batch_tokens: int = pydantic.Field(default=512, ge=1)
+    """Token budget of a step: more is faster for prompts and slower between two tokens of a stream."""
+    engine_max_running: int = pydantic.Field(default=256, ge=1)
+    engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
+
+    @pydantic.model_validator(mode="after")
+    def _decodes_fit_a_step(self) -> WorkerSettings:
+        if self.engine_max_running > self.engine_max_batch_tokens:
+            raise ValueError("ENGINE_MAX_RUNNING must not be above ENGINE_MAX_BATCH_TOKENS")
+        return self
+
+    @property
+    def worker(self) -> str:
+        return f"worker-{self.slot}"
+
+    @property
+    def served_name(self) -> str:
+        return self.model_id or self.model.rstrip("/").rpartition("/")[2]
+
+    @property
+    def address(self) -> str:
+        run = self.home.expanduser().resolve() / "run"
+        return self.worker_address or f"unix:{run / self.worker}.sock"
+
+    @property
+    def journal_dir(self) -> Path:
+        return self.home.expanduser().resolve() / "state" / self.worker / "journal"
+
+
+def load() -> WorkerSettings:
+    """Raises `StartError` that names the variable."""
+    known = {PREFIX + name.upper() for name in WorkerSettings.model_fields}
+    for name in sorted(os.environ):
+        if name.startswith(OWN_PREFIX) and name not in known:
+            raise StartError(f"{name} is not a setting of the worker.")
+    try:
+        return WorkerSettings()  # type: ignore[call-arg]  # from the environment
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else "The environment"
+        raise StartError(f"{name}: {first['msg']}.") from None

@@ -1,0 +1,65 @@
+"""Engine records on their way to SQL through whichever gateway is connected. Pure; sends nothing itself.
+
+An acknowledgement covers every record up to its number, so all go by one link at a time and in order; when that link
+is lost or stays silent, everything unacknowledged goes again by another. Doubles are harmless: SQL keeps one per
+(request_id, attempt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workers.protocol.messages import EngineRecord
+
+BATCH = 500
+RETRY_S = 5.0
+
+
+class Shipper:
+    def __init__(self, records: Iterable[EngineRecord] = ()) -> None:
+        self._records = {record.seq: record for record in records}
+        self._link: int | None = None
+        self._sent = 0
+        self._waiting_since = 0.0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, record: EngineRecord) -> None:
+        self._records[record.seq] = record
+
+    def ack(self, link: int, seq: int, now: float) -> int:
+        """The last number that may be forgotten; 0 if the answer is not from the link that is asked."""
+        if link != self._link or seq > self._sent:
+            return 0
+        for acked in [other for other in self._records if other <= seq]:
+            del self._records[acked]
+        self._waiting_since = now
+        return seq
+
+    def next(self, links: list[int], now: float) -> tuple[int, list[EngineRecord]] | None:
+        """What to send now, and where."""
+        if not self._records or not links:
+            return None
+        silent = self._sent > 0 and now - self._waiting_since >= RETRY_S and self._unanswered
+        if self._link not in links or silent:
+            self._link = _after(links, self._link)
+            self._sent = 0
+        batch = [r for seq, r in self._records.items() if seq > self._sent][:BATCH]
+        if not batch:
+            return None
+        if not self._unanswered:
+            self._waiting_since = now
+        self._sent = batch[-1].seq
+        assert self._link is not None
+        return self._link, batch
+
+    @property
+    def _unanswered(self) -> bool:
+        return any(seq <= self._sent for seq in self._records)
+
+
+def _after(links: list[int], link: int | None) -> int:
+    """Another one, if there is another one."""
+    later = [other for other in links if link is None or other > link]
+    return min(later or links)
