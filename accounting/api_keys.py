@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import changes
 from accounting.changes import SYSTEM
 from accounting.credentials import Kind, batch_credential, generate, keyed_hash, parse, verify
-from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.errors import InvalidError, NotFoundError
 from accounting.ids import new_id
 from accounting.models import ApiKey
 from accounting.paging import Page, newest_first
@@ -108,7 +108,7 @@ async def change(
     """None: unchanged. An expired key stays what it is."""
     present = await get(conn, tenant_id, key_id)
     if present.expires_at is not None and present.expires_at <= now:
-        raise ConflictError("The API key has expired.")
+        raise InvalidError("The API key has expired.")
     values: dict[str, Any] = {}
     if scopes is not None:
         values["scopes"] = sorted(_scopes(present.kind, scopes))

@@ -382,7 +382,19 @@ class RollupDay(Rollup, Base):
 # Files and batches (the job runner's tables; a Celery message never holds state)
 
 
+class DataKey(Base):
+    """A tenant's key for stored texts, wrapped by the master key. Without the row its texts are noise."""
+
+    __tablename__ = "data_key"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    wrapped: Mapped[bytes]
+    created_at: Mapped[int]
+
+
 class File(Base):
+    """The name is metadata and never a path; the bytes lie under `storage_key`, encrypted."""
+
     __tablename__ = "file"
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -391,7 +403,8 @@ class File(Base):
     name: Mapped[str]
     num_bytes: Mapped[int]
     sha256: Mapped[str]
-    storage_key: Mapped[str]
+    storage_key: Mapped[str | None]
+    """None: the bytes are gone."""
     created_at: Mapped[int]
     expires_at: Mapped[int | None]
     deleted_at: Mapped[int | None]
@@ -423,7 +436,6 @@ class Batch(Base):
     expired_at: Mapped[int | None]
     cancelling_at: Mapped[int | None]
     cancelled_at: Mapped[int | None]
-    cancel_requested_at: Mapped[int | None]
     paused_reason: Mapped[str | None]
     invalid_lines: Mapped[str] = mapped_column(server_default="reject")
     output_expires_after_s: Mapped[int | None]
@@ -434,7 +446,12 @@ class Batch(Base):
     cache_write: Mapped[int] = mapped_column(server_default="0")
     uncached: Mapped[int] = mapped_column(server_default="0")
     output: Mapped[int] = mapped_column(server_default="0")
+    num_invalid: Mapped[int] = mapped_column(server_default="0")
+    """Faulty input lines; `errors` holds the first thousand."""
     errors: Mapped[list[Any] | None]
+    fence: Mapped[int] = mapped_column(server_default="0")
+    """Of the claim to validate or finalise the batch as a whole."""
+    claimed_until_ms: Mapped[int | None]
     metadata_: Mapped[dict[str, Any] | None] = mapped_column("metadata")
     traceparent: Mapped[str] = mapped_column(server_default="")
 
@@ -461,9 +478,7 @@ class BatchChunk(Base):
     claimed_by: Mapped[str | None]
     claimed_until_ms: Mapped[int | None]
     fence: Mapped[int] = mapped_column(server_default="0")
-    attempts: Mapped[int] = mapped_column(server_default="0")
     not_before_ms: Mapped[int] = mapped_column(server_default="0")
-    rung_at_ms: Mapped[int] = mapped_column(server_default="0")
     predicted_tokens: Mapped[int]
     num_lines: Mapped[int]
     lines: Mapped[bytes]
@@ -482,13 +497,17 @@ class BatchLine(Base):
 
     batch_id: Mapped[str] = mapped_column(ForeignKey("batch.id"), primary_key=True)
     line_no: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    custom_id: Mapped[str]
+    chunk_seq: Mapped[int | None]
+    """None: a faulty line, which is in no chunk."""
+    custom_id: Mapped[str | None]
+    """None: the input has none that is its own."""
     state: Mapped[str] = mapped_column(server_default="started")
     failures: Mapped[int] = mapped_column(server_default="0")
     crashes: Mapped[int] = mapped_column(server_default="0")
     request_id: Mapped[str | None]
     status: Mapped[int | None]
     body: Mapped[bytes | None]
+    """The answer, encrypted under the tenant's data key; dropped once the files are written."""
     error: Mapped[dict[str, Any] | None]
     cache_read: Mapped[int] = mapped_column(server_default="0")
     cache_write: Mapped[int] = mapped_column(server_default="0")
@@ -502,10 +521,34 @@ class BatchLine(Base):
     )
 
 
+class IdempotentReply(Base):
+    """One Idempotency-Key of a tenant: running, or the stored answer with the posting that pays for it."""
+
+    __tablename__ = "idempotent_reply"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[bytes]
+    request_id: Mapped[str] = mapped_column(unique=True)
+    slot: Mapped[int]
+    """Of the gateway that runs it; whoever restarts in that slot drops what it left running."""
+    batch_id: Mapped[str | None] = mapped_column(index=True)
+    line_no: Mapped[int | None]
+    state: Mapped[str] = mapped_column(server_default="running")
+    status: Mapped[int | None]
+    body: Mapped[bytes | None]
+    posting: Mapped[bytes | None]
+    created_at: Mapped[int]
+    expires_at: Mapped[int] = mapped_column(index=True)
+
+    __table_args__ = (CheckConstraint("state IN ('running', 'stored')", "state"),)
+
+
 class TenantTurn(Base):
+    """A tenant's place in the round robin over chunks."""
+
     __tablename__ = "tenant_turn"
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
     deficit_tokens: Mapped[int] = mapped_column(server_default="0")
-    weight_percent: Mapped[int] = mapped_column(server_default="100")
     last_turn_ms: Mapped[int] = mapped_column(server_default="0")

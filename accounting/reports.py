@@ -143,7 +143,8 @@ def _plan(
         raise InvalidError(f"group_by takes {', '.join(dimensions)}.", "group_by")
     seconds = SECONDS[query.width]
     first = query.start_time - query.start_time % seconds
-    end = now if query.end_time is None else query.end_time
+    # The range ends before `end`; what began in this very second is in.
+    end = now + 1 if query.end_time is None else query.end_time
     if query.page is not None:
         end, first = report_pages.read(_fingerprint(query), query.page)
     if not 0 <= query.start_time < end <= MAX_TIME:

@@ -101,15 +101,27 @@ class Principal(msgspec.Struct, frozen=True):
     tenant_limits: Limits = Limits()
     key_limits: Limits = Limits()
     model_limits: tuple[tuple[str, Limits], ...] = ()
-    """What was set for single models of the tenant; `limits_on` fills the defaults in."""
+    """What was set for single models of the tenant; `limits_on` fills in the defaults."""
     weight: float = 1.0
     expires_at: int | None = None
     version: int = 0
     batch_id: str | None = None
 
     def limits_on(self, model: str) -> Limits:
-        """The tenant's limits on one model, over all its keys."""
-        return dict(self.model_limits).get(model, DEFAULT_MODEL_LIMITS)
+        """What binds the tenant on one model: the tighter of its own limits and those of the model."""
+        mine, narrowed = (
+            self.tenant_limits,
+            dict(self.model_limits).get(model, DEFAULT_MODEL_LIMITS),
+        )
+        return Limits(
+            _tighter(mine.requests_per_minute, narrowed.requests_per_minute),
+            _tighter(mine.tokens_per_minute, narrowed.tokens_per_minute),
+            _tighter(mine.concurrency, narrowed.concurrency),
+        )
+
+
+def _tighter(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):

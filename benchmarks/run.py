@@ -29,12 +29,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 READ_BYTES = 1 << 30
 
 
@@ -48,12 +42,20 @@ def make_model(directory: Path) -> dict[str, int]:
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(directory)
-    for name in TOKENIZER_FILES:
-        source = ROOT / "ops/demo_model/model" / name
-        if source.exists():
-            shutil.copy(source, directory / name)
-    (directory / "generation_config.json").unlink(missing_ok=True)
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(ROOT / "ops/demo_model/model" / name, directory / name)
+    (directory / "generation_config.json").unlink()  # it names end tokens of no meaning here
+    write_tokenizer(directory / "tokenizer.json", config.vocab_size)
     return {"num_parameters": sum(p.numel() for p in model.parameters())}
+
+
+def write_tokenizer(path: Path, vocab_size: int) -> None:
+    """The demo tokenizer with made-up words up to `vocab_size`, so that every id of the model is some text."""
+    tokenizer = json.loads((ROOT / "ops/demo_model/model/tokenizer.json").read_bytes())
+    vocab = tokenizer["model"]["vocab"]
+    taken = {*vocab.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    vocab.update({f"\u0120word{i}": i for i in range(vocab_size) if i not in taken})
+    path.write_text(json.dumps(tokenizer))
 
 
 def read_bandwidth(threads: int) -> float:
@@ -76,7 +78,7 @@ def timed(work: Any) -> float:
 def headgate_up(home: Path, model: Path, dtype: str, threads: int) -> Iterator[dict[str, Any]]:
     """A server of our own, stopped by its pid at the end."""
     ready_file = home / "ready.json"
-    env = {**os.environ, "HEADGATE_DTYPE": dtype, "HEADGATE_THREADS": str(threads)}
+    env = {**os.environ, "HEADGATE_ENGINE_DTYPE": dtype, "HEADGATE_THREADS": str(threads)}
     command = [
         str(Path(sys.executable).parent / "headgate"), "up", "--home", str(home / "state"), "--port", "0",
         "--model", str(model), "--ready-file", str(ready_file),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 
 from cache.radix import Node
+from cache.usage import Usage
 
 Entry = tuple[int, int, int, Node]
 
@@ -52,9 +53,10 @@ class LeafHeap:
 
 
 class Protection:
-    """Protector counts along the path to the root, and the sum of blocks under none."""
+    """Protector counts along the path to the root, and the blocks under none: in all and per tenant (law 7)."""
 
-    def __init__(self) -> None:
+    def __init__(self, usage: Usage) -> None:
+        self.usage = usage
         self.leaves = LeafHeap()
         self.num_evictable = 0
 
@@ -64,7 +66,7 @@ class Protection:
             node.num_protectors += 1
             if node.num_protectors > 1:
                 return
-            self.num_evictable -= len(node.block_ids)
+            self._change(node, held=len(node.block_ids), evictable=-len(node.block_ids))
             self.leaves.discard(node)
             node = node.parent
 
@@ -80,11 +82,27 @@ class Protection:
             node.last_used = now
             if node.doomed:
                 gone.append(node)
+                self._change(node, held=-len(node.block_ids))
             else:
-                self.num_evictable += len(node.block_ids)
+                self._change(node, held=-len(node.block_ids), evictable=len(node.block_ids))
                 self.consider(node)
             node = node.parent
         return gone
+
+    def inserted(self, node: Node, num_blocks: int) -> None:
+        """That many blocks more in the tree, with the protection their node has now."""
+        if node.num_protectors:
+            self._change(node, held=num_blocks)
+        else:
+            self._change(node, evictable=num_blocks)
+
+    def evicted(self, node: Node, num_blocks: int) -> None:
+        self._change(node, evictable=-num_blocks)
+
+    def _change(self, node: Node, held: int = 0, evictable: int = 0) -> None:
+        if node.parent is not None:  # the root has no blocks and no tenant
+            self.num_evictable += evictable
+            self.usage.change(node.tenant, held=held, retained=evictable)
 
     def consider(self, node: Node) -> None:
         """Law 3: each evictable leaf has one live entry. Called wherever a node may just have become one."""

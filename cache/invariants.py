@@ -2,7 +2,8 @@
 
 Called after every operation in property tests and after every step in debug mode. O(pool + tree), and it changes nothing.
 The numbers are those of the design: (1) each block in one place, (2) protectors, (3) heap entries, (4) lengths,
-(5) regions, (6) handles end where they say.
+(5) regions, (6) handles end where they say, (7) counts per tenant. The eighth, shadow KV, needs to know what was written
+into the blocks: the property tests know.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
         *_blocks_in_one_place(owners),
         *_protectors(owners, live),
         *_heap_entries(owners),
+        *_tenants(owners),
         *_lengths_and_links(owners),
         *_regions(owners),
         *_handle_ends(owners, live or []),
@@ -107,6 +109,18 @@ def _heap_entries(owners: Ownership) -> Iterator[str]:
             yield f"(3) {node!r}: evictable leaf {evictable_leaf}, entry {node.entry is not None}"
         if node.entry is not None and node.entry[:3] != (node.priority, node.last_used, node.id):
             yield f"(3) {node!r} sits in the heap as {node.entry[:3]}"
+
+
+def _tenants(owners: Ownership) -> Iterator[str]:
+    held: Counter[str] = Counter()
+    retained: Counter[str] = Counter()
+    for node in _all_nodes(owners):
+        (held if node.num_protectors else retained)[node.tenant] += len(node.block_ids)
+    usage = owners.protection.usage
+    for tenant in {*usage.tenants(), *held, *retained}:
+        blocks = usage.of(tenant)
+        if (blocks.num_held, blocks.num_retained) != (held[tenant], retained[tenant]):
+            yield f"(7) {tenant!r} has {held[tenant]} held, {retained[tenant]} retained blocks; the counts say {blocks}"
 
 
 def _lengths_and_links(owners: Ownership) -> Iterator[str]:

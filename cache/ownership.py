@@ -8,19 +8,22 @@ choices committed one after another); it protects its node, so whatever is evict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from cache.block_pool import BlockPool
 from cache.eviction import Protection
 from cache.misses import GhostList
 from cache.radix import Node, RadixTree
+from cache.usage import Usage
 
 
 class Ownership:
-    def __init__(self, num_blocks: int, block_size: int, ghost_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, ghost_size: int, now_ms: Callable[[], int]
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree(block_size)
-        self.protection = Protection()
+        self.protection = Protection(Usage(now_ms))
         self.ghosts = GhostList(ghost_size)
         self.in_tree = bytearray(num_blocks)
         self.guests: dict[int, Node] = {}
@@ -50,11 +53,12 @@ class Ownership:
         tokens: Sequence[int],
         block_ids: Sequence[int],
         priority: int,
+        tenant: str,
     ) -> Node:
         """A new child of `node` takes the blocks over, unprotected for now. O(new blocks)."""
         child = self.tree.add_child(node, region, tokens, block_ids)
-        child.priority, child.last_used = priority, self.step
-        self.protection.num_evictable += len(block_ids)
+        child.priority, child.last_used, child.tenant = priority, self.step, tenant
+        self.protection.inserted(child, len(block_ids))
         self._take(child, block_ids)
         return child
 
@@ -62,6 +66,7 @@ class Ownership:
         """A protected leaf takes the blocks over. O(new blocks)."""
         assert node.num_protectors
         self.tree.extend(node, tokens, block_ids, node.end_hash)
+        self.protection.inserted(node, len(block_ids))
         self._take(node, block_ids)
 
     def _take(self, node: Node, block_ids: Sequence[int]) -> None:
@@ -117,7 +122,7 @@ class Ownership:
         kept = len(leaf.block_ids) - num_cut
         self.ghosts.add(leaf.hashes[kept:], leaf.region, self.step)
         self._give_up(leaf.block_ids[kept:])
-        self.protection.num_evictable -= num_cut
+        self.protection.evicted(leaf, num_cut)
         if kept:
             self.tree.truncate(leaf, kept)
             return
@@ -141,7 +146,7 @@ class Ownership:
             if node.num_protectors:
                 held.append(node)
                 continue
-            self.protection.num_evictable -= len(node.block_ids)
+            self.protection.evicted(node, len(node.block_ids))
             self._give_up(node.block_ids)
         self.doomed.update(held)
         self.protection.consider(parent)

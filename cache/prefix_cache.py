@@ -11,8 +11,10 @@ and `commit` moves the border to the right, never to the left.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from cache.block_pool import NULL_BLOCK
 from cache.misses import Miss, MissReason, explain
@@ -20,9 +22,14 @@ from cache.namespaces import NamespacePath, Segment, segments
 from cache.ownership import Ownership
 from cache.radix import Node, Walk, token_slice
 from cache.retention import Retention
+from cache.usage import TenantBlocks
 
 OUTPUT_DISCOUNT = 10
 """Output is this much less worth than the prompt before it: conversations lose answers before system prompts."""
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -48,8 +55,7 @@ class Handle:
     released: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
+class CommitResult(NamedTuple):
     block_ids: list[int]
     """The block table from now on; the very list that was passed in unless a duplicate was replaced."""
     num_inserted_blocks: int
@@ -69,13 +75,14 @@ class PrefixCache:
         *,
         ghost_size: int | None = None,
         pin_limit: int | None = None,
+        now_ms: Callable[[], int] = _monotonic_ms,
     ) -> None:
         """`num_blocks` counts the null block. `ghost_size` (evicted blocks remembered) defaults to num_blocks,
-        `pin_limit` (blocks that pins may hold) to a fifth of them."""
+        `pin_limit` (blocks that pins may hold) to a fifth of them. `now_ms` is read for usage only."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.owners = Ownership(
-            num_blocks, block_size, num_blocks if ghost_size is None else ghost_size
+            num_blocks, block_size, num_blocks if ghost_size is None else ghost_size, now_ms
         )
         self._tree = self.owners.tree
         self._protection = self.owners.protection
@@ -103,6 +110,14 @@ class PrefixCache:
     @property
     def step(self) -> int:
         return self.owners.step
+
+    def usage(self, tenant: str) -> TenantBlocks:
+        """Blocks of the tree that the tenant inserted, held and retained, with their block-milliseconds. O(1)."""
+        return self._protection.usage.of(tenant)
+
+    def tenants(self) -> tuple[str, ...]:
+        """Every tenant that has inserted something, for reporting."""
+        return self._protection.usage.tenants()
 
     def tick(self) -> None:
         """One step later: the unit of LRU time."""
@@ -278,9 +293,7 @@ class PrefixCache:
         if alone and node.parent is not None and (node.region, node.priority) == (region, priority):
             self.owners.extend(node, new_tokens, new_ids)
             return node
-        child = self.owners.insert(node, region, new_tokens, new_ids, priority)
-        child.tenant = handle.tenant
-        return child
+        return self.owners.insert(node, region, new_tokens, new_ids, priority, handle.tenant)
 
     def _move(self, handle: Handle, node: Node, num_blocks: int) -> None:
         # First the new, then the old, so that nothing on the way is unprotected in between.

@@ -90,7 +90,7 @@ class Admission:
         """Raises ApiError (429, 503), or is cancelled, and leaves nothing behind."""
         self._check_metering()
         price = await self._price(ask)
-        holder = Holder.of(ask.request_id, ask.principal)
+        holder = Holder.of(ask.request_id, ask.principal, ask.model, ask.tier)
         verdict = await self._reserve(ask, holder, price)
         opened = _opened(ask, price, verdict)
         try:

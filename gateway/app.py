@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway import keys, middleware, resources
 from gateway.lifecycle import Detached, Lifecycle
-from gateway.routes import chat, completions, health, metrics, models, tokenize
+from gateway.routes import chat, completions, health, metrics, models, organization, tokenize, usage
 from gateway.routes.table import Route
 from gateway.settings import GatewaySettings
 
@@ -26,6 +26,8 @@ def routes() -> list[Route]:
         *chat.ROUTES,
         *completions.ROUTES,
         *tokenize.ROUTES,
+        *organization.ROUTES,
+        *usage.ROUTES,
     ]
 
 

@@ -17,8 +17,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accounting.types import Limits, Principal
-from gateway.redis_link import Argument, LimiterUnavailable, RedisLink
+from accounting.types import Limits, Principal, Tier
+from gateway.redis_keys import EPOCH_PREFIX, of_space, tenant_space
+from gateway.redis_link import (
+    TIMEOUT_S,
+    Argument,
+    EpochChanged,
+    LimiterUnavailable,
+    RedisLink,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +52,28 @@ class Holder:
     key_id: str
     key_limits: Limits
     tenant_limits: Limits
+    tier: Tier = "interactive"
 
     @classmethod
-    def of(cls, request_id: str, principal: Principal) -> Holder:
+    def of(cls, request_id: str, principal: Principal, model: str, tier: Tier) -> Holder:
+        """Limits bind tier `batch` only where one names that tier, and none does yet: backlog and fairness bound it.
+
+        A model's limit is held against all that the tenant uses: exact with one model, too strict with several.
+        """
+        binds = tier != "batch"
         return cls(
             request_id,
             principal.tenant_id,
             principal.key_id,
-            principal.key_limits,
-            principal.tenant_limits,
+            principal.key_limits if binds else Limits(),
+            principal.limits_on(model) if binds else Limits(),
+            tier,
         )
+
+    @property
+    def space(self) -> str:
+        """Begins all its key names. Counted apart by tier: a batch must not starve its owner's chats."""
+        return tenant_space(self.tenant_id, batch=self.tier == "batch")
 
 
 @dataclass(frozen=True)
@@ -200,22 +219,21 @@ class Limiter:
         cursor = 0
         while True:
             answer = await self._link.command(
-                "SCAN", cursor, "MATCH", "hg:{t:*}:open", "COUNT", 1000
+                "SCAN", cursor, "MATCH", tenant_space("*") + "*:open", "COUNT", 1000
             )
             for name in answer[1]:
-                tenant_id = name.decode().removeprefix("hg:{t:").removesuffix("}:open")
-                await self._release_not_held(tenant_id, until_ms)
+                await self._release_not_held(name.decode().removesuffix(":open"), until_ms)
             cursor = int(answer[0])
             if cursor == 0:
                 return
 
     async def touch(self) -> None:
         """Moves the expiry of everything held; what Redis does not know it is told again."""
-        for tenant_id, held in self._held_by_tenant().items():
+        for space, held in self._held_by_space().items():
             ids = [entry.holder.request_id for entry in held]
             answer = await self._run("touch", held[0].holder, _KEYS[:2], TERM_MS, *ids)
             if len(answer) > 1:
-                await self._rebuild(tenant_id)
+                await self._rebuild(space)
 
     async def _end(self, script: str, holder: Holder, args: tuple[Argument, ...]) -> None:
         self._held.pop(holder.request_id, None)
@@ -224,11 +242,15 @@ class Limiter:
 
     async def _pay(self, request_id: str) -> None:
         """`rebuild` is a good answer here: what the tenant's state no longer has need not be given back."""
-        script, holder, args = self._owed[request_id]
+        owed = self._owed.get(request_id)
+        if owed is None:  # paid by the upkeep meanwhile
+            return
+        script, holder, args = owed
         try:
             epoch = await self._link.epoch()
             await self._call(script, holder, _END_KEYS[script], epoch, (request_id, *args))
-        except LimiterUnavailable:
+        except LimiterUnavailable as reason:
+            log.info("%s is repeated later: %s", script, reason)
             return
         self._owed.pop(request_id, None)
 
@@ -236,13 +258,16 @@ class Limiter:
         self, script: str, holder: Holder, keys: Sequence[str], *args: Argument
     ) -> list[Any]:
         """One script call; a tenant that Redis does not have, or has from another epoch, is rebuilt first."""
-        for _ in range(3):
-            epoch = await self._link.epoch()
-            answer = await self._call(script, holder, keys, epoch, args)
-            if answer[0] != b"rebuild":
-                return answer
-            await self._link.refresh_epoch()
-            await self._rebuild(holder.tenant_id)
+        for _ in range(4):
+            try:
+                epoch = await self._link.epoch()
+                answer = await self._call(script, holder, keys, epoch, args)
+                if answer[0] != b"rebuild":
+                    return answer
+                await self._link.refresh_epoch()
+                await self._rebuild(holder.space)
+            except EpochChanged:
+                continue
         raise LimiterUnavailable("limiter state does not settle")
 
     async def _call(
@@ -251,11 +276,11 @@ class Limiter:
         now = "" if self._now_ms is None else self._now_ms()
         return await self._link.script(script, _names(holder, keys), (now, epoch, *args))
 
-    async def _rebuild(self, tenant_id: str) -> None:
-        held = self._held_by_tenant().get(tenant_id, [])
+    async def _rebuild(self, space: str) -> None:
+        held = self._held_by_space().get(space, [])
         now = "" if self._now_ms is None else self._now_ms()
         for start in range(0, max(1, len(held)), REBUILD_CHUNK):
-            keys = [f"hg:{{t:{tenant_id}}}:s", f"hg:{{t:{tenant_id}}}:open"]
+            keys = [f"{space}:s", f"{space}:open"]
             args: list[Argument] = [now, await self._link.epoch(), self._slot, TERM_MS]
             for entry in held[start : start + REBUILD_CHUNK]:
                 keys += _names(entry.holder, ("r", "kr", "kt", "tr", "tt"))
@@ -285,30 +310,39 @@ class Limiter:
     async def _follow_epoch(self) -> None:
         epoch = await self._link.refresh_epoch()
         if epoch != self._epoch:
-            for tenant_id in self._held_by_tenant():
-                await self._rebuild(tenant_id)
+            for space in self._held_by_space():
+                await self._rebuild(space)
             self._epoch = epoch
 
-    async def _release_not_held(self, tenant_id: str, until: str) -> None:
-        name = f"hg:{{t:{tenant_id}}}"
-        for member in await self._link.command("ZRANGEBYSCORE", f"{name}:open", "-inf", until):
+    async def _release_not_held(self, space: str, until: str) -> None:
+        tenant_id, is_batch = of_space(space)
+        for member in await self._link.command("ZRANGEBYSCORE", f"{space}:open", "-inf", until):
             request_id = member.decode()
             slot, key_id = await self._link.command(
-                "HMGET", f"{name}:r:{request_id}", "slot", "key"
+                "HMGET", f"{space}:r:{request_id}", "slot", "key"
             )
             if request_id in self._held or slot != str(self._slot).encode() or key_id is None:
                 continue
-            await self.release(Holder(request_id, tenant_id, key_id.decode(), Limits(), Limits()))
+            await self.release(
+                Holder(
+                    request_id, tenant_id, key_id.decode(), Limits(), Limits(),
+                    "batch" if is_batch else "interactive",
+                )
+            )  # fmt: skip
 
     async def _redis_ms(self) -> str:
         seconds, microseconds = await self._link.command("TIME")
         return str(int(seconds) * 1000 + int(microseconds) // 1000)
 
-    def _held_by_tenant(self) -> dict[str, list[_Held]]:
-        by_tenant: dict[str, list[_Held]] = defaultdict(list)
+    def _held_by_space(self) -> dict[str, list[_Held]]:
+        by_space: dict[str, list[_Held]] = defaultdict(list)
         for entry in self._held.values():
-            by_tenant[entry.holder.tenant_id].append(entry)
-        return by_tenant
+            by_space[entry.holder.space].append(entry)
+        return by_space
+
+
+def limiter_link(url: str, *, timeout_s: float = TIMEOUT_S) -> RedisLink:
+    return RedisLink(url, epoch_key=EPOCH_PREFIX, timeout_s=timeout_s)
 
 
 _KEYS = ("s", "open", "r")
@@ -320,15 +354,15 @@ _END_KEYS = {
 
 def _names(holder: Holder, kinds: Sequence[str]) -> list[str]:
     """Key names; all keys of a tenant lie in one hash slot."""
-    tenant = f"hg:{{t:{holder.tenant_id}}}"
+    space = holder.space
     names = {
-        "s": f"{tenant}:s",
-        "open": f"{tenant}:open",
-        "r": f"{tenant}:r:{holder.request_id}",
-        "kr": f"{tenant}:w:{holder.key_id}:requests",
-        "kt": f"{tenant}:w:{holder.key_id}:tokens",
-        "tr": f"{tenant}:w:t:requests",
-        "tt": f"{tenant}:w:t:tokens",
+        "s": f"{space}:s",
+        "open": f"{space}:open",
+        "r": f"{space}:r:{holder.request_id}",
+        "kr": f"{space}:w:{holder.key_id}:requests",
+        "kt": f"{space}:w:{holder.key_id}:tokens",
+        "tr": f"{space}:w:t:requests",
+        "tt": f"{space}:w:t:tokens",
     }
     return [names[kind] for kind in kinds]
 

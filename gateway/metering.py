@@ -16,9 +16,9 @@ from accounting import ledger
 from accounting.db import Database
 from gateway.admission import Admission
 from gateway.journal import Journal, open_journal
-from gateway.limits import Limiter
+from gateway.limits import Limiter, limiter_link
 from gateway.price_cache import PriceCache
-from gateway.redis_link import RedisLink
+from gateway.redis_link import TIMEOUT_S, RedisLink
 from gateway.shipper import Shipper
 
 REVIVE_EVERY_S = 1.0
@@ -36,13 +36,18 @@ class Metering:
 
 @asynccontextmanager
 async def metering(
-    *, database: Database, redis_url: str, slot: int, directory: Path
+    *,
+    database: Database,
+    redis_url: str,
+    slot: int,
+    directory: Path,
+    limiter_timeout_s: float = TIMEOUT_S,
 ) -> AsyncIterator[Metering]:
     """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
     async with database.read() as conn:
         offset = await ledger.journal_offset(conn, slot) or 0
     journal = await open_journal(directory, slot, min_next_seq=offset + 1)
-    link = RedisLink(redis_url)
+    link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
     limiter = Limiter(link, slot)
     shipper = Shipper(journal, database, slot, offset)
     prices = PriceCache(database)

@@ -1,4 +1,4 @@
-"""One process's way to the limiter's Redis: pipelined script calls, epochs, breaker. Knows no key but the epoch's.
+"""One process's way to the limiter's Redis: pipelined script calls, epochs, breaker. Knows no key names.
 
 Calls that come while a round trip is under way go together with the next one, in order, on one connection. A round
 trip that fails is repeated once as it was (every script may be repeated). Redis is judged by what it answers: after 5
@@ -28,7 +28,6 @@ Argument = str | int | bytes
 SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "rebuild")
 
 TIMEOUT_S = 0.1
-REPEAT_TIMEOUT_S = 0.05
 MAX_BATCH = 128
 BREAKER_FAILURES = 5
 BREAKER_WINDOW_S = 1.0
@@ -39,6 +38,14 @@ class LimiterUnavailable(Exception):
     """Redis cannot be reached, or not trusted yet: nothing was granted."""
 
 
+class EpochChanged(LimiterUnavailable):
+    """This Redis is in another life than the call was made for. It was not sent: ask for the epoch, make it anew."""
+
+
+class _OtherRun(redis.ConnectionError):
+    pass
+
+
 @dataclass(frozen=True)
 class _Call:
     command: tuple[Argument, ...]
@@ -46,13 +53,15 @@ class _Call:
 
 
 class RedisLink:
-    """`close()` must be awaited. Every call ends within 150 ms, well or with `LimiterUnavailable`."""
+    """`close()` must be awaited. Every call ends within 1.5 `timeout_s`, well or with `LimiterUnavailable`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, epoch_key: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._epoch_key = epoch_key
+        self._timeouts_s = (timeout_s, timeout_s / 2)
         self._client = redis.Redis.from_url(
             url,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             max_connections=2,
             redis_connect_func=self._on_connect,
@@ -100,10 +109,12 @@ class RedisLink:
         if not self._run_id:
             await self.command("PING")  # connecting reads the run id
         run_id = self._run_id
-        key = f"hg:epoch:{run_id}"
+        key = self._epoch_key + run_id
         _, stored = await asyncio.gather(
             self.command("SET", key, drawn, "NX"), self.command("GET", key)
         )
+        if stored is None:
+            raise LimiterUnavailable("Redis keeps no epoch")
         if run_id == self._run_id:
             self._epoch = stored.decode()
         return self._epoch
@@ -135,10 +146,12 @@ class RedisLink:
                     call.answer.set_result(answer)
 
     async def _round_trip(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        for timeout_s in (TIMEOUT_S, REPEAT_TIMEOUT_S):
+        for timeout_s in self._timeouts_s:
             try:
                 async with asyncio.timeout(timeout_s):
                     answers = await self._execute(commands)
+            except _OtherRun:
+                return [EpochChanged("Redis was restarted or replaced") for _ in commands]
             except (RedisError, OSError, TimeoutError):
                 self._note_failure()
                 continue
@@ -180,7 +193,7 @@ class RedisLink:
         known, self._run_id = self._run_id, run_id
         if known and known != run_id:
             self._epoch = ""
-            raise redis.ConnectionError("Redis was restarted or replaced")
+            raise _OtherRun
 
     def _note_failure(self) -> None:
         now = asyncio.get_running_loop().time()

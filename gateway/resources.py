@@ -24,6 +24,7 @@ from accounting.types import Principal
 from gateway import keys, models
 from gateway.auth import AUTH, Authenticator, LookupFailed
 from gateway.metering import metering
+from gateway.redis_keys import REVOKED_CHANNEL
 from gateway.router import Router
 from gateway.settings import SettingsError
 from gateway.stream import Engine
@@ -36,7 +37,6 @@ from workers.protocol.registry import Registration
 logger = logging.getLogger(__name__)
 
 EPOCH_EVERY_S = 2.0
-REVOKED_CHANNEL = "hg:revoked"
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
 CANCEL_AGAIN_S = 0.1

@@ -48,6 +48,10 @@ class _Numbered:
     posting: Posting
 
 
+class ShippingStopped(Exception):
+    """SQL took no posting while the shipper was to stop."""
+
+
 class Shipper:
     """`start()` begins, `close()` ships what is durable, as far as SQL takes it, and ends."""
 
@@ -69,8 +73,8 @@ class Shipper:
         self._max_backlog_bytes = max_backlog_bytes
         self._reader = segments.Reader(journal.directory, offset)
         self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
         self._failing_since: float | None = None
-        self._backoff_s = EVERY_S
         self._backlog_bytes = 0
         self._drop_at = 0.0
 
@@ -90,17 +94,18 @@ class Shipper:
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())
 
-    async def close(self, limit_s: float = 5.0) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        # What was read and not posted is read again.
-        self._reader = segments.Reader(self._journal.directory, self._offset)
+    async def close(self, limit_s: float = 10.0) -> None:
+        """A transaction under way is not cut off: what a cancelled driver leaves behind may block the next one."""
+        self._stop.set()
         try:
             async with asyncio.timeout(limit_s):
+                if self._task is not None:
+                    await self._task
+                # What was read and not posted is read again.
+                self._reader = segments.Reader(self._journal.directory, self._offset)
                 while await self.ship():
                     pass
-        except TimeoutError:
+        except (TimeoutError, ShippingStopped):
             log.warning(
                 "journal is not shipped whole; the next process of slot %d goes on", self._slot
             )
@@ -120,17 +125,33 @@ class Shipper:
         return True
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
-        """The workers' own counts; returns after the COMMIT, however long SQL is away."""
+        """The workers' own counts; returns after the COMMIT, however long SQL is away. Raises ShippingStopped."""
         witnesses = [_witness(frame.worker, record) for record in frame.records]
         await self._until_posted(lambda: self._post_witnesses(witnesses))
         return EngineAck(frame.worker, max((w.seq for w in witnesses), default=0))
 
     async def _run(self) -> None:
-        while True:
-            if not await self.ship():
-                self._backlog_bytes = 0
+        while not self._stop.is_set():
+            try:
+                is_idle = not await self.ship()
+            except ShippingStopped:
+                return
+            if self._backlog_bytes:
+                await self._measure_backlog()
+            if is_idle:
                 await self._drop_old()
-                await asyncio.sleep(EVERY_S)
+                await self._pause(EVERY_S)
+
+    async def _pause(self, seconds: float) -> None:
+        """Ends early when the shipper is to stop."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return
+
+    async def _measure_backlog(self) -> None:
+        self._backlog_bytes = await asyncio.to_thread(self._reader.num_bytes_ahead)
 
     async def _drop_old(self) -> None:
         if time.monotonic() >= self._drop_at:
@@ -138,7 +159,7 @@ class Shipper:
             await asyncio.to_thread(segments.drop_old, self._journal.directory, self._offset)
 
     async def _until_posted(self, post: Callable[[], Awaitable[None]]) -> None:
-        """Repeats with jitter through outages, deadlocks and unknown COMMITs."""
+        """Repeats with jitter through outages, deadlocks and unknown COMMITs. Stopping: one try, then `ShippingStopped`."""
         backoff_s = EVERY_S
         while True:
             try:
@@ -147,8 +168,10 @@ class Shipper:
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
                     log.warning("SQL takes no postings: %s", failure)
-                self._backlog_bytes = await asyncio.to_thread(self._reader.num_bytes_ahead)
-                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+                await self._measure_backlog()
+                if self._stop.is_set():
+                    raise ShippingStopped from failure
+                await self._pause(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
             else:
                 self._failing_since = None

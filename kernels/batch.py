@@ -12,6 +12,37 @@ import torch
 
 
 @dataclass(frozen=True)
+class Slots:
+    """Where the tokens of a step are stored."""
+
+    slots: torch.Tensor
+    """int64 per token: block id * block size + offset in it; -1 stores nothing."""
+    block_size: int
+    _rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @cached_property
+    def stored(self) -> torch.Tensor | None:
+        """Indices of the tokens whose slot is not -1; None: all of them."""
+        keep = self.slots >= 0
+        return None if bool(keep.all()) else keep.nonzero().squeeze(1)
+
+    def head_rows(self, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the stored tokens: rows of the layer seen as `[num_blocks * 2 * KVH * block_size, head_dim]`, of their
+        keys and of their values, in the order token, head."""
+        if num_kv_heads not in self._rows:
+            slots = self.slots if self.stored is None else self.slots[self.stored]
+            heads = torch.arange(num_kv_heads, device=slots.device) * self.block_size
+            half = num_kv_heads * self.block_size
+            first = slots // self.block_size * (2 * half) + slots % self.block_size
+            keys = (first[:, None] + heads).view(-1)
+            self._rows[num_kv_heads] = (keys, keys + half)
+        return self._rows[num_kv_heads]
+
+
+@dataclass(frozen=True)
 class PagedBatch:
     """Row i has `query_lens[i]` new tokens behind `context_lens[i]` older ones; the KV of both is in the blocks
     `block_tables[i]`. Queries lie packed, row after row, in the order of the lists.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kernels import reference, sampling
-from kernels.batch import PagedBatch
+from kernels.batch import PagedBatch, Slots
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
@@ -31,9 +31,10 @@ class Ops:
     """Kernel name to what was chosen, for the log and the tests."""
 
     def kv_write(
-        self, kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+        self, kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots
     ) -> None:
         _check_kv(kv)
+        assert slots.block_size == kv.shape[3], (slots.block_size, kv.shape)
         assert key.shape == value.shape == (len(slots), kv.shape[2], kv.shape[4]), key.shape
         assert key.dtype == value.dtype == kv.dtype, key.dtype
         self.chosen["kv_write"](kv, key, value, slots)

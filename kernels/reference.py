@@ -9,18 +9,17 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from kernels.batch import PagedBatch
+from kernels.batch import PagedBatch, Slots
 
 
-def kv_write(kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-    """Stores `[num_tokens, KVH, D]` at `slots` (block id * block size + offset in it; -1: nowhere)."""
-    keep = slots >= 0
-    if key.device.type != "cpu" or not bool(keep.all()):
-        key, value, slots = key[keep], value[keep], slots[keep]
-    block_size = kv.shape[3]
-    blocks, offsets = slots // block_size, slots % block_size
-    kv[blocks, 0, :, offsets] = key
-    kv[blocks, 1, :, offsets] = value
+def kv_write(kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
+    """Stores the keys and values of tokens, `[num_tokens, KVH, D]`, at their slots."""
+    if slots.stored is not None:
+        key, value = key[slots.stored], value[slots.stored]
+    head_dim = kv.shape[4]
+    rows = kv.view(-1, head_dim)
+    for target, source in zip(slots.head_rows(kv.shape[2]), (key, value), strict=True):
+        rows.index_copy_(0, target, source.reshape(-1, head_dim))
 
 
 def attention_decode(

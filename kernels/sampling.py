@@ -17,6 +17,8 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW32 = 0xFFFFFFFF
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
+_SPARSE = 8
+"""Noise is made for the kept tokens alone where they are fewer than one in so many."""
 _FIRST_TRY = 1024
 """Candidates looked at before a whole row is sorted: a nucleus is almost always smaller."""
 
@@ -39,8 +41,12 @@ class DrawTensors:
 def sample(logits: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
     """One token per row: scale by temperature, cut to top-k, top-p, min-p, add Gumbel noise, take the largest."""
     scaled = keep_candidates(logits / draws.temperature[:, None], draws)
-    noise = log_exponential(draws.seeds, draws.positions, logits.shape[1], PURPOSE_SAMPLE)
-    return (scaled - noise).argmax(dim=-1)
+    rows, tokens = scaled.isfinite().nonzero(as_tuple=True)
+    if len(rows) * _SPARSE > scaled.numel():
+        return (scaled - dense_noise(draws, scaled.shape[1], PURPOSE_SAMPLE)).argmax(dim=-1)
+    noisy = torch.full_like(scaled, float("-inf"))
+    noisy[rows, tokens] = scaled[rows, tokens] - sparse_noise(draws, rows, tokens, PURPOSE_SAMPLE)
+    return noisy.argmax(dim=-1)
 
 
 def keep_candidates(scaled: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
@@ -72,7 +78,7 @@ def _threshold(
     cut = (top_k < vocab)[:, None]
     mass = torch.where(cut & ~inside, float("-inf"), scaled).logsumexp(dim=-1, keepdim=True)
     probs = torch.where(cut & (values < last), 0.0, (values - mass).exp())
-    before = probs.cumsum(dim=-1) - probs
+    before = probs.cumsum(dim=-1, dtype=torch.float64) - probs  # near 1 float32 is too coarse
     in_nucleus = (before < top_p[:, None]) | (top_p >= 1.0)[:, None]
     in_nucleus[:, 0] = True
     in_nucleus &= values >= last
@@ -98,14 +104,30 @@ def _largest(
     return values, bool((by_k | ((top_k >= vocab) & by_p)).all())
 
 
-def log_exponential(
-    seeds: torch.Tensor, positions: torch.Tensor, vocab: int, purpose: int
-) -> torch.Tensor:
+def dense_noise(draws: DrawTensors, vocab: int, purpose: int) -> torch.Tensor:
     """log of standard exponential noise, `[rows, vocab]`, keyed by (seed, position, token, purpose)."""
-    quads = torch.arange((vocab + 3) // 4, device=seeds.device)[None, :]
-    counter = (positions[:, None], quads, torch.tensor(purpose, device=seeds.device), quads * 0)
-    words = philox4x32(counter, (seeds[:, 0:1], seeds[:, 1:2]))
-    integers = torch.stack(words, dim=-1).view(len(seeds), -1)[:, :vocab]
+    quads = torch.arange((vocab + 3) // 4, device=draws.seeds.device)[None, :]
+    words = _quad_words(draws.seeds[:, None], draws.positions[:, None], quads, purpose)
+    return _log_exponential(words.view(len(draws.seeds), -1)[:, :vocab])
+
+
+def sparse_noise(
+    draws: DrawTensors, rows: torch.Tensor, tokens: torch.Tensor, purpose: int
+) -> torch.Tensor:
+    """The same noise of some (row, token) pairs only."""
+    words = _quad_words(draws.seeds[rows], draws.positions[rows], tokens // 4, purpose)
+    return _log_exponential(words.gather(-1, (tokens % 4)[:, None]).squeeze(-1))
+
+
+def _quad_words(
+    seeds: torch.Tensor, positions: torch.Tensor, quads: torch.Tensor, purpose: int
+) -> torch.Tensor:
+    """`[..., 4]`: the words of four neighbouring tokens. Counter (position, quad, purpose, 0), key the seed."""
+    counter = (positions, quads, torch.full_like(quads, purpose), torch.zeros_like(quads))
+    return torch.stack(philox4x32(counter, (seeds[..., 0], seeds[..., 1])), dim=-1)
+
+
+def _log_exponential(integers: torch.Tensor) -> torch.Tensor:
     uniform = (integers.float() + 0.5) * 2.0**-32
     # float32 rounds the last 128 integers up to 1, whose logarithm would put an infinity into the noise.
     uniform = uniform.clamp(max=_LARGEST_BELOW_ONE)

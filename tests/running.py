@@ -82,19 +82,24 @@ class Server:
         )
         return project["id"], account["api_key"]["value"]
 
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: str, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [HEADGATE, *arguments, "--home", str(self.home)],
             capture_output=True,
             text=True,
             timeout=60,
+            env={**os.environ, **(env or {})},
         )
 
-    def verify_books(self, limit_s: float = 15.0) -> dict[str, Any]:
+    def verify_books(
+        self, limit_s: float = 15.0, env: dict[str, str] | None = None
+    ) -> dict[str, Any]:
         """The report once everything is shipped; asserts that the books are clean."""
         deadline = time.monotonic() + limit_s
         while True:
-            done = self.command("verify-books", "--json")
+            done = self.command("verify-books", "--json", env=env)
             if done.returncode == 0 or time.monotonic() > deadline:
                 assert done.returncode == 0, done.stdout + done.stderr
                 return json.loads(done.stdout)
@@ -107,10 +112,11 @@ class Server:
         ) as connection:
             return connection.execute(statement, values).fetchall()
 
-    def engine_counters(self) -> dict[str, float]:
-        """Sums over all workers of their own metrics."""
+    def engine_counters(self, worker: int | None = None) -> dict[str, float]:
+        """A worker's own metrics, or their sums over all workers."""
         totals: dict[str, float] = {}
-        for url in self.ready["metrics"]["worker"]:
+        urls = self.ready["metrics"]["worker"]
+        for url in urls if worker is None else urls[worker : worker + 1]:
             for family in text_string_to_metric_families(httpx.get(url, timeout=10).text):
                 for sample in family.samples:
                     labels = {

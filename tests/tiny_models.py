@@ -129,6 +129,29 @@ class Driven:
         return Row(tokens[self.num_written : end], self.num_written, self.table, draws)
 
 
+def place(
+    runner: ModelRunner, sequences: Sequence[Driven], num_tokens: int, shuffle_seed: int = 0
+) -> None:
+    """Gives each sequence blocks for `num_tokens` output tokens, in random order. KV starts poisoned: a slot read
+    before it was written shows in every later token."""
+    with torch.inference_mode():
+        runner.store.tensor.fill_(float("nan"))
+    free = list(range(1, runner.num_blocks))
+    random.Random(shuffle_seed).shuffle(free)
+    for sequence in sequences:
+        needed = -(-(len(sequence.prompt) + num_tokens) // runner.block_size)
+        sequence.table, free = free[:needed], free[needed:]
+        assert len(sequence.table) == needed, "the test's pool is too small"
+
+
+def step(runner: ModelRunner, running: Sequence[Driven], chunk: int = 1 << 30) -> None:
+    rows = [sequence.row(chunk) for sequence in running]
+    for sequence, row, result in zip(running, rows, runner.execute(rows), strict=True):
+        sequence.num_written += len(row.tokens)
+        sequence.drawn += result.drawn
+        sequence.output += [drawn.token for drawn in result.drawn]
+
+
 def drive(
     runner: ModelRunner,
     sequences: Sequence[Driven],
@@ -136,27 +159,10 @@ def drive(
     chunk: int = 1 << 30,
     shuffle_seed: int = 0,
 ) -> None:
-    """Runs every sequence to `num_tokens` output tokens. KV starts poisoned: a slot read before it was written
-    shows in every later token."""
-    runner.store.tensor.fill_(float("nan"))
-    free = list(range(1, runner.num_blocks))
-    random.Random(shuffle_seed).shuffle(free)
-    for sequence in sequences:
-        length = len(sequence.prompt) + num_tokens
-        needed = -(-length // runner.block_size)
-        sequence.table, free = free[:needed], free[needed:]
-        assert len(sequence.table) == needed, "the test's pool is too small"
-    step = 0
+    """Runs every sequence to `num_tokens` output tokens."""
+    place(runner, sequences, num_tokens, shuffle_seed)
+    number = 0
     while waiting := [s for s in sequences if len(s.output) < num_tokens]:
-        running = [s for s in waiting if s.arrival <= step]
-        step += 1
-        if running:
-            _step(runner, running, chunk)
-
-
-def _step(runner: ModelRunner, running: Sequence[Driven], chunk: int) -> None:
-    rows = [sequence.row(chunk) for sequence in running]
-    for sequence, row, result in zip(running, rows, runner.execute(rows), strict=True):
-        sequence.num_written += len(row.tokens)
-        sequence.drawn += result.drawn
-        sequence.output += [drawn.token for drawn in result.drawn]
+        if running := [s for s in waiting if s.arrival <= number]:
+            step(runner, running, chunk)
+        number += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.metadata
 import os
 import sys
@@ -10,18 +11,33 @@ from pathlib import Path
 
 import click
 
-from gateway.cli.home import Home, HomeError, default_home
+from gateway.cli.common import fail, home_option
+from gateway.cli.home import Home, HomeError
 
-home_option = click.option(
-    "--home",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=default_home,
-    show_default="$HEADGATE_HOME, else ~/.headgate",
-    help="State directory: database, keys, journals, sockets.",
+# These modules load SQLAlchemy and an HTTP client; a process that is only about to exec another must not wait for that.
+LATE_COMMANDS = {
+    "tenants": "admin", "keys": "admin", "usage": "admin", "costs": "admin", "verify-books": "care",
+}  # fmt: skip
+
+
+class _Commands(click.Group):
+    """Finds the late ones when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *LATE_COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in LATE_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(f"gateway.cli.{LATE_COMMANDS[cmd_name]}")
+        found: dict[str, click.Command] = {command.name: command for command in module.COMMANDS}
+        return found[cmd_name]
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(importlib.metadata.version("headgate"), prog_name="headgate")
 def main() -> None:
     """Headgate: a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
@@ -124,9 +140,3 @@ def _process(name: str, module: str, summary: str) -> None:
 _process("gateway", "gateway", "Run one gateway process.")
 _process("worker", "workers.engine", "Run one worker process.")
 _process("jobs", "workers.jobs", "Run the jobs process (Celery worker and sweeper).")
-
-
-def fail(message: str) -> None:
-    """One clear sentence and a non-zero exit."""
-    click.echo(f"headgate: {message}", err=True)
-    raise SystemExit(1)

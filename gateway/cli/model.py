@@ -11,6 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenizers import Tokenizer
+
 from gateway.cli.home import HomeError
 
 DEMO_MODEL_ID = "headgate-demo"
@@ -55,6 +57,10 @@ def _checked(path: Path, name: str) -> Path:
             json.loads((path / required).read_bytes())
         except (OSError, ValueError):
             raise HomeError(f"The file {path / required} cannot be read or is not JSON.") from None
+    try:
+        Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        raise HomeError(f"The tokenizer of {path} cannot be read: {error}.") from None
     if not any(path.glob("*.safetensors")):
         raise HomeError(f"The model directory {path} has no weights in the safetensors format.")
     return path

@@ -208,10 +208,13 @@ class Supervisor:
                 child.process.kill()
 
     async def close(self) -> None:
-        """After every kind was stopped: no watcher outlives the supervisor."""
+        """After every child was stopped or killed: neither a watcher nor a zombie outlives the supervisor."""
         for task in self._watchers.values():
             task.cancel()
         await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+        for child in self._children:
+            if child.process is not None:
+                await child.process.wait()
 
 
 def _backoff_s(num_deaths: int) -> float:

@@ -82,7 +82,8 @@ end
 
 -- Open requests of tenant and key, with their tokens and micro-units.
 local function count_open(state, key, requests, tokens, micro_units)
-  for field, amount in pairs({run = requests, tok = tokens, mu = micro_units}) do
+  -- + 0: Lua writes minus zero as "-0", which Redis does not take for an integer
+  for field, amount in pairs({run = requests + 0, tok = tokens + 0, mu = micro_units + 0}) do
     redis.call('HINCRBY', state, field, amount)
     if redis.call('HINCRBY', state, field .. ':' .. key, amount) == 0 then
       redis.call('HDEL', state, field .. ':' .. key)

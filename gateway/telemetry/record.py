@@ -16,7 +16,7 @@ from workers.protocol.messages import TimelineEvent
 
 Mark = Literal[
     "accepted", "authenticated", "tokenized", "admitted", "dispatched", "lease", "resumed", "first_byte",
-    "last_byte", "settled",
+    "finished", "last_byte", "settled",
 ]  # fmt: skip
 
 

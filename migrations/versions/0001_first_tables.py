@@ -238,7 +238,7 @@ def upgrade() -> None:
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("num_bytes", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.Text(), nullable=False),
-        sa.Column("storage_key", sa.Text(), nullable=False),
+        sa.Column("storage_key", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
@@ -358,10 +358,49 @@ def upgrade() -> None:
         op.f("ix_service_account_tenant_id"), "service_account", ["tenant_id"], unique=False
     )
     op.create_table(
+        "data_key",
+        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("wrapped", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenant.id"], name=op.f("fk_data_key_tenant_id_tenant")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_data_key")),
+    )
+    op.create_table(
+        "idempotent_reply",
+        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
+        sa.Column("request_id", sa.Text(), nullable=False),
+        sa.Column("slot", sa.BigInteger(), nullable=False),
+        sa.Column("batch_id", sa.Text(), nullable=True),
+        sa.Column("line_no", sa.BigInteger(), nullable=True),
+        sa.Column("state", sa.Text(), server_default="running", nullable=False),
+        sa.Column("status", sa.BigInteger(), nullable=True),
+        sa.Column("body", sa.LargeBinary(), nullable=True),
+        sa.Column("posting", sa.LargeBinary(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint(
+            "state IN ('running', 'stored')", name=op.f("ck_idempotent_reply_state")
+        ),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenant.id"], name=op.f("fk_idempotent_reply_tenant_id_tenant")
+        ),
+        sa.PrimaryKeyConstraint("tenant_id", "key", name=op.f("pk_idempotent_reply")),
+        sa.UniqueConstraint("request_id", name=op.f("uq_idempotent_reply_request_id")),
+    )
+    op.create_index(
+        op.f("ix_idempotent_reply_batch_id"), "idempotent_reply", ["batch_id"], unique=False
+    )
+    op.create_index(
+        op.f("ix_idempotent_reply_expires_at"), "idempotent_reply", ["expires_at"], unique=False
+    )
+    op.create_table(
         "tenant_turn",
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("deficit_tokens", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("weight_percent", sa.BigInteger(), server_default="100", nullable=False),
         sa.Column("last_turn_ms", sa.BigInteger(), server_default="0", nullable=False),
         sa.ForeignKeyConstraint(
             ["tenant_id"], ["tenant.id"], name=op.f("fk_tenant_turn_tenant_id_tenant")
@@ -457,7 +496,6 @@ def upgrade() -> None:
         sa.Column("expired_at", sa.BigInteger(), nullable=True),
         sa.Column("cancelling_at", sa.BigInteger(), nullable=True),
         sa.Column("cancelled_at", sa.BigInteger(), nullable=True),
-        sa.Column("cancel_requested_at", sa.BigInteger(), nullable=True),
         sa.Column("paused_reason", sa.Text(), nullable=True),
         sa.Column("invalid_lines", sa.Text(), server_default="reject", nullable=False),
         sa.Column("output_expires_after_s", sa.BigInteger(), nullable=True),
@@ -468,7 +506,10 @@ def upgrade() -> None:
         sa.Column("cache_write", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("uncached", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("output", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("num_invalid", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("errors", JSON_TEXT, nullable=True),
+        sa.Column("fence", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("claimed_until_ms", sa.BigInteger(), nullable=True),
         sa.Column("metadata", JSON_TEXT, nullable=True),
         sa.Column("traceparent", sa.Text(), server_default="", nullable=False),
         sa.CheckConstraint(
@@ -503,9 +544,7 @@ def upgrade() -> None:
         sa.Column("claimed_by", sa.Text(), nullable=True),
         sa.Column("claimed_until_ms", sa.BigInteger(), nullable=True),
         sa.Column("fence", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("attempts", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("not_before_ms", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("rung_at_ms", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("predicted_tokens", sa.BigInteger(), nullable=False),
         sa.Column("num_lines", sa.BigInteger(), nullable=False),
         sa.Column("lines", sa.LargeBinary(), nullable=False),
@@ -524,7 +563,8 @@ def upgrade() -> None:
         "batch_line",
         sa.Column("batch_id", sa.Text(), nullable=False),
         sa.Column("line_no", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("custom_id", sa.Text(), nullable=False),
+        sa.Column("chunk_seq", sa.BigInteger(), nullable=True),
+        sa.Column("custom_id", sa.Text(), nullable=True),
         sa.Column("state", sa.Text(), server_default="started", nullable=False),
         sa.Column("failures", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("crashes", sa.BigInteger(), server_default="0", nullable=False),
@@ -561,6 +601,10 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_api_key_service_account_id"), table_name="api_key")
     op.drop_table("api_key")
     op.drop_table("tenant_turn")
+    op.drop_index(op.f("ix_idempotent_reply_expires_at"), table_name="idempotent_reply")
+    op.drop_index(op.f("ix_idempotent_reply_batch_id"), table_name="idempotent_reply")
+    op.drop_table("idempotent_reply")
+    op.drop_table("data_key")
     op.drop_index(op.f("ix_service_account_tenant_id"), table_name="service_account")
     op.drop_table("service_account")
     op.drop_index(

@@ -47,7 +47,6 @@ def test_usage_counts_the_tokens_of_the_models_own_tokenizer(server):
         prompt="import json\n",
         max_tokens=20,
         temperature=0,
-        extra_body={"return_token_ids": True},
     )
     tokenizer = Tokenizer.from_file(str(Path(server.ready["model_path"]) / "tokenizer.json"))
     prompt_ids = tokenizer.encode("import json\n").ids

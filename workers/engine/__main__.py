@@ -40,7 +40,6 @@ def main() -> int:
         journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
         engine = build_engine(told, runner, journal)
     except StartError as error:
-        logger.error("cannot start", extra={"event": "start_failed"})
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     metrics = Metrics(told.served_name, told.slot, runner.block_size, runner.num_blocks)

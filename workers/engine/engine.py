@@ -13,30 +13,24 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-import msgspec
-
 from cache.prefix_cache import PrefixCache
-from workers.engine.errors import EngineBroken, Refusal
+from workers.engine.attempts import Attempts
+from workers.engine.errors import EngineBroken
 from workers.engine.intake import Intake
 from workers.engine.journal import EngineJournal
 from workers.engine.outbox import Outbox
 from workers.engine.plan import Draw, Drawn, Row, RowResult, StepRunner
 from workers.engine.record import Rate, StepRecord, StepTotals
 from workers.engine.scheduler import Limits, Scheduler, StepPlan, Work
-from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.sequence import Attempt, Sequence
 from workers.protocol.messages import (
     CacheCommand,
     Cancel,
     EngineAck,
     EngineRecord,
     ExtendLease,
-    FailCode,
-    Failed,
-    Finished,
-    FinishReason,
     GenerateRequest,
     Message,
-    TokenUsage,
     WorkerStatus,
 )
 
@@ -67,7 +61,6 @@ class Stop:
 
 
 Event = Message | LinkClosed | Drain | Stop
-Inbox = "queue.SimpleQueue[tuple[int, Event]]"
 
 
 @dataclass(slots=True)
@@ -98,9 +91,10 @@ class Engine:
         self.cache = cache
         self.scheduler = Scheduler(cache, limits)
         self.totals = StepTotals()
-        self.draining = False
-        self.attempts: dict[tuple[int, str], Attempt] = {}
-        self._intake = Intake(runner, limits)
+        self._outbox = Outbox()
+        self._attempts = Attempts(
+            Intake(runner, limits), self.scheduler, self._outbox, journal, clock
+        )
         self._journal = journal
         self._clock = clock
         self._step = 0
@@ -110,9 +104,12 @@ class Engine:
         self._last_step_at = clock()
         self._totals_due = 0.0
         self._out = StepOutput(WorkerStatus(), 0)
-        self._outbox = Outbox()
         self._touched: list[Attempt] = []
         self._busy = False
+
+    @property
+    def attempts(self) -> dict[tuple[int, str], Attempt]:
+        return self._attempts.by_key
 
     # --- the loop ---
 
@@ -129,12 +126,15 @@ class Engine:
         """One round. Without work it only handles the events and the clocks."""
         now = self._clock()
         self._drain_inbox(events, now)
-        self._expire(now)
+        self._attempts.expire(now)
         plan = self.scheduler.plan(self._step, now)
-        if plan.work:
-            results = self._execute(plan)
-            if results is not None:
-                self._commit(plan, results)
+        planned = self._clock()
+        if plan.work and (results := self._execute(plan)) is not None:
+            executed = self._clock()
+            record = self._commit(plan, results, executed)
+            record.plan_s, record.execute_s = planned - now, executed - planned
+            record.commit_s = self._clock() - executed
+            self._account(record, executed)
         self._busy = bool(plan.work or plan.num_preempted)
         return self._emit(plan, now)
 
@@ -157,11 +157,11 @@ class Engine:
         for link, event in events:
             match event:
                 case GenerateRequest():
-                    self._accept(link, event, now)
+                    self._attempts.accept(link, event, now, self._step)
                 case ExtendLease():
-                    self._extend(link, event, now)
+                    self._attempts.extend(link, event, now)
                 case Cancel():
-                    self._cancel(link, event)
+                    self._attempts.cancel(link, event)
                 case EngineAck() if self._journal is not None:
                     self._journal.ack(event.seq)
                 case CacheCommand(action="unpin"):
@@ -169,63 +169,11 @@ class Engine:
                 case CacheCommand(action="drop"):
                     self.cache.drop(event.region)
                 case LinkClosed():
-                    self._close_link(link)
+                    self._attempts.close_link(link)
                 case Drain():
-                    self._drain(event)
+                    self._attempts.drain(now=event.now)
                 case _:
                     pass
-
-    def _accept(self, link: int, message: GenerateRequest, now: float) -> None:
-        try:
-            if self.draining:
-                raise Refusal("draining", "the worker is draining", retryable=True)
-            if (link, message.request_id) in self.attempts:
-                raise Refusal("internal", "a request of this id is running on this link")
-            attempt = self._intake.admit(message, link, now, self.scheduler.num_waiting)
-        except Refusal as refusal:
-            failed = Failed(
-                message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal),
-                refusal.retryable, refusal.retry_after_ms,
-            )  # fmt: skip
-            self._outbox.ending(link, failed)
-            return
-        self.attempts[attempt.key] = attempt
-        attempt.event("queued", now, self._step, len(attempt.prompt))
-        self.scheduler.add(attempt)
-        if self._journal is not None:
-            self._journal.begin(attempt)
-
-    def _extend(self, link: int, message: ExtendLease, now: float) -> None:
-        attempt = self.attempts.get((link, message.request_id))
-        if attempt is None:
-            return  # it ended while the extension was on its way
-        self.scheduler.extend(attempt, message, now)
-        if attempt.lease.exhausted and attempt.at_bound:
-            self._end_choices(attempt, attempt.open_indices, "budget")
-
-    def _cancel(self, link: int, message: Cancel) -> None:
-        attempt = self.attempts.get((link, message.request_id))
-        if attempt is None:
-            return
-        wanted = [i for i in attempt.open_indices if message.index in (-1, i)]
-        self._end_choices(attempt, wanted, "cancelled")
-
-    def _close_link(self, link: int) -> None:
-        for attempt in [a for a in self.attempts.values() if a.link == link]:
-            self._end(attempt, "link_lost", None)
-
-    def _drain(self, event: Drain) -> None:
-        self.draining = True
-        if event.now:
-            for attempt in list(self.attempts.values()):
-                self._fail(attempt, "draining", "cut by the drain limit", retryable=True)
-
-    def _expire(self, now: float) -> None:
-        for attempt in self._intake.past_deadline(now):
-            if self.attempts.get(attempt.key) is attempt:
-                self._fail(attempt, "deadline", "the deadline passed")
-        for attempt in self.scheduler.expire(now):
-            self._end_choices(attempt, attempt.open_indices, "lease")
 
     # --- one step ---
 
@@ -279,12 +227,13 @@ class Engine:
         for work in plan.work:
             attempt = work.sequence.attempt
             if attempt.key in self.attempts:
-                self._fail(attempt, "internal", "the model failed in this step", retryable=True)
+                self._attempts.fail(
+                    attempt, "internal", "the model failed in this step", retryable=True
+                )
         if self._num_poisoned >= MAX_POISONED_STEPS:
             raise EngineBroken(f"{self._num_poisoned} steps in a row failed")
 
-    def _commit(self, plan: StepPlan, results: list[RowResult]) -> None:
-        now = self._clock()
+    def _commit(self, plan: StepPlan, results: list[RowResult], now: float) -> StepRecord:
         record = StepRecord(
             plan.step,
             num_seqs=len(plan.work),
@@ -293,7 +242,13 @@ class Engine:
         )
         for work, result in zip(plan.work, results, strict=True):
             self._commit_row(work, result, record, plan, now)
-        record.execute_s = now - plan.now
+        # Behind all rows: a sibling of the last draw may be in prefill again.
+        for attempt in self._touched:
+            if attempt.lease.exhausted:
+                self._attempts.end_choices(attempt, attempt.open_indices, "budget")
+        return record
+
+    def _account(self, record: StepRecord, now: float) -> None:
         self._out.step = record
         self.totals.add(record)
         self._last_step_at = now
@@ -320,7 +275,7 @@ class Engine:
         if not attempt.account.closed:
             self._close_prompt(attempt, sequence, plan, now)
         if num_draws == 0:
-            self._end_choices(attempt, attempt.open_indices, "length")
+            self._attempts.end_choices(attempt, attempt.open_indices, "length")
             return
         attempt.lease.in_flight -= num_draws
         attempt.lease.spent += num_draws
@@ -332,8 +287,6 @@ class Engine:
             sequences = self.scheduler.fork(sequence, attempt.take_unforked(num_draws))
         for one, drawn in zip(sequences, result.drawn, strict=True):
             self._commit_token(one, drawn, now)
-        if attempt.lease.exhausted:
-            self._end_choices(attempt, attempt.open_indices, "budget")
 
     def _close_prompt(
         self, attempt: Attempt, sequence: Sequence, plan: StepPlan, now: float
@@ -356,57 +309,7 @@ class Engine:
             self._out.token_gaps[gap] = self._out.token_gaps.get(gap, 0) + 1
         sequence.last_token_at = now
         if finish is not None:
-            self.scheduler.end(sequence)
-            if not attempt.open_indices:
-                self._end(attempt, finish, self._finished(attempt, finish))
-
-    # --- endings ---
-
-    def _end_choices(self, attempt: Attempt, indices: list[int], reason: FinishReason) -> None:
-        """Ends choices between tokens; with the last of them the attempt."""
-        for index in indices:
-            seq_no = 0
-            if index in attempt.unforked:
-                attempt.unforked.remove(index)
-            else:
-                sequence = next(s for s in attempt.sequences if s.index == index)
-                seq_no = len(sequence.output)
-                self.scheduler.end(sequence)
-            self._outbox.choice_ended(attempt, index, seq_no, reason)
-        if indices and not attempt.open_indices:
-            self._end(attempt, reason, self._finished(attempt, reason))
-
-    def _finished(self, attempt: Attempt, reason: FinishReason) -> Finished:
-        message = attempt.message
-        return Finished(
-            message.request_id, message.attempt, attempt.usage, reason, attempt.cache_report
-        )
-
-    def _fail(
-        self, attempt: Attempt, code: FailCode, text: str, *, retryable: bool = False
-    ) -> None:
-        message = attempt.message
-        failed = Failed(
-            message.request_id, message.attempt, attempt.usage, code, text, retryable=retryable
-        )
-        self._end(attempt, code, failed)
-
-    def _end(self, attempt: Attempt, reason: str, ending: Finished | Failed | None) -> None:
-        """The one place where an attempt ends: blocks back, books closed, gateway told (if it is still there)."""
-        for sequence in attempt.sequences:
-            if sequence.status is not Status.ENDED:
-                self.scheduler.end(sequence)
-        self.scheduler.leave(attempt)
-        del self.attempts[attempt.key]
-        attempt.event("finished", self._clock(), self._step)
-        attempt.end_reason = reason
-        if self._journal is not None:
-            self._out.records.append(self._journal.end(attempt))
-        self._out.ended.append(attempt)
-        if ending is not None:
-            self._outbox.ending(
-                attempt.link, msgspec.structs.replace(ending, timeline=attempt.timeline)
-            )
+            self._attempts.finish(sequence, finish)
 
     # --- emit ---
 
@@ -420,6 +323,7 @@ class Engine:
             self._journal.flush()
         out, self._out = self._out, StepOutput(WorkerStatus(), 0)
         out.messages = self._outbox.take(plan.step)
+        out.ended, out.records = self._attempts.take_ended()
         out.status, out.num_attempts = self._status(), len(self.attempts)
         self._touched = []
         self._step += bool(plan.work)
@@ -436,5 +340,5 @@ class Engine:
             prefill_rate=self._prefill_rate.per_second,
             decode_rate=self._decode_rate.per_second,
             last_step_age_ms=int((self._clock() - self._last_step_at) * 1000),
-            draining=self.draining,
+            draining=self._attempts.draining,
         )

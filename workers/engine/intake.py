@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 
+from cache.namespaces import segments
 from workers.engine.errors import Refusal
 from workers.engine.plan import StepRunner
 from workers.engine.scheduler import Limits
@@ -46,16 +47,17 @@ class Intake:
         if message.grammar:
             raise Refusal("grammar", "this worker compiles no grammars")
         self._num_admitted += 1
+        attempt = Attempt(
+            message,
+            link,
+            self._num_admitted,
+            now,
+            eos_token_ids=self._runner.eos_token_ids,
+            max_len=self._limits.max_len,
+        )
         try:
-            attempt = Attempt(
-                message,
-                link,
-                self._num_admitted,
-                now,
-                eos_token_ids=self._runner.eos_token_ids,
-                max_len=self._limits.max_len,
-            )
-        except ValueError as error:  # a namespace path that is none
+            segments(attempt.path, self._runner.block_size)
+        except ValueError as error:
             raise Refusal("internal", str(error)) from None
         if message.deadline_ms:
             heapq.heappush(self._deadlines, (attempt.deadline, attempt.serial, attempt))

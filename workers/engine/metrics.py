@@ -90,6 +90,9 @@ class Metrics:
         self._blocks = Gauge(
             "headgate_cache_blocks", "Blocks by state", ["state"], registry=self.registry
         )
+        self._step_tokens = Counter(
+            "headgate_step_tokens", "Tokens computed by phase", ["phase"], registry=self.registry
+        )
         self._steps = Histogram(
             "headgate_step_seconds",
             "Time of a step",
@@ -118,6 +121,8 @@ class Metrics:
             self._blocks.labels(state).set(count)
         if (step := out.step) is not None:
             self._step_size.observe(step.num_prefill_tokens + step.num_decode_seqs)
+            self._step_tokens.labels("prefill").inc(step.num_prefill_tokens)
+            self._step_tokens.labels("decode").inc(step.num_decode_seqs)
             self._generation.inc(step.num_output_tokens)
             self._preemptions.inc(step.num_preempted)
             self._recomputed.inc(step.num_recomputed)

@@ -49,8 +49,6 @@ class PromptAccount:
 
     def insert(self, start: int, end: int) -> None:
         """Positions start..end went into the prefix tree as nodes of this request's making."""
-        if self.closed:
-            return
         kept: list[tuple[int, int]] = []
         for first, last in self._unwritten:
             low, high = max(first, start), min(last, end)

@@ -14,7 +14,8 @@ import torch
 from kernels import dispatch
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
-from workers.engine.model import checkpoint, hf, loader, support
+from workers.engine.layers.linear import MIN_ROWS, pack_linears
+from workers.engine.model import checkpoint, hf, llama, loader, support
 from workers.engine.model.packing import PackedStep, pack
 from workers.engine.model.probe import probe
 from workers.engine.plan import Draw, Drawn, Row, RowResult
@@ -53,6 +54,7 @@ class ModelRunner:
             torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
         self._ops = dispatch.choose(self._device)
+        self._min_rows = MIN_ROWS if self._device.type == "cpu" else 1
         found = checkpoint.find(settings.model)
         config = loader.read_config(found)
         support.refuse_unsupported(config)
@@ -69,21 +71,23 @@ class ModelRunner:
             loader.fill(self._model, found, self._device)
             probe(self._model, self._device, self._ops)
             sites = hf.discover(self._model)
-        shape = KVShape(
-            len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
-        )
-        self.num_blocks = settings.num_blocks or plan_num_blocks(
-            shape, self._device, self.max_model_len, settings.kv_memory
-        )
-        self.store = KVStore(shape, self.num_blocks, self._device, self._ops)
-        self._step = hf.StepSlot()
-        hf.attach(sites, self.store, self._ops, self._step)
-        self._head = hf.Head(self._model)
+            shape = KVShape(
+                len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
+            )
+            self.num_blocks = settings.num_blocks or plan_num_blocks(
+                shape, self._device, self.max_model_len, settings.kv_memory
+            )
+            self.store = KVStore(shape, self.num_blocks, self._device, self._ops)
+            self._step = hf.StepSlot()
+            llama.install(self._model, sites, self.store, self._ops, self._step)
+            hf.attach(sites, self.store, self._ops, self._step)
+            pack_linears(self._model)
+        self._head = hf.Head(self._model, self._min_rows)
         self._sampler = Sampler(self._ops, self.eos_token_ids)
 
     @torch.inference_mode()
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
-        packed = pack(rows, self.block_size, self._device)
+        packed = pack(rows, self.block_size, self._device, self._min_rows)
         self._step.context = packed.context
         hidden = hf.hidden_states(self._model, packed.token_ids, packed.positions)
         drawn = self._draw(rows, packed, hidden)

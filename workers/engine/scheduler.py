@@ -13,6 +13,7 @@ while a preempted one waits.
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -33,6 +34,8 @@ not all, because equal shares would make everybody late."""
 
 WATERMARK_SHARE = 100
 """1 % of the pool stays free at admission, at least a block per running sequence."""
+
+MAX_TICK_TIMES = 4096
 
 _order = attrgetter("order")
 
@@ -79,6 +82,7 @@ class Scheduler:
         self.preempted: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
         self._parked: dict[tuple[int, str], Attempt] = {}
         self._num_waiting_tokens = 0
+        self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
 
     # --- attempts come, hear from their gateway, go ---
 
@@ -134,6 +138,7 @@ class Scheduler:
 
     def plan(self, step: int, now: float) -> StepPlan:
         self.cache.tick()
+        self._tick_times.append(now)
         plan = StepPlan(step, now, self.limits.max_batch_tokens)
         for tier in TIERS:
             self._plan_decodes(plan, tier)
@@ -178,8 +183,11 @@ class Scheduler:
                 return False
         if index == len(sequence.block_ids):
             sequence.block_ids.append(fresh[0])
+            return True
+        shared = sequence.block_ids[index]
+        if self.cache.refcount(shared) == 1:  # who shared it was just preempted: nothing to copy
+            self.cache.free(fresh)
         else:
-            shared = sequence.block_ids[index]
             plan.copies.append((shared, fresh[0]))
             self.cache.free([shared])
             sequence.block_ids[index] = fresh[0]
@@ -324,8 +332,15 @@ class Scheduler:
         self.counters.charge(message.tenant, cached=num_new)
         if attempt.wants_prompt_logprobs:
             attempt.prompt_logprobs = [None]
-        attempt.admitted(handle)
+        attempt.admitted(handle, self._age_ms(handle.evicted_age, plan.now))
         attempt.event("resumed" if resumed else "matched", plan.now, plan.step, handle.num_tokens)
+
+    def _age_ms(self, age: int, now: float) -> int:
+        """The cache counts in steps, a report in time; beyond what is remembered, at least that long."""
+        if age < 0:
+            return -1
+        since = self._tick_times[max(0, len(self._tick_times) - 1 - age)]
+        return int((now - since) * 1000)
 
     # --- after the step ran ---
 

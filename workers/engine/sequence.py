@@ -273,7 +273,7 @@ class Attempt:
     def pinned(self, num_blocks: int) -> None:
         self.cache_report = msgspec.structs.replace(self.cache_report, num_pinned_blocks=num_blocks)
 
-    def admitted(self, handle: Handle) -> None:
+    def admitted(self, handle: Handle, evicted_age_ms: int) -> None:
         """The first admission's match is the request's cache report; its own blocks met again later are not."""
         if self._reported:
             return
@@ -283,4 +283,5 @@ class Attempt:
             public_tokens=min(handle.public_tokens, len(self.prompt)),
             miss_reason=handle.miss_reason,
             diverged_at_token=handle.diverged_at_token,
+            evicted_age_ms=evicted_age_ms,
         )

@@ -66,6 +66,11 @@ async def test_without_an_end_the_running_minute_is_in(posted):
     assert totals(report) == [(-60, 1), (0, 2), (60, 1)]
 
 
+async def test_without_an_end_the_very_second_is_in_even_if_it_begins_a_minute(posted):
+    assert totals(await usage(posted, NOON, now=NOON, width="1m")) == [(0, 2)]
+    assert totals(await usage(posted, NOON, now=NOON, width="1d")) == [(-12 * HOUR, 2)]
+
+
 async def test_every_width_adds_up_to_the_same_tokens(posted):
     sums = []
     for width, limit in (("1m", 1440), ("1h", 48), ("1d", 2)):

@@ -1,84 +1,397 @@
 import asyncio
+import os
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from fakes import MODEL, ROOT, ScriptedWorker, expected_output, generate_request
+import redis
+from fakes import (
+    MODEL,
+    ROOT,
+    Fault,
+    ScriptedWorker,
+    encode,
+    expected_output,
+    generate_request,
+)
+from gateway_link import GatewayLink, until
 
-from workers.protocol.connection import dial
-from workers.protocol.messages import Finished, Hello, StepFrame, WorkerStatus
-
-
-class Gateway:
-    """A gateway's end of one link: dials, says hello, keeps all it hears."""
-
-    def __init__(self, connection):
-        self.connection = connection
-        self.heard = []
-        self.closed = asyncio.Event()
-        self._changed = asyncio.Event()
-        self._task = asyncio.create_task(self._listen())
-
-    @classmethod
-    async def dial(cls, address, hello=True):
-        gateway = cls(await dial(address))
-        if hello:
-            gateway.connection.send(Hello(1, "gateway"))
-        return gateway
-
-    async def _listen(self):
-        try:
-            async for messages in self.connection:
-                self.heard += messages
-                self._changed.set()
-        finally:
-            self.closed.set()
-            self._changed.set()
-
-    async def until(self, condition, limit_s=10):
-        async with asyncio.timeout(limit_s):
-            while (found := condition(self.heard)) is None or found is False:
-                self._changed.clear()
-                await self._changed.wait()
-        return found
-
-    async def of(self, kind, count=1, **fields):
-        def found(heard):
-            kept = [m for m in heard if isinstance(m, kind)]
-            kept = [m for m in kept if all(getattr(m, k) == v for k, v in fields.items())]
-            return kept[:count] if len(kept) >= count else None
-
-        return (await self.until(found))[0 if count == 1 else slice(None)]
-
-    def tokens(self, request_id, index=0):
-        frames = [m for m in self.heard if isinstance(m, StepFrame)]
-        deltas = [
-            d for f in frames for d in f.deltas if (d.request_id, d.index) == (request_id, index)
-        ]
-        for before, delta in zip([None, *deltas], deltas, strict=False):
-            expected = 0 if before is None else before.seq_no + len(before.tokens)
-            assert delta.seq_no == expected
-        return [t for d in deltas for t in d.tokens]
-
-    async def close(self):
-        self.connection.close()
-        await asyncio.gather(self._task, return_exceptions=True)
+from workers.engine.journal import CRASH_REASON, EngineJournal
+from workers.engine.service import Service
+from workers.protocol import registry
+from workers.protocol.frames import MAX_FRAME_BYTES
+from workers.protocol.messages import (
+    Cancel,
+    EngineAck,
+    EngineRecords,
+    Failed,
+    Finished,
+    Hello,
+    StepFrame,
+    WorkerStatus,
+)
 
 
 @pytest.fixture
 async def worker(tmp_path):
-    async with ScriptedWorker(tmp_path / "w.sock") as worker:
+    async with ScriptedWorker(tmp_path / "w.sock", tokens_per_s=500) as worker:
         yield worker
 
 
+def alone(request):
+    return expected_output(request.prompt, request.sampling, request.max_tokens)
+
+
+async def quiet(worker, limit_s=5):
+    """Until nothing runs in the worker; its blocks must all be back."""
+    await until(lambda: not worker.engine.attempts, limit_s)
+    assert worker.engine.cache.num_available == worker.runner.num_blocks - 1
+
+
 async def test_a_request_is_served_from_hello_to_finished(worker):
-    gateway = await Gateway.dial(worker.address)
-    hello = await gateway.of(Hello)
-    assert (hello.model, hello.root, hello.block_size) == (MODEL, ROOT, 16)
-    await gateway.of(WorkerStatus)
-    request = generate_request("req_1", max_tokens=20)
-    gateway.connection.send(request)
-    finished = await gateway.of(Finished)
-    assert gateway.tokens("req_1") == expected_output(request.prompt, request.sampling, 20)
-    assert finished.usage.prompt == len(request.prompt)
-    assert finished.usage.output == 20
-    assert finished.reason == "length"
+    async with await GatewayLink.dial(worker.address) as gateway:
+        hello = await gateway.of(Hello)
+        assert (hello.model, hello.root, hello.block_size) == (MODEL, ROOT, 16)
+        await gateway.of(WorkerStatus)
+        request = generate_request("req_1", max_tokens=20)
+        gateway.send(request)
+        finished = await gateway.of(Finished)
+        assert gateway.tokens("req_1") == alone(request)
+        assert finished.usage.prompt == len(request.prompt)
+        assert (finished.usage.output, finished.reason) == (20, "length")
+        assert isinstance(gateway.heard[-1], Finished | WorkerStatus)
+
+
+async def test_a_listener_on_tcp_serves_as_well(tmp_path):
+    worker = ScriptedWorker(tmp_path / "unused")
+    worker.service.identity = type(worker.service.identity)("worker-0", MODEL, "tcp:127.0.0.1:0")
+    async with worker:
+        port = worker.service._server.sockets[0].getsockname()[1]
+        async with await GatewayLink.dial(f"tcp:127.0.0.1:{port}") as gateway:
+            gateway.send(generate_request("r", max_tokens=3))
+            await gateway.of(Finished)
+
+
+async def test_deltas_of_two_gateways_go_only_to_the_link_they_belong_to(worker):
+    async with (
+        await GatewayLink.dial(worker.address) as one,
+        await GatewayLink.dial(worker.address) as two,
+    ):
+        requests = [generate_request(f"r{i}", encode(f"prompt {i}"), 15) for i in range(6)]
+        for number, request in enumerate(requests):
+            (one if number % 2 else two).send(request)
+        same = (
+            generate_request("same", encode("one"), 9),
+            generate_request("same", encode("two"), 9),
+        )
+        one.send(same[0])
+        two.send(same[1])
+        for number, request in enumerate(requests):
+            link = one if number % 2 else two
+            await link.of(Finished, request_id=request.request_id)
+            assert link.tokens(request.request_id) == alone(request)
+        for link, request in zip((one, two), same, strict=True):
+            await link.of(Finished, request_id="same")
+            assert link.tokens("same") == alone(request)
+        assert one.requests_heard_of() == {"r1", "r3", "r5", "same"}
+        assert two.requests_heard_of() == {"r0", "r2", "r4", "same"}
+
+
+async def test_a_cancelled_request_stops_and_gives_its_blocks_back(worker):
+    async with await GatewayLink.dial(worker.address) as gateway:
+        gateway.send(generate_request("r", max_tokens=1000))
+        await gateway.of(StepFrame)
+        gateway.send(Cancel("r"))
+        finished = await gateway.of(Finished)
+        assert finished.reason == "cancelled"
+        assert finished.usage.output == len(gateway.tokens("r"))
+        await quiet(worker)
+
+
+async def test_a_gateway_that_hangs_up_takes_only_its_own_requests_along(worker):
+    async with await GatewayLink.dial(worker.address) as stays:
+        leaves = await GatewayLink.dial(worker.address)
+        kept = generate_request("kept", max_tokens=200)
+        stays.send(kept)
+        leaves.send(generate_request("lost", max_tokens=1000))
+        await leaves.of(StepFrame)
+        await leaves.close()
+        await until(lambda: len(worker.engine.attempts) == 1, 1)
+        await stays.of(Finished)
+        assert stays.tokens("kept") == alone(kept)
+        await quiet(worker)
+
+
+async def test_a_gateway_silent_for_3_s_is_lost_with_its_requests(worker):
+    async with await GatewayLink.dial(worker.address, alive=False) as gateway:
+        gateway.send(generate_request("r", max_tokens=100_000, lease_bound=1900))
+        await gateway.of(StepFrame)
+        started = time.monotonic()
+        await asyncio.wait_for(gateway.closed.wait(), 5)
+        assert 2 < time.monotonic() - started < 4
+        await quiet(worker, limit_s=1)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff" * 100, struct.pack(">I", MAX_FRAME_BYTES + 1), struct.pack(">I", 3) + b"\x00\x01\x02"],
+    ids=["noise", "too-long", "no-message"],
+)
+async def test_garbage_closes_its_own_link_only(worker, garbage):
+    async with await GatewayLink.dial(worker.address) as good:
+        request = generate_request("r", max_tokens=100)
+        good.send(request)
+        bad = await GatewayLink.dial(worker.address)
+        bad.send(generate_request("bad", max_tokens=1000))
+        await bad.of(StepFrame)
+        bad.send_raw(garbage)
+        await asyncio.wait_for(bad.closed.wait(), 3)
+        await bad.close()
+        await good.of(Finished)
+        assert good.tokens("r") == alone(request)
+        await quiet(worker)
+
+
+async def test_a_first_frame_that_is_no_hello_closes_the_link(worker):
+    gateway = await GatewayLink.dial(worker.address, hello=False, alive=False)
+    gateway.send(generate_request("r"))
+    await asyncio.wait_for(gateway.closed.wait(), 3)
+    assert [type(message) for message in gateway.heard] == [Hello]
     await gateway.close()
+
+
+async def test_a_gateway_that_stops_reading_is_cut_and_others_go_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("workers.engine.service.MAX_QUEUED_BYTES", 20_000)
+    async with ScriptedWorker(tmp_path / "w.sock", tokens_per_s=2000) as worker:
+        deaf = await GatewayLink.dial(worker.address)
+        deaf.connection._reader._transport.pause_reading()
+        prompt = encode("x" * 200)
+        deaf.send(*[generate_request(f"d{i}", prompt, 9, prompt_logprobs=20) for i in range(40)])
+        async with await GatewayLink.dial(worker.address) as good:
+            await until(lambda: "does not read" in caplog.text, 2.5)  # sooner than by silence
+            request = generate_request("r", max_tokens=50)
+            good.send(request)
+            await good.of(Finished)
+            assert good.tokens("r") == alone(request)
+        await deaf.close()
+        await quiet(worker)
+
+
+async def test_status_comes_each_second_and_says_when_the_worker_drains(worker):
+    async with await GatewayLink.dial(worker.address) as gateway:
+        await asyncio.sleep(1.2)
+        worker.service.stop_accepting()
+        await gateway.of(WorkerStatus, draining=True)
+        statuses = [m for m in gateway.heard if isinstance(m, WorkerStatus)]
+        assert 2 <= len(statuses) <= 5
+        assert statuses[-1].free_blocks == worker.runner.num_blocks - 1
+
+
+# --- drain ---
+
+
+async def test_a_draining_worker_refuses_new_work_finishes_the_old_and_ends(tmp_path):
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        old = generate_request("old", max_tokens=60)
+        gateway.send(old)
+        await gateway.of(StepFrame)
+        worker.service.drain()
+        gateway.send(generate_request("new"))
+        refused = await gateway.of(Failed)
+        assert (refused.request_id, refused.code, refused.retryable) == (
+            "new",
+            "draining",
+            True,
+        )
+        await gateway.of(Finished, request_id="old")
+        assert gateway.tokens("old") == alone(old)
+        await asyncio.wait_for(gateway.closed.wait(), 3)
+        await asyncio.wait_for(worker._task, 3)
+
+
+async def test_the_drain_limit_hands_running_requests_back_with_their_usage(tmp_path):
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100, drain_s=0.2) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r", max_tokens=1500))
+        await gateway.of(StepFrame)
+        worker.service.drain()
+        failed = await gateway.of(Failed)
+        assert (failed.code, failed.retryable) == ("draining", True)
+        assert failed.usage.output == len(gateway.tokens("r"))
+        await asyncio.wait_for(worker._task, 3)
+
+
+# --- Redis ---
+
+
+async def test_a_worker_registers_with_an_expiry_and_deregisters_at_its_end(tmp_path, redis_url):
+    client = redis.Redis.from_url(redis_url)
+    async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url, slot=3) as worker:
+        key = registry.worker_key("worker-3")
+        await until(lambda: client.get(key) is not None)
+        found = registry.decode(client.get(key))
+        assert (found.address, found.model, found.root) == (worker.address, MODEL, ROOT)
+        assert found.pid == os.getpid()
+        assert 0 < client.ttl(key) <= registry.REGISTRATION_TTL_S
+    assert client.get(key) is None
+    client.close()
+
+
+async def test_a_worker_without_its_redis_serves_all_the_same(tmp_path):
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", redis_url=f"unix://{tmp_path}/nobody.sock") as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r"))
+        await gateway.of(Finished)
+
+
+# --- records ---
+
+
+async def test_records_are_shipped_until_acknowledged_and_survive_a_restart(tmp_path):
+    journal_dir = tmp_path / "journal"
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", journal_dir=journal_dir) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r1"))
+        finished = await gateway.of(Finished)
+        (record,) = (await gateway.of(EngineRecords)).records
+        assert (record.request_id, record.usage) == ("r1", finished.usage)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", journal_dir=journal_dir) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        again = await gateway.of(EngineRecords)
+        assert again.records == (record,)
+        gateway.send(EngineAck(again.worker, record.seq))
+        await until(lambda: not worker.engine._journal.unacked)
+    journal = EngineJournal(journal_dir, "worker-0", "p", ROOT)
+    assert journal.unacked == []
+    journal.close()
+
+
+TESTS = Path(__file__).parents[2]
+VICTIM = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from fakes import ScriptedWorker
+async def main():
+    async with ScriptedWorker(Path(sys.argv[2]), tokens_per_s=300, journal_dir=Path(sys.argv[3])):
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_kill_9_mid_stream_leaves_records_of_every_token_that_was_told(tmp_path):
+    socket_path, journal_dir = tmp_path / "w.sock", tmp_path / "journal"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", VICTIM, str(TESTS), str(socket_path), str(journal_dir),
+        stdout=asyncio.subprocess.PIPE, cwd=TESTS.parent,
+    )  # fmt: skip
+    try:
+        assert await process.stdout.readline() == b"ready\n"
+        gateway = await GatewayLink.dial(f"unix:{socket_path}")
+        short = generate_request("short", max_tokens=4)
+        streams = [generate_request(f"r{i}", encode(f"stream {i}"), 1500) for i in range(8)]
+        gateway.send(short, *streams)
+        await gateway.until(lambda _: len(gateway.tokens("r7")) > 30)
+        process.send_signal(signal.SIGKILL)
+        await asyncio.wait_for(gateway.closed.wait(), 3)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+    journal = EngineJournal(journal_dir, "worker-0", "p", ROOT)
+    records = {record.request_id: record for record in journal.unacked}
+    journal.close()
+    assert set(records) == {"short", *(request.request_id for request in streams)}
+    assert records["short"].usage.output == 4
+    for request in streams:
+        record = records[request.request_id]
+        told = gateway.tokens(request.request_id)
+        assert told == alone(request)[: len(told)]
+        # Journalled first: it may be a step or two ahead of what left the socket, never behind.
+        assert 0 <= record.usage.output - len(told) <= 3
+        assert record.usage.prompt == len(request.prompt)
+        assert record.reason == CRASH_REASON
+    await gateway.close()
+
+
+# --- a broken engine ---
+
+
+async def test_an_engine_that_breaks_ends_the_service_and_its_links(tmp_path, caplog):
+    worker = ScriptedWorker(tmp_path / "w.sock")
+    async with worker:
+        async with await GatewayLink.dial(worker.address) as gateway:
+            await gateway.of(WorkerStatus)
+
+            def broken(*_):
+                raise AssertionError("a law is broken")
+
+            worker.engine.scheduler.plan = broken
+            await asyncio.wait_for(gateway.closed.wait(), 5)
+        await asyncio.wait_for(worker._task, 3)
+        assert isinstance(worker.service.engine_error, AssertionError)
+        assert not worker.service.alive
+    assert "the engine thread ended" in caplog.text
+
+
+# --- the faults that other tests rely on ---
+
+
+@pytest.mark.parametrize("kind", ["crash", "garble"])
+async def test_a_scripted_worker_crashes_or_garbles_after_the_tokens_asked_for(tmp_path, kind):
+    fault = Fault(kind, after_tokens=5)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200, fault=fault) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r", max_tokens=100))
+        await asyncio.wait_for(gateway.closed.wait(), 3)
+        assert (gateway.error is not None) == (kind == "garble")
+        assert 4 <= len(gateway.tokens("r")) <= 6
+        if kind == "crash":
+            with pytest.raises(OSError, match=r".*"):
+                await GatewayLink.dial(worker.address)
+
+
+@pytest.mark.parametrize(("kind", "alive"), [("hang", True), ("silence", False)])
+async def test_a_scripted_worker_hangs_with_or_without_heartbeats(tmp_path, kind, alive):
+    fault = Fault(kind, after_tokens=5)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200, fault=fault) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r", max_tokens=100))
+        await gateway.until(lambda _: len(gateway.tokens("r")) >= 4)
+        await asyncio.sleep(0.3)
+        num_heard = len(gateway.heard)
+        await asyncio.sleep(1.3)
+        later = gateway.heard[num_heard:]
+        assert not [m for m in later if not isinstance(m, WorkerStatus)]
+        assert bool(later) == alive
+        assert isinstance(worker.service, Service)
+
+
+async def test_scripted_speed_is_about_what_was_asked_for(tmp_path):
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        started = time.monotonic()
+        gateway.send(generate_request("r", max_tokens=30))
+        await gateway.of(Finished)
+        assert time.monotonic() - started >= 0.3

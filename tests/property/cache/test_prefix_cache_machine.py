@@ -147,19 +147,32 @@ class CacheMachine(RuleBasedStateMachine):
         self.sequences.append(sequence)
         self.prefill(len(self.sequences) - 1, 11 - chunk)
 
-    @rule(name=names, tokens=prompts, output=prompts, forks=st.integers(0, 2))
-    def serve(self, name: str, tokens: list[int], output: list[int], forks: int) -> None:
-        """A request from admission to its end, with parallel choices that commit one after another."""
+    @rule(
+        name=names,
+        tokens=prompts,
+        output=prompts,
+        chunk=st.integers(0, 11),
+        forks=st.integers(0, 2),
+    )
+    def serve(
+        self, name: str, tokens: list[int], output: list[int], chunk: int, forks: int
+    ) -> None:
+        """A request from admission to its end: two chunks of prefill, then parallel choices that commit in turn."""
         before = len(self.sequences)
-        self.admit(name, tokens, True, 0, 0)
+        self.admit(name, tokens, True, 0, chunk)
         if len(self.sequences) == before:
             return
+        self.commit(before, 0, True, 50, False)
+        self.prefill(before, len(tokens))
+        if chunk % 2:
+            self.commit(before, 0, True, 50, False)
         for _ in range(forks):
             self.fork(before)
-        for index in range(before, len(self.sequences)):
-            for token in output[: 4 + index]:
+        for n, token in enumerate(output[:7]):
+            for index in range(before, len(self.sequences)):
                 self.decode(index, token)
-            self.commit(index, 0, True, 50, False)
+                if n % 2:
+                    self.commit(index, 0, True, 50, False)
         while len(self.sequences) > before:
             self.finish(before)
 
@@ -367,7 +380,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 SOAK = os.environ.get("HEADGATE_SOAK") == "1"
 CacheMachine.TestCase.settings = settings(
-    max_examples=5000 if SOAK else 300,
+    max_examples=5000 if SOAK else 150,
     stateful_step_count=100 if SOAK else 50,
     deadline=None,
     suppress_health_check=[

@@ -22,9 +22,10 @@ def start() -> Start:
         tokens: Sequence[int],
         *,
         read: bool = True,
+        tenant: str = "",
         **commit: object,
     ) -> tuple[Handle, CommitResult]:
-        handle = cache.acquire(path, tokens, read=read)
+        handle = cache.acquire(path, tokens, read=read, tenant=tenant)
         num_blocks = -(-len(tokens) // cache.block_size)
         private = cache.allocate(num_blocks - handle.num_tree_blocks)
         assert private is not None, "the test's pool is too small"

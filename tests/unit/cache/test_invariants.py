@@ -60,6 +60,10 @@ def break_live(cache: PrefixCache) -> None:
     cache.owners.protection.leaves.num_live += 1
 
 
+def break_tenant(cache: PrefixCache) -> None:
+    cache.owners.protection.usage.change("", held=1, retained=-1)
+
+
 def break_tokens(cache: PrefixCache) -> None:
     leaf(cache).tokens.append(1)
 
@@ -103,6 +107,7 @@ def break_doomed(cache: PrefixCache) -> None:
         (break_edge, r"\(4\) .* empty edge"),
         (break_key, r"\(4\) .* wrong place"),
         (break_region, r"\(5\)"),
+        (break_tenant, r"\(7\) '' has 0 held, 2 retained"),
     ],
 )
 def test_a_broken_law_is_named(

@@ -61,6 +61,18 @@ def test_a_match_inside_an_edge_splits_it_and_protects_the_front_only(serve: Ser
     assert cache.num_evictable == 3
 
 
+def test_the_front_of_a_split_edge_keeps_its_worth(serve: Serve) -> None:
+    cache = PrefixCache(8, 2)
+    serve(cache, PATH, [1, 2, 3, 4])
+    handle = cache.acquire(PATH, [1, 2, 9])
+    cache.release(handle, handle.block_ids)
+    cache.free(cache.allocate(6) or [])
+    serve(cache, PATH, [7, 7], priority=20)
+    cache.allocate(6)
+    assert cache.match(PATH, [1, 2, 9]) == 2
+    assert cache.match(PATH, [7, 7, 9]) == 0
+
+
 def test_a_split_inside_a_held_edge_keeps_the_first_handle_whole(start: Start) -> None:
     """The old node keeps the tail, so a handle on its end is as good as before (sglang #35270, mllm #656)."""
     cache = PrefixCache(16, 2)
@@ -293,6 +305,20 @@ def test_a_block_shared_by_choices_is_inserted_by_the_first_and_found_by_the_oth
     assert result.freed_duplicates == ()
     cache.release(second, table)
     assert (cache.num_evictable, cache.num_free) == (2, 13)
+    invariants.check(cache, [])
+
+
+def test_a_shared_block_found_in_place_is_not_a_duplicate_even_if_frees_are_deferred() -> None:
+    cache = PrefixCache(16, 2)
+    first, table = cache.acquire(PATH, [1, 2]), cache.allocate(1) or []
+    second = cache.fork(first)
+    cache.share(table)
+    cache.commit(first, [1, 2], table, 2, deferred=True)
+    assert cache.commit(second, [1, 2], table, 2, deferred=True).freed_duplicates == ()
+    assert cache.refcount(table[0]) == 1
+    cache.release(first, table)
+    cache.release(second, table)
+    assert cache.num_evictable == 1
     invariants.check(cache, [])
 
 

@@ -85,6 +85,22 @@ def test_a_dropped_region_is_gone_and_its_neighbours_stay(cache: PrefixCache, se
     invariants.check(cache, [])
 
 
+def test_a_parent_left_bare_by_a_drop_can_be_evicted(cache: PrefixCache, serve: Serve) -> None:
+    serve(cache, OPERATOR, [1, 2, 3, 4])
+    serve(cache, ANNA, [1, 2, 3, 4, 5, 6])
+    cache.drop(b"anna")
+    assert cache.allocate(11) is not None
+    invariants.check(cache, [])
+
+
+def test_a_drop_takes_branches_within_the_region_once(cache: PrefixCache, serve: Serve) -> None:
+    serve(cache, OPERATOR, [1, 2, 3, 4])
+    serve(cache, OPERATOR, [1, 2, 5, 6])
+    assert cache.drop(b"public") == 3
+    assert cache.num_free == 11
+    invariants.check(cache, [])
+
+
 def test_a_dropped_region_leaves_no_ghosts(serve: Serve) -> None:
     cache = PrefixCache(8, 2)
     tenant = (PathEntry(b"anna", -1),)

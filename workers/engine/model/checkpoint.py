@@ -97,13 +97,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def cause_of(error: Exception) -> str:
+    """What a library's exception says, on one line and not longer than one."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
 def _download(model: str) -> Path:
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelError(f"The model directory {model} does not exist.")
     try:
         return Path(snapshot_download(model, allow_patterns=_DOWNLOAD))
     except (OSError, ValueError, httpx.HTTPError) as error:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"The model {model} is neither a directory nor a hub model that can be fetched: {cause}"
+            f"The model {model} is neither a directory nor a hub model that can be fetched: {cause_of(error)}"
         ) from error

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from kernels.batch import PagedBatch
+from kernels.batch import PagedBatch, Slots
 from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVStore
@@ -32,7 +32,8 @@ _WITHOUT_EFFECT = frozenset(
 class StepContext:
     """What the tokens of the running step are. Owned by one runner, set before each pass, read by its layers."""
 
-    slots: torch.Tensor
+    slots: Slots
+    """Of the tokens that belong to rows; those behind them in the pass are padding."""
     decode: PagedBatch | None
     """The rows with one token, packed first."""
     prefill: PagedBatch | None
@@ -66,48 +67,57 @@ class PagedLayer:
         self._ops = ops
         self._step = step
 
-    def attend(self, module: nn.Module, call: Call) -> torch.Tensor:
+    def attend(self, call: Call) -> torch.Tensor:
         step = self._step.context
         assert step is not None, "a pass outside a step"
-        self._ops.kv_write(self._kv, call.key, call.value, step.slots)
+        num_tokens = len(step.slots)
+        self._ops.kv_write(self._kv, call.key[:num_tokens], call.value[:num_tokens], step.slots)
         out = torch.empty_like(call.query)
+        out[num_tokens:] = 0.0  # padding attends to nothing
         how = (call.scale, call.window, call.softcap, call.sinks)
         num_decode = 0 if step.decode is None else step.decode.num_rows
         if step.decode is not None:
             query = call.query[:num_decode]
             self._ops.attention_decode(out[:num_decode], query, self._kv, step.decode, *how)
         if step.prefill is not None:
-            query = call.query[num_decode:]
-            self._ops.attention_prefill(out[num_decode:], query, self._kv, step.prefill, *how)
+            tokens = slice(num_decode, num_tokens)
+            query = call.query[tokens]
+            self._ops.attention_prefill(out[tokens], query, self._kv, step.prefill, *how)
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSite:
-    """A module that calls the hook, and the shape of its KV."""
+    """A module that calls the hook, the shape of its KV, and how it attends."""
 
     module: nn.Module
     num_kv_heads: int
     head_dim: int
+    scale: float
+    window: int
+    softcap: float
+    has_sinks: bool
 
 
 class Discovery:
-    """Stands in for `PagedLayer` during one pass and writes down who calls."""
+    """Stands in for the `PagedLayer` of one module during one pass, and writes down that it was called."""
 
-    def __init__(self) -> None:
-        self.sites: list[AttentionSite] = []
+    def __init__(self, module: nn.Module, sites: list[AttentionSite]) -> None:
+        self._module = module
+        self._sites = sites
 
-    def attend(self, module: nn.Module, call: Call) -> torch.Tensor:
+    def attend(self, call: Call) -> torch.Tensor:
         _, num_kv_heads, head_dim = call.key.shape
         if call.value.shape != call.key.shape or call.query.shape[2] != head_dim:
             raise ModelError(
                 "Keys, queries and values of the model differ in size, which is not supported."
             )
-        if any(site.module is module for site in self.sites):
+        if any(site.module is self._module for site in self._sites):
             raise ModelError(
                 "One attention layer of the model runs twice in a pass, which is not supported."
             )
-        self.sites.append(AttentionSite(module, num_kv_heads, head_dim))
+        how = (call.scale, call.window, call.softcap, call.sinks is not None)
+        self._sites.append(AttentionSite(self._module, num_kv_heads, head_dim, *how))
         return torch.zeros_like(call.query)
 
 
@@ -144,7 +154,7 @@ def paged_attention(
         softcap or 0.0,
         s_aux,
     )
-    out = getattr(module, _LAYER).attend(module, call)
+    out = getattr(module, _LAYER).attend(call)
     return out[None], None
 
 
@@ -154,15 +164,15 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)
 
 def discover(model: PreTrainedModel) -> list[AttentionSite]:
     """Runs one token and returns the modules that attend, in the order they run in."""
-    discovery = Discovery()
+    sites: list[AttentionSite] = []
     for module in model.modules():
-        setattr(module, _LAYER, discovery)
+        setattr(module, _LAYER, Discovery(module, sites))
     first = torch.zeros(1, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
     hidden_states(model, first, first)
     for module in model.modules():
         delattr(module, _LAYER)
-    _refuse_sites(discovery.sites, model.config.num_hidden_layers)
-    return discovery.sites
+    _refuse_sites(sites, model.config.num_hidden_layers)
+    return sites
 
 
 def _refuse_sites(sites: Sequence[AttentionSite], num_layers: int) -> None:
@@ -199,8 +209,9 @@ class Head:
     """From hidden states to logits as the model's own class computes them. `probe` compares the two, so a step that
     is not known here is a refusal and not a wrong token."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, min_rows: int = 1) -> None:
         config = model.config
+        self._min_rows = min_rows
         self._project = model.get_output_embeddings()
         self._scale = getattr(config, "logit_scale", None) or 1.0
         self._scale /= getattr(config, "logits_scaling", None) or 1.0
@@ -208,7 +219,10 @@ class Head:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[num_rows, vocab]` in float32."""
-        logits = self._project(hidden)
+        num_rows = len(hidden)
+        if num_rows < self._min_rows:
+            hidden = torch.cat((hidden, hidden[:1].expand(self._min_rows - num_rows, -1)))
+        logits = self._project(hidden)[:num_rows]
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._softcap is not None:

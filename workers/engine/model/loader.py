@@ -10,14 +10,26 @@ import re
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from workers.engine.errors import ModelError
-from workers.engine.model.checkpoint import Checkpoint, read_json
+from workers.engine.model.checkpoint import Checkpoint, cause_of, read_json
 
 Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
 
+_NONSENSE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ZeroDivisionError,
+    RuntimeError,
+    StrictDataclassError,
+)
+"""What transformers raises for a configuration that is JSON and yet makes no sense to it."""
 _DERIVED = (r"rotary_emb\.inv_freq$",)
 """Names that old checkpoints carry although they follow from the configuration."""
 
@@ -28,12 +40,11 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(
             checkpoint.directory, trust_remote_code=False, local_files_only=True
         )
-    # transformers raises all of these for a config.json that is JSON and yet makes no sense to it.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except _NONSENSE as error:
         kind = content.get("model_type", "none given")
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        path = checkpoint.directory / "config.json"
         raise ModelError(
-            f"The configuration {checkpoint.directory / 'config.json'} (model type: {kind}) cannot be used: {cause}"
+            f"The configuration {path} (model type: {kind}) cannot be used: {cause_of(error)}"
         ) from error
 
 
@@ -62,10 +73,15 @@ def build(
     config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
 ) -> PreTrainedModel:
     """The model without memory for its parameters (meta), but with its buffers computed on the device."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
-        )
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            )
+    except _NONSENSE as error:
+        raise ModelError(
+            f"No model of the type '{config.model_type}' can be built from its configuration: {cause_of(error)}"
+        ) from error
     _compute_buffers(model, device)
     return model.eval().requires_grad_(False)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.batch import PagedBatch, Slots
 from workers.engine.model.hf import StepContext
 from workers.engine.plan import Row
 
@@ -26,8 +26,11 @@ class PackedStep:
     """First packed token of each given row (not of each packed one)."""
 
 
-def pack(rows: Sequence[Row], block_size: int, device: torch.device) -> PackedStep:
-    """Rows with one token come first: their attention is another kernel's."""
+def pack(
+    rows: Sequence[Row], block_size: int, device: torch.device, min_tokens: int = 1
+) -> PackedStep:
+    """Rows with one token come first: their attention is another kernel's. Behind the rows the pass is filled up to
+    `min_tokens` tokens that belong to nobody."""
     decode = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
     prefill = [index for index, row in enumerate(rows) if len(row.tokens) != 1]
     order = decode + prefill
@@ -46,14 +49,15 @@ def pack(rows: Sequence[Row], block_size: int, device: torch.device) -> PackedSt
             table[position // block_size] * block_size + position % block_size
             for position in range(row.start, end)
         ]
+    padding = [0] * (min_tokens - len(token_ids))
     context = StepContext(
-        torch.tensor(slots, device=device),
+        Slots(torch.tensor(slots, device=device), block_size),
         _batch([rows[index] for index in decode], block_size, device),
         _batch([rows[index] for index in prefill], block_size, device),
     )
     return PackedStep(
-        torch.tensor(token_ids, device=device),
-        torch.tensor(positions, device=device),
+        torch.tensor(token_ids + padding, device=device),
+        torch.tensor(positions + padding, device=device),
         context,
         order,
         starts,

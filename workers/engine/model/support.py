@@ -34,11 +34,11 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
         yield f"its weights are quantized ({method}), which is not supported"
     if getattr(config, "alibi", False):
         yield "it adds a bias to attention (ALiBi)"
-    if not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_attention_backend:
-        yield "its attention does not go through transformers' attention interface"
     others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if others:
         yield f"it has layers of type {', '.join(sorted(others))}"
+    if not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_attention_backend:
+        yield "its attention does not go through transformers' attention interface"
     if getattr(config, "num_kv_shared_layers", 0):
         yield "its layers share keys and values"
     if getattr(config, "is_causal", True) is False or getattr(

@@ -1,0 +1,183 @@
+"""Idempotency-Keys in SQL: running, or the stored answer with the posting that pays for it (metering.md 14).
+
+The answer is stored before it is settled, so a crash in between is healed from here: a stored answer is delivered and
+charged, and a key that was closed before its answer came is neither. Knows no HTTP and no batches beyond their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import delete, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.claims import now_ms
+from accounting.db import upsert
+from accounting.errors import AccountingError
+from accounting.models import Batch, BatchLine
+from accounting.models import IdempotentReply as Reply
+from accounting.types import Posting
+
+KEEP_S = 86_400
+
+
+def line_key(batch_id: str, line_no: int) -> str:
+    """The Idempotency-Key of a batch line; also the place that its stored texts are sealed for."""
+    return f"batch:{batch_id}:{line_no}"
+
+
+class KeyClosed(AccountingError):
+    """The batch line behind the key has ended, or its batch runs no lines."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    request_id: str
+    status: int
+    body: bytes
+    """Sealed by the caller, for the key as its place."""
+    posting: Posting
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The key is taken: by the same request (`fingerprint`), and it has ended if `stored` is there."""
+
+    fingerprint: bytes
+    stored: Stored | None
+
+
+async def take(
+    conn: AsyncConnection,
+    tenant_id: str,
+    key: str,
+    *,
+    fingerprint: bytes,
+    request_id: str,
+    slot: int,
+    now: int,
+    line: tuple[str, int] | None = None,
+) -> Known | None:
+    """None: the key is ours now, and one of `store` and `drop` must follow. `line`: (batch, line_no); raises
+    `KeyClosed` if that line may not run (any more)."""
+    if line is not None:
+        await _check_line(conn, *line)
+    ended = Reply.state == "stored", Reply.expires_at <= now, Reply.batch_id.is_(None)
+    await conn.execute(delete(Reply).where(_key(tenant_id, key), *ended))
+    row = {
+        "tenant_id": tenant_id, "key": key, "fingerprint": fingerprint, "request_id": request_id, "slot": slot,
+        "batch_id": line and line[0], "line_no": line and line[1], "created_at": now, "expires_at": now + KEEP_S,
+    }  # fmt: skip
+    statement = upsert(conn, Reply.__table__).values(row).on_conflict_do_nothing()
+    while (await conn.execute(statement.returning(Reply.key))).first() is None:
+        found = (await conn.execute(select(Reply.__table__).where(_key(tenant_id, key)))).first()
+        if found is not None:  # else its owner has just dropped it
+            return Known(found.fingerprint, _stored(found))
+    return None
+
+
+async def _check_line(conn: AsyncConnection, batch_id: str, line_no: int) -> None:
+    """The shared locks make a cancel, and whoever ends the line, come before this or wait until the key is taken:
+    then they find it. Lock order: line, then batch, as everywhere."""
+    line = select(BatchLine.state).where(
+        BatchLine.batch_id == batch_id, BatchLine.line_no == line_no
+    )
+    line_state = await conn.scalar(line.with_for_update(read=True))
+    batch = select(Batch.state, Batch.expires_at).where(Batch.id == batch_id)
+    found = (await conn.execute(batch.with_for_update(read=True))).first()
+    runs = (
+        found is not None
+        and found.state == "in_progress"
+        and found.expires_at > await now_ms(conn) // 1000
+    )
+    if line_state != "started" or not runs:
+        raise KeyClosed("This batch line has ended.")
+
+
+async def store(
+    conn: AsyncConnection,
+    tenant_id: str,
+    key: str,
+    *,
+    request_id: str,
+    status: int,
+    body: bytes,
+    posting: Posting,
+) -> bool:
+    """False: the key was closed meanwhile (its batch was cancelled): the request must end without a charge."""
+    done = await conn.execute(
+        update(Reply)
+        .where(_key(tenant_id, key), Reply.request_id == request_id, Reply.state == "running")
+        .values(state="stored", status=status, body=body, posting=msgspec.msgpack.encode(posting))
+    )
+    return bool(done.rowcount)
+
+
+async def drop(conn: AsyncConnection, tenant_id: str, key: str, request_id: str) -> None:
+    """An end that is not kept: the key may run again."""
+    await conn.execute(
+        delete(Reply).where(
+            _key(tenant_id, key), Reply.request_id == request_id, Reply.state == "running"
+        )
+    )
+
+
+async def drop_running(conn: AsyncConnection, slot: int) -> None:
+    """What the slot's last process left running, once its journal is replayed."""
+    await conn.execute(delete(Reply).where(Reply.slot == slot, Reply.state == "running"))
+
+
+async def close_lines(
+    conn: AsyncConnection, batch_id: str, line_nos: Collection[int]
+) -> Mapping[int, Stored]:
+    """For each line the stored answer; where there is none yet the key is taken away, so that none can come."""
+    numbers = sorted(line_nos)
+    stored: dict[int, Stored] = {}
+    for start in range(0, len(numbers), 500):
+        # Lines before keys, as in `take`.
+        lines = select(BatchLine.line_no).where(
+            BatchLine.batch_id == batch_id, BatchLine.line_no.in_(numbers[start : start + 500])
+        )
+        await conn.execute(lines.order_by(BatchLine.line_no).with_for_update())
+        mine = Reply.batch_id == batch_id, Reply.line_no.in_(numbers[start : start + 500])
+        await conn.execute(delete(Reply).where(*mine, Reply.state == "running"))
+        for row in await conn.execute(select(Reply.__table__).where(*mine)):
+            found = _stored(row)
+            if found is not None:
+                stored[row.line_no] = found
+    return stored
+
+
+async def postings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, Posting]:
+    """Of requests whose answer is stored: what their SETTLE must say, if a crash came between."""
+    ids = sorted(request_ids)
+    found: dict[str, Posting] = {}
+    for start in range(0, len(ids), 500):
+        query = select(Reply.request_id, Reply.posting).where(
+            Reply.request_id.in_(ids[start : start + 500]), Reply.state == "stored"
+        )
+        for row in await conn.execute(query):
+            assert row.posting is not None
+            found[row.request_id] = msgspec.msgpack.decode(row.posting, type=Posting)
+    return found
+
+
+async def purge(conn: AsyncConnection, now: int) -> None:
+    """Stored answers past their time; a batch's own go with the batch."""
+    await conn.execute(
+        delete(Reply).where(
+            Reply.expires_at <= now, Reply.state == "stored", Reply.batch_id.is_(None)
+        )
+    )
+
+
+def _key(tenant_id: str, key: str) -> Any:
+    return (Reply.tenant_id == tenant_id) & (Reply.key == key)
+
+
+def _stored(row: Any) -> Stored | None:
+    if row.state != "stored":
+        return None
+    return Stored(
+        row.request_id, row.status, row.body, msgspec.msgpack.decode(row.posting, type=Posting)
+    )

@@ -1,0 +1,109 @@
+"""The CLI's own client of a running Headgate: plain HTTP with the operator's key. Knows no SQL and no prices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from accounting.bootstrap import Credentials
+from gateway.cli.home import Home
+
+PROJECTS = "/v1/organization/projects"
+TIMEOUT_S = 30.0
+
+
+class ApiFailed(Exception):
+    """One sentence: what was asked could not be done."""
+
+
+class _Ready(msgspec.Struct):
+    base_url: str
+
+
+@dataclass(frozen=True)
+class AdminApi:
+    """Where the server listens, and a key that may administer it."""
+
+    url: str
+    key: str
+
+    @classmethod
+    def of(cls, home: Path) -> AdminApi:
+        """`HEADGATE_URL`, else what runs in this home; `HEADGATE_API_KEY` if it is an admin key, else the home's."""
+        return cls(os.environ.get("HEADGATE_URL") or _url(Home(home)), _key(Home(home)))
+
+    def call(
+        self, method: str, path: str, body: Any = None, params: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The answer's JSON object. Raises ApiFailed."""
+        return asyncio.run(self._call(method, path, body, params))
+
+    def every(self, path: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """All objects of a list, page by page."""
+        found: list[dict[str, Any]] = []
+        while True:
+            after = {"after": found[-1]["id"]} if found else {}
+            page = self.call("GET", path, params={"limit": 100, **(params or {}), **after})
+            found += page["data"]
+            if not page["has_more"]:
+                return found
+
+    def project(self, name_or_id: str) -> dict[str, Any]:
+        """By id, or by name if that is one project's alone."""
+        if name_or_id.startswith("proj_"):
+            return self.call("GET", f"{PROJECTS}/{name_or_id}")
+        found = [p for p in self.every(PROJECTS) if p["name"] == name_or_id]
+        if len(found) != 1:
+            how_many = "No tenant is" if not found else f"{len(found)} tenants are"
+            raise ApiFailed(
+                f"{how_many} called {name_or_id!r}; `headgate tenants list` shows the ids."
+            )
+        return found[0]
+
+    async def _call(
+        self, method: str, path: str, body: Any, params: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {self.key}"}
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+                session.request(method, self.url + path, json=body, params=params) as answer,
+            ):
+                value = msgspec.json.decode(await answer.read(), type=dict[str, Any])
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+            raise ApiFailed(
+                f"No Headgate answers at {self.url}: {str(error) or type(error).__name__}."
+            ) from None
+        if answer.status != 200:
+            raise ApiFailed(value["error"]["message"])
+        return value
+
+
+def _url(home: Home) -> str:
+    try:
+        return msgspec.json.decode(home.ready.read_bytes(), type=_Ready).base_url
+    except FileNotFoundError:
+        raise ApiFailed(
+            f"Nothing runs in {home.root}: start it with `headgate up`, or set HEADGATE_URL."
+        ) from None
+    except (OSError, msgspec.MsgspecError):
+        raise ApiFailed(f"The file {home.ready} cannot be read or is damaged.") from None
+
+
+def _key(home: Home) -> str:
+    given = os.environ.get("HEADGATE_API_KEY", "")
+    if given.startswith("hg_admin_"):
+        return given
+    try:
+        return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials).admin_key
+    except (OSError, msgspec.MsgspecError):
+        raise ApiFailed(
+            f"No admin key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
+        ) from None

@@ -1,0 +1,71 @@
+"""Query parameters → values, with the parameter's name in the error. Knows no route."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+from multidict import MultiMapping
+
+from gateway import errors
+
+Query = MultiMapping[str]
+
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
+_BOOLEANS: Mapping[str, bool] = {"true": True, "false": False}
+
+
+def text(query: Query, name: str) -> str | None:
+    """Given twice is an error: nobody can say which one was meant."""
+    values = query.getall(name, [])
+    if len(values) > 1:
+        raise errors.invalid(f"'{name}' was given more than once.", name)
+    return values[0] if values else None
+
+
+def integer(query: Query, name: str) -> int | None:
+    value = text(query, name)
+    if value is None:
+        return None
+    if not _INTEGER.fullmatch(value):
+        raise errors.invalid(f"'{name}' must be an integer.", name, "invalid_type")
+    return int(value)
+
+
+def boolean(query: Query, name: str) -> bool | None:
+    value = text(query, name)
+    if value is None:
+        return None
+    if value not in _BOOLEANS:
+        raise errors.invalid(f"'{name}' must be true or false.", name, "invalid_type")
+    return _BOOLEANS[value]
+
+
+def choice(query: Query, name: str, choices: Sequence[str]) -> str | None:
+    value = text(query, name)
+    if value is not None and value not in choices:
+        raise errors.invalid(f"'{name}' must be one of {', '.join(choices)}.", name)
+    return value
+
+
+def array(query: Query, name: str) -> tuple[str, ...] | None:
+    """`name[]=a&name[]=b`, or the plain name repeated. None: not given."""
+    values = [*query.getall(f"{name}[]", []), *query.getall(name, [])]
+    return tuple(values) if values else None
+
+
+def limit(query: Query, default: int, most: int) -> int:
+    value = integer(query, "limit")
+    if value is None:
+        return default
+    if not 1 <= value <= most:
+        raise errors.invalid(f"'limit' must be 1 to {most}.", "limit")
+    return value
+
+
+def refuse_unknown(query: Query, known: Collection[str]) -> None:
+    for name in query:
+        if name.removesuffix("[]") not in known:
+            raise errors.invalid(
+                "A query parameter is not known to this endpoint.", code="invalid_value"
+            )

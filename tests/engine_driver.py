@@ -1,0 +1,149 @@
+"""Drives the real engine by hand: one thread, a clock that tests move, every law looked at on the way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from fakes import EOS, ScriptedRunner, expected_output, scripted_engine
+
+from cache import invariants
+from workers.engine.sequence import Status
+from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
+
+LINK = 1
+
+
+class Driver:
+    def __init__(self, runner=None, **options):
+        self.runner = runner or ScriptedRunner(num_blocks=64, block_size=4)
+        self.now = 1000.0
+        self.engine = scripted_engine(self.runner, clock=lambda: self.now, **options)
+        self.inbox = []
+        self.outputs = []
+        self.tokens = defaultdict(list)
+        self.finishes = {}
+        self.prompt_counts = {}
+        self.prompt_logprobs = {}
+        self.endings = {}
+        self.requests = {}
+        self.records = []
+        self.eos_every = 0
+
+    @property
+    def cache(self):
+        return self.engine.cache
+
+    @property
+    def scheduler(self):
+        return self.engine.scheduler
+
+    def send(self, *messages, link=LINK):
+        for message in messages:
+            if isinstance(message, GenerateRequest):
+                self.requests[link, message.request_id] = message
+            self.inbox.append((link, message))
+
+    def step(self, after_s=0.01):
+        events, self.inbox = self.inbox, []
+        self.now += after_s
+        output = self.engine.step(events)
+        self.outputs.append(output)
+        self._hear(output)
+        self._check_running()
+        return output
+
+    def run(self, max_steps=2000):
+        """Until nothing is left; a step limit turns a livelock into a failure."""
+        for _ in range(max_steps):
+            if not self.inbox and not self.engine.attempts:
+                return self
+            self.step()
+        raise AssertionError(f"still {len(self.engine.attempts)} attempts after {max_steps} steps")
+
+    def attempt(self, request_id, link=LINK):
+        return self.engine.attempts[link, request_id]
+
+    def _hear(self, output):
+        for link, message in output.messages:
+            if isinstance(message, StepFrame):
+                for delta in message.deltas:
+                    self._hear_delta((link, delta.request_id), delta)
+            elif isinstance(message, Finished | Failed):
+                key = (link, message.request_id)
+                assert key not in self.endings, "two endings of one attempt"
+                self.endings[key] = message
+
+    def _hear_delta(self, key, delta):
+        assert key not in self.endings, "a delta behind the ending"
+        choice = (*key, delta.index)
+        assert choice not in self.finishes, "a delta of an ended choice"
+        handed = dict(self.requests[key].resume).get(delta.index, ())
+        assert delta.seq_no == len(handed) + len(self.tokens[choice])
+        self.tokens[choice] += delta.tokens
+        if delta.prompt is not None:
+            assert key not in self.prompt_counts, "prompt counts sent twice"
+            self.prompt_counts[key] = delta.prompt
+            self.prompt_logprobs[key] = delta.prompt_logprobs
+        if delta.finish is not None:
+            self.finishes[choice] = delta.finish
+        self.records.append(delta)
+
+    def _check_running(self):
+        """After every step: the cache's laws, no row of a sequence without all its blocks, no lease passed."""
+        scheduler = self.engine.scheduler
+        running = [s for sequences in scheduler.running.values() for s in sequences]
+        invariants.check(self.cache, [s.handle for s in running])
+        for sequence in running:
+            assert len(sequence.block_ids) * self.cache.block_size >= sequence.num_computed
+        for attempt in self.engine.attempts.values():
+            lease = attempt.lease
+            assert lease.in_flight == 0
+            assert lease.spent <= max(lease.bound, attempt.message.num_output_spent)
+            for sequence in attempt.sequences:
+                assert (sequence.handle is not None) == (sequence.status is Status.RUNNING)
+
+    def check_idle(self):
+        """Nothing is held beyond the cache, and the books agree with the steps."""
+        assert not self.engine.attempts
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.scheduler.num_waiting_tokens == 0
+        invariants.check(self.cache, [])
+        pinned = self.cache.num_pinned
+        assert self.cache.num_available + pinned == self.cache.num_blocks - 1, "a block leaked"
+        self.check_books()
+        return self
+
+    def check_books(self):
+        usages = [ending.usage for ending in self.endings.values()]
+        usages += [a.usage for o in self.outputs for a in o.ended if a.end_reason == "link_lost"]
+        computed = sum(u.uncached + u.cache_write + u.recomputed for u in usages)
+        assert computed == self.engine.totals.num_prefill_tokens
+        assert sum(u.output for u in usages) == self.engine.totals.num_output_tokens
+        assert sum(u.recomputed for u in usages) == self.engine.totals.num_recomputed
+        for key, ending in self.endings.items():
+            message = self.requests[key]
+            heard = sum(len(t) for (link, rid, _), t in self.tokens.items() if (link, rid) == key)
+            assert ending.usage.output == heard
+            if key in self.prompt_counts:
+                assert ending.usage.prompt == len(message.prompt)
+                counts = self.prompt_counts[key]
+                assert counts.cache_read == ending.usage.cache_read
+                assert counts.cache_write == ending.usage.cache_write
+
+    def check_alone(self, request, link=LINK, index=0, exactly=True):
+        """The tokens of a choice are those of the request run by itself."""
+        from workers.engine.sampling.params import choice_seed
+
+        alone = expected_output(
+            request.prompt,
+            request.sampling,
+            request.max_tokens,
+            seed=choice_seed(request.sampling.seed, index),
+            eos_every=self.eos_every,
+        )
+        handed = list(dict(request.resume).get(index, ()))
+        together = handed + self.tokens[link, request.request_id, index]
+        assert together == (alone if exactly else alone[: len(together)])
+
+
+__all__ = ["EOS", "LINK", "Driver"]

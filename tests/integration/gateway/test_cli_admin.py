@@ -1,0 +1,169 @@
+"""`headgate tenants`, `keys`, `usage`, `costs`, `verify-books` as an operator types them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from gateways import running_gateway
+from money import posting, record
+
+from accounting import ledger
+from accounting.types import Usage
+from gateway.cli.main import main
+from gateway.keys import DATABASE
+
+HEADGATE = str(Path(sys.executable).parent / "headgate")
+
+
+@pytest.fixture
+async def gateway(tmp_path, redis_url):
+    async with running_gateway(tmp_path, redis_url) as running:
+        yield running
+
+
+async def headgate(gateway, *arguments: str, **environment: str) -> tuple[int, str]:
+    """(exit status, output) of one command, as the operator of this gateway; in a thread beside the gateway's loop."""
+    command = [*arguments, "--home", str(gateway.settings.home)]
+    done = await asyncio.to_thread(
+        CliRunner().invoke, main, command, env=_env(gateway, environment)
+    )
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.output
+
+
+def _env(gateway, environment: dict[str, str]) -> dict[str, str]:
+    return {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key, **environment}
+
+
+async def test_the_installed_command_has_them_all(gateway):
+    process = await asyncio.create_subprocess_exec(
+        HEADGATE, "tenants", "list", "--home", str(gateway.settings.home), stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **_env(gateway, {})},
+    )  # fmt: skip
+    output, _ = await process.communicate()
+    assert (process.returncode, b"default" in output) == (0, True)
+    listed = CliRunner().invoke(main, ["--help"]).output
+    for name in ("costs", "keys", "tenants", "up", "usage", "verify-books"):
+        assert f"  {name} " in listed
+
+
+async def test_a_tenant_gets_a_key_that_works_until_it_is_revoked(gateway):
+    status, tenant_id = await headgate(gateway, "tenants", "create", "acme")
+    assert status == 0
+    assert tenant_id.startswith("proj_")
+    _, value = await headgate(gateway, "keys", "create", "acme", "--scope", "chat", "--name", "ci")
+    await headgate(gateway, "keys", "create", "acme")
+    async with gateway.client(value.strip()) as client:
+        assert len((await client.models.list()).data) == 1
+    _, listed = await headgate(gateway, "keys", "list", "acme", "--json")
+    (mine,) = [key for key in json.loads(listed) if key["name"] == "ci"]
+    assert mine["scopes"] == ["chat"]
+    assert {key["owner"]["service_account"]["name"] for key in json.loads(listed)} == {
+        "command line"
+    }
+    status, _ = await headgate(gateway, "keys", "revoke", tenant_id.strip(), mine["id"])
+    assert status == 0
+    async with gateway.session(value.strip()) as session, session.get("/v1/models") as answer:
+        assert answer.status == 401
+
+
+async def test_tenants_are_renamed_listed_and_archived(gateway):
+    await headgate(gateway, "tenants", "create", "acme")
+    assert await headgate(gateway, "tenants", "rename", "acme", "apex") == (0, "apex\n")
+    _, output = await headgate(gateway, "tenants", "list")
+    assert "apex" in output
+    assert await headgate(gateway, "tenants", "archive", "apex", "--yes") == (0, "archived\n")
+    assert "apex" not in (await headgate(gateway, "tenants", "list"))[1]
+    assert "apex" in (await headgate(gateway, "tenants", "list", "--all"))[1]
+
+
+async def test_usage_and_costs_name_the_tenant(gateway):
+    await _post_one(gateway)
+    status, output = await headgate(gateway, "usage")
+    assert status == 0
+    lines = [line.split() for line in output.splitlines() if "default" in line]
+    assert len(lines) == 1, repr(output)
+    line = lines[0]
+    assert line[1:] == ["default", "m", "1", "60", "10", "40"]
+    _, output = await headgate(gateway, "costs", "--tenant", "default")
+    assert "m, output" in output
+    assert "0.000016 usd" in output
+    _, output = await headgate(gateway, "costs", "--json")
+    assert json.loads(output)["data"][-1]["results"][0]["amount"]["currency"] == "usd"
+
+
+async def _post_one(gateway, **changes) -> None:
+    """A settled request with its engine record, under the first start's own key."""
+    ((key_id,),) = await gateway.sql(
+        "SELECT id FROM api_key WHERE tenant_id = :t", t=gateway.keys.tenant_id
+    )
+    owner = {"tenant_id": gateway.keys.tenant_id}
+    now_ms = time.time_ns() // 1_000_000
+    usage = Usage(10, 20, 30, 40)
+    async with gateway.app[DATABASE].write() as conn:
+        await ledger.post(
+            conn,
+            9,
+            1,
+            [posting("req_1", usage, key_id=key_id, opened_at_ms=now_ms, **owner, **changes)],
+        )
+        await ledger.post_engine_records(conn, [record("req_1", usage, **owner)])
+
+
+async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(gateway):
+    await _post_one(gateway)
+    status, output = await headgate(gateway, "verify-books", "--json")
+    report = json.loads(output)
+    assert (status, report["ok"], report["unreplayed"]) == (0, True, [])
+    assert {e["id"]: e["num_checked"] for e in report["equations"]}["I1"] == 1
+    async with gateway.app[DATABASE].write() as conn:
+        await ledger.post_engine_records(conn, [record("req_2", tenant_id=gateway.keys.tenant_id)])
+    status, output = await headgate(gateway, "verify-books")
+    assert status == 1
+    assert "conservation         FAILED" in output
+    assert "req_2" in output
+
+
+async def test_an_admin_key_can_be_made_without_one(gateway):
+    status, value = await headgate(
+        gateway, "keys", "create", "--admin", HEADGATE_URL="http://127.0.0.1:1"
+    )
+    assert status == 0
+    assert value.startswith("hg_admin_")
+    status, _ = await headgate(gateway, "tenants", "list", HEADGATE_API_KEY=value.strip())
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sentence"),
+    [
+        (("tenants", "list"), {"HEADGATE_URL": "http://127.0.0.1:1"}, "No Headgate answers at http://127.0.0.1:1"),
+        (("keys", "list", "nobody"), {}, "No tenant is called 'nobody'"),
+        (("tenants", "list"), {"HEADGATE_API_KEY": ""}, "No admin key"),
+        (("tenants", "create", " "), {}, "A name must have 1 to 200 characters."),
+        (("keys", "create"), {}, "Give either a tenant or --admin."),
+        (("verify-books",), {"HEADGATE_DATABASE_URL": "sqlite+aiosqlite:////nowhere/x.db"}, "The books cannot be read"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_done_is_one_sentence_and_a_non_zero_exit(
+    gateway, arguments, environment, sentence
+):
+    status, output = await headgate(gateway, *arguments, **environment)
+    assert status != 0
+    assert sentence in output
+    assert "Traceback" not in output
+
+
+async def test_two_tenants_of_one_name_must_be_told_apart_by_id(gateway):
+    for _ in range(2):
+        await headgate(gateway, "tenants", "create", "twin")
+    status, output = await headgate(gateway, "keys", "list", "twin")
+    assert status == 1
+    assert "2 tenants are called 'twin'" in output

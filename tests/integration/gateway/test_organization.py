@@ -1,0 +1,275 @@
+"""The admin surface through the real `openai` client, unmodified, against a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import openai
+import pytest
+from gateways import MODEL, running_gateway
+
+MODEL_LIMIT = f"rl-{MODEL}"
+
+
+@pytest.fixture
+async def gateway(tmp_path, redis_url):
+    async with running_gateway(tmp_path, redis_url) as running:
+        yield running
+
+
+@pytest.fixture
+async def organization(gateway):
+    """`client.admin.organization`, with the operator's key."""
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1",
+        api_key="",
+        admin_api_key=gateway.keys.admin_key,
+        max_retries=0,
+    ) as client:
+        yield client.admin.organization
+
+
+async def test_a_projects_life(organization):
+    made = await organization.projects.create(name="crops")
+    assert made.id.startswith("proj_")
+    assert (made.object, made.name, made.status) == ("organization.project", "crops", "active")
+    assert abs(made.created_at - time.time()) < 60
+    assert await organization.projects.retrieve(made.id) == made
+    renamed = await organization.projects.update(made.id, name="grain")
+    assert (renamed.id, renamed.name) == (made.id, "grain")
+    archived = await organization.projects.archive(made.id)
+    assert archived.status == "archived"
+    assert archived.archived_at is not None
+    listed = [project.id async for project in organization.projects.list()]
+    assert made.id not in listed
+    everything = [p.id async for p in organization.projects.list(include_archived=True)]
+    assert made.id in everything
+    with pytest.raises(openai.ConflictError):
+        await organization.projects.update(made.id, name="again")
+
+
+async def test_lists_page_through_the_clients_own_iterator(organization):
+    made = [(await organization.projects.create(name=f"p{n}")).id for n in range(5)]
+    first = await organization.projects.list(limit=2)
+    assert first.has_more
+    assert len(first.data) == 2
+    seen = [project.id async for project in organization.projects.list(limit=2)]
+    assert set(made) <= set(seen)
+    assert len(seen) == len(set(seen)) == 6  # with the first start's own
+
+
+async def test_a_service_account_comes_with_a_key_that_works_until_it_is_deleted(
+    gateway, organization
+):
+    project = await organization.projects.create(name="crops")
+    accounts = organization.projects.service_accounts
+    made = await accounts.create(project.id, name="robot")
+    assert (made.role, made.name) == ("member", "robot")
+    assert made.api_key.value.startswith("hg_live_")
+    assert made.api_key.object == "organization.project.service_account.api_key"
+    client = gateway.client(made.api_key.value)
+    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert [account.id async for account in accounts.list(project.id)] == [made.id]
+    assert (await accounts.retrieve(made.id, project_id=project.id)).name == "robot"
+    assert (await accounts.update(made.id, project_id=project.id, name="r2")).name == "r2"
+    gone = await accounts.delete(made.id, project_id=project.id)
+    assert (gone.deleted, gone.object) == (True, "organization.project.service_account.deleted")
+    with pytest.raises(openai.AuthenticationError):
+        await client.models.list()
+    with pytest.raises(openai.NotFoundError):
+        await accounts.retrieve(made.id, project_id=project.id)
+    await client.close()
+
+
+async def test_an_account_alone_has_role_none_and_no_key(organization):
+    project = await organization.projects.create(name="crops")
+    accounts = organization.projects.service_accounts
+    made = await accounts.create(project.id, name="robot", create_service_account_only=True)
+    assert (made.role, made.api_key) == ("none", None)
+    assert [key async for key in organization.projects.api_keys.list(project.id)] == []
+    with pytest.raises(openai.BadRequestError):
+        await accounts.create(
+            project.id, name="x", create_service_account_only=True, expires_in_seconds=60
+        )
+
+
+async def test_keys_are_listed_redacted_changed_and_revoked(gateway, organization):
+    project = await organization.projects.create(name="crops")
+    account = await organization.projects.service_accounts.create(project.id, name="robot")
+    made = await organization.projects.service_accounts.api_keys.create(
+        account.id, project_id=project.id, name="second", scopes=["chat"], expires_in_seconds=3600
+    )
+    keys = organization.projects.api_keys
+    listed = [key async for key in keys.list(project.id, owner_project_access="active")]
+    assert {key.id for key in listed} == {made.id, account.api_key.id}
+    shown = await keys.retrieve(made.id, project_id=project.id)
+    assert shown.redacted_value == f"hg_live_{made.value.split('_')[2]}_***"
+    assert (shown.name, shown.owner.service_account.id) == ("second", account.id)
+    assert made.value.split("_")[3] not in shown.to_json()
+    changed = await keys.update(made.id, project_id=project.id, expires_in_seconds=60)
+    assert changed.expires_at < made.expires_at
+    async with gateway.client(made.value) as client:
+        await client.models.list()
+        gone = await keys.delete(made.id, project_id=project.id)
+        assert gone.object == "organization.project.api_key.deleted"
+        with pytest.raises(openai.AuthenticationError):
+            await client.models.list()
+    with pytest.raises(openai.NotFoundError):
+        await keys.retrieve(made.id, project_id=project.id)
+
+
+async def test_keys_of_an_archived_project_are_refused_and_none_can_be_made(gateway, organization):
+    project = await organization.projects.create(name="crops")
+    account = await organization.projects.service_accounts.create(project.id, name="robot")
+    await organization.projects.archive(project.id)
+    async with gateway.client(account.api_key.value) as client:
+        with pytest.raises(openai.PermissionDeniedError) as refused:
+            await client.models.list()
+        assert refused.value.code == "project_archived"
+    with pytest.raises(openai.ConflictError):
+        await organization.projects.service_accounts.api_keys.create(
+            account.id, project_id=project.id
+        )
+
+
+async def test_rate_limits_are_one_per_priced_model_and_change_alone(organization):
+    project = await organization.projects.create(name="crops")
+    limits = organization.projects.rate_limits
+    (entry,) = [entry async for entry in limits.list_rate_limits(project.id)]
+    assert (entry.id, entry.model) == (MODEL_LIMIT, MODEL)
+    assert (entry.max_requests_per_1_minute, entry.max_tokens_per_1_minute) == (10_000, 10_000_000)
+    await limits.update_rate_limit(MODEL_LIMIT, project_id=project.id, max_requests_per_1_minute=7)
+    changed = await limits.update_rate_limit(
+        MODEL_LIMIT, project_id=project.id, batch_1_day_max_input_tokens=9
+    )
+    assert changed.max_requests_per_1_minute == 7
+    assert changed.max_tokens_per_1_minute == 10_000_000
+    assert changed.batch_1_day_max_input_tokens == 9
+    with pytest.raises(openai.BadRequestError):
+        await limits.update_rate_limit(MODEL_LIMIT, project_id=project.id, max_requests_per_1_day=1)
+    with pytest.raises(openai.NotFoundError):
+        await limits.update_rate_limit(
+            "rl-unknown", project_id=project.id, max_requests_per_1_minute=1
+        )
+
+
+async def test_a_rate_limit_holds_from_the_next_request_on_for_that_project_alone(
+    gateway, organization, worker
+):
+    await gateway.workers(1)
+
+    async def ask(key: str):
+        async with gateway.client(key) as client:
+            return await client.completions.with_raw_response.create(
+                model=MODEL, prompt="a", max_tokens=1
+            )
+
+    limited, free = [await organization.projects.create(name=name) for name in ("limited", "free")]
+    accounts = organization.projects.service_accounts
+    keys = [(await accounts.create(p.id, name="robot")).api_key.value for p in (limited, free)]
+    first = await ask(keys[0])
+    assert first.headers["x-ratelimit-limit-requests"] == "10000"
+    await organization.projects.rate_limits.update_rate_limit(
+        MODEL_LIMIT, project_id=limited.id, max_requests_per_1_minute=2
+    )
+    await ask(keys[0])
+    with pytest.raises(openai.RateLimitError) as refused:
+        await ask(keys[0])
+    assert refused.value.code == "rate_limit_exceeded"
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    await ask(keys[1])
+
+
+async def test_the_404_for_a_foreign_object_is_that_for_one_that_never_existed(
+    gateway, organization
+):
+    one = await organization.projects.create(name="one")
+    two = await organization.projects.create(name="two")
+    mine = await organization.projects.service_accounts.create(one.id, name="robot")
+    foreign = (
+        f"/projects/{two.id}/service_accounts/{mine.id}", f"/projects/{two.id}/api_keys/{mine.api_key.id}",
+        "/projects/operator", f"/projects/{gateway.keys.tenant_id}x",
+    )  # fmt: skip
+    never = f"/projects/{two.id}/api_keys/key_{'0' * 32}"
+    async with gateway.session(gateway.keys.admin_key) as session:
+        bodies = set()
+        for path in (*foreign, never):
+            for method in (
+                ("GET", "DELETE") if "/api_keys/" in path or "accounts" in path else ("GET",)
+            ):
+                async with session.request(method, f"/v1/organization{path}") as answer:
+                    assert answer.status == 404
+                    bodies.add(await answer.read())
+    assert len(bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "missing_required_parameter", "name"), ({"name": ""}, "invalid_value", "name"),
+        ({"name": 5}, "invalid_type", "name"), ({"name": "x", "geography": "EU"}, "unsupported_parameter", "geography"),
+        ({"name": "   "}, "invalid_value", "name"),
+    ],
+)  # fmt: skip
+async def test_a_faulty_body_is_a_400_that_names_the_field(gateway, body, code, param):
+    async with (
+        gateway.session(gateway.keys.admin_key) as session,
+        session.post("/v1/organization/projects", json=body) as answer,
+    ):
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"], error["param"]) == (400, code, param)
+
+
+async def test_scopes_that_no_tenant_key_may_have_are_refused(gateway, organization):
+    project = await organization.projects.create(name="crops")
+    account = await organization.projects.service_accounts.create(project.id, name="robot")
+    for scopes in (["admin"], ["chat", "root"]):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await organization.projects.service_accounts.api_keys.create(
+                account.id, project_id=project.id, scopes=scopes
+            )
+        assert refused.value.param == "scopes"
+
+
+async def test_a_tenant_key_reaches_no_admin_route(gateway):
+    async with gateway.client() as client:
+        for path in ("/organization/projects", f"/organization/projects/{gateway.keys.tenant_id}"):
+            with pytest.raises(openai.PermissionDeniedError) as refused:
+                await client.get(path, cast_to=object)
+            assert refused.value.code == "insufficient_scope"
+
+
+async def test_writes_are_audited_under_the_acting_key(gateway, organization):
+    project = await organization.projects.create(name="crops")
+    await organization.projects.service_accounts.create(project.id, name="robot")
+    rows = await gateway.sql(
+        "SELECT event, actor FROM audit_log WHERE tenant_id = :tenant ORDER BY id",
+        tenant=project.id,
+    )
+    assert [row.event for row in rows] == [
+        "project.created",
+        "service_account.created",
+        "api_key.created",
+    ]
+    (admin,) = {row.actor for row in rows}
+    assert admin.startswith("key_")
+
+
+async def test_the_same_surface_on_postgresql(tmp_path, redis_url, database_url):
+    async with (
+        running_gateway(tmp_path, redis_url, database_url) as gateway,
+        openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1",
+            api_key="",
+            admin_api_key=gateway.keys.admin_key,
+            max_retries=0,
+        ) as client,
+    ):
+        projects = client.admin.organization.projects
+        made = await asyncio.gather(*(projects.create(name=f"p{n}") for n in range(6)))
+        account = await projects.service_accounts.create(made[0].id, name="robot")
+        keys = [key async for key in projects.api_keys.list(made[0].id)]
+        assert [key.id for key in keys] == [account.api_key.id]
+        seen = [project.id async for project in projects.list(limit=3)]
+        assert {project.id for project in made} <= set(seen)

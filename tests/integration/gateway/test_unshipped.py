@@ -1,0 +1,42 @@
+"""What a journal knows that SQL does not, read beside its living owner."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from money import NOON_MS, posting
+
+from gateway.journal import open_journal
+from gateway.journal_records import Opened
+from gateway.unshipped import Unshipped, unshipped
+
+
+def opened(request_id: str) -> Opened:
+    return Opened(
+        request_id=request_id, tenant_id="proj_a", key_id="key_a", model="m", root="r", tier="interactive",
+        price_version="standard@1", currency="USD", opened_at_ms=NOON_MS, prompt_tokens=5, reserved=10,
+    )  # fmt: skip
+
+
+@pytest.fixture(params=[64 * 1024 * 1024, 600], ids=["one segment", "many segments"])
+async def journal(tmp_path, request):
+    journal = await open_journal(tmp_path / "journal", 0, segment_bytes=request.param)
+    yield journal
+    await journal.close()
+
+
+async def test_what_runs_and_what_ended_behind_the_offset(tmp_path, journal):
+    assert unshipped(tmp_path / "journal", 0) == Unshipped(frozenset(), frozenset())
+    for number in range(6):
+        await asyncio.shield(journal.open(opened(f"req_{number}")))
+    await journal.end(posting("req_0"))
+    shipped = journal.durable_seq
+    await journal.end(posting("req_1", kind="void"))
+    await journal.end(posting("req_4"))
+    found = unshipped(tmp_path / "journal", shipped)
+    assert found.running == {"req_2", "req_3", "req_5"}
+    assert found.ended == {"req_1", "req_4"}
+    assert found.requests == {"req_1", "req_2", "req_3", "req_4", "req_5"}
+    everything = unshipped(tmp_path / "journal", journal.durable_seq)
+    assert everything == Unshipped(frozenset({"req_2", "req_3", "req_5"}), frozenset())

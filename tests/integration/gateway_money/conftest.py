@@ -1,0 +1,106 @@
+"""A Redis of one test's own (it will be killed, stopped, emptied), and a migrated ledger with a price."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from accounting import prices
+from accounting.db import Database
+from accounting.migrate import upgrade
+from accounting.types import Limits, Principal, Rates
+from gateway.admission import Ask
+from gateway.cli.embedded import find_server, server_command
+
+RATES = Rates(cache_read=1_000_000, cache_write=4_000_000, uncached=4_000_000, output=10_000_000)
+"""1, 4, 4 and 10 micro-units per token: charges that a person can check."""
+
+
+class OwnRedis:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = directory / "redis.sock"
+        self.url = f"unix://{self.socket}?db=0"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            server_command(find_server(), self.directory, self.socket), stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with socket.socket(socket.AF_UNIX) as sock:
+                try:
+                    sock.connect(str(self.socket))
+                    return
+                except OSError:
+                    time.sleep(0.01)
+        raise TimeoutError
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait(10)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    server = OwnRedis(directory)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def books(database_url: str) -> AsyncIterator[Database]:
+    """Both dialects, migrated, model `m` priced."""
+    async for database in _priced(database_url):
+        yield database
+
+
+@pytest.fixture
+async def sqlite_books(sqlite_url: str) -> AsyncIterator[Database]:
+    async for database in _priced(sqlite_url):
+        yield database
+
+
+async def _priced(url: str) -> AsyncIterator[Database]:
+    await asyncio.to_thread(upgrade, url)
+    database = Database(url)
+    async with database.write() as conn:
+        await prices.bootstrap(conn, "m", {"interactive": RATES}, 1)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def ask():
+    def make(
+        number: int,
+        *,
+        prompt: int = 100,
+        output: int = 300,
+        tenant: Limits | None = None,
+        key: Limits | None = None,
+        model: str = "m",
+    ) -> Ask:
+        principal = Principal(
+            "tenant", "proj_1", "key_1", frozenset(), tenant_limits=tenant or Limits(), key_limits=key or Limits()
+        )  # fmt: skip
+        return Ask(f"req_{number:08d}", principal, model, "root", "interactive", prompt, output)
+
+    return make

@@ -1,0 +1,298 @@
+"""Admission with everything real behind it: what it takes, and that it leaves nothing when anything goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import os
+import signal
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from accounting import prices
+from accounting.models import LedgerEntry
+from accounting.types import Limits, Rates, Usage
+from gateway import journal_records, segments
+from gateway.errors import ApiError
+from gateway.metering import Metering, metering
+from workers.protocol.journal import Kind
+
+NO_LIMITS = Limits()
+
+
+@asynccontextmanager
+async def running(database, redis_url: str, directory: Path, timeout_s: float = 2.0):
+    async with metering(
+        database=database,
+        redis_url=redis_url,
+        slot=0,
+        directory=directory,
+        limiter_timeout_s=timeout_s,
+    ) as metered:
+        yield metered
+
+
+@pytest.fixture
+async def metered(sqlite_books, redis_url: str, tmp_path: Path):
+    async with running(sqlite_books, redis_url, tmp_path / "journal") as metered:
+        yield metered
+
+
+async def nothing_left(metered: Metering) -> None:
+    """No permit, no token, no request counted, no OPEN without an end."""
+    await metered.admission.drain()
+    assert metered.limiter.num_held == 0
+    assert metered.limiter.num_owed == 0
+    state = await metered.link.command("HMGET", "hg:{t:proj_1}:s", "run", "tok", "mu")
+    assert [int(n or 0) for n in state] == [0, 0, 0]
+    for name in await metered.link.command("KEYS", "hg:{t:proj_1}:w:*"):
+        assert int(await metered.link.command("HGET", name, "sum")) == 0, name
+    assert metered.journal._open == {}
+
+
+def recorded(metered: Metering) -> list:
+    reader = segments.Reader(metered.journal.directory, 0)
+    return [
+        journal_records.posting(r.payload)
+        for r in reader.read(1 << 60, 100_000)
+        if r.kind in (Kind.SETTLE, Kind.VOID)
+    ]
+
+
+async def posted(books, number: int) -> list:
+    """The ledger, once it has that many rows."""
+    for _ in range(200):
+        async with books.read() as conn:
+            rows = (await conn.execute(select(LedgerEntry.__table__))).all()
+        if len(rows) >= number:
+            break
+        await asyncio.sleep(0.05)
+    assert len(rows) == number
+    return list(rows)
+
+
+async def test_a_request_is_admitted_runs_and_is_charged_what_the_engine_counted(
+    metered: Metering, sqlite_books, ask
+) -> None:
+    tenant = Limits(60, 10_000, 5)
+    admitted = await metered.admission.admit(ask(1, prompt=100, output=300, tenant=tenant))
+    assert (admitted.lease_bound, admitted.lease_seq) == (128, 0)
+    assert admitted.price_version == "standard@1"
+    assert admitted.headers["x-ratelimit-remaining-requests"] == "59"
+    assert admitted.headers["x-ratelimit-remaining-tokens"] == str(10_000 - 228)
+    assert await admitted.extend(10) is None
+    extension = await admitted.extend(64, cached_tokens=80)
+    assert extension is not None
+    assert (extension.lease_seq, extension.bound, extension.wait_ms) == (1, 256, 0)
+    settled = await admitted.settle("ok", Usage(80, 16, 4, 200), True)
+    assert settled.charge_micro_units == 80 + 4 * 20 + 200 * 10
+    assert (settled.currency, settled.price_version) == ("USD", "standard@1")
+    [posting] = recorded(metered)  # durable before settle returned
+    assert posting.charge.total == settled.charge_micro_units
+    assert posting.charge.total <= posting.reserved
+    await metered.admission.drain()
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens", "sum")) == 220
+    [row] = await posted(sqlite_books, 1)
+    assert (row.request_id, row.charge, row.output) == ("req_00000001", 2160, 200)
+
+
+async def test_exactly_one_end_is_accepted(metered: Metering, ask) -> None:
+    admitted = await metered.admission.admit(ask(1))
+    await admitted.void("internal")
+    with pytest.raises(RuntimeError, match="has ended already"):
+        await admitted.settle("ok", Usage(0, 0, 100, 5), True)
+    assert [p.kind for p in recorded(metered)] == ["void"]
+    # RPM counts failed requests too; all else has gone back.
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens", "sum")) == 0
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:requests", "sum")) == 1
+
+
+async def test_a_refused_request_takes_nothing_and_is_told_why(metered: Metering, ask) -> None:
+    with pytest.raises(ApiError) as refused:
+        await metered.admission.admit(ask(1, prompt=500, tenant=Limits(tokens_per_minute=400)))
+    assert refused.value.status == 429
+    assert refused.value.headers["x-should-retry"] == "false"
+    await nothing_left(metered)
+
+
+async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_them(
+    metered: Metering, ask, sqlite_books
+) -> None:
+    async with sqlite_books.write() as conn:
+        await prices.bootstrap(conn, "b", {"batch": Rates(1, 1, 1, 1)}, 2)
+    tenant = Limits(1, 300, 1)
+    chat = await metered.admission.admit(ask(1, tenant=tenant))
+    lines = [
+        await metered.admission.admit(
+            dataclasses.replace(ask(n, tenant=tenant, model="b"), tier="batch", batch_id="batch_1", line_no=n)
+        )
+        for n in range(2, 5)
+    ]  # fmt: skip
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:s", "run")) == 1
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:batch:s", "run")) == 3
+    for admitted in (chat, *lines):
+        await admitted.void("drain")
+    await metered.admission.drain()
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:batch:s", "run")) == 0
+
+
+async def test_an_unknown_price_is_refused_before_any_work(metered: Metering, ask) -> None:
+    with pytest.raises(ApiError) as refused:
+        await metered.admission.admit(ask(1, model="unpriced"))
+    assert (refused.value.status, refused.value.code) == (503, "price_unknown")
+    assert refused.value.headers == {"x-should-retry": "false"}
+    await nothing_left(metered)
+
+
+async def test_a_cancelled_settle_is_recorded_all_the_same(metered: Metering, ask) -> None:
+    admitted = await metered.admission.admit(ask(1))
+    settling = asyncio.create_task(admitted.settle("ok", Usage(0, 0, 100, 5), True))
+    await asyncio.sleep(0)
+    settling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    await metered.admission.drain()
+    assert [p.kind for p in recorded(metered)] == ["settle"]
+    assert metered.limiter.num_held == 0
+
+
+async def test_an_admission_cancelled_at_any_moment_leaves_nothing(metered: Metering, ask) -> None:
+    """Cancelled after 0, 1, 2, ... turns of the loop, until it is too late to cancel."""
+    for turns in range(400):
+        admitting = asyncio.create_task(metered.admission.admit(ask(turns)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not admitting.cancel():
+            admitted = await admitting
+            await admitted.void("internal")
+            break
+        with pytest.raises(asyncio.CancelledError):
+            await admitting
+        await nothing_left(metered)
+    else:
+        pytest.fail("no admission ever got through")
+    assert turns > 3
+
+
+@pytest.mark.parametrize("step", ["reserve", "open", "open after writing"])
+async def test_an_admission_that_fails_at_any_step_leaves_nothing(
+    metered: Metering, ask, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gateway.journal import JournalPoisoned
+    from gateway.redis_link import LimiterUnavailable
+
+    reserve, write = metered.limiter.reserve, metered.journal.open
+
+    async def lost_reply(*args):
+        await reserve(*args)
+        metered.limiter._held.clear()
+        raise LimiterUnavailable("reply lost")
+
+    async def poisoned(opened):
+        if step == "open after writing":
+            await write(opened)
+        raise JournalPoisoned("disk")
+
+    if step == "reserve":
+        monkeypatch.setattr(metered.limiter, "reserve", lost_reply)
+    else:
+        monkeypatch.setattr(metered.journal, "open", poisoned)
+    with pytest.raises(ApiError) as refused:
+        await metered.admission.admit(ask(1))
+    code = "limiter_unavailable" if step == "reserve" else "metering_unavailable"
+    assert (refused.value.status, refused.value.code) == (503, code)
+    assert int(refused.value.headers["retry-after"]) >= 1
+    await nothing_left(metered)
+
+
+async def test_a_poisoned_journal_refuses_new_requests_and_settles_running_ones_in_sql(
+    sqlite_books, redis_url: str, tmp_path: Path, ask
+) -> None:
+    broken = False
+
+    def sync(descriptor: int) -> None:
+        if broken:
+            raise OSError(errno.EIO, "I/O error")
+        os.fdatasync(descriptor)
+
+    async with running(sqlite_books, redis_url, tmp_path / "journal") as metered:
+        metered.journal._sync = sync
+        admitted = await metered.admission.admit(ask(1))
+        broken = True
+        settled = await admitted.settle("ok", Usage(0, 0, 100, 5), True)
+        assert settled.charge_micro_units == 450
+        async with sqlite_books.read() as conn:
+            [row] = (await conn.execute(select(LedgerEntry.__table__))).all()
+        assert row.charge == 450
+        with pytest.raises(ApiError) as refused:
+            await metered.admission.admit(ask(2))
+        assert refused.value.code == "metering_unavailable"
+        broken = False
+        await metered.journal.revive()
+        await (await metered.admission.admit(ask(3))).void("internal")
+    async with running(sqlite_books, redis_url, tmp_path / "journal"):
+        pass
+    async with sqlite_books.read() as conn:
+        rows = (await conn.execute(select(LedgerEntry.__table__))).all()
+    assert sorted((row.request_id[-1], row.kind) for row in rows) == [
+        ("1", "settle"),
+        ("3", "void"),
+    ]
+
+
+async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
+    sqlite_books, own_redis, tmp_path: Path, ask
+) -> None:
+    async with running(sqlite_books, own_redis.url, tmp_path / "journal", 0.1) as metered:
+        admitted = await metered.admission.admit(ask(1))
+        own_redis.send(signal.SIGSTOP)
+        with pytest.raises(ApiError) as refused:
+            await metered.admission.admit(ask(2))
+        assert (refused.value.status, refused.value.code) == (503, "limiter_unavailable")
+        assert await admitted.extend(128) is None
+        settled = await admitted.settle("ok", Usage(0, 0, 100, 5), True)
+        assert settled.charge_micro_units == 450
+        own_redis.send(signal.SIGCONT)
+        for _ in range(60):
+            if metered.limiter.num_owed == 0:
+                break
+            await asyncio.sleep(0.1)
+        state = await metered.link.command("HGET", "hg:{t:proj_1}:s", "run")
+        assert int(state) == 0
+
+
+async def test_a_stream_is_paced_by_its_tokens_per_minute(metered: Metering, ask) -> None:
+    admitted = await metered.admission.admit(
+        ask(1, prompt=100, output=300, tenant=Limits(tokens_per_minute=250))
+    )
+    assert admitted.lease_bound == 128
+    bounds = [128]
+    while (extension := await admitted.extend(bounds[-1])) and not extension.wait_ms:
+        bounds.append(extension.bound)
+    assert bounds == [128, 144, 148, 150]
+    assert extension is not None
+    assert (extension.bound, extension.wait_ms) == (150, 10_000)
+    await admitted.void("client_gone")
+
+
+async def test_many_requests_at_once_are_all_accounted_for(
+    metered: Metering, sqlite_books, ask
+) -> None:
+    async def one(number: int) -> int:
+        admitted = await metered.admission.admit(ask(number, output=50))
+        admitted.progress(3)
+        if number % 3 == 0:
+            await admitted.void("worker_lost")
+            return 0
+        settled = await admitted.settle("ok", Usage(16, 64, 20, number % 50), True)
+        return settled.charge_micro_units
+
+    charges = await asyncio.gather(*(one(number) for number in range(300)))
+    await metered.admission.drain()
+    assert metered.limiter.num_held == 0
+    rows = await posted(sqlite_books, 300)
+    assert sum(row.charge for row in rows) == sum(charges)

@@ -1,0 +1,263 @@
+"""The limiter against a Redis that is real, and that goes away, hangs, forgets and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+
+import pytest
+
+from accounting.types import Limits
+from gateway.limits import Holder, Limiter, ReservationEnded, limiter_link
+from gateway.redis_link import LimiterUnavailable, RedisLink
+
+START_MS = 1_790_000_000_000
+LADDER = [(64, 640), (8, 80), (1, 10)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = START_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def holder(number: int, tenant: Limits | None = None, slot: str = "") -> Holder:
+    return Holder(f"req_{slot}{number}", "proj_1", "key_1", Limits(), tenant or Limits())
+
+
+@pytest.fixture
+async def link(own_redis):
+    """Patient: the timeouts of production are tested by `impatient`, not by a busy machine."""
+    link = limiter_link(own_redis.url, timeout_s=2)
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+async def impatient(own_redis):
+    link = limiter_link(own_redis.url)
+    yield link
+    await link.close()
+
+
+async def counters(link: RedisLink) -> dict[str, int]:
+    run, tok, mu = await link.command("HMGET", "hg:{t:proj_1}:s", "run", "tok", "mu")
+    return {"run": int(run), "tok": int(tok), "mu": int(mu)}
+
+
+async def test_64_clients_never_exceed_a_limit_in_any_window(own_redis) -> None:
+    """Two gateways, one clock that runs through three minutes."""
+    limits, clock, rng = Limits(50, 4000, 9), Clock(), random.Random(1)
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
+    limiters = [Limiter(link, slot, now_ms=clock) for slot, link in enumerate(links)]
+    admitted: list[int] = []
+    taken: list[tuple[int, int]] = []
+    running, most = 0, 0
+
+    async def client(number: int) -> None:
+        nonlocal running, most
+        limiter = limiters[number % 2]
+        for turn in range(12):
+            who, prompt = holder(turn, limits, slot=f"{number}_"), rng.randrange(1, 60)
+            verdict = await limiter.reserve(who, prompt, 0, LADDER)
+            clock.now_ms += rng.randrange(0, 300)
+            if verdict.failing:
+                assert verdict.wait_ms > 0
+                continue
+            running += 1
+            most = max(most, running)
+            admitted.append(verdict.now_ms)
+            output = rng.randrange(0, verdict.bound + 1)
+            await asyncio.sleep(rng.random() / 200)
+            taken.append((verdict.now_ms, prompt + output))
+            running -= 1
+            if rng.random() < 0.3:
+                await limiter.release(who)
+                taken.pop()
+            else:
+                await limiter.settle(who, 0, prompt, output)
+
+    async with asyncio.TaskGroup() as clients:
+        for number in range(64):
+            clients.create_task(client(number))
+    assert clock.now_ms - START_MS > 60_000
+    assert len(admitted) > 50
+    for end in admitted:
+        assert sum(end - 60_000 < at <= end for at in admitted) <= 50
+        assert sum(tokens for at, tokens in taken if end - 60_000 < at <= end) <= 4000
+    assert most == 9
+    assert await counters(links[0]) == {"run": 0, "tok": 0, "mu": 0}
+    for link in links:
+        await link.close()
+
+
+async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(link: RedisLink) -> None:
+    """The server's own clock: the wait is a minute, so the window is aged by hand instead."""
+    limiter, limits = Limiter(link, 0), Limits(requests_per_minute=1)
+    first = await limiter.reserve(holder(1, limits), 10, 0, LADDER)
+    refused = await limiter.reserve(holder(2, limits), 10, 0, LADDER)
+    assert (first.failing, refused.failing) == (0, 4)
+    assert 59_000 < refused.wait_ms <= 61_000
+    # The same second, 60 s back: now only the rest of the current second has to pass.
+    second = first.now_ms // 1000
+    window = "hg:{t:proj_1}:w:t:requests"
+    await link.command("HDEL", window, second)
+    await link.command("HSET", window, second - 60, 1, "lo", second - 60, "hi", second - 60)
+    soon = await limiter.reserve(holder(3, limits), 10, 0, LADDER)
+    if soon.failing:
+        assert 0 < soon.wait_ms <= 1000
+        await asyncio.sleep(soon.wait_ms / 1000)
+        soon = await limiter.reserve(holder(4, limits), 10, 0, LADDER)
+    assert soon.failing == 0
+
+
+async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis, impatient) -> None:
+    limiter = Limiter(impatient, 0)
+    await limiter.reserve(holder(0), 10, 0, LADDER)
+    own_redis.kill()
+    for number in range(1, 8):
+        started = time.monotonic()
+        with pytest.raises(LimiterUnavailable):
+            await limiter.reserve(holder(number), 10, 0, LADDER)
+        assert time.monotonic() - started < 0.25
+    assert not impatient.is_open
+    own_redis.start()
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        try:
+            assert (await limiter.reserve(holder(9), 10, 0, LADDER)).failing == 0
+            break
+        except LimiterUnavailable:
+            await asyncio.sleep(0.1)
+    assert impatient.is_open
+    assert time.monotonic() < deadline
+
+
+async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, impatient) -> None:
+    limiter = Limiter(impatient, 0)
+    await limiter.reserve(holder(0), 10, 0, LADDER)
+    own_redis.send(signal.SIGSTOP)
+    waits = []
+    for number in range(1, 8):
+        started = time.monotonic()
+        with pytest.raises(LimiterUnavailable):
+            await limiter.reserve(holder(number), 10, 0, LADDER)
+        waits.append(time.monotonic() - started)
+    assert max(waits) < 0.3  # 150 ms on a quiet machine
+    assert waits[-1] < 0.02  # the breaker
+    assert not impatient.is_open
+    own_redis.send(signal.SIGCONT)
+    await asyncio.sleep(1.1)
+    # Replies of the calls given up must not be taken for those of later ones.
+    verdict = await limiter.reserve(holder(50), 77, 0, LADDER)
+    assert (verdict.failing, verdict.bound) == (0, 64)
+
+
+async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, impatient) -> None:
+    limiter = Limiter(impatient, 0)
+    await limiter.start()
+    await limiter.reserve(holder(0), 10, 5, LADDER)
+    own_redis.send(signal.SIGSTOP)
+    await limiter.settle(holder(0), 5, 10, 3)
+    assert limiter.num_owed == 1
+    own_redis.send(signal.SIGCONT)
+    for _ in range(100):
+        if limiter.num_owed == 0:
+            break
+        await asyncio.sleep(0.05)
+    assert limiter.num_owed == 0
+    assert await counters(impatient) == {"run": 0, "tok": 0, "mu": 0}
+    await limiter.close()
+
+
+@pytest.mark.parametrize("loss", ["flush", "restart empty", "state evicted", "open set evicted"])
+async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(
+    own_redis, link, loss
+) -> None:
+    limits = Limits(tokens_per_minute=1000, concurrency=3)
+    limiter = Limiter(link, 0)
+    for number in range(2):
+        await limiter.reserve(holder(number, limits), 100, 7, LADDER)
+    await limiter.extend(holder(0, limits), 1, LADDER, 60)
+    before = await counters(link)
+    if loss == "flush":
+        await link.command("FLUSHALL")
+    elif loss == "restart empty":
+        own_redis.kill()
+        for path in (own_redis.directory / "appendonlydir").iterdir():
+            path.unlink()
+        own_redis.start()
+    elif loss == "state evicted":
+        await link.command("DEL", "hg:{t:proj_1}:s")
+    else:
+        await link.command("DEL", "hg:{t:proj_1}:open")
+    third = await limiter.reserve(holder(2, limits), 10, 7, LADDER)
+    assert third.tenant_running == 3
+    assert third.tenant_tokens.sum >= before["tok"]
+    assert (await limiter.reserve(holder(3, limits), 10, 7, LADDER)).failing == 6
+    for number in range(3):
+        await limiter.settle(holder(number, limits), 0, 0, 0)
+    assert await counters(link) == {"run": 0, "tok": 0, "mu": 0}
+
+
+async def test_two_gateways_put_back_what_each_holds(own_redis) -> None:
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
+    limiters = [Limiter(link, slot) for slot, link in enumerate(links)]
+    for number, limiter in enumerate(limiters):
+        await limiter.start()
+        await limiter.reserve(holder(number), 100, 7, LADDER)
+    await links[0].command("FLUSHALL")
+    await asyncio.sleep(1.3)  # each notices by itself
+    assert await counters(links[0]) == {"run": 2, "tok": 328, "mu": 1294}
+    for link, limiter in zip(links, limiters, strict=True):
+        await limiter.close()
+        await link.close()
+
+
+async def test_a_restart_with_old_data_is_noticed_before_the_first_admission(
+    own_redis, link
+) -> None:
+    """An append-only file may lack its last second: what it says is not believed."""
+    limiter = Limiter(link, 0)
+    await limiter.reserve(holder(0), 100, 7, LADDER)
+    epoch = await link.epoch()
+    await asyncio.sleep(1.1)  # appendfsync everysec
+    own_redis.kill()
+    own_redis.start()
+    verdict = await limiter.reserve(holder(1), 100, 7, LADDER)
+    assert await link.epoch() != epoch
+    assert verdict.tenant_running == 2
+    assert verdict.tenant_tokens.sum == 328  # the old window stands; nothing is counted twice
+
+
+async def test_a_dead_process_leaves_no_reservation_behind(own_redis, link) -> None:
+    dead, neighbour = Limiter(link, 0), Limiter(link, 1)
+    for number in range(5):
+        await dead.reserve(holder(number), 100, 7, LADDER)
+    await neighbour.reserve(holder(9), 100, 7, LADDER)
+    successor = Limiter(link, 0)
+    await successor.start()
+    assert await counters(link) == {"run": 1, "tok": 164, "mu": 647}
+    with pytest.raises(ReservationEnded):
+        await dead.extend(holder(0), 1, LADDER)
+    await successor.close()
+
+
+async def test_a_suspect_that_nobody_holds_is_released_and_a_held_one_is_not(
+    own_redis, link
+) -> None:
+    clock = Clock()
+    limiter = Limiter(link, 0, now_ms=clock)
+    await limiter.reserve(holder(1), 10, 0, LADDER)
+    await limiter.reserve(holder(2), 10, 0, LADDER)
+    limiter._held.pop("req_2")  # forgotten, as if its reply had been lost
+    clock.now_ms += 50_000
+    await limiter.touch()
+    clock.now_ms += 20_000
+    await limiter.release_orphans(str(clock.now_ms))
+    assert (await counters(link))["run"] == 1
+    assert await link.command("ZSCORE", "hg:{t:proj_1}:open", "req_1") is not None

@@ -1,0 +1,197 @@
+"""Journal to ledger on both dialects: everything once, whatever SQL does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
+
+from accounting import ledger, pricing
+from accounting.models import EngineRecordRow, JournalOffset, LedgerEntry
+from accounting.types import Posting, Rates, Usage
+from gateway.journal import Journal, open_journal
+from gateway.journal_records import Opened
+from gateway.shipper import DEAD_LETTERS, Shipper
+from workers.protocol.messages import EngineRecord, EngineRecords, TokenUsage
+
+RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
+
+
+def opened(number: int) -> Opened:
+    return Opened(
+        request_id=f"req_{number:08d}", tenant_id="proj_1", key_id="key_1", model="m", root="r", tier="interactive",
+        price_version="standard@1", currency="USD", opened_at_ms=1_790_000_000_000, prompt_tokens=20, reserved=10_000,
+    )  # fmt: skip
+
+
+def settle(number: int) -> Posting:
+    usage = Usage(cache_read=8, uncached=12, output=number % 7)
+    void = opened(number).void("ok", "internal", 1_790_000_001_000)
+    return msgspec.structs.replace(
+        void, kind="settle", usage=usage, charge=pricing.charge(usage, RATES)
+    )
+
+
+class Outage:
+    """A database whose transactions fail, before the COMMIT or after it, as often as asked."""
+
+    def __init__(self, database) -> None:
+        self._database = database
+        self.before = 0
+        self.after = 0
+        self.num_failed = 0
+
+    @asynccontextmanager
+    async def write(self):
+        if self.before:
+            self.before -= 1
+            self.num_failed += 1
+            raise OperationalError("BEGIN", {}, ConnectionError("gone"))
+        async with self._database.write() as conn:
+            yield conn
+        if self.after:
+            self.after -= 1
+            self.num_failed += 1
+            raise OperationalError("COMMIT", {}, ConnectionError("no reply"))
+
+
+@pytest.fixture
+async def journal(tmp_path: Path):
+    journal = await open_journal(tmp_path / "journal", 0)
+    yield journal
+    await journal.close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.shipper.EVERY_S", 0.005)
+
+
+async def write(journal: Journal, *numbers: int) -> None:
+    for number in numbers:
+        await journal.open(opened(number))
+    await asyncio.gather(*(journal.end(settle(number)) for number in numbers))
+
+
+async def entries(books) -> dict[str, int]:
+    async with books.read() as conn:
+        rows = (await conn.execute(select(LedgerEntry.request_id, LedgerEntry.charge))).all()
+    return {row.request_id: row.charge for row in rows}
+
+
+def expected(*numbers: int) -> dict[str, int]:
+    return {settle(n).request_id: settle(n).charge.total for n in numbers}
+
+
+async def ship_all(shipper: Shipper) -> None:
+    while await shipper.ship():
+        pass
+
+
+async def test_an_outage_and_lost_commit_replies_ship_everything_once(
+    books, journal: Journal, quick
+) -> None:
+    database = Outage(books)
+    shipper = Shipper(journal, database, 0, 0)
+    await write(journal, *range(50))
+    database.before, database.after = 3, 0
+    await ship_all(shipper)
+    await write(journal, *range(50, 80))
+    database.after = 2
+    await ship_all(shipper)
+    assert database.num_failed == 5
+    assert await entries(books) == expected(*range(80))
+    async with books.read() as conn:
+        assert await ledger.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+
+
+@pytest.mark.parametrize("limit", [{"max_outage_s": 0.02}, {"max_backlog_bytes": 1000}])
+async def test_admission_closes_when_the_backlog_is_too_old_or_too_large_and_opens_again(
+    sqlite_books, journal: Journal, quick, limit: dict[str, float]
+) -> None:
+    database = Outage(sqlite_books)
+    database.before = 1 << 30
+    await write(journal, 1)
+    shipper = Shipper(journal, database, 0, 0, **limit)
+    assert not shipper.is_full
+    await shipper.start()
+    await asyncio.sleep(0.02)
+    await write(journal, *range(10, 20))
+    await _until(lambda: shipper.is_full)
+    database.before = 0
+    await _until(lambda: not shipper.is_full)
+    await shipper.close()
+    assert await entries(sqlite_books) == expected(1, *range(10, 20))
+
+
+async def _until(condition) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("waited 4 s in vain")
+
+
+async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal: Journal) -> None:
+    shipper = Shipper(journal, sqlite_books, 0, 0)
+    await write(journal, *range(5))
+    await ship_all(shipper)
+    async with sqlite_books.write() as conn:
+        await conn.execute(
+            update(JournalOffset).values(offset=3)
+        )  # a failover took it back, with its rows
+    await write(journal, 5)
+    await ship_all(shipper)
+    assert await entries(sqlite_books) == expected(*range(6))
+    async with sqlite_books.read() as conn:
+        assert await ledger.journal_offset(conn, 0) == journal.durable_seq
+
+
+async def test_an_unpostable_row_goes_to_the_dead_letters_and_holds_nobody_up(
+    books, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    shipper = Shipper(journal, books, 0, 0)
+    await write(journal, *range(9))
+    await journal.end(msgspec.structs.replace(settle(9), reserved=2**63))  # no BIGINT holds it
+    await write(journal, *range(10, 17))
+    await ship_all(shipper)
+    assert await entries(books) == expected(*range(9), *range(10, 17))
+    [letter] = (journal.directory / DEAD_LETTERS).read_text().splitlines()
+    assert json.loads(letter)["record"]["request_id"] == "req_00000009"
+    assert "cannot be posted" in caplog.text
+    async with books.read() as conn:
+        assert await ledger.journal_offset(conn, 0) == journal.durable_seq
+
+
+async def test_only_what_is_on_the_disk_is_shipped(sqlite_books, tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal", 0)
+    shipper = Shipper(journal, sqlite_books, 0, 0)
+    await write(journal, 1)
+    durable = journal.durable_seq
+    await journal.close()
+    journal._synced_seq = durable - 1  # as if the last sync had not come back
+    assert await shipper.ship()
+    assert await entries(sqlite_books) == {}
+
+
+async def test_engine_records_are_acknowledged_after_their_commit(
+    books, journal: Journal, quick
+) -> None:
+    database = Outage(books)
+    shipper = Shipper(journal, database, 0, 0)
+    usage = TokenUsage(cache_read=8, uncached=12, output=3, speculated=2)
+    frame = EngineRecords("worker-0", tuple(
+        EngineRecord(seq, f"req_{seq:08d}", 0, "proj_1", "r", usage) for seq in (4, 5, 6)
+    ))  # fmt: skip
+    database.before, database.after = 2, 1
+    ack = await shipper.post_engine_records(frame)
+    assert (ack.worker, ack.seq) == ("worker-0", 6)
+    assert (await shipper.post_engine_records(frame)).seq == 6  # sent again after a lost link
+    async with books.read() as conn:
+        assert await conn.scalar(select(func.count()).select_from(EngineRecordRow)) == 3

@@ -1,0 +1,165 @@
+"""Batches through the real jobs process: Celery, prefork children, SQL, and a gateway over HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from accounting import batches
+
+
+def custom_ids(results) -> list[str]:
+    return [result["custom_id"] for result in results]
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def started(jobs):
+    if jobs.process.poll() is not None:
+        jobs.start()
+    return jobs
+
+
+async def test_each_input_line_has_one_result_in_input_order(home, gateway, started):
+    texts = [f"bad {i}" if i % 10 == 3 else f"say {i}" for i in range(40)]
+    batch = await home.wait(await home.submit(texts))
+    assert batch.state == "completed", started.log()
+    output, errors = await home.results(batch)
+    assert custom_ids(output) == [f"line-{i}" for i in range(40) if i % 10 != 3]
+    assert custom_ids(errors) == [f"line-{i}" for i in range(40) if i % 10 == 3]
+    assert output[0]["response"]["body"]["choices"][0]["message"]["content"] == "0"
+    assert output[0]["response"]["status_code"] == 200
+    assert output[0]["error"] is None
+    assert errors[0]["response"]["status_code"] == 400
+    assert errors[0]["error"] == {"code": "invalid_value", "message": "invalid_value."}
+    assert (batch.num_total, batch.num_completed, batch.num_failed) == (40, 36, 4)
+    assert batch.usage.cache_read == 36 * 16
+    assert set(gateway.num_runs.values()) == {1}
+    assert gateway.kinds == {"batch"}
+    assert batch.at["in_progress_at"] <= batch.at["finalizing_at"] <= batch.at["completed_at"]
+
+
+async def test_back_pressure_is_no_failure_and_failures_are_tried_three_times(
+    home, gateway, started
+):
+    batch = await home.wait(await home.submit(["busy a", "flaky b", "broken c", "say d"]))
+    output, errors = await home.results(batch)
+    assert custom_ids(output) == ["line-0", "line-1", "line-3"]
+    assert custom_ids(errors) == ["line-2"]
+    assert errors[0]["error"]["code"] == "internal_error"
+    assert errors[0]["response"]["status_code"] == 500
+    assert gateway.tries[3] == 3
+
+
+async def test_a_killed_child_loses_and_doubles_no_line(home, gateway, started):
+    gateway.delay_s = 0.15
+    batch_id = await home.submit([f"say {i}" for i in range(60)])
+    for num_done in (5, 20, 35):
+        await home.until(lambda n=num_done: len(gateway.num_runs) >= n)
+        for pid in started.children():
+            os.kill(pid, signal.SIGKILL)
+    batch = await home.wait(batch_id)
+    assert batch.state == "completed", started.log()
+    output, errors = await home.results(batch)
+    assert custom_ids(output) == [f"line-{i}" for i in range(60)]
+    assert not errors
+    assert set(gateway.num_runs.values()) == {1}, "every line is charged once"
+
+
+async def test_a_killed_jobs_process_is_taken_over(home, gateway, started):
+    gateway.delay_s = 0.15
+    batch_id = await home.submit([f"say {i}" for i in range(40)])
+    await home.until(lambda: len(gateway.num_runs) >= 5)
+    worker, children = started.worker(), started.children()
+    for pid in (started.process.pid, worker, *children):
+        os.kill(pid, signal.SIGKILL)
+    started.process.wait()
+    started.start()
+    batch = await home.wait(batch_id)
+    output, _ = await home.results(batch)
+    assert custom_ids(output) == [f"line-{i}" for i in range(40)]
+    assert set(gateway.num_runs.values()) == {1}
+
+
+async def test_an_emptied_broker_costs_one_sweep(home, gateway, started, broker_client):
+    gateway.delay_s = 0.1
+    batch_id = await home.submit([f"say {i}" for i in range(40)])
+    await home.until(lambda: len(gateway.num_runs) >= 3)
+    for _ in range(3):
+        broker_client.flushall()
+    batch = await home.wait(batch_id)
+    assert batch.num_completed == 40
+
+
+async def test_doubled_and_forged_rings_change_nothing(home, gateway, started, broker_client):
+    from celery import Celery
+
+    with Celery(broker=started.env["HEADGATE_BROKER_URL"], set_as_current=False) as app:
+        batch_id = await home.submit([f"say {i}" for i in range(30)])
+        for _ in range(10):
+            app.send_task(batches.DOORBELL, queue=batches.QUEUE)
+            app.send_task(batches.DOORBELL, args=["batch_forged"], queue=batches.QUEUE)
+            app.send_task("os.system", args=["false"], queue=batches.QUEUE)
+        batch = await home.wait(batch_id)
+    assert batch.num_completed == 30
+    assert set(gateway.num_runs.values()) == {1}
+
+
+async def test_cancel_delivers_what_is_done_and_frees_the_rest(home, gateway, started):
+    gateway.delay_s = 0.15
+    batch_id = await home.submit([f"say {i}" for i in range(80)])
+    await home.until(lambda: len(gateway.num_runs) >= 10)
+    async with home.database.write() as conn:
+        await batches.cancel(conn, home.tenant_id, batch_id, 1)
+    batch = await home.wait(batch_id, limit_s=15)
+    assert batch.state == "cancelled"
+    output, errors = await home.results(batch)
+    assert len(output) + len(errors) == 80 == batch.num_total
+    assert len(output) == sum(gateway.num_runs.values()), "charged if and only if delivered"
+    assert {e["error"]["code"] for e in errors} == {"batch_cancelled"}
+    assert len({*custom_ids(output), *custom_ids(errors)}) == 80
+    assert all(e["response"] is None for e in errors)
+
+
+async def test_sigterm_finishes_what_is_under_way_and_gives_the_rest_back(home, gateway, started):
+    gateway.delay_s = 0.3
+    batch_id = await home.submit([f"say {i}" for i in range(60)])
+    await home.until(lambda: len(gateway.num_runs) >= 4)
+    import asyncio
+
+    seconds = await asyncio.to_thread(started.stop)
+    assert seconds < 10
+    num_done = (await home.get(batch_id)).num_completed
+    assert num_done == sum(gateway.num_runs.values()), "what was answered was written"
+    assert 0 < num_done < 60
+    async with home.database.read() as conn:
+        from sqlalchemy import text
+
+        states = (
+            (await conn.execute(text("SELECT DISTINCT state FROM batch_chunk"))).scalars().all()
+        )
+    assert "claimed" not in states, "claims are released, not left to run out"
+    started.start()
+    batch = await home.wait(batch_id)
+    assert batch.num_completed == 60
+    assert set(gateway.num_runs.values()) == {1}
+
+
+async def test_an_expired_batch_keeps_what_finished(home, gateway, started):
+    gateway.delay_s = 0.2
+    batch_id = await home.submit([f"say {i}" for i in range(80)])
+    await home.until(lambda: len(gateway.num_runs) >= 8)
+    async with home.database.write() as conn:
+        from sqlalchemy import text
+
+        await conn.execute(text("UPDATE batch SET expires_at = 1 WHERE id = :id"), {"id": batch_id})
+    batch = await home.wait(batch_id)
+    assert batch.state == "expired"
+    output, errors = await home.results(batch)
+    assert len(output) == sum(gateway.num_runs.values())
+    assert len(output) + len(errors) == 80
+    assert {e["error"]["code"] for e in errors} == {"batch_expired"}

@@ -1,0 +1,113 @@
+"""`python -m workers.engine` as a process: start, serve, metrics, drain, and the starts it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import urllib.request
+
+import pytest
+from fakes import generate_request
+from gateway_link import GatewayLink
+from prometheus_client.parser import text_string_to_metric_families
+
+from workers.engine.journal import EngineJournal
+from workers.protocol.messages import Finished, Hello, SamplingParams
+
+
+async def start(tmp_path, **environ):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADGATE_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "workers.engine",
+        env=clean | {"HEADGATE_HOME": str(tmp_path), "HEADGATE_THREADS": "1", **environ},
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def fetch(port, path, accept="", method="GET"):
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", headers={"Accept": accept}, method=method
+    )
+    with urllib.request.urlopen(request, timeout=5) as reply:
+        return reply.status, reply.headers["Content-Type"], reply.read().decode()
+
+
+async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_house(tmp_path):
+    from tiny_models import TinyModel
+
+    model = TinyModel.make("llama", tmp_path / "tiny")
+    port = free_port()
+    address = f"unix:{tmp_path}/w.sock"
+    process = await start(
+        tmp_path,
+        HEADGATE_MODEL=str(model.directory),
+        HEADGATE_WORKER_ADDRESS=address,
+        HEADGATE_OPS_BIND=f"127.0.0.1:{port}",
+        HEADGATE_ENGINE_NUM_BLOCKS="64",
+    )
+    try:
+        events = []
+        while "worker_ready" not in events:
+            line = await asyncio.wait_for(process.stderr.readline(), 50)
+            assert line, "the worker ended before it was ready"
+            events.append(json.loads(line)["event"])
+        gateway = await GatewayLink.dial(address)
+        hello = await gateway.of(Hello)
+        assert (hello.model, hello.num_blocks) == ("tiny", 64)
+        sampling = SamplingParams(1, 0.0, ignore_eos=True)
+        request = generate_request("r", range(3, 20), 40, sampling=sampling, root=hello.root)
+        gateway.send(request)
+        await gateway.of(Finished, limit_s=30)
+        assert (await asyncio.to_thread(fetch, port, "/readyz"))[0] == 200
+        _, kind, page = await asyncio.to_thread(fetch, port, "/metrics", "text/plain")
+        assert kind.startswith("text/plain")
+        families = {f.name: f for f in text_string_to_metric_families(page)}
+        (generated,) = families["vllm:generation_tokens"].samples
+        assert (generated.labels, generated.value) == ({"model_name": "tiny", "engine": "0"}, 40)
+        gateway.send(generate_request("s", range(3, 20), 30, sampling=sampling, root=hello.root))
+        await gateway.until(lambda _: gateway.tokens("s"))
+        process.send_signal(signal.SIGTERM)
+        await gateway.of(Finished, request_id="s", limit_s=30)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert len(gateway.tokens("s")) == 30
+        await gateway.close()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    journal = EngineJournal(tmp_path / "state/worker-0/journal", "worker-0", "p", hello.root)
+    assert [r.request_id for r in journal.unacked] == ["r", "s"]
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({}, "HEADGATE_MODEL"),
+        ({"HEADGATE_MODEL": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_TYPO": "1"}, "HEADGATE_ENGINE_TYPO"),
+        (
+            {"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_BLOCK_SIZE": "many"},
+            "HEADGATE_ENGINE_BLOCK_SIZE",
+        ),
+    ],
+)
+async def test_a_start_that_cannot_be_is_one_sentence_and_a_status(tmp_path, environ, sentence):
+    process = await start(tmp_path, **environ)
+    _, errors = await asyncio.wait_for(process.communicate(), 50)
+    assert process.returncode == 78
+    assert sentence in errors.decode()
+    assert "Traceback" not in errors.decode()
+    assert len(errors.decode().splitlines()) == 1

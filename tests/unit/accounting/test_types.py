@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from accounting.types import DEFAULT_MODEL_LIMITS, ApiKeyInfo, Limits, Principal, Usage
+
+
+def principal(**changes) -> Principal:
+    return Principal(kind="tenant", tenant_id="t", key_id="k", scopes=frozenset(), **changes)
+
+
+def test_the_tighter_of_tenant_and_model_limits_binds():
+    mine = principal(
+        tenant_limits=Limits(100, None, 5), model_limits=(("m", Limits(200, 30, None)),)
+    )
+    assert mine.limits_on("m") == Limits(100, 30, 5)
+    assert mine.limits_on("n") == Limits(100, 10_000_000, 5)
+    assert principal().limits_on("m") == DEFAULT_MODEL_LIMITS
+
+
+def test_a_principal_can_be_hashed():
+    assert hash(principal(model_limits=(("m", Limits(1)),)))
+
+
+def test_prompt_and_total_are_sums_of_disjoint_parts():
+    usage = Usage(1, 2, 4, 8)
+    assert (usage.prompt, usage.total) == (7, 15)
+
+
+def test_a_redacted_key_shows_its_id_and_nothing_of_the_secret():
+    info = ApiKeyInfo(
+        id="key_1", public_id="AAAAAAAAAA", kind="test", tenant_id="t", service_account_id=None, name=None,
+        scopes=frozenset(), models=None, created_at=0, expires_at=None, last_used_at=None, revoked_at=None,
+        limits=Limits(),
+    )  # fmt: skip
+    assert info.redacted_value == "hg_test_AAAAAAAAAA_***"

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from gateway.cli.home import SOCKET_PATH_MAX, Home, HomeError, write_private
+
+
+def test_everything_private_is_private(tmp_path):
+    home = Home(tmp_path / "home")
+    home.prepare()
+    for name in ("pepper", "master.key"):
+        path = home.root / "secrets" / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert len(home.read_secret(name)) == 32
+    assert stat.S_IMODE(home.root.stat().st_mode) == 0o700
+    assert home.read_secret("pepper") != home.read_secret("master.key")
+
+
+def test_secrets_are_drawn_once_for_ever(tmp_path):
+    home = Home(tmp_path)
+    home.prepare()
+    before = home.read_secret("pepper")
+    home.prepare()
+    assert home.read_secret("pepper") == before
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * 33])
+def test_a_damaged_secret_is_named_and_never_replaced(tmp_path, content):
+    home = Home(tmp_path)
+    home.prepare()
+    (tmp_path / "secrets/pepper").write_bytes(content)
+    home.prepare()
+    with pytest.raises(HomeError, match="pepper"):
+        home.read_secret("pepper")
+
+
+def test_a_home_that_is_a_file_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeError, match="cannot be used"):
+        Home(tmp_path / "file").prepare()
+
+
+def test_a_home_is_held_by_one_process(tmp_path):
+    home = Home(tmp_path)
+    home.prepare()
+    fd = home.lock()
+    with pytest.raises(HomeError, match=f"pid {os.getpid()}"):
+        home.lock()
+    os.close(fd)
+    os.close(home.lock())
+
+
+def test_sockets_of_a_deep_home_lie_where_their_path_fits(tmp_path):
+    home = Home(tmp_path / ("d" * 60) / ("e" * 60))
+    home.prepare()
+    run = home.run
+    assert len(os.fsencode(run / "gateway-999.sock")) <= SOCKET_PATH_MAX
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert Home(home.root).run == run, "every process of this home finds the same directory"
+    run.rmdir()
+
+
+def test_a_private_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "credentials.json"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]

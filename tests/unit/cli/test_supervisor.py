@@ -1,0 +1,119 @@
+"""With real children: short shell commands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from gateway.cli.supervisor import EXIT_CONFIG, Spec, Supervisor
+
+
+def spec(script: str, kind: str = "worker", **more) -> Spec:
+    return Spec(kind, f"{kind}-0", ["/bin/sh", "-c", script], os.environ, **more)
+
+
+@pytest.fixture
+async def supervisor(tmp_path):
+    changes: list[int] = []
+
+    async def on_change() -> None:
+        changes.append(1)
+
+    one = Supervisor(tmp_path, on_change)
+    one.changes = changes
+    yield one
+    one.kill_all()
+    await one.close()
+
+
+async def until(condition, limit_s: float = 5.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - another process has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_killed_child_is_restarted_and_the_owner_is_told(supervisor):
+    await supervisor.start(spec("exec sleep 60"))
+    (old,) = supervisor.pids("worker")
+    os.kill(old, signal.SIGKILL)
+    await until(lambda: supervisor.changes)
+    (new,) = supervisor.pids("worker")
+    assert new != old
+    os.kill(new, 0)
+
+
+async def test_three_deaths_before_it_was_ready_end_the_start_with_the_childs_last_line(supervisor):
+    await supervisor.start(spec("echo first; echo the disk is full; exit 3"))
+    failure = await asyncio.wait_for(supervisor.failed, 10)
+    assert "the disk is full" in str(failure)
+    assert "exit code 3" in str(failure)
+
+
+async def test_a_child_that_says_why_it_cannot_start_is_not_restarted(supervisor):
+    line = '{"level": "ERROR", "msg": "The model is broken."}'
+    await supervisor.start(spec(f"echo '{line}'; exit {EXIT_CONFIG}"))
+    failure = await asyncio.wait_for(supervisor.failed, 5)
+    assert str(failure) == "The model is broken."
+    assert supervisor.changes == []
+
+
+async def test_once_ready_a_dying_child_never_ends_the_run(supervisor):
+    supervisor.ready = True
+    await supervisor.start(spec("exit 1"))
+    await until(lambda: len(supervisor.changes) >= 2)
+    assert not supervisor.failed.done()
+
+
+async def test_a_stop_waits_for_the_child_to_finish_its_work(supervisor, tmp_path):
+    done = tmp_path / "done"
+    script = f"trap 'sleep 0.2; touch {done}; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+    await supervisor.start(spec(script))
+    await until(lambda: (tmp_path / "worker-0.log").read_text() == "up\n")
+    await supervisor.stop("worker")
+    assert done.exists()
+
+
+async def test_a_child_that_ignores_the_stop_is_killed(supervisor, tmp_path):
+    await supervisor.start(
+        spec("trap '' TERM; echo up; while :; do sleep 0.01; done", stop_limit_s=0.2)
+    )
+    await until(lambda: (tmp_path / "worker-0.log").read_text() == "up\n")
+    (pid,) = supervisor.pids("worker")
+    await supervisor.stop("worker")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_children_die_with_a_supervisor_that_is_killed(tmp_path):
+    script = f"""
+import asyncio, os
+from pathlib import Path
+from gateway.cli.supervisor import Spec, Supervisor
+async def main():
+    async def nothing(): pass
+    s = Supervisor(Path({str(tmp_path)!r}), nothing)
+    await s.start(Spec("worker", "worker-0", ["sleep", "60"], os.environ))
+    print(s.pids("worker")[0], flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
+    )
+    pid = int(await process.stdout.readline())
+    os.kill(pid, 0)
+    process.kill()
+    await process.wait()
+
+    def gone() -> bool:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                return file.read().split()[2] == "Z"
+        except FileNotFoundError:
+            return True
+
+    await until(gone)

@@ -1,0 +1,62 @@
+from workers.engine.fairness import FairQueue, VirtualCounters
+
+
+def test_charges_count_output_double_cached_a_tenth_and_divide_by_the_weight():
+    counters = VirtualCounters()
+    counters.enter("a", 2.0)
+    counters.charge("a", computed=10, cached=20, output=4)
+    assert counters["a"] == (10 + 2 + 8) / 2
+
+
+def test_a_tenant_that_becomes_active_is_lifted_to_the_smallest_active_counter():
+    counters = VirtualCounters()
+    counters.enter("a", 1.0)
+    counters.enter("b", 1.0)
+    counters.charge("a", computed=100)
+    counters.charge("b", computed=40)
+    counters.enter("late", 1.0)
+    assert counters["late"] == 40
+
+
+def test_leaving_and_coming_back_does_not_wipe_out_what_was_used():
+    counters = VirtualCounters()
+    counters.enter("a", 1.0)
+    counters.enter("b", 1.0)
+    counters.charge("a", computed=100)
+    counters.leave("a")
+    counters.enter("a", 1.0)
+    assert counters["a"] == 100
+
+
+def test_a_tenant_is_active_until_its_last_request_left():
+    counters = VirtualCounters()
+    for _ in range(2):
+        counters.enter("a", 1.0)
+    counters.charge("a", computed=10)
+    counters.leave("a")
+    counters.enter("b", 1.0)
+    assert counters["b"] == 10
+
+
+def test_idle_tenants_leave_nothing_behind():
+    counters = VirtualCounters()
+    for number in range(100):
+        counters.enter(f"t{number}", 1.0)
+        counters.charge(f"t{number}", output=5)
+        counters.leave(f"t{number}")
+    assert len(counters._counters) == 0
+
+
+def test_an_item_may_leave_from_the_middle_of_its_queue():
+    counters = VirtualCounters()
+    counters.enter("a", 1.0)
+    queue = FairQueue(counters)
+    for item in (1, 2, 3):
+        queue.push("a", item)
+    queue.remove("a", 2)
+    assert queue.peek() == 1
+    queue.remove("a", 1)
+    assert queue.peek() == 3
+    queue.remove("a", 3)
+    assert queue.peek() is None
+    assert len(queue) == 0

@@ -1,0 +1,121 @@
+"""Packed linears and the KV store's arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kernels import dispatch
+from workers.engine.errors import ModelError
+from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
+from workers.engine.layers import linear
+from workers.engine.layers.linear import MIN_ROWS, PackedLinear, pack_linears
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weight_of(out_features: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(out_features)
+    return (torch.randn((out_features, in_features), generator=generator) * 0.05).to(dtype)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 33])
+@pytest.mark.parametrize(("out_features", "in_features"), [(301, 64), (96, 1536)])
+def test_a_packed_linear_gives_the_bits_of_the_plain_one_in_bfloat16(
+    out_features: int, in_features: int, rows: int
+) -> None:
+    weight = weight_of(out_features, in_features, torch.bfloat16)
+    if not linear.can_pack(weight):
+        pytest.skip("this CPU has no bfloat16 products in oneDNN")
+    bias = weight[:, 0].clone()
+    x = weight_of(rows, in_features, torch.bfloat16)
+    assert torch.equal(PackedLinear(weight, bias)(x), F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("in_features", [64, 1536])
+def test_a_packed_linear_is_the_plain_one_in_float32_up_to_the_order_of_sums(
+    in_features: int,
+) -> None:
+    weight = weight_of(96, in_features, torch.float32)
+    x = weight_of(7, in_features, torch.float32)
+    expected = F.linear(x.double(), weight.double())
+    torch.testing.assert_close(
+        PackedLinear(weight, None)(x).double(), expected, atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_features", [64, 1024, 2048])
+def test_a_row_has_the_same_bits_among_any_number_of_others(
+    in_features: int, dtype: torch.dtype
+) -> None:
+    """From MIN_ROWS on: this is what makes a token independent of the batch around it on a CPU."""
+    weight = weight_of(96, in_features, dtype)
+    if not linear.can_pack(weight):
+        pytest.skip("this CPU has no such products in oneDNN")
+    layer = PackedLinear(weight, None)
+    x = weight_of(130, in_features, dtype)
+    alone = layer(x[:MIN_ROWS])
+    for rows in (MIN_ROWS + 1, 8, 17, 64, 130):
+        assert torch.equal(layer(x[:rows])[:MIN_ROWS], alone)
+
+
+def test_without_onednn_the_plain_product_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "can_pack", lambda weight: False)
+    weight, x = weight_of(5, 8, torch.float32), weight_of(3, 8, torch.float32)
+    assert torch.equal(PackedLinear(weight, None)(x), F.linear(x, weight))
+
+
+def test_every_linear_is_replaced_and_its_weight_let_go() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Sequential(nn.Linear(16, 4, bias=False)), nn.ReLU())
+    model.requires_grad_(False)
+    x = torch.ones(2, 8)
+    expected = model(x)
+    assert pack_linears(model) == 2
+    torch.testing.assert_close(model(x), expected)
+    assert [name for name, _ in model.named_parameters()] == ["0.bias"]
+
+
+SHAPE = KVShape(num_layers=3, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
+
+
+def test_a_block_takes_keys_and_values_of_every_layer() -> None:
+    assert SHAPE.bytes_per_block == 3 * 2 * 2 * 64 * 16 * 2
+    store = KVStore(SHAPE, 5, CPU, dispatch.choose(CPU))
+    assert store.tensor.nbytes == 5 * SHAPE.bytes_per_block
+    assert store.layer(1).shape == (5, 2, 2, 16, 64)
+
+
+def test_blocks_fill_the_given_memory_and_no_more() -> None:
+    memory = 10 * SHAPE.bytes_per_block + 1
+    assert plan_num_blocks(SHAPE, CPU, 2048, memory) == 10
+    with pytest.raises(ModelError, match="not enough for KV"):
+        plan_num_blocks(SHAPE, CPU, 2048, SHAPE.bytes_per_block)
+
+
+def test_a_cpu_takes_a_bounded_share_by_itself() -> None:
+    blocks = plan_num_blocks(SHAPE, CPU, 64)
+    assert blocks <= 1 + 256 * 4
+    assert plan_num_blocks(SHAPE, CPU, 1 << 20) * SHAPE.bytes_per_block <= 2 << 30
+
+
+def test_copied_blocks_are_equal_in_every_layer() -> None:
+    store = KVStore(SHAPE, 6, CPU, dispatch.choose(CPU))
+    store.tensor.copy_(torch.randn(store.tensor.shape))
+    before = store.tensor.clone()
+    store.copy_blocks([(1, 4), (2, 5)])
+    assert torch.equal(store.tensor[:, :4], before[:, :4])
+    assert torch.equal(store.tensor[:, 4:], before[:, 1:3])
+    store.copy_blocks([])

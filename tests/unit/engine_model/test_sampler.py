@@ -1,0 +1,184 @@
+"""From logits to tokens: processors in their order, greedy and random rows beside each other, logprobs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
+
+from kernels import dispatch
+from workers.engine.plan import Draw
+from workers.engine.sampling import processors
+from workers.engine.sampling.params import choice_seed
+from workers.engine.sampling.sampler import Sampler, token_logprobs
+from workers.protocol.messages import SamplingParams
+
+VOCAB, EOS = 50, (2, 9)
+GREEDY = SamplingParams(seed=5, temperature=0.0)
+PROMPT, OUTPUT = [4, 4, 7, 11, 30], [7, 12, 12, 12]
+
+SAMPLER = Sampler(dispatch.choose(torch.device("cpu")), EOS)
+
+
+def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
+    return torch.randn((rows, VOCAB), generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def draw(params: SamplingParams, output: list[int] | None = None) -> Draw:
+    output = OUTPUT if output is None else output
+    return Draw(params, params.seed, len(PROMPT) + len(output), PROMPT, output)
+
+
+def processed(
+    logits: torch.Tensor, params: SamplingParams, output: list[int] | None = None
+) -> torch.Tensor:
+    row = logits[0].clone()
+    processors.process(row, draw(params, output), EOS)
+    return row
+
+
+def test_repetition_penalty_counts_prompt_and_output_as_transformers_does() -> None:
+    logits = logits_of(1)
+    params = msgspec.structs.replace(GREEDY, repetition_penalty=1.7)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([PROMPT + OUTPUT]), logits)
+    torch.testing.assert_close(processed(logits, params), expected[0])
+
+
+def test_frequency_and_presence_penalty_count_the_output_only() -> None:
+    logits = logits_of(2)
+    params = msgspec.structs.replace(GREEDY, frequency_penalty=0.5, presence_penalty=0.25)
+    change = processed(logits, params) - logits[0]
+    expected = torch.zeros(VOCAB)
+    expected[7], expected[12] = -(0.5 + 0.25), -(3 * 0.5 + 0.25)
+    torch.testing.assert_close(change, expected)
+    assert torch.equal(processed(logits, params, output=[]), logits[0])
+
+
+def test_logit_bias_is_added_as_transformers_adds_it() -> None:
+    logits = logits_of(3)
+    params = msgspec.structs.replace(GREEDY, logit_bias=((3, 4.0), (8, -100.0)))
+    expected = SequenceBiasLogitsProcessor([[[3], 4.0], [[8], -100.0]])(
+        torch.tensor([PROMPT]), logits
+    )
+    torch.testing.assert_close(processed(logits, params), expected[0])
+
+
+def test_no_end_token_can_be_drawn_below_min_tokens() -> None:
+    logits = logits_of(4)
+    params = msgspec.structs.replace(GREEDY, min_tokens=5, stop_token_ids=(20,))
+    expected = logits.clone()
+    expected[0, [2, 9, 20]] = float("-inf")
+    assert torch.equal(processed(logits, params), expected[0])
+    own = MinNewTokensLengthLogitsProcessor(len(PROMPT), 5, [2, 9, 20], device="cpu")
+    assert torch.equal(processed(logits, params), own(torch.tensor([PROMPT + OUTPUT]), logits)[0])
+    assert not processors.needs_processing(draw(params, [*OUTPUT, 1]))
+
+
+def test_processors_and_warpers_together_are_those_of_transformers_in_their_order() -> None:
+    """The kept set decides which tokens can be drawn at all, so drawing often shows it."""
+    logits = logits_of(6)
+    params = SamplingParams(
+        seed=1,
+        temperature=1.6,
+        top_k=4,
+        repetition_penalty=1.5,
+        logit_bias=((7, 3.0),),
+        min_tokens=9,
+    )
+    chain = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.5),
+            SequenceBiasLogitsProcessor([[[7], 3.0]]),
+            MinNewTokensLengthLogitsProcessor(len(PROMPT), 9, list(EOS), device="cpu"),
+            TemperatureLogitsWarper(1.6),
+            TopKLogitsWarper(4),
+        ]
+    )
+    expected = chain(torch.tensor([PROMPT + OUTPUT]), logits)[0]
+    draws = [dataclasses.replace(draw(params), position=position) for position in range(400)]
+    tokens = [drawn.token for drawn in SAMPLER.draw(logits.expand(400, -1), draws)]
+    assert set(tokens) == set(expected.isfinite().nonzero().squeeze(1).tolist())
+
+
+def test_a_batch_of_all_kinds_draws_what_each_row_draws_alone() -> None:
+    kinds = [
+        GREEDY,
+        SamplingParams(seed=11),
+        SamplingParams(seed=12, temperature=0.7, top_p=0.9, logprobs=2),
+        msgspec.structs.replace(GREEDY, presence_penalty=1.5, logprobs=0),
+        SamplingParams(seed=2**64 - 1, temperature=1.4, top_k=7, min_p=0.05),
+        msgspec.structs.replace(GREEDY, logit_bias=((40, 50.0),)),
+    ]
+    logits = logits_of(7, len(kinds))
+    before = logits.clone()
+    together = SAMPLER.draw(logits, [draw(params) for params in kinds])
+    assert torch.equal(logits, before)
+    for row, params in enumerate(kinds):
+        assert SAMPLER.draw(logits[row : row + 1], [draw(params)]) == [together[row]]
+    assert together[0].token == int(logits[0].argmax())
+    assert together[5].token == 40
+
+
+def test_the_same_seed_and_position_draw_the_same_token_again() -> None:
+    logits = logits_of(8)
+    params = SamplingParams(seed=99, temperature=2.0)
+    tokens = [
+        SAMPLER.draw(logits, [dataclasses.replace(draw(params), position=position)])[0].token
+        for position in [*range(20), *range(20)]
+    ]
+    assert tokens[:20] == tokens[20:]
+    assert len(set(tokens[:20])) > 3
+
+
+def test_a_temperature_near_zero_is_greedy_and_finite() -> None:
+    logits = logits_of(9) * 1000
+    for temperature in (1e-300, 1e-9, 1e-6):
+        params = SamplingParams(seed=1, temperature=temperature)
+        assert SAMPLER.draw(logits, [draw(params)])[0].token == int(logits[0].argmax())
+
+
+def test_logprobs_are_of_the_raw_logits_whatever_changed_them() -> None:
+    logits = logits_of(10)
+    params = msgspec.structs.replace(GREEDY, logit_bias=((33, 90.0),), logprobs=3)
+    (drawn,) = SAMPLER.draw(logits, [draw(params)])
+    raw = logits[0].log_softmax(-1)
+    assert drawn.token == 33
+    assert drawn.logprob is not None
+    assert drawn.logprob.logprob == pytest.approx(raw[33].item())
+    best = raw.topk(3)
+    assert [top.token for top in drawn.logprob.top] == best.indices.tolist()
+    assert [top.logprob for top in drawn.logprob.top] == pytest.approx(best.values.tolist())
+
+
+def test_logprobs_come_only_where_asked_and_only_as_many() -> None:
+    asked = [msgspec.structs.replace(GREEDY, logprobs=number) for number in (-1, 0, 5, 80)]
+    drawn = SAMPLER.draw(logits_of(11, 4), [draw(params) for params in asked])
+    assert drawn[0].logprob is None
+    assert [len(entry.logprob.top) for entry in drawn[1:] if entry.logprob] == [0, 5, VOCAB]
+
+
+def test_logprobs_of_given_tokens_need_no_best_ones() -> None:
+    logits = logits_of(12, 3)
+    found = token_logprobs(logits, [1, 2, 3], 0)
+    expected = logits.log_softmax(-1)[[0, 1, 2], [1, 2, 3]].tolist()
+    assert [entry.logprob for entry in found] == pytest.approx(expected)
+    assert all(entry.top == () for entry in found)
+
+
+def test_choice_0_has_the_seed_of_the_request_and_the_others_have_their_own() -> None:
+    assert choice_seed(123, 0) == 123
+    seeds = {choice_seed(seed, index) for seed in (0, 123, 2**64 - 1) for index in range(50)}
+    assert len(seeds) == 150
+    assert all(0 <= seed < 2**64 for seed in seeds)
+    # Fixed for ever: a stream resumed by a newer worker has to go on with the same choice.
+    assert choice_seed(123, 1) == 451625611639108020

@@ -1,0 +1,213 @@
+"""The journal as one process sees it; kills are in tests/integration, files in test_segments.py."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway import journal_records, segments
+from gateway.journal import JournalPoisoned, SlotTaken, open_journal
+from gateway.segments import list_segments, recover
+from workers.protocol.journal import Kind
+
+
+def kinds(directory: Path) -> list[Kind]:
+    reader = segments.Reader(directory, 0)
+    return [Kind(record.kind) for record in reader.read(1 << 60, 100_000)]
+
+
+async def test_a_record_is_on_the_disk_when_its_end_returns(tmp_path: Path, opened) -> None:
+    synced: list[float] = []
+
+    def sync(descriptor: int) -> None:
+        os.fdatasync(descriptor)
+        synced.append(time.monotonic())
+
+    journal = await open_journal(tmp_path, 0, sync=sync)
+    before = journal.durable_seq
+    started = time.monotonic()
+    await journal.open(opened(1))
+    await journal.end(opened(1).void("internal", "internal", 1))
+    assert synced[-1] >= started
+    assert journal.durable_seq == before + 2
+    await journal.close()
+    assert kinds(tmp_path) == [Kind.HEADER, Kind.SEAL, Kind.OPEN, Kind.VOID, Kind.SEAL]
+
+
+async def test_an_open_returns_while_a_sync_is_under_way(tmp_path: Path, opened) -> None:
+    """A slow disk delays the end of replies, never their beginning."""
+    may_go = threading.Event()
+    may_go.set()
+
+    def sync(descriptor: int) -> None:
+        may_go.wait(10)
+        os.fdatasync(descriptor)
+
+    journal = await open_journal(tmp_path, 0, sync=sync)
+    may_go.clear()
+    ending = asyncio.create_task(journal.end(opened(1).void("internal", "internal", 1)))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(journal.open(opened(2)), 1)
+    assert not ending.done()
+    may_go.set()
+    await ending
+    await journal.close()
+
+
+async def test_what_arrives_during_a_sync_goes_together_with_the_next(
+    tmp_path: Path, opened
+) -> None:
+    num_syncs = 0
+
+    def sync(descriptor: int) -> None:
+        nonlocal num_syncs
+        num_syncs += 1
+        time.sleep(0.02)
+
+    journal = await open_journal(tmp_path, 0, sync=sync)
+    num_syncs = 0
+    voids = [opened(n).void("internal", "internal", 1) for n in range(200)]
+    await asyncio.gather(*(journal.end(void) for void in voids))
+    assert num_syncs <= 3
+    await journal.close()
+
+
+async def test_an_open_alone_reaches_the_disk_within_milliseconds(tmp_path: Path, opened) -> None:
+    journal = await open_journal(tmp_path, 0)
+    await journal.open(opened(1))
+    seq = journal._chain.next_seq - 1
+    for _ in range(200):
+        if journal.durable_seq == seq:
+            break
+        await asyncio.sleep(0.001)
+    assert journal.durable_seq == seq
+    await journal.close()
+
+
+async def test_a_slot_has_one_owner(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path, 0)
+    with pytest.raises(SlotTaken):
+        await open_journal(tmp_path, 0)
+    await journal.close()
+    await (await open_journal(tmp_path, 0)).close()
+
+
+async def test_segments_are_private_to_their_user(tmp_path: Path) -> None:
+    journal = await open_journal(tmp_path / "journal", 0)
+    await journal.close()
+    [segment] = list_segments(tmp_path / "journal")
+    assert stat.S_IMODE(segment.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o700
+
+
+async def test_a_full_segment_is_sealed_and_the_next_takes_over_what_runs(
+    tmp_path: Path, opened
+) -> None:
+    journal = await open_journal(tmp_path, 0, segment_bytes=2000)
+    for n in range(30):
+        await journal.open(opened(n))
+        if n != 7:
+            await journal.end(opened(n).void("internal", "internal", 1))
+    num_segments = len(list_segments(tmp_path))
+    assert num_segments >= 3
+    await journal.close()
+    last = list_segments(tmp_path)[-1].path.read_bytes()
+    assert opened(7).request_id.encode() in last
+    again = await open_journal(tmp_path, 0)
+    assert (
+        journal_records.posting(recover(tmp_path).records[-1].payload).request_id == "req_00000007"
+    )
+    await again.close()
+
+
+async def test_whoever_restarts_voids_what_the_dead_process_left_open(
+    tmp_path: Path, opened
+) -> None:
+    journal = await open_journal(tmp_path, 0)
+    for n in range(3):
+        await journal.open(opened(n))
+    await journal.end(opened(1).void("internal", "internal", 1))
+    await journal.close()  # as good as dead: it leaves 0 and 2 open
+    again = await open_journal(tmp_path, 0)
+    await again.close()
+    ends = [
+        journal_records.posting(record.payload)
+        for record in segments.Reader(tmp_path, 0).read(1 << 60, 1000)
+        if record.kind == Kind.VOID
+    ]
+    assert [(end.request_id[-1], end.outcome) for end in ends] == [
+        ("1", "internal"), ("0", "gateway_crash"), ("2", "gateway_crash"),
+    ]  # fmt: skip
+    third = await open_journal(tmp_path, 0)
+    await third.close()
+    assert kinds(tmp_path).count(Kind.VOID) == 3
+
+
+async def test_a_journal_lost_with_its_disk_does_not_number_anew(tmp_path: Path, opened) -> None:
+    journal = await open_journal(tmp_path, 0, min_next_seq=5001)
+    await journal.open(opened(1))
+    await journal.close()
+    assert list_segments(tmp_path)[0].first_seq == 5001
+
+
+@pytest.mark.parametrize("fault", [errno.EIO, errno.ENOSPC])
+async def test_a_failed_sync_poisons_the_journal_and_is_not_repeated(
+    tmp_path: Path, opened, fault: int
+) -> None:
+    num_failures = 0
+    broken = False
+
+    def sync(descriptor: int) -> None:
+        nonlocal num_failures
+        if broken:
+            num_failures += 1
+            raise OSError(fault, os.strerror(fault))
+        os.fdatasync(descriptor)
+
+    journal = await open_journal(tmp_path, 0, sync=sync)
+    await journal.open(opened(1))
+    await asyncio.sleep(0.05)
+    broken = True
+    with pytest.raises(JournalPoisoned):
+        await journal.end(opened(1).void("internal", "internal", 1))
+    assert not journal.is_writable
+    with pytest.raises(JournalPoisoned):
+        await journal.open(opened(2))
+    journal.progress("req_00000001", 3, 128)
+    await asyncio.sleep(0.05)
+    assert num_failures == 1
+    assert await journal.revive() is False
+    broken = False
+    assert await journal.revive() is True
+    assert journal.is_writable
+    await journal.end(opened(1).void("drain", "drain", 2))
+    await journal.close()
+    assert kinds(tmp_path)[-2:] == [Kind.VOID, Kind.SEAL]
+
+
+async def test_a_caller_that_is_cancelled_does_not_stop_its_record(tmp_path: Path, opened) -> None:
+    journal = await open_journal(tmp_path, 0)
+    await journal.open(opened(1))
+    ending = asyncio.create_task(journal.end(opened(1).void("internal", "internal", 1)))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    await journal.close()
+    assert Kind.VOID in kinds(tmp_path)
+
+
+async def test_progress_is_noted_without_a_wait(tmp_path: Path, opened) -> None:
+    journal = await open_journal(tmp_path, 0)
+    await journal.open(opened(1))
+    journal.progress("req_00000001", 64, 128)
+    journal.attempt("req_00000001", 1, 64)
+    await journal.close()
+    assert kinds(tmp_path)[-3:] == [Kind.PROGRESS, Kind.ATTEMPT, Kind.SEAL]

@@ -1,0 +1,168 @@
+"""The hand-written decoder layer of the Llama family: same weights, fewer and larger operations.
+
+Knows Llama, Mistral, Qwen2 and Qwen3 layers of transformers. Does not know loading: it takes a loaded layer's place,
+and only if the two agree on random input; a layer that does not keeps its place, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from kernels.dispatch import Ops
+from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.layers.linear import PackedLinear
+from workers.engine.model.hf import AttentionSite, Call, PagedLayer, StepSlot, attach
+from workers.engine.model.packing import pack
+from workers.engine.plan import Row
+
+log = logging.getLogger(__name__)
+
+_LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+_TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""Of the largest output of a layer: the rounding of one operation more or less."""
+
+
+class Rope:
+    """Cosines and sines of a pass as the layers want them, computed by the first layer for all. Shared by the layers
+    of one model."""
+
+    def __init__(self) -> None:
+        self._source: object = None
+        self._ready: tuple[torch.Tensor, torch.Tensor] = (torch.empty(0), torch.empty(0))
+
+    def of(self, source: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        if source is not self._source:
+            cos, sin = source[0][0, :, None], source[1][0, :, None]
+            low, high = sin.chunk(2, dim=-1)
+            # rotate_half negates the upper half of what it moves down: the sign goes into the sine, once.
+            self._ready = (cos, torch.cat((-low, high), dim=-1))
+            self._source = source
+        return self._ready
+
+
+class LlamaLayer(nn.Module):
+    """Holds nothing of the layer it replaces but the norms, so that the weights exist once."""
+
+    def __init__(self, layer: Any, site: AttentionSite, paged: PagedLayer, rope: Rope) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.paged = paged
+        self._rope = rope
+        self._scale, self._window = site.scale, site.window
+        self._head_dim, self._num_kv_heads = site.head_dim, site.num_kv_heads
+        self._num_heads = attention.q_proj.out_features // site.head_dim
+        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self._output = _joined(attention.o_proj)
+        self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
+        self._down = _joined(mlp.down_proj)
+        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._qk_weight, self._qk_eps = _qk_norm(attention, self._num_heads, site.num_kv_heads)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_: object,
+    ) -> torch.Tensor:
+        """`[1, num_tokens, hidden]`, as transformers' model calls its layers."""
+        hidden = hidden_states[0]
+        hidden = hidden + self._attend(_normed(hidden, self._norms[0]), position_embeddings)
+        gate, up = self._gate_up(_normed(hidden, self._norms[1])).chunk(2, dim=-1)
+        hidden = hidden + self._down(F.silu(gate) * up)
+        return hidden[None]
+
+    def _attend(
+        self, x: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        cos, sin = self._rope.of(position_embeddings)
+        num_tokens, head_dim = len(x), self._head_dim
+        rotated = self._num_heads + self._num_kv_heads
+        qkv = self._qkv(x).view(num_tokens, rotated + self._num_kv_heads, head_dim)
+        qk = qkv[:, :rotated]
+        if self._qk_weight is not None:
+            qk = F.rms_norm(qk, (head_dim,), None, self._qk_eps) * self._qk_weight
+        qk = qk * cos + qk.roll(head_dim // 2, dims=-1) * sin
+        query, key = qk[:, : self._num_heads], qk[:, self._num_heads :]
+        call = Call(query, key, qkv[:, rotated:], self._scale, self._window, 0.0, None)
+        return self._output(self.paged.attend(call).view(num_tokens, -1))
+
+
+def install(
+    model: PreTrainedModel, sites: list[AttentionSite], store: KVStore, ops: Ops, step: StepSlot
+) -> int:
+    """Replaces every layer that can be; returns how many. Leaves the attention modules of all others unattached."""
+    layers = getattr(model.base_model, "layers", ())
+    rope, number = Rope(), 0
+    for index, (layer, site) in enumerate(zip(layers, sites, strict=False)):
+        if not _fits(layer, site):
+            continue
+        mine, error = _checked(model, layer, site, rope, ops)
+        if error <= _TOLERANCE[store.shape.dtype]:
+            mine.paged = PagedLayer(store.layer(index), ops, step)
+            layers[index] = mine
+            number += 1
+        else:
+            log.warning("layer %d stays transformers' own: off by %.1e", index, error)
+    return number
+
+
+def _fits(layer: nn.Module, site: AttentionSite) -> bool:
+    return (
+        type(layer) in _LAYERS
+        and layer.self_attn is site.module
+        and site.module.config.hidden_act in ("silu", "swish")
+        and site.softcap == 0.0
+        and not site.has_sinks
+        and (site.module.config.rope_parameters.get("partial_rotary_factor") or 1.0) == 1.0
+    )
+
+
+def _checked(
+    model: PreTrainedModel, layer: nn.Module, site: AttentionSite, rope: Rope, ops: Ops
+) -> tuple[LlamaLayer, float]:
+    """The new layer, and its largest difference from the old one on a chunk and a single token, relative to the
+    largest output."""
+    weight = layer.input_layernorm.weight
+    x = torch.randn((1, 6, len(weight)), generator=torch.Generator().manual_seed(0)).to(weight)
+    shape = KVShape(1, site.num_kv_heads, site.head_dim, 4, weight.dtype)
+    step, store = StepSlot(), KVStore(shape, 4, weight.device, ops)
+    packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
+    step.context = packed.context
+    attach([site], store, ops, step)
+    mine = LlamaLayer(layer, site, PagedLayer(store.layer(0), ops, step), rope)
+    embeddings = model.base_model.rotary_emb(x, packed.positions[None])
+    expected = layer(x, position_embeddings=embeddings)
+    found = mine(x, position_embeddings=embeddings)
+    return mine, ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+def _joined(*linears: nn.Linear) -> PackedLinear:
+    weight = torch.cat([linear.weight for linear in linears])
+    if linears[0].bias is None:
+        return PackedLinear(weight, None)
+    return PackedLinear(weight, torch.cat([linear.bias for linear in linears]))
+
+
+def _qk_norm(
+    attention: nn.Module, num_heads: int, num_kv_heads: int
+) -> tuple[torch.Tensor | None, float]:
+    """The weights of a norm per head, `[H + KVH, head_dim]`, where the model has one (Qwen3)."""
+    if not hasattr(attention, "q_norm"):
+        return None, 0.0
+    q, k = attention.q_norm, attention.k_norm
+    weight = torch.cat((q.weight.expand(num_heads, -1), k.weight.expand(num_kv_heads, -1)))
+    return weight, q.variance_epsilon
+
+
+def _normed(x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+    return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)

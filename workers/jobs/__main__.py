@@ -1,0 +1,178 @@
+"""`python -m workers.jobs`: the Celery worker as a child, the sweeper and the watchdog beside it.
+
+SIGTERM: lines in flight finish (up to 25 s), claims are released, exit. The worker is restarted when it dies, and when
+work waits that it does not hear of (connected but deaf after a broker's restart is a known fault of consumers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from celery import Celery
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.db import Database
+from workers.jobs import settings as jobs_settings
+from workers.jobs.app import create_celery
+from workers.jobs.settings import JobsSettings
+from workers.jobs.sweeper import Sweeper
+from workers.jobs.worker import ring
+
+logger = logging.getLogger(__name__)
+
+EXIT_CONFIG = 78
+STOP_MARGIN_S = 5.0
+START_S = 60.0
+"""A Celery worker that is not ready by then is not going to be."""
+MAX_RESTART_S = 30.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Jobs:
+    def __init__(self, settings: JobsSettings) -> None:
+        assert settings.jobs_pulse is not None
+        self._settings = settings
+        self._pulse: Path = settings.jobs_pulse
+        self._celery: Celery = create_celery(settings)
+        self._stop = asyncio.Event()
+        self._worker: asyncio.subprocess.Process | None = None
+        self._spawned = 0.0
+        self._waiting_since: float | None = None
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_worker())
+            sweeping = group.create_task(self._sweep())
+            await self._stop.wait()
+            sweeping.cancel()
+        self._pulse.unlink(missing_ok=True)
+
+    # The Celery worker
+
+    async def _keep_worker(self) -> None:
+        backoff_s = 0.5
+        while not self._stop.is_set():
+            started = time.monotonic()
+            self._worker = await self._spawn()
+            await self._until_it_ends_or_stop(self._worker)
+            if self._stop.is_set():
+                break
+            logger.error("celery_worker_ended", extra={"code": self._worker.returncode})
+            backoff_s = (
+                0.5 if time.monotonic() - started > 60 else min(2 * backoff_s, MAX_RESTART_S)
+            )
+            await self._nap(backoff_s)
+        if self._worker is not None:
+            await self._end_worker(self._worker)
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        env = {
+            **os.environ,
+            "HEADGATE_JOBS_PROCESS": self._settings.jobs_process,
+            "HEADGATE_JOBS_PULSE": str(self._pulse),
+        }
+        self._pulse.unlink(missing_ok=True)
+        self._spawned = time.time()
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=_die_with_parent
+        )
+
+    async def _until_it_ends_or_stop(self, worker: asyncio.subprocess.Process) -> None:
+        ends = asyncio.ensure_future(worker.wait())
+        stop = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((ends, stop), return_when=asyncio.FIRST_COMPLETED)
+        for task in (ends, stop):
+            task.cancel()
+
+    async def _end_worker(self, worker: asyncio.subprocess.Process) -> None:
+        if worker.returncode is not None:
+            return
+        # Celery's warm shutdown ends with its last task, and ours end within drain_s. Its soft shutdown (SIGQUIT)
+        # would sleep through the whole time, idle or not.
+        worker.terminate()
+        try:
+            async with asyncio.timeout(self._settings.drain_s + STOP_MARGIN_S):
+                await worker.wait()
+        except TimeoutError:
+            worker.kill()
+            await worker.wait()
+
+    # The sweeper and the watchdog
+
+    async def _sweep(self) -> None:
+        database = Database(self._settings.sql_url, pool_size=2)
+        sweeper = Sweeper(self._settings, database)
+        try:
+            while True:
+                try:
+                    swept = await sweeper.sweep()
+                except (SQLAlchemyError, OSError) as error:
+                    logger.error("sweep_failed", exc_info=error)
+                else:
+                    for _ in range(swept.num_rings):
+                        await asyncio.to_thread(ring, self._celery)
+                    await self._watch(swept.num_rings > 0 and not swept.is_busy)
+                await asyncio.sleep(self._settings.sweep_s)
+        finally:
+            await database.close()
+
+    async def _watch(self, is_waiting: bool) -> None:
+        """Work waits, nobody runs any, and nothing was heard for a minute: the worker is deaf."""
+        now = time.time()
+        self._waiting_since = (self._waiting_since or now) if is_waiting else None
+        if self._waiting_since is None or self._worker is None:
+            return
+        try:
+            heard = self._pulse.stat().st_mtime
+        except FileNotFoundError:  # still starting, which no time scale makes faster
+            heard = self._spawned + START_S
+        if now - max(heard, self._waiting_since) >= self._settings.deaf_s:
+            logger.error("celery_worker_deaf", extra={"silent_s": round(now - heard)})
+            await self._end_worker(self._worker)
+
+    async def _nap(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            return
+
+
+def _die_with_parent() -> None:
+    """Between fork and exec: SIGTERM for the worker when this process goes, even by SIGKILL."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        settings = jobs_settings.load()
+        for name in ("pepper", "master.key"):
+            settings.secret(name)
+    except jobs_settings.SettingsError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CONFIG
+    name = uuid.uuid4().hex[:12]
+    run_dir = settings.home / "run"
+    run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings = settings.model_copy(
+        update={"jobs_process": name, "jobs_pulse": run_dir / f"jobs-{name}.pulse"}
+    )
+    asyncio.run(Jobs(settings).run())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

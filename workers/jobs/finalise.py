@@ -1,0 +1,206 @@
+"""The end of a batch: every input line gets one terminal row, then both files are written from SQL in input order.
+
+Idempotent up to its last transaction: a crash anywhere only means that somebody does it again. Only complete files
+appear, and they are named in the transaction that ends the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import batch_runs, claims, files, replies, sealing
+from accounting.batch_runs import BatchClaim
+from accounting.claims import LineEnd
+from accounting.db import Database
+from accounting.file_store import FileStore, Writer
+from workers.jobs.order import PackedLine, unpack
+from workers.jobs.runner import InputLine, delivered
+
+OUTPUT_PURPOSE = "batch_output"
+_CUT_OFF: dict[str, tuple[claims.Ended, dict[str, str]]] = {
+    "cancel": ("cancelled", {
+        "code": "batch_cancelled", "message": "This line was not run before the batch was cancelled.",
+    }),
+    "expire": ("expired", {
+        "code": "batch_expired", "message": "This line was not run before the batch expired.",
+    }),
+}  # fmt: skip
+
+
+class Finaliser:
+    def __init__(
+        self, database: Database, store: FileStore, held: BatchClaim, data_key: bytes
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._held = held
+        self._data_key = data_key
+
+    async def run(self) -> None:
+        """Raises `ClaimLost`."""
+        if self._held.work in _CUT_OFF:
+            await self._cut_off()
+        output, errors = _Part(self._store, self._data_key), _Part(self._store, self._data_key)
+        try:
+            num_lines = await self._write(output, errors)
+            await asyncio.to_thread(output.finish)
+            await asyncio.to_thread(errors.finish)
+            await self._end(output, errors, num_lines)
+        except BaseException:
+            output.discard()
+            errors.discard()
+            raise
+
+    # Lines that will not run any more
+
+    async def _cut_off(self) -> None:
+        async with self._database.write() as conn:
+            await batch_runs.close_chunks(conn, self._held.batch_id)
+        async with self._database.read() as conn:
+            packed = await batch_runs.chunk_lines(conn, self._held.batch_id)
+            rows = [row async for page in _pages(conn, self._held.batch_id) for row in page]
+        known = {row.line_no: row for row in rows}
+        places = {place.line_no: place for chunk in packed for place in unpack(chunk)}
+        started = [no for no, row in known.items() if row.state == "started"]
+        await self._close_started(started, {no: known[no].custom_id for no in started})
+        await self._close_unstarted([p for no, p in sorted(places.items()) if no not in known])
+
+    async def _close_started(self, numbers: list[int], custom_ids: dict[int, str | None]) -> None:
+        """Stored answers are delivered; where there is none the key is taken away, so that none can come."""
+        for start in range(0, len(numbers), 500):
+            page = numbers[start : start + 500]
+            async with self._database.write() as conn:
+                stored = await replies.close_lines(conn, self._held.batch_id, page)
+                ends = [
+                    delivered(no, custom_ids[no], stored[no]) if no in stored else self._cut(no, custom_ids[no])
+                    for no in page
+                ]  # fmt: skip
+                await claims.end_lines(conn, self._held.batch_id, ends)
+
+    async def _close_unstarted(self, places: list[PackedLine]) -> None:
+        if not places:
+            return
+        async with self._database.read() as conn:
+            input_file = await files.of_batch(conn, self._held.batch_id)
+        reader = self._store.open(input_file.storage_key, self._data_key)
+        try:
+            ends = [
+                self._cut(place.line_no, _custom_id(reader.read(place.offset, place.num_bytes)))
+                for place in sorted(places, key=lambda p: p.offset)
+            ]
+        finally:
+            reader.close()
+        async with self._database.write() as conn:
+            await claims.add_ended_lines(conn, self._held.batch_id, ends)
+
+    def _cut(self, line_no: int, custom_id: str | None) -> LineEnd:
+        state, error = _CUT_OFF[self._held.work]
+        return LineEnd(line_no=line_no, custom_id=custom_id, state=state, error=dict(error))
+
+    # Files
+
+    async def _write(self, output: _Part, errors: _Part) -> int:
+        num_lines = 0
+        async with self._database.read() as conn:
+            async for page in _pages(conn, self._held.batch_id):
+                num_lines += len(page)
+                await asyncio.to_thread(self._write_page, page, output, errors)
+        return num_lines
+
+    def _write_page(self, page: Sequence[Row[Any]], output: _Part, errors: _Part) -> None:
+        for row in page:
+            assert row.state != "started", "a batch is finalised when every line has ended"
+            part = output if row.state == "succeeded" else errors
+            part.write(self._result(row))
+
+    def _result(self, row: Row[Any]) -> bytes:
+        response = None
+        if row.status is not None and row.body is not None:
+            place = replies.line_key(row.batch_id, row.line_no).encode()
+            body = msgspec.json.format(sealing.unseal(self._data_key, row.body, place), indent=-1)
+            response = {
+                "status_code": row.status, "request_id": row.request_id, "body": msgspec.Raw(body),
+            }  # fmt: skip
+        result = {
+            "id": f"batch_req_{row.batch_id.removeprefix('batch_')}_{row.line_no}",
+            "custom_id": row.custom_id,
+            "response": response,
+            "error": row.error,
+        }
+        return msgspec.json.encode(result) + b"\n"
+
+    async def _end(self, output: _Part, errors: _Part, num_lines: int) -> None:
+        async with self._database.write() as conn:
+            now = await claims.now_ms(conn)
+            await batch_runs.renew(conn, self._held, now, 60_000)
+            batch = await batch_runs.get(conn, self._held.batch_id)
+            assert num_lines == batch.num_total == batch.num_completed + batch.num_failed, (
+                f"{self._held.batch_id}: {num_lines} lines, {batch.num_total} in the input, "
+                f"{batch.num_completed} + {batch.num_failed} ended"
+            )
+            expires_after_s = batch.output_expires_after_s or files.DEFAULT_EXPIRY_S
+            ids = [
+                await part.register(
+                    conn, self._held, f"{self._held.batch_id}_{name}.jsonl", now // 1000, expires_after_s
+                )
+                for name, part in (("output", output), ("error", errors))
+            ]  # fmt: skip
+            await batch_runs.finish(
+                conn, self._held, now, output_file_id=ids[0], error_file_id=ids[1]
+            )
+
+
+@dataclass
+class _Part:
+    """One of the two files; an empty one is not made."""
+
+    store: FileStore
+    data_key: bytes
+    writer: Writer | None = None
+    sha256: str = ""
+
+    def write(self, line: bytes) -> None:
+        if self.writer is None:
+            self.writer = self.store.create(self.data_key)
+        self.writer.write(line)
+
+    def finish(self) -> None:
+        if self.writer is not None:
+            self.sha256 = self.writer.finish()
+
+    def discard(self) -> None:
+        if self.writer is None:
+            return
+        if self.sha256:
+            self.store.delete(self.writer.storage_key)
+        else:
+            self.writer.abort()
+
+    async def register(
+        self, conn: AsyncConnection, held: BatchClaim, name: str, now: int, expires_after_s: int
+    ) -> str | None:
+        if self.writer is None:
+            return None
+        info = await files.create(
+            conn, held.tenant_id, purpose=OUTPUT_PURPOSE, name=name, num_bytes=self.writer.num_bytes,
+            sha256=self.sha256, storage_key=self.writer.storage_key, now=now, expires_after_s=expires_after_s,
+        )  # fmt: skip
+        return info.id
+
+
+async def _pages(conn: AsyncConnection, batch_id: str) -> AsyncIterator[Sequence[Row[Any]]]:
+    after = 0
+    while page := await batch_runs.line_page(conn, batch_id, after):
+        yield page
+        after = page[-1].line_no
+
+
+def _custom_id(raw: bytes) -> str | None:
+    return msgspec.json.decode(raw, type=InputLine).custom_id

@@ -1,0 +1,178 @@
+"""One batch line over HTTP, and what its answer means. Knows the gateway's answers; no SQL, no order, no concurrency."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from accounting.replies import line_key
+from accounting.types import Usage
+
+NOT_READY = frozenset({409, 429, 503})
+"""With Retry-After these are back-pressure, never a failure of the line."""
+RETRIED = frozenset({408})
+REFUSED_BATCH = frozenset({"project_archived", "tenant_suspended"})
+MAX_WAIT_S = 60.0
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The gateway's last word on the line: the output or an error line."""
+
+    status: int
+    request_id: str | None
+    body: bytes
+    usage: Usage = Usage()
+    code: str | None = None
+    message: str = ""
+
+
+class Later(msgspec.Struct, frozen=True):
+    """Back-pressure: not the line's fault, and it is not counted."""
+
+    wait_s: float
+    busy: bool
+    """False: only this line must wait (its key is running)."""
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """Counted; the third one ends the line."""
+
+    code: str
+    message: str
+    answer: Answered | None = None
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """The batch as a whole is refused: `paused` (budget, suspension) or credential gone."""
+
+    paused_reason: str | None
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """The line has ended elsewhere: nothing to write."""
+
+
+Outcome = Answered | Later | Failed | Stopped | Closed
+
+
+class Sender:
+    """One per chunk: connections, credential and trace of a batch."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        credential: str,
+        batch_id: str,
+        traceparent: str,
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._batch_id = batch_id
+        self._headers = {
+            "authorization": f"Bearer {credential}",
+            "content-type": "application/json",
+        }
+        if traceparent:
+            self._headers["traceparent"] = traceparent
+
+    async def send(self, line_no: int, body: bytes) -> Outcome:
+        headers = {**self._headers, "idempotency-key": line_key(self._batch_id, line_no)}
+        try:
+            async with self._session.post(self._url, data=body, headers=headers) as response:
+                content = await response.read()
+                return judge(response.status, response.headers, content)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return Failed("connection_lost", f"The gateway did not answer: {type(error).__name__}.")
+
+
+def judge(status: int, headers: Any, content: bytes) -> Outcome:
+    """Total: every answer means something."""
+    request_id = headers.get("x-request-id")
+    if 200 <= status < 300:
+        usage = read_usage(content)
+        if usage is None:
+            return Failed("invalid_answer", "The gateway's answer is no JSON object.")
+        return Answered(status, request_id, _json_or_null(content), usage)
+    code, message = _error_of(content, status)
+    refused = Answered(status, request_id, _json_or_null(content), code=code, message=message)
+    if status == 401:
+        return Stopped(None)
+    if status == 403 and code in REFUSED_BATCH:
+        return Stopped(code if code == "tenant_suspended" else None)
+    if status == 429 and code == "insufficient_quota":
+        return Stopped(code)
+    if code == "batch_line_ended":
+        return Closed()
+    wait_s = _retry_after(headers)
+    if status in NOT_READY and wait_s is not None:
+        return Later(min(wait_s, MAX_WAIT_S), busy=status != 409)
+    if headers.get("x-should-retry") == "false":
+        return refused
+    if status >= 500 or status in RETRIED or status in NOT_READY:
+        return Failed(code, message, refused)
+    return refused
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Reply(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+    message: str = ""
+    type: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Error
+
+
+def read_usage(content: bytes) -> Usage | None:
+    """None: not an answer of ours."""
+    try:
+        usage = msgspec.json.decode(content, type=_Reply).usage or _Usage()
+    except msgspec.MsgspecError:
+        return None
+    details = usage.prompt_tokens_details or _Details()
+    cached = details.cached_tokens or 0
+    return Usage(
+        cache_read=cached, uncached=usage.prompt_tokens - cached, output=usage.completion_tokens
+    )
+
+
+def _error_of(content: bytes, status: int) -> tuple[str, str]:
+    try:
+        error = msgspec.json.decode(content, type=_Refusal).error
+    except msgspec.MsgspecError:
+        return f"http_{status}", "The gateway gave no reason."
+    return error.code or error.type or f"http_{status}", error.message
+
+
+def _json_or_null(content: bytes) -> bytes:
+    """What goes into a result line; something between us and the gateway may have answered in HTML."""
+    try:
+        return msgspec.json.format(content, indent=-1)
+    except msgspec.MsgspecError:
+        return b"null"
+
+
+def _retry_after(headers: Any) -> float | None:
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        try:
+            return max(0.0, float(headers[name]) / scale)
+        except (KeyError, ValueError):
+            continue
+    return None

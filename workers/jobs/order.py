@@ -1,0 +1,78 @@
+"""Lines → chunks, neighbours by prefix. Pure.
+
+What precedes generation (model, tools, messages in order) is written as canonical bytes; sorting by them puts lines
+with a common prefix side by side, so that each finds its neighbour's KV in the tree. `line_no` keeps the input's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+BYTES_PER_TOKEN = 4
+SORTED_BYTES = 1024
+"""Order by bytes up to here; beyond, equal prefixes only have to be neighbours, so hashes do and memory stays small."""
+HASHED_BYTES = (4 * 1024, 16 * 1024, 64 * 1024)
+CHUNK_TOKENS = 256 * 1024
+"""A bound on a chunk's predicted prompt tokens, so that few long lines make a chunk as well."""
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A line that will run, and where it lies in the input file."""
+
+    line_no: int
+    offset: int
+    num_bytes: int
+    sort_key: bytes
+    predicted_tokens: int
+
+
+class PackedLine(msgspec.Struct, frozen=True, array_like=True):
+    line_no: int
+    offset: int
+    num_bytes: int
+
+
+def prefix_bytes(body: Mapping[str, Any]) -> bytes:
+    """Canonical: the same for bodies that differ in spacing or in the order of keys."""
+    before = [body.get("model"), body.get("tools"), body.get("messages"), body.get("prompt")]
+    return msgspec.json.encode(before, order="sorted")
+
+
+def sort_key(prefix: bytes) -> bytes:
+    key = prefix[:SORTED_BYTES]
+    if len(prefix) > SORTED_BYTES:
+        cuts = [n for n in HASHED_BYTES if n < len(prefix)] + [len(prefix)]
+        key += b"".join(blake2b(prefix[:n], digest_size=8).digest() for n in cuts)
+    return key
+
+
+def predicted_tokens(prefix: bytes) -> int:
+    return max(1, len(prefix) // BYTES_PER_TOKEN)
+
+
+def chunks(lines: Iterable[Placed], max_lines: int) -> Iterator[list[Placed]]:
+    """Each of at most `max_lines` lines and about `CHUNK_TOKENS` predicted tokens, never empty."""
+    chunk: list[Placed] = []
+    num_tokens = 0
+    for line in sorted(lines, key=lambda line: (line.sort_key, line.line_no)):
+        if chunk and (len(chunk) >= max_lines or num_tokens + line.predicted_tokens > CHUNK_TOKENS):
+            yield chunk
+            chunk, num_tokens = [], 0
+        chunk.append(line)
+        num_tokens += line.predicted_tokens
+    if chunk:
+        yield chunk
+
+
+def pack(lines: Sequence[Placed]) -> bytes:
+    return msgspec.msgpack.encode(
+        [PackedLine(line.line_no, line.offset, line.num_bytes) for line in lines]
+    )
+
+
+def unpack(packed: bytes) -> list[PackedLine]:
+    return msgspec.msgpack.decode(packed, type=list[PackedLine])

@@ -1,0 +1,55 @@
+"""What heals: expired claims back to the queue, rings for what waits, retention. Every 15 s in every jobs process.
+
+A lost message, a dead child, an emptied broker cost one sweep. Any number of sweepers may run at once.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from accounting import batch_runs, claims, files, replies
+from accounting.db import Database
+from accounting.file_store import FileStore
+from workers.jobs.settings import JobsSettings
+
+UNFINISHED_S = 86_400
+PURGED_PER_SWEEP = 100
+
+
+class Swept(msgspec.Struct, frozen=True):
+    num_expired: int
+    num_rings: int
+    """How often to ring."""
+    is_busy: bool
+    """A child of this process runs a chunk."""
+
+
+class Sweeper:
+    def __init__(self, settings: JobsSettings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = FileStore(settings.files_dir)
+
+    async def sweep(self) -> Swept:
+        settings = self._settings
+        async with self._database.write() as conn:
+            now = await claims.now_ms(conn)
+            num_expired = await claims.expire(conn, now, settings.owner_prefix)
+            num_waiting = await claims.num_claimable(conn, now)
+            num_waiting += await batch_runs.is_due(conn, now, int(settings.quiet_s * 1000))
+            is_busy = await claims.has_live_claim(conn, now, settings.owner_prefix)
+            await replies.purge(conn, now // 1000)
+        await self._purge_files(now // 1000)
+        return Swept(num_expired, min(num_waiting, settings.jobs_concurrency), is_busy)
+
+    async def _purge_files(self, now: int) -> None:
+        async with self._database.read() as conn:
+            gone = await files.purgeable(conn, now, PURGED_PER_SWEEP)
+        for file_id, storage_key in gone:
+            # The bytes first: a row without bytes is a 404, bytes without a row would stay for ever.
+            self._store.delete(storage_key)
+            async with self._database.write() as conn:
+                await files.purged(conn, file_id)
+        self._store.drop_unfinished(time.time() - UNFINISHED_S)

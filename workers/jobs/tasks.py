@@ -1,0 +1,126 @@
+"""What a child does when the doorbell rings: ask SQL for work, do one piece of it, ring again if there is more.
+
+The message has no argument and needs none. One look is one event loop: SQL engine and HTTP client are made in it, after
+the fork.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Callable
+
+import aiohttp
+from opentelemetry.trace import Tracer
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting import batch_runs, claims, files, sealing
+from accounting.batch_runs import BatchClaim
+from accounting.claims import ChunkClaim, ClaimLost
+from accounting.credentials import batch_credential
+from accounting.db import Database
+from accounting.file_store import FileStore
+from workers.jobs import fairness, tracing
+from workers.jobs.finalise import Finaliser
+from workers.jobs.line import Sender
+from workers.jobs.runner import ChunkRunner
+from workers.jobs.settings import JobsSettings
+from workers.jobs.validation import Validation
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 10.0
+
+
+class Look:
+    """One ring's worth of work."""
+
+    def __init__(
+        self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer
+    ) -> None:
+        self._settings = settings
+        self._is_draining = is_draining
+        self._tracer = tracer
+        self._store = FileStore(settings.files_dir)
+
+    async def run(self) -> int:
+        """How often the bell should ring for what is left."""
+        if self._is_draining():
+            return 0
+        database = Database(self._settings.sql_url, pool_size=2)
+        try:
+            held = await self._claim(database)
+            if held is None:
+                return 0
+            try:
+                await self._do(database, held)
+            except ClaimLost:
+                logger.info("claim_lost", extra={"batch": held.batch_id})
+            return await self._num_left(database)
+        except (SQLAlchemyError, OSError) as error:
+            # The claim runs out by itself; nothing of it is held anywhere else.
+            logger.error("look_failed", exc_info=error)
+            return 0
+        finally:
+            await database.close()
+
+    async def _claim(self, database: Database) -> BatchClaim | ChunkClaim | None:
+        """Batches first: validating and finalising are short, and people wait for them."""
+        claim_ms = int(self._settings.claim_s * 1000)
+        async with database.write() as conn:
+            now = await claims.now_ms(conn)
+            batch = await batch_runs.claim(conn, now, claim_ms, int(self._settings.quiet_s * 1000))
+            if batch is not None:
+                return batch
+            waiting = await claims.waiting(conn, now)
+            turn = fairness.choose(waiting, self._settings.jobs_tenant_chunks)
+            if turn is None:
+                return None
+            owner = f"{self._settings.owner_prefix}{os.getpid()}:{uuid.uuid4().hex}"
+            held = await claims.claim(conn, turn.tenant_id, owner, now, claim_ms)
+            if held is not None:
+                await claims.save_turns(conn, turn.deficits, turn.tenant_id, now)
+            return held
+
+    async def _do(self, database: Database, held: BatchClaim | ChunkClaim) -> None:
+        async with database.write() as conn:
+            now = await claims.now_ms(conn) // 1000
+            master = self._settings.secret("master.key")
+            data_key = await sealing.data_key(conn, master, held.tenant_id, now)
+        if isinstance(held, ChunkClaim):
+            await self._run_chunk(database, held, data_key)
+        elif held.work == "validate":
+            await Validation(self._settings, database, self._store, held, data_key).run()
+        else:
+            await Finaliser(database, self._store, held, data_key).run()
+
+    async def _run_chunk(self, database: Database, held: ChunkClaim, data_key: bytes) -> None:
+        async with database.read() as conn:
+            batch = await batch_runs.get(conn, held.batch_id)
+            source = await files.of_batch(conn, held.batch_id)
+        credential = batch_credential(self._settings.secret("pepper"), held.batch_id)
+        reader = self._store.open(source.storage_key, data_key)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        try:
+            with tracing.chunk_span(self._tracer, held, batch.traceparent) as span:
+                async with aiohttp.ClientSession(timeout=timeout) as session:
+                    sender = Sender(
+                        session, self._settings.url + batch.endpoint, credential, held.batch_id,
+                        tracing.traceparent(span),
+                    )  # fmt: skip
+                    runner = ChunkRunner(
+                        self._settings, database, held, reader, data_key, sender, self._is_draining
+                    )
+                    left = await runner.run()
+                span.set_attribute(tracing.LEFT, left)
+            logger.info("chunk_left", extra={"batch": held.batch_id, "seq": held.seq, "how": left})
+        finally:
+            reader.close()
+
+    async def _num_left(self, database: Database) -> int:
+        async with database.read() as conn:
+            now = await claims.now_ms(conn)
+            num = await claims.num_claimable(conn, now)
+            num += await batch_runs.is_due(conn, now, int(self._settings.quiet_s * 1000))
+        return min(num, self._settings.jobs_concurrency)

@@ -1,0 +1,108 @@
+"""A claimed batch in state `validating` → `in_progress` or `failed`. Edge of `validate.py`: file, SQL, threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import batch_runs, claims, files, prices, tenants
+from accounting.batch_runs import BatchClaim, Chunk
+from accounting.batches import BatchInfo
+from accounting.claims import LineEnd
+from accounting.db import Database
+from accounting.file_store import FileStore
+from workers.jobs import order
+from workers.jobs.settings import JobsSettings
+from workers.jobs.validate import MAX_REPORTED, Fault, Validated, validate
+
+
+class Validation:
+    def __init__(
+        self,
+        settings: JobsSettings,
+        database: Database,
+        store: FileStore,
+        held: BatchClaim,
+        data_key: bytes,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._store = store
+        self._held = held
+        self._data_key = data_key
+
+    async def run(self) -> None:
+        """Raises `ClaimLost`, also when the batch was cancelled meanwhile."""
+        async with self._database.read() as conn:
+            batch = await batch_runs.get(conn, self._held.batch_id)
+            source = await files.of_batch(conn, self._held.batch_id)
+            now = await claims.now_ms(conn)
+            models = await batch_runs.usable_models(
+                conn, batch, await prices.priced_models(conn, batch.tenant_id, now)
+            )
+        found = await self._keeping_the_claim(
+            lambda: self._read(source.storage_key, batch.endpoint, models)
+        )
+        await self._decide(batch, found)
+
+    def _read(self, storage_key: str, endpoint: str, models: frozenset[str]) -> Validated:
+        reader = self._store.open(storage_key, self._data_key)
+        try:
+            return validate(reader.parts(), endpoint, models)
+        finally:
+            reader.close()
+
+    async def _keeping_the_claim(self, work: Callable[[], Validated]) -> Validated:
+        """In a thread; the claim is renewed meanwhile."""
+        task = asyncio.create_task(asyncio.to_thread(work))
+        while True:
+            done, _ = await asyncio.wait([task], timeout=self._settings.renew_s)
+            if done:
+                return task.result()
+            async with self._database.write() as conn:
+                now = await claims.now_ms(conn)
+                await batch_runs.renew(conn, self._held, now, int(self._settings.claim_s * 1000))
+
+    async def _decide(self, batch: BatchInfo, found: Validated) -> None:
+        chunks = [
+            Chunk(sum(line.predicted_tokens for line in chunk), len(chunk), order.pack(chunk))
+            for chunk in order.chunks(found.lines, self._settings.jobs_chunk_lines)
+        ]
+        shown = [fault.shown() for fault in found.faults[:MAX_REPORTED]]
+        async with self._database.write() as conn:
+            now = await claims.now_ms(conn)
+            whole = found.whole or await self._backlog_fault(conn, batch, found)
+            if whole is not None:
+                await batch_runs.fail(conn, self._held, now, [whole.shown()], len(found.faults))
+            elif found.faults and batch.invalid_lines == "reject":
+                await batch_runs.fail(conn, self._held, now, shown, len(found.faults))
+            else:
+                await batch_runs.begin(
+                    conn, self._held, now, model=found.model or "", num_total=found.num_lines,
+                    chunks=chunks, faulty=[_error_line(fault) for fault in found.faults],
+                    errors=shown or None,
+                )  # fmt: skip
+
+    async def _backlog_fault(
+        self, conn: AsyncConnection, batch: BatchInfo, found: Validated
+    ) -> Fault | None:
+        if found.model is None:
+            return None
+        limits = await tenants.model_limits(conn, batch.tenant_id)
+        limit = limits[found.model].batch_backlog_tokens if found.model in limits else None
+        if limit is None:
+            return None
+        present = await batch_runs.backlog_tokens(conn, batch.tenant_id, found.model)
+        over = present + found.predicted_tokens > limit
+        return Fault("backlog_exceeded", None) if over else None
+
+
+def _error_line(fault: Fault) -> LineEnd:
+    assert fault.line_no is not None
+    shown = fault.shown()
+    return LineEnd(
+        line_no=fault.line_no, custom_id=fault.custom_id, state="errored",
+        error={"code": fault.code, "message": shown["message"], "line": fault.line_no},
+    )  # fmt: skip

@@ -1,0 +1,121 @@
+"""The Celery worker: `python -m workers.jobs.worker`, started by `workers.jobs`. Task, signals, prefork children.
+
+Children learn of a drain through one byte of memory they share with their parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery, Task, signals
+from kombu.exceptions import OperationalError
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import SpanKind
+
+from accounting.batches import DOORBELL, RING_EXPIRES_S
+from workers.jobs import settings as jobs_settings
+from workers.jobs import tracing
+from workers.jobs.app import create_celery
+from workers.jobs.settings import JobsSettings
+from workers.jobs.tasks import Look
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Process:
+    """What a child holds, and what its parent told it."""
+
+    settings: JobsSettings
+    drain: mmap.mmap
+    provider: TracerProvider | None = None
+
+    def is_draining(self) -> bool:
+        return self.drain[0] != 0
+
+
+def build(settings: JobsSettings) -> Celery:
+    app = create_celery(settings)
+    process = Process(settings, mmap.mmap(-1, 1))
+    _connect(app, process)
+
+    @app.task(name=DOORBELL, bind=True)  # type: ignore[untyped-decorator]
+    def look(self: Task) -> None:
+        assert process.provider is not None
+        tracer = process.provider.get_tracer("headgate")
+        above = tracing.extract(self.request.headers or {})
+        with tracer.start_as_current_span("look", above, SpanKind.CONSUMER) as span:
+            num_left = asyncio.run(Look(settings, process.is_draining, tracer).run())
+            for _ in range(num_left):
+                headers: dict[str, Any] = {}
+                tracing.inject(headers, span)
+                ring(app, headers)
+
+    return app
+
+
+def ring(app: Celery, headers: dict[str, Any] | None = None) -> bool:
+    """False: the broker is away; the sweeper rings again."""
+    try:
+        app.send_task(
+            DOORBELL, expires=RING_EXPIRES_S, headers=headers or {}, retry=False, ignore_result=True
+        )
+    except (OperationalError, OSError) as error:
+        logger.warning("ring_failed", extra={"reason": str(error)[:200]})
+        return False
+    return True
+
+
+def _connect(app: Celery, process: Process) -> None:
+    def on_child_start(**_: Any) -> None:
+        process.provider = tracing.provider()
+
+    def on_child_end(**_: Any) -> None:
+        if process.provider is not None:
+            process.provider.shutdown()
+
+    def on_shutdown(**_: Any) -> None:
+        process.drain[0] = 1
+
+    def on_sign_of_life(**_: Any) -> None:
+        if process.settings.jobs_pulse is not None:
+            process.settings.jobs_pulse.touch()
+
+    def on_logging(**_: Any) -> None:
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        )
+        for name in ("celery", "kombu"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+
+    # Weak by default: these live as long as the process.
+    signals.setup_logging.connect(on_logging, weak=False)
+    signals.worker_process_init.connect(on_child_start, weak=False)
+    signals.worker_process_shutdown.connect(on_child_end, weak=False)
+    signals.worker_shutting_down.connect(on_shutdown, weak=False)
+    signals.worker_ready.connect(on_sign_of_life, weak=False)
+    signals.task_received.connect(on_sign_of_life, weak=False)
+
+
+def main() -> int:
+    try:
+        settings = jobs_settings.load()
+    except jobs_settings.SettingsError as error:
+        print(error, file=sys.stderr)
+        return 78
+    app = build(settings)
+    app.worker_main(
+        ["worker", "--pool=prefork", f"--concurrency={settings.jobs_concurrency}", "--without-gossip",
+         "--without-mingle", "--without-heartbeat",
+         f"--hostname=jobs-{settings.jobs_process}@%h"]
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
