@@ -75,7 +75,7 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         app[keys.DATABASE] = database = Database(url)
     except AccountingError as error:
         raise SettingsError(str(error)) from None
-    except (SQLAlchemyError, OSError, ValueError) as error:
+    except (SQLAlchemyError, OSError, ValueError, ImportError) as error:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
     yield
     await database.close()
