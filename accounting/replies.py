@@ -104,10 +104,11 @@ async def store(
     body: bytes,
     posting: Posting,
 ) -> bool:
-    """False: the key was closed meanwhile (its batch was cancelled): the request must end without a charge."""
+    """False: the key was closed meanwhile (its batch was cancelled): the request must end without a charge. Storing
+    twice is storing once."""
     done = await conn.execute(
         update(Reply)
-        .where(_key(tenant_id, key), Reply.request_id == request_id, Reply.state == "running")
+        .where(_key(tenant_id, key), Reply.request_id == request_id)
         .values(state="stored", status=status, body=body, posting=msgspec.msgpack.encode(posting))
     )
     return bool(done.rowcount)

@@ -6,7 +6,9 @@ not what they mean, nor where they lie.
 
 from __future__ import annotations
 
+import hmac
 import secrets
+from hashlib import sha256
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -27,16 +29,17 @@ class SealBroken(AccountingError):
 async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: int) -> bytes:
     """The tenant's key; made when it is first needed, so the connection must be a writing one then."""
     query = select(DataKey.wrapped).where(DataKey.tenant_id == tenant_id)
+    wrapping = hmac.digest(master, b"headgate data keys", sha256)
     wrapped = await conn.scalar(query)
     if wrapped is None:
-        fresh = seal(master[:KEY_BYTES], secrets.token_bytes(KEY_BYTES), _place(tenant_id))
+        fresh = seal(wrapping, secrets.token_bytes(KEY_BYTES), _place(tenant_id))
         statement = upsert(conn, DataKey.__table__).values(
             tenant_id=tenant_id, wrapped=fresh, created_at=now
         )
         await conn.execute(statement.on_conflict_do_nothing())
         wrapped = await conn.scalar(query)
         assert wrapped is not None
-    return unseal(master[:KEY_BYTES], wrapped, _place(tenant_id))
+    return unseal(wrapping, wrapped, _place(tenant_id))
 
 
 def seal(key: bytes, value: bytes, place: bytes) -> bytes:

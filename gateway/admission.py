@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -35,6 +35,7 @@ PROGRESS_TOKENS = 64
 PROGRESS_S = 0.5
 
 T = TypeVar("T")
+Keep = Callable[[Posting], Awaitable[bool]]
 
 
 class Backlog(Protocol):
@@ -65,6 +66,10 @@ class Settled:
     charge_micro_units: int
     currency: str
     price_version: str
+
+    @classmethod
+    def of(cls, posting: Posting) -> Settled:
+        return cls(posting.charge.total, posting.currency, posting.price_version)
 
 
 class Admission:
@@ -198,6 +203,8 @@ class Admitted:
         self._holder = holder
         self._price = price
         self._lease = lease
+        self.keep: Keep | None = None
+        """Of a request with a key: stores its answer, before the posting that pays for it is written."""
         self._has_ended = False
         self._noted_tokens = 0
         self._noted_at = time.monotonic()
@@ -256,10 +263,19 @@ class Admitted:
     async def _record(self, ending: Ending) -> Settled:
         posting = self._posting(ending)
         try:
+            if posting.kind == "settle" and not await self._is_kept(posting):
+                ending = decide("batch_cancelled", Usage(), engine_final=False)
+                posting = self._posting(ending)
             await self._admission.record(posting)
         finally:
             self._admission.detach(self._give_back(ending, posting))
-        return Settled(posting.charge.total, posting.currency, posting.price_version)
+        return Settled.of(posting)
+
+    async def _is_kept(self, posting: Posting) -> bool:
+        """A batch line is charged if and only if its answer is stored, for only stored answers are delivered."""
+        if self.keep is not None:
+            return await self.keep(posting)
+        return posting.batch_id is None
 
     async def _give_back(self, ending: Ending, posting: Posting) -> None:
         billed, limiter = ending.billed, self._admission.limiter

@@ -12,7 +12,18 @@ from aiohttp import web
 
 from gateway import keys, middleware, resources
 from gateway.lifecycle import Detached, Lifecycle
-from gateway.routes import chat, completions, health, metrics, models, organization, tokenize, usage
+from gateway.routes import (
+    batches,
+    chat,
+    completions,
+    files,
+    health,
+    metrics,
+    models,
+    organization,
+    tokenize,
+    usage,
+)
 from gateway.routes.table import Route
 from gateway.settings import GatewaySettings
 
@@ -26,6 +37,8 @@ def routes() -> list[Route]:
         *chat.ROUTES,
         *completions.ROUTES,
         *tokenize.ROUTES,
+        *files.ROUTES,
+        *batches.ROUTES,
         *organization.ROUTES,
         *usage.ROUTES,
     ]

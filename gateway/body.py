@@ -32,7 +32,7 @@ def check_head(request: web.Request, route: Route) -> None:
 async def read(request: web.Request, max_bytes: int) -> bytes:
     """The whole body. Raises `ApiError`: 413 before more than the limit is held, 408 if it comes too slowly,
     400 if its framing is broken."""
-    await _continue(request)
+    await send_continue(request)
     loop = asyncio.get_running_loop()
     body_s = request.app[SETTINGS].body_s
     started = loop.time()
@@ -52,7 +52,8 @@ async def read(request: web.Request, max_bytes: int) -> bytes:
     return bytes(parts)
 
 
-async def _continue(request: web.Request) -> None:
+async def send_continue(request: web.Request) -> None:
+    """Tells a client that waits with its body to go on."""
     if request.get(EXPECTS_CONTINUE):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer itself has not begun

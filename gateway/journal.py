@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -302,8 +302,10 @@ async def open_journal(
     min_next_seq: int = 1,
     segment_bytes: int = SEGMENT_BYTES,
     sync: Callable[[int], None] = os.fdatasync,
+    stored: Callable[[Collection[str]], Awaitable[Mapping[str, Posting]]] | None = None,
 ) -> Journal:
-    """Takes the slot and ends what a dead process left open: VOID, outcome `gateway_crash`, durable on return.
+    """Takes the slot and ends what a dead process left open: VOID, outcome `gateway_crash`, durable on return; of a
+    request whose answer is `stored`, the SETTLE that pays for it.
 
     `min_next_seq`: one more than SQL's offset, so that a journal lost with its disk does not number anew. Raises
     SlotTaken, OSError.
@@ -318,8 +320,12 @@ async def open_journal(
         directory, slot, lock, chain, left.boot + 1, running, segment_bytes=segment_bytes, sync=sync
     )
     now_ms = time.time_ns() // 1_000_000
-    voids = [o.void("gateway_crash", "gateway_crash", now_ms) for o in unended.values()]
-    await asyncio.gather(*(journal.end(void) for void in voids))
+    kept = await stored(unended.keys()) if stored is not None and unended else {}
+    endings = [
+        kept.get(o.request_id) or o.void("gateway_crash", "gateway_crash", now_ms)
+        for o in unended.values()
+    ]
+    await asyncio.gather(*(journal.end(ending) for ending in endings))
     return journal
 
 

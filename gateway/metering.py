@@ -7,13 +7,14 @@ Stop: endings written → journal sealed → shipped → limiter's link closed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from accounting import ledger
+from accounting import ledger, replies
 from accounting.db import Database
+from accounting.types import Posting
 from gateway.admission import Admission
 from gateway.journal import Journal, open_journal
 from gateway.limits import Limiter, limiter_link
@@ -46,7 +47,20 @@ async def metering(
     """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
     async with database.read() as conn:
         offset = await ledger.journal_offset(conn, slot) or 0
-    journal = await open_journal(directory, slot, min_next_seq=offset + 1)
+
+    async def stored(request_ids: Collection[str]) -> Mapping[str, Posting]:
+        async with database.read() as conn:
+            return await replies.postings(conn, request_ids)
+
+    journal = await open_journal(
+        directory,
+        slot,
+        min_next_seq=offset + 1,
+        stored=stored,
+    )
+    async with database.write() as conn:
+        # Replayed: what the dead process left running has ended now, and its keys may run again.
+        await replies.drop_running(conn, slot)
     link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
     limiter = Limiter(link, slot)
     shipper = Shipper(journal, database, slot, offset)

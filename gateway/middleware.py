@@ -14,7 +14,7 @@ from accounting.types import Principal
 from gateway import body, errors, ids
 from gateway.auth import AUTH
 from gateway.http_limits import stamp
-from gateway.keys import LIFECYCLE, OBSERVERS, PRINCIPAL, RECORD, ROUTES
+from gateway.keys import LIFECYCLE, OBSERVERS, PRINCIPAL, RECORD, ROUTES, TRACING
 from gateway.routes.table import Route
 from gateway.telemetry.record import RequestRecord
 
@@ -29,6 +29,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     record.client_request_id = request.headers.get("x-request-id", "")[:128]
     record.traceparent = request.headers.get("traceparent", "")[:128]
     record.peer = request.remote or ""
+    request.app[TRACING].start(record)
     try:
         response = await handler(request)
         record.status = response.status

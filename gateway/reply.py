@@ -15,9 +15,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from accounting.types import Posting
 from gateway import errors, ids
+from gateway.admission import Settled
+from gateway.claimed_key import ClaimedKey, line_ended
 from gateway.generation import ChoicePiece, Order
-from gateway.keys import ENGINE, RECORD, SETTINGS
+from gateway.keys import CLAIMED_KEY, ENGINE, RECORD, SETTINGS
 from gateway.models import fingerprint
 from gateway.schema.replies import Shape, headgate_of, usage_of
 from gateway.schema.sampling import SamplingFields
@@ -93,13 +96,34 @@ async def _body(
             pieces[numbered.index].append(numbered.piece)
     plan.before_text(run)
     choices = [plan.shape.whole(index, pieces[index]) for index in range(plan.num_choices)]
-    body = envelope.make(plan.shape.body_object, choices, **await _ending(request, plan, run))
+
+    def whole(settled: Sequence[Settled]) -> bytes:
+        ending = _ending(request, plan, run, settled)
+        return msgspec.json.encode(envelope.make(plan.shape.body_object, choices, **ending))
+
+    await _settle(request, run, whole)
     if run.budget_stop:
         headers["x-headgate-stop"] = "budget"
     _note_finishes(request, [choice["finish_reason"] for choice in choices])
-    return web.Response(
-        body=msgspec.json.encode(body), content_type="application/json", headers=headers
-    )
+    return web.Response(body=whole(run.settled), content_type="application/json", headers=headers)
+
+
+async def _settle(
+    request: web.Request, run: Run, whole: Callable[[Sequence[Settled]], bytes]
+) -> None:
+    """The answer of a request with a key is stored on the way; if it cannot be any more, there is none."""
+    key: ClaimedKey | None = request.get(CLAIMED_KEY)
+    if key is None:
+        await run.settle()
+        return
+
+    async def keep(posting: Posting) -> bool:
+        return await key.store(whole([Settled.of(posting)]), posting)
+
+    run.keep(keep)
+    await run.settle()
+    if not key.is_stored:
+        raise line_ended()
 
 
 async def _stream(
@@ -122,7 +146,7 @@ async def _stream(
                 await stream.ping()
         if stream.response is None:  # no choice said anything, not even its end
             raise errors.internal()
-        ending = await _ending(request, plan, run)
+        ending = _ending(request, plan, run, await run.settle())
     except errors.ApiError as error:
         if stream.response is None:
             raise
@@ -132,8 +156,9 @@ async def _stream(
     return await stream.end()
 
 
-async def _ending(request: web.Request, plan: Plan, run: Run) -> dict[str, Any]:
-    settled = await run.settle()
+def _ending(
+    request: web.Request, plan: Plan, run: Run, settled: Sequence[Settled]
+) -> dict[str, Any]:
     order = plan.orders[0]
     final = run.generations[0].final
     return {

@@ -20,16 +20,20 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting import credentials, migrate, principals
 from accounting.db import Database
 from accounting.errors import AccountingError
+from accounting.file_store import FileStore
 from accounting.types import Principal
 from gateway import keys, models
 from gateway.auth import AUTH, Authenticator, LookupFailed
+from gateway.doorbell import Doorbell
 from gateway.metering import metering
 from gateway.redis_keys import REVOKED_CHANNEL
 from gateway.router import Router
+from gateway.seals import Seals
 from gateway.settings import SettingsError
 from gateway.stream import Engine
-from gateway.telemetry import logs
+from gateway.telemetry import logs, tracing
 from gateway.telemetry.metrics import METRICS, Metrics
+from gateway.telemetry.tracing import Tracing
 from gateway.upstream.fleet import Fleet, decode_all
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -39,15 +43,21 @@ logger = logging.getLogger(__name__)
 EPOCH_EVERY_S = 2.0
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
+TRACE_TICK_S = 5.0
 CANCEL_AGAIN_S = 0.1
 
 
 async def telemetry(app: web.Application) -> AsyncIterator[None]:
     app[METRICS] = metrics = Metrics(app[keys.SETTINGS].slot)
     metrics.serve_models(app[keys.SETTINGS].models)
-    app[keys.OBSERVERS] += [logs.access, metrics.observe]
-    async with _background(_watch_loop(metrics)):
+    settings = app[keys.SETTINGS]
+    app[keys.TRACING] = traces = Tracing(
+        settings.trace_ratio, settings.trace_parent_from, tracing.exporter(), slot=settings.slot
+    )
+    app[keys.OBSERVERS] += [logs.access, metrics.observe, traces.observe]
+    async with _background(_watch_loop(metrics)), _background(_tick(traces)):
         yield
+    await traces.close()
 
 
 async def secrets(app: web.Application) -> AsyncIterator[None]:
@@ -79,6 +89,15 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
     yield
     await database.close()
+
+
+async def stored_texts(app: web.Application) -> AsyncIterator[None]:
+    """Files and answers at rest, and the bell for those who run batches."""
+    settings = app[keys.SETTINGS]
+    app[keys.SEALS] = Seals(app[keys.DATABASE], settings.secret("master.key"))
+    app[keys.FILES] = FileStore(settings.files_dir)
+    app[keys.DOORBELL] = Doorbell(settings.broker_url)
+    yield
 
 
 async def shared_memory(app: web.Application) -> AsyncIterator[None]:
@@ -154,7 +173,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
 
 
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
-    telemetry, secrets, text, database, shared_memory, identities, engine,
+    telemetry, secrets, text, database, stored_texts, shared_memory, identities, engine,
 ]  # fmt: skip
 
 
@@ -186,6 +205,13 @@ async def _watch_loop(metrics: Metrics) -> None:
         due = loop.time() + LAG_TICK_S
         await asyncio.sleep(LAG_TICK_S)
         metrics.loop_lag.observe(max(0.0, loop.time() - due))
+
+
+async def _tick(traces: Tracing) -> None:
+    """A quiet minute ends too."""
+    while True:
+        await asyncio.sleep(TRACE_TICK_S)
+        traces.tick()
 
 
 async def _pull_epoch(database: Database, auth: Authenticator) -> None:

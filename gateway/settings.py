@@ -22,7 +22,7 @@ PREFIX = "HEADGATE_"
 
 # Names that other processes read (supervisor, worker, jobs, tests, benchmarks): not ours, not unknown.
 OTHER_NAMES = frozenset({
-    "HEADGATE_API_KEY", "HEADGATE_BROKER_URL", "HEADGATE_FILES_URL", "HEADGATE_GATEWAYS", "HEADGATE_MODEL",
+    "HEADGATE_API_KEY", "HEADGATE_FILES_URL", "HEADGATE_GATEWAYS", "HEADGATE_MODEL",
     "HEADGATE_PORT", "HEADGATE_HOST", "HEADGATE_READY_FILE", "HEADGATE_REDIS_SERVER", "HEADGATE_SOAK",
     "HEADGATE_MODEL_ID", "HEADGATE_OPS_BIND", "HEADGATE_THREADS", "HEADGATE_URL", "HEADGATE_WORKERS",
 })  # fmt: skip
@@ -66,6 +66,8 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """Where the slots' journals are; None: `home/state`."""
     database_url: str | None = None
     redis_url: str = "redis://127.0.0.1:6379/0"
+    broker_url: str | None = None
+    """Celery's broker, to ring for batches; None: the jobs process finds them by itself, within seconds."""
     models: Annotated[dict[str, ModelSource], _Raw] = pydantic.Field(default_factory=dict)
 
     drain_grace_s: float = pydantic.Field(default=5.0, ge=0)
@@ -115,6 +117,10 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     @property
     def journal_dir(self) -> Path:
         return (self.state_dir or self.home / "state") / f"gateway-{self.slot}" / "journal"
+
+    @property
+    def files_dir(self) -> Path:
+        return self.home / "files"
 
     @property
     def run_dir(self) -> Path:

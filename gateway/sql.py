@@ -31,12 +31,16 @@ async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
 
 
 @asynccontextmanager
-async def writing(request: web.Request) -> AsyncIterator[AsyncConnection]:
-    """Committed at the end of the block; then this process forgets the identities it remembered and tells the others
-    to. One that does not hear it sees the epoch in SQL 2 s later."""
+async def writing(
+    request: web.Request, *, changes_identities: bool = True
+) -> AsyncIterator[AsyncConnection]:
+    """Committed at the end of the block. Where identities may have changed, this process forgets those it remembered
+    and tells the others to; one that does not hear it sees the epoch in SQL 2 s later."""
     with _translated():
         async with request.app[DATABASE].write() as conn:
             yield conn
+    if not changes_identities:
+        return
     request.app[AUTH].forget()
     try:
         async with asyncio.timeout(PUBLISH_S):

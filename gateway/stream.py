@@ -13,7 +13,7 @@ from types import TracebackType
 
 from accounting.types import Outcome, Usage
 from gateway import errors
-from gateway.admission import Admission, Admitted, Settled
+from gateway.admission import Admission, Admitted, Keep, Settled
 from gateway.generation import FINAL_S, ChoicePiece, Generation, Order
 from gateway.lifecycle import Detached, Lifecycle
 from gateway.router import Router
@@ -124,6 +124,7 @@ class Run:
 
     async def settle(self) -> list[Settled]:
         """Durable on return: now the last event may go out. A client that leaves meanwhile changes nothing."""
+        self._record.mark("finished")
         self._record.settling = self._engine.detached.spawn(self._settle(), "settle a request")
         await asyncio.shield(self._record.settling)
         return self.settled
@@ -133,6 +134,11 @@ class Run:
         self.settled = list(await asyncio.gather(*endings))
         self._record.mark("settled")
         self._fill_record()
+
+    def keep(self, keep: Keep) -> None:
+        """Stores the answer on the way to the settlement; for a request of one sequence group."""
+        (generation,) = self.generations
+        generation.admitted.keep = keep
 
     def hold(self) -> None:
         for generation in self.generations:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
+from gateway import idempotency
 from gateway.generation import Order
 from gateway.keys import PRINCIPAL, RECORD
 from gateway.models import output_bound
@@ -17,8 +20,15 @@ from gateway.text.choice import TextRules
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    fields, ignored = chat.read(await common.json_object(request))
-    batch_id, line_no = common.batch_line(request)
+    value = await common.json_object(request)
+    line = common.batch_line(request)
+    return await idempotency.once(request, value, line, lambda: _create(request, value, line))
+
+
+async def _create(
+    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None
+) -> web.StreamResponse:
+    fields, ignored = chat.read(value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
     prompt = await common.in_thread(request, model.encode_chat, fields.messages)
@@ -39,8 +49,8 @@ async def create(request: web.Request) -> web.StreamResponse:
         namespace=common.namespace_of(request, fields.cache_salt),
         tier=common.tier_of(request),
         traceparent=record.outgoing_traceparent,
-        batch_id=batch_id,
-        line_no=line_no,
+        batch_id=line and line[0],
+        line_no=line and line[1],
     )
     shape = ChatShape(model.tokenizer, with_logprobs=bool(fields.logprobs))
     return await answer(request, Plan(fields, [order], shape, ignored))

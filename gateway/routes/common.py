@@ -79,17 +79,18 @@ def tier_of(request: web.Request) -> Tier:
     return tier
 
 
-def batch_line(request: web.Request) -> tuple[str | None, int | None]:
-    """(batch, line) that a batch runner's request is for, from its Idempotency-Key. Raises `ApiError` 400."""
+def batch_line(request: web.Request) -> tuple[str, int] | None:
+    """(batch, line) that a batch runner's request is for, from its Idempotency-Key; a runner always sends one, and
+    so far nobody else may. Raises `ApiError` 400."""
     key = request.headers.get("idempotency-key")
-    if key is None:
-        return None, None
-    if not 1 <= len(key) <= 255:
-        raise errors.invalid("An Idempotency-Key has 1 to 255 characters.")
     principal = request[PRINCIPAL]
-    if not key.startswith("batch:"):
-        return None, None
-    match = _LINE_KEY.fullmatch(key)
-    if principal.kind != "batch" or match is None or match["batch"] != principal.batch_id:
+    if key is None and principal.kind != "batch":
+        return None
+    match = _LINE_KEY.fullmatch(key or "")
+    if principal.kind == "batch" and match is not None and match["batch"] == principal.batch_id:
+        return match["batch"], int(match["line"])
+    if key is not None and key.startswith("batch:"):
         raise errors.invalid("This Idempotency-Key is reserved for batches.")
-    return match["batch"], int(match["line"])
+    raise errors.invalid(
+        "An Idempotency-Key cannot be honoured here.", code="unsupported_parameter"
+    )

@@ -56,7 +56,8 @@ def _orders(
     prompts: Sequence[Sequence[int]],
 ) -> list[Order]:
     """The first has the request's own id, the others ids of their own: each is a ledger entry."""
-    batch_id, line_no = common.batch_line(request)
+    if common.batch_line(request) is not None:
+        raise errors.invalid("A batch runs chat completions only.")
     limit = common.max_len(request, model)
     base = Order(
         request_id=request[RECORD].request_id,
@@ -71,8 +72,6 @@ def _orders(
         tier=common.tier_of(request),
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
         traceparent=request[RECORD].outgoing_traceparent,
-        batch_id=batch_id,
-        line_no=line_no,
     )
     others = [
         dataclasses.replace(

@@ -1,0 +1,87 @@
+"""`/v1/batches`: create, look, list, cancel. Thin: running them is the jobs process's, which is rung and reads SQL."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from accounting import batches
+from accounting.batches import BatchInfo
+from gateway import body, errors
+from gateway.keys import DOORBELL, PRINCIPAL, RECORD
+from gateway.routes.table import Route
+from gateway.schema import query
+from gateway.schema.batches import NewBatch, batch_object
+from gateway.schema.convert import convert
+from gateway.schema.json_body import decode_object
+from gateway.schema.organization import listing, reply
+from gateway.sql import reading, writing
+
+MAX_BODY_BYTES = 64 * 1024
+ENDPOINT_SCOPES = {"/v1/chat/completions": "chat"}
+
+
+async def create(request: web.Request) -> web.Response:
+    fields = convert(decode_object(await body.read(request, MAX_BODY_BYTES)), NewBatch)
+    principal = request[PRINCIPAL]
+    wanted = ENDPOINT_SCOPES.get(fields.endpoint)
+    if wanted is not None and wanted not in principal.scopes:
+        raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")
+    traceparent = request[RECORD].outgoing_traceparent
+    expiry = fields.output_expires_after
+    async with writing(request, changes_identities=False) as conn:
+        batch = await batches.create(
+            conn, principal.tenant_id, principal.key_id, input_file_id=fields.input_file_id,
+            endpoint=fields.endpoint, completion_window=fields.completion_window, now=int(time.time()),
+            invalid_lines=fields.headgate.invalid_lines, metadata=fields.metadata, traceparent=traceparent,
+            output_expires_after_s=expiry.seconds if expiry else None,
+        )  # fmt: skip
+    await request.app[DOORBELL].ring(traceparent)
+    return _reply(batch, 0)
+
+
+async def retrieve(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        batch = await batches.get(conn, request[PRINCIPAL].tenant_id, _id(request))
+        charge = await batches.charge(conn, batch.id)
+    return _reply(batch, charge)
+
+
+async def list_batches(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        page = await batches.list_batches(
+            conn,
+            request[PRINCIPAL].tenant_id,
+            after=query.text(request.query, "after"),
+            limit=query.limit(request.query, 20, 100),
+        )
+        now = int(time.time())
+        data = [batch_object(b, await batches.charge(conn, b.id), now) for b in page.items]
+    return reply(listing(data, page.has_more))
+
+
+async def cancel(request: web.Request) -> web.Response:
+    async with writing(request, changes_identities=False) as conn:
+        batch = await batches.cancel(
+            conn, request[PRINCIPAL].tenant_id, _id(request), int(time.time())
+        )
+        charge = await batches.charge(conn, batch.id)
+    await request.app[DOORBELL].ring(request[RECORD].outgoing_traceparent)
+    return _reply(batch, charge)
+
+
+def _reply(batch: BatchInfo, charge: int) -> web.Response:
+    return reply(batch_object(batch, charge, int(time.time())))
+
+
+def _id(request: web.Request) -> str:
+    return request.match_info["batch"]
+
+
+ROUTES = [
+    Route("POST", "/v1/batches", create, "batch", MAX_BODY_BYTES),
+    Route("GET", "/v1/batches", list_batches, "batch"),
+    Route("GET", "/v1/batches/{batch}", retrieve, "batch"),
+    Route("POST", "/v1/batches/{batch}/cancel", cancel, "batch", MAX_BODY_BYTES),
+]

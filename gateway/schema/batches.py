@@ -1,0 +1,81 @@
+"""Bodies and objects of files and batches (api.md section 8). Shapes only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from accounting.batches import BatchInfo
+from accounting.files import MAX_EXPIRY_S, MIN_EXPIRY_S, FileInfo
+
+Seconds = Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
+MetadataKey = Annotated[str, Meta(max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True):
+    anchor: Literal["created_at"]
+    seconds: Seconds
+
+
+class HeadgateOptions(msgspec.Struct, frozen=True):
+    invalid_lines: Literal["reject", "skip"] = "reject"
+
+
+class NewBatch(msgspec.Struct, frozen=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+    headgate: HeadgateOptions = HeadgateOptions()
+
+
+def file_object(file: FileInfo) -> dict[str, Any]:
+    return {
+        "id": file.id, "object": "file", "bytes": file.num_bytes, "created_at": file.created_at,
+        "expires_at": file.expires_at, "filename": file.name, "purpose": file.purpose, "status": "processed",
+        "status_details": None,
+    }  # fmt: skip
+
+
+def batch_object(batch: BatchInfo, charge_micro_units: int, now: int) -> dict[str, Any]:
+    errors = None if batch.errors is None else {"object": "list", "data": batch.errors}
+    return {
+        "id": batch.id, "object": "batch", "endpoint": batch.endpoint, "model": batch.model, "errors": errors,
+        "input_file_id": batch.input_file_id, "completion_window": batch.completion_window, "status": batch.state,
+        "output_file_id": batch.output_file_id, "error_file_id": batch.error_file_id,
+        "created_at": batch.created_at, "expires_at": batch.expires_at, **batch.at,
+        "request_counts": {
+            "total": batch.num_total, "completed": batch.num_completed, "failed": batch.num_failed,
+        },
+        "usage": _usage(batch), "metadata": batch.metadata,
+        "headgate": {**_progress(batch, now), "charge_micro_units": charge_micro_units},
+    }  # fmt: skip
+
+
+def _usage(batch: BatchInfo) -> dict[str, Any]:
+    usage = batch.usage
+    return {
+        "input_tokens": usage.prompt, "input_tokens_details": {"cached_tokens": usage.cache_read},
+        "output_tokens": usage.output, "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total,
+    }  # fmt: skip
+
+
+def _progress(batch: BatchInfo, now: int) -> dict[str, Any]:
+    """What the API has no word for: how fast, how long still, how well cached, why not at all."""
+    began = batch.at["in_progress_at"]
+    until = batch.at["finalizing_at"] or batch.at["cancelling_at"] or batch.at["expired_at"] or now
+    num_ended = batch.num_completed + batch.num_failed - batch.num_invalid
+    rate = None if began is None else num_ended / max(1, until - began)
+    num_left = batch.num_total - batch.num_completed - batch.num_failed
+    eta_s = round(num_left / rate) if rate and batch.state == "in_progress" else None
+    prompt = batch.usage.prompt
+    return {
+        "eta_s": eta_s, "lines_per_s": None if rate is None else round(rate, 3),
+        "cached_share": round(batch.usage.cache_read / prompt, 4) if prompt else None,
+        "paused_reason": batch.paused_reason, "num_invalid_lines": batch.num_invalid,
+    }  # fmt: skip

@@ -1,0 +1,234 @@
+"""Batches as a client meets them: the real gateway, the real jobs process, the openai client's own calls."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from fakes import ScriptedWorker
+from gateways import MODEL, RunningGateway, running_gateway
+
+ENDPOINT = "/v1/chat/completions"
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture
+async def worker(tmp_path: Path, redis_url: str) -> AsyncIterator[ScriptedWorker]:
+    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url) as worker:
+        yield worker
+
+
+@pytest.fixture
+def broker_url(redis_socket: Path) -> str:
+    return f"redis+socket://{redis_socket}?virtual_host=1"
+
+
+@pytest.fixture
+async def gateway(worker, tmp_path: Path, redis_url: str, broker_url: str) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tmp_path / "home", redis_url, broker_url=broker_url) as gateway:
+        await gateway.workers(1)
+        yield gateway
+
+
+@pytest.fixture
+async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with gateway.client() as client:
+        yield client
+
+
+@pytest.fixture
+def jobs(gateway: RunningGateway, broker_url: str) -> Iterator[subprocess.Popen]:
+    env = {
+        **os.environ,
+        "HEADGATE_HOME": str(gateway.settings.home),
+        "HEADGATE_URL": gateway.url,
+        "HEADGATE_BROKER_URL": broker_url,
+        "HEADGATE_TEST_TIME_SCALE": "0.05",
+    }
+    with (gateway.settings.home / "jobs.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log)
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.wait(40)
+
+
+def line(number: int, **body) -> dict:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"say {number}"}], "max_tokens": 4} | body
+    return {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body}
+
+
+async def upload(client: openai.AsyncOpenAI, lines: list) -> str:
+    content = b"".join(
+        (item if isinstance(item, bytes) else json.dumps(item).encode()) + b"\n" for item in lines
+    )
+    return (await client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")).id
+
+
+async def create(client: openai.AsyncOpenAI, lines: list, **options):
+    options = {"endpoint": ENDPOINT, "completion_window": "24h"} | options
+    return await client.batches.create(input_file_id=await upload(client, lines), **options)
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str, limit_s: float = 40.0):
+    deadline = time.monotonic() + limit_s
+    while (batch := await client.batches.retrieve(batch_id)).status not in ENDED:
+        assert time.monotonic() < deadline, batch
+        await asyncio.sleep(0.1)
+    return batch
+
+
+async def results(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict]:
+    if file_id is None:
+        return []
+    return [json.loads(text) for text in (await client.files.content(file_id)).text.splitlines()]
+
+
+async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gateway, client, jobs):
+    """Half of the bad lines are bad in the file, half in their body."""
+    lines: list = [line(i) for i in range(100)]
+    for i in range(3, 100, 20):
+        lines[i] = line(i, max_tokens=-1)
+    lines[8] = b"{not json"
+    lines[28] = line(28) | {"method": "GET"}
+    lines[48] = line(48) | {"url": "/v1/embeddings"}
+    lines[68] = line(68, model="another")
+    lines[88] = line(88) | {"custom_id": "line-87"}
+    batch = await create(client, lines, extra_body={"headgate": {"invalid_lines": "skip"}}, metadata={"a": "b"})
+    assert batch.status == "validating"
+    batch = await ended(client, batch.id)
+    assert batch.status == "completed", batch
+    output = await results(client, batch.output_file_id)
+    errors = await results(client, batch.error_file_id)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (100, 90, 10)
+    assert (len(output), len(errors)) == (90, 10)
+    ids = [result["custom_id"] for result in output + errors if result["custom_id"] is not None]
+    assert len(ids) == len(set(ids)) == 98, "two lines have no id of their own"
+    assert [r["error"]["code"] for r in errors] == [
+        "invalid_value", "invalid_json_line", "invalid_value", "invalid_method", "invalid_value", "mismatched_url",
+        "invalid_value", "model_not_found", "invalid_value", "duplicate_custom_id",
+    ]  # fmt: skip
+    assert [r["response"] and r["response"]["status_code"] for r in errors] == [400, None] * 5
+    assert [e.line for e in batch.errors.data] == [9, 29, 49, 69, 89]
+    usage = batch.usage
+    bodies = [result["response"]["body"] for result in output]
+    assert usage.total_tokens == sum(body["usage"]["total_tokens"] for body in bodies)
+    assert all(r["response"]["request_id"] == r["response"]["body"]["headgate"]["request_id"] for r in output)
+    await gateway.settled()
+    rows = await gateway.sql(
+        "SELECT batch_id, line_no, tier, kind, cache_read + cache_write + uncached + output AS tokens, charge"
+        " FROM ledger_entry WHERE kind = 'settle'"
+    )
+    assert sorted(row.line_no for row in rows) == sorted(set(range(1, 101)) - {4, 24, 44, 64, 84, 9, 29, 49, 69, 89})
+    assert {(row.batch_id, row.tier) for row in rows} == {(batch.id, "batch")}
+    assert sum(row.tokens for row in rows) == usage.total_tokens
+    shown = (await client.batches.retrieve(batch.id)).model_extra["headgate"]
+    assert shown["charge_micro_units"] == sum(row.charge for row in rows)
+    assert not await gateway.sql("SELECT 1 FROM idempotent_reply")
+    listed = [b.id async for b in client.batches.list(limit=1)]
+    assert listed == [batch.id]
+    assert batch.metadata == {"a": "b"}
+
+
+async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(gateway, client, jobs, worker):
+    batch = await ended(client, (await create(client, [line(0), b"", line(2), b"{"])).id)
+    assert batch.status == "failed"
+    assert [(e.code, e.line) for e in batch.errors.data] == [
+        ("invalid_json_line", 2), ("invalid_json_line", 4),
+    ]  # fmt: skip
+    assert (batch.request_counts.total, batch.output_file_id, batch.error_file_id) == (0, None, None)
+    empty = await ended(client, (await create(client, [])).id)
+    assert [e.code for e in empty.errors.data] == ["empty_file"]
+    assert not await gateway.sql("SELECT 1 FROM ledger_entry")
+    with pytest.raises(openai.ConflictError):
+        await client.batches.cancel(batch.id)
+
+
+async def test_create_refuses_what_it_cannot_honour(gateway, client):
+    file_id = await upload(client, [line(0)])
+    other_file = await client.files.create(file=("a", io.BytesIO(b"x")), purpose="vision")
+    good = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
+    for change, status in (
+        ({"input_file_id": "file-0"}, 404),
+        ({"input_file_id": other_file.id}, 400),
+        ({"endpoint": "/v1/embeddings"}, 400),
+        ({"completion_window": "1h"}, 400),
+        ({"metadata": {"k": "v" * 513}}, 400),
+        ({"metadata": {str(i): "" for i in range(17)}}, 400),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400),
+        ({"extra_body": {"headgate": {"invalid_lines": "maybe"}}}, 400),
+    ):
+        with pytest.raises(openai.APIStatusError) as refused:
+            await client.batches.create(**{**good, **change})
+        assert refused.value.status_code == status, change
+    _, key = await gateway.new_tenant("narrow", ["batch"])
+    async with gateway.client(key) as narrow:
+        with pytest.raises(openai.PermissionDeniedError):
+            await narrow.batches.create(**good)
+        for call in (narrow.batches.retrieve, narrow.batches.cancel):
+            batch = await client.batches.create(**good)
+            with pytest.raises(openai.NotFoundError):
+                await call(batch.id)
+        assert [b async for b in narrow.batches.list()] == []
+
+
+async def test_a_batch_cancelled_before_it_began_is_cancelled_all_the_same(gateway, client):
+    batch = await create(client, [line(0)])
+    for _ in range(2):
+        batch = await client.batches.cancel(batch.id)
+        assert batch.status == "cancelling"
+
+
+async def test_nobody_but_a_batch_may_use_its_keys(gateway, client):
+    for key in ("batch:batch_0:1", "mine"):
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "x"}], extra_headers={"idempotency-key": key}
+            )  # fmt: skip
+
+
+async def test_a_deleted_input_is_read_to_the_end_and_then_purged(gateway, client, jobs):
+    batch = await create(client, [line(i) for i in range(5)])
+    await client.files.delete(batch.input_file_id)
+    batch = await ended(client, batch.id)
+    assert batch.request_counts.completed == 5
+    deadline = time.monotonic() + 10
+    while len([p for p in gateway.settings.files_dir.iterdir() if p.is_file()]) > 1:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+async def test_a_revoked_key_stops_its_batch(gateway, client, worker):
+    """As a cancel does: nothing of it is left running under a key that is no more."""
+    from accounting import api_keys
+    from gateway.keys import DATABASE
+    from workers.jobs import settings as jobs_settings
+    from workers.jobs.tasks import Look
+    from workers.jobs.tracing import provider
+
+    tenant_id, key = await gateway.new_tenant("leaver")
+    async with gateway.client(key) as leaver:
+        batch_id = (await create(leaver, [line(i) for i in range(3)])).id
+    settings = jobs_settings.JobsSettings(
+        home=gateway.settings.home, url=gateway.url, broker_url="redis://", test_time_scale=0.01
+    )
+    look = Look(settings, lambda: False, provider().get_tracer("test"))
+    assert await look.run() == 1  # validated
+    async with gateway.app[DATABASE].write() as conn:
+        (row,) = (await api_keys.list_keys(conn, tenant_id)).items
+        await api_keys.revoke(conn, tenant_id, row.id, now=int(time.time()))
+    await look.run()
+    await look.run()
+    (found,) = await gateway.sql("SELECT state, num_completed, num_failed FROM batch WHERE id = :id", id=batch_id)
+    assert tuple(found) == ("cancelled", 0, 3)
+    assert not await gateway.sql("SELECT 1 FROM ledger_entry WHERE kind = 'settle'")

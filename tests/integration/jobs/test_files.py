@@ -1,0 +1,246 @@
+"""`/v1/files` over HTTP: objects, limits, owners, and what hostile uploads come to."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+from gateways import RunningGateway, running_gateway
+
+from gateway.routes import files as routes
+from gateway.upload import MAX_PARTS
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, redis_url: str) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tmp_path / "home", redis_url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with gateway.client() as client:
+        yield client
+
+
+def on_disk(gateway: RunningGateway) -> list[Path]:
+    return [path for path in gateway.settings.files_dir.rglob("*") if path.is_file()]
+
+
+async def post(gateway: RunningGateway, body: bytes, content_type: str) -> tuple[int, dict]:
+    async with (
+        gateway.session() as session,
+        session.post("/v1/files", data=body, headers={"content-type": content_type}) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+def form(*parts: tuple[str, bytes], boundary: str = "xx") -> bytes:
+    return b"".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n'.encode() + content + b"\r\n"
+        for head, content in parts
+    ) + f"--{boundary}--\r\n".encode()  # fmt: skip
+
+
+MULTIPART = "multipart/form-data; boundary=xx"
+
+
+async def test_a_file_comes_back_byte_for_byte_until_it_is_deleted(gateway, client):
+    content = bytes(range(256)) * 1000 + b"no newline"
+    made = await client.files.create(file=("a.jsonl", io.BytesIO(content)), purpose="batch")
+    assert made.id.startswith("file-")
+    assert (made.bytes, made.filename, made.purpose, made.status) == (
+        len(content), "a.jsonl", "batch", "processed",
+    )  # fmt: skip
+    assert made.expires_at - made.created_at == 30 * 86_400
+    assert await client.files.retrieve(made.id) == made
+    answer = await client.files.content(made.id)
+    assert answer.content == content
+    assert answer.response.headers["content-type"] == "application/octet-stream"
+    assert [f.id for f in (await client.files.list()).data] == [made.id]
+    deleted = await client.files.delete(made.id)
+    assert (deleted.id, deleted.deleted) == (made.id, True)
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            await call(made.id)
+
+
+async def test_the_bytes_are_not_readable_on_the_disk(gateway, client):
+    secret = b"canary-in-a-file" * 10_000
+    await client.files.create(file=("a", io.BytesIO(secret)), purpose="user_data")
+    (path,) = on_disk(gateway)
+    assert b"canary" not in path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_another_tenants_file_is_as_one_that_never_existed(gateway, client):
+    made = await client.files.create(file=("a", io.BytesIO(b"x")), purpose="batch")
+    _, key = await gateway.new_tenant("other")
+    answers = []
+    async with gateway.session(key) as session:
+        for file_id in (made.id, "file-" + "0" * 32):
+            for method, tail in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+                async with session.request(method, f"/v1/files/{file_id}{tail}") as answer:
+                    answers.append((answer.status, await answer.read()))
+        async with session.get("/v1/files") as answer:
+            assert (await answer.json())["data"] == []
+        async with session.get("/v1/files", params={"after": made.id}) as answer:
+            assert answer.status == 400
+    assert len(set(answers)) == 1
+    assert answers[0][0] == 404
+    assert (await client.files.retrieve(made.id)).id == made.id
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed"),
+    [(["files:read"], {"GET"}), (["files:write"], {"POST", "DELETE"}), (["chat"], set())],
+)
+async def test_each_method_needs_its_scope(gateway, scopes, allowed):
+    _, key = await gateway.new_tenant("narrow", scopes)
+    async with gateway.session(key) as session:
+        for method, path in (
+            ("GET", "/v1/files"),
+            ("DELETE", "/v1/files/file-0"),
+            ("POST", "/v1/files"),
+        ):
+            async with session.request(method, path) as answer:
+                assert (answer.status != 403) == (method in allowed), (method, answer.status)
+
+
+HOSTILE_NAMES = (
+    "../../etc/passwd", "/etc/shadow", "a\\..\\b", "nul\0.txt", "CON", "．．／x", "x" * 5000, ".", "\u202egnp",
+)  # fmt: skip
+BROKEN = (
+    (b"--xx--\r\n", MULTIPART, 400),
+    (b"", MULTIPART, 400),
+    (b"garbage without any boundary", MULTIPART, 400),
+    (form(('name="purpose"', b"batch")), MULTIPART, 400),
+    (form(('name="file"; filename="a"', b"x")), MULTIPART, 400),
+    (form(('name="file"; filename="a"', b"x")), "multipart/form-data", 400),
+    (form(('name="file"; filename="a"', b"x")), "multipart/form-data; boundary=" + "y" * 200, 400),
+    (form(('name="file"; filename="a"', b"x"))[:-10], MULTIPART, 400),
+    (b"{}", "application/json", 415),
+    (form(*[(f'name="f{i}"', b"x") for i in range(MAX_PARTS + 1)]), MULTIPART, 400),
+    (form(('name="purpose"', b"p" * 5000)), MULTIPART, 413),
+    (form(('name="purpose"', b"batch"), ('name="purpose"', b"vision")), MULTIPART, 400),
+    (form(('name="purpose"', b"\xff\xfe")), MULTIPART, 400),
+    (form(('name="file"; filename="a"', b"x"), ('name="file"; filename="b"', b"y")), MULTIPART, 400),
+    (form(('name="file"; filename="a"\r\nContent-Encoding: gzip', b"x")), MULTIPART, 400),
+    (form(('name="file"; filename="a"\r\nContent-Type: multipart/mixed; boundary=zz', b"x")), MULTIPART, 400),
+    (form(('name="a"\r\n' + "X: y\r\n" * 300, b"x")), MULTIPART, 400),
+    (form(('name="a"\r\nX: ' + "y" * 20_000, b"x")), MULTIPART, 400),
+    (form(("nothing", b"x")), MULTIPART, 400),
+    (form(('name="purpose"', b"batch_output"), ('name="file"; filename="a"', b"x")), MULTIPART, 400),
+)  # fmt: skip
+
+
+async def test_attack_E05_a_hostile_name_is_metadata_only(gateway, client):
+    for number, name in enumerate(HOSTILE_NAMES, 1):
+        made = await client.files.create(file=(name, io.BytesIO(b"hello")), purpose="batch")
+        assert "\0" not in made.filename
+        assert len(made.filename) <= 512
+        assert len(on_disk(gateway)) == number
+        assert all(
+            path.parent == gateway.settings.files_dir and len(path.name) == 32
+            for path in on_disk(gateway)
+        )
+        assert (await client.files.content(made.id)).content == b"hello"
+
+
+@pytest.mark.filterwarnings("ignore::aiohttp.multipart.BadContentDispositionHeader")
+async def test_attack_E06_a_broken_upload_is_refused_and_leaves_nothing(gateway):
+    for body, content_type, status in BROKEN:
+        answer = await post(gateway, body, content_type)
+        assert answer[0] == status, (body[:200], answer)
+        assert answer[1]["error"]["message"]
+        assert on_disk(gateway) == [], body[:200]
+
+
+async def test_attack_E06_size_is_bounded_by_purpose_wherever_the_purpose_stands(
+    gateway, client, monkeypatch
+):
+    monkeypatch.setitem(routes.MAX_BYTES, "batch", 1000)
+    file, purpose = ('name="file"; filename="a"', b"x" * 1001), ('name="purpose"', b"batch")
+    for parts in ((file, purpose), (purpose, file)):
+        assert (await post(gateway, form(*parts), MULTIPART))[0] == 413
+    assert on_disk(gateway) == []
+    await client.files.create(file=("a", io.BytesIO(b"x" * 1000)), purpose="batch")
+    await client.files.create(file=("a", io.BytesIO(b"x" * 1001)), purpose="user_data")
+
+
+async def test_attack_E06_an_endless_upload_ends_at_the_limit(gateway, monkeypatch):
+    for purpose in routes.MAX_BYTES:
+        monkeypatch.setitem(routes.MAX_BYTES, purpose, 2 * 1024 * 1024)
+
+    async def endless():
+        yield b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        while True:
+            yield b"\0" * 65536
+
+    async with gateway.session() as session:
+        try:
+            async with session.post(
+                "/v1/files", data=endless(), headers={"content-type": MULTIPART}
+            ) as answer:
+                assert answer.status == 413
+        except aiohttp.ClientConnectionError:
+            pass  # refused while it was still sending
+    assert on_disk(gateway) == []
+
+
+async def test_attack_E06_the_disk_quota_of_a_tenant_holds(gateway, client, monkeypatch):
+    monkeypatch.setattr(routes, "TENANT_BYTES", 1500)
+    await client.files.create(file=("a", io.BytesIO(b"x" * 1000)), purpose="batch")
+    with pytest.raises(openai.APIStatusError) as refused:
+        await client.files.create(file=("a", io.BytesIO(b"x" * 1000)), purpose="batch")
+    assert refused.value.status_code == 413
+    assert len(on_disk(gateway)) == 1
+
+
+async def test_a_client_that_trickles_or_leaves_takes_no_disk(tmp_path, redis_url):
+    async with running_gateway(tmp_path / "home", redis_url, body_s=0.3) as gateway:
+        reader, writer = await gateway.socket()
+        head = (
+            f"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {gateway.keys.api_key}\r\n"
+            f"Content-Type: {MULTIPART}\r\nContent-Length: 10000\r\n\r\n"
+            '--xx\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nabc'
+        )
+        writer.write(head.encode())
+        await writer.drain()
+        assert b" 408 " in await reader.readline()
+        writer.close()
+        assert on_disk(gateway) == []
+
+
+@pytest.mark.parametrize(
+    ("expiry", "ok"),
+    [
+        ({"anchor": "created_at", "seconds": 3600}, True),
+        ({"anchor": "created_at", "seconds": 3599}, False),
+        ({"anchor": "created_at", "seconds": 2_592_001}, False),
+        ({"anchor": "last_used_at", "seconds": 3600}, False),
+    ],
+)
+async def test_expiry_is_within_an_hour_and_thirty_days(client, expiry, ok):
+    call = client.files.create(file=("a", io.BytesIO(b"x")), purpose="batch", expires_after=expiry)
+    if ok:
+        made = await call
+        assert made.expires_at - made.created_at == 3600
+    else:
+        with pytest.raises(openai.BadRequestError):
+            await call
+
+
+async def test_lists_go_on_behind_the_last_object_seen(client):
+    ids = [
+        (await client.files.create(file=(f"{i}", io.BytesIO(b"x")), purpose=purpose)).id
+        for i, purpose in enumerate(["batch", "vision", "batch"])
+    ]
+    seen = [file.id async for file in client.files.list(limit=1)]
+    assert sorted(seen) == sorted(ids)
+    assert [f.id async for f in client.files.list(limit=2, order="asc")] == seen[::-1]
+    assert {f.id async for f in client.files.list(purpose="batch")} == {ids[0], ids[2]}
