@@ -34,7 +34,9 @@ def broker_url(redis_socket: Path) -> str:
 
 
 @pytest.fixture
-async def gateway(worker, tmp_path: Path, redis_url: str, broker_url: str) -> AsyncIterator[RunningGateway]:
+async def gateway(
+    worker, tmp_path: Path, redis_url: str, broker_url: str
+) -> AsyncIterator[RunningGateway]:
     async with running_gateway(tmp_path / "home", redis_url, broker_url=broker_url) as gateway:
         await gateway.workers(1)
         yield gateway
@@ -56,14 +58,20 @@ def jobs(gateway: RunningGateway, broker_url: str) -> Iterator[subprocess.Popen]
         "HEADGATE_TEST_TIME_SCALE": "0.05",
     }
     with (gateway.settings.home / "jobs.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log
+        )
     yield process
     process.send_signal(signal.SIGTERM)
     process.wait(40)
 
 
 def line(number: int, **body) -> dict:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": f"say {number}"}], "max_tokens": 4} | body
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": f"say {number}"}],
+        "max_tokens": 4,
+    } | body
     return {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body}
 
 
@@ -103,7 +111,9 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     lines[48] = line(48) | {"url": "/v1/embeddings"}
     lines[68] = line(68, model="another")
     lines[88] = line(88) | {"custom_id": "line-87"}
-    batch = await create(client, lines, extra_body={"headgate": {"invalid_lines": "skip"}}, metadata={"a": "b"})
+    batch = await create(
+        client, lines, extra_body={"headgate": {"invalid_lines": "skip"}}, metadata={"a": "b"}
+    )
     assert batch.status == "validating"
     batch = await ended(client, batch.id)
     assert batch.status == "completed", batch
@@ -123,13 +133,18 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     usage = batch.usage
     bodies = [result["response"]["body"] for result in output]
     assert usage.total_tokens == sum(body["usage"]["total_tokens"] for body in bodies)
-    assert all(r["response"]["request_id"] == r["response"]["body"]["headgate"]["request_id"] for r in output)
+    assert all(
+        r["response"]["request_id"] == r["response"]["body"]["headgate"]["request_id"]
+        for r in output
+    )
     await gateway.settled()
     rows = await gateway.sql(
         "SELECT batch_id, line_no, tier, kind, cache_read + cache_write + uncached + output AS tokens, charge"
         " FROM ledger_entry WHERE kind = 'settle'"
     )
-    assert sorted(row.line_no for row in rows) == sorted(set(range(1, 101)) - {4, 24, 44, 64, 84, 9, 29, 49, 69, 89})
+    assert sorted(row.line_no for row in rows) == sorted(
+        set(range(1, 101)) - {4, 24, 44, 64, 84, 9, 29, 49, 69, 89}
+    )
     assert {(row.batch_id, row.tier) for row in rows} == {(batch.id, "batch")}
     assert sum(row.tokens for row in rows) == usage.total_tokens
     shown = (await client.batches.retrieve(batch.id)).model_extra["headgate"]
@@ -140,13 +155,19 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     assert batch.metadata == {"a": "b"}
 
 
-async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(gateway, client, jobs, worker):
+async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(
+    gateway, client, jobs, worker
+):
     batch = await ended(client, (await create(client, [line(0), b"", line(2), b"{"])).id)
     assert batch.status == "failed"
     assert [(e.code, e.line) for e in batch.errors.data] == [
         ("invalid_json_line", 2), ("invalid_json_line", 4),
     ]  # fmt: skip
-    assert (batch.request_counts.total, batch.output_file_id, batch.error_file_id) == (0, None, None)
+    assert (batch.request_counts.total, batch.output_file_id, batch.error_file_id) == (
+        0,
+        None,
+        None,
+    )
     empty = await ended(client, (await create(client, [])).id)
     assert [e.code for e in empty.errors.data] == ["empty_file"]
     assert not await gateway.sql("SELECT 1 FROM ledger_entry")
@@ -229,6 +250,8 @@ async def test_a_revoked_key_stops_its_batch(gateway, client, worker):
         await api_keys.revoke(conn, tenant_id, row.id, now=int(time.time()))
     await look.run()
     await look.run()
-    (found,) = await gateway.sql("SELECT state, num_completed, num_failed FROM batch WHERE id = :id", id=batch_id)
+    (found,) = await gateway.sql(
+        "SELECT state, num_completed, num_failed FROM batch WHERE id = :id", id=batch_id
+    )
     assert tuple(found) == ("cancelled", 0, 3)
     assert not await gateway.sql("SELECT 1 FROM ledger_entry WHERE kind = 'settle'")
