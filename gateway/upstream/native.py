@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from gateway.lifecycle import uninterrupted
 from gateway.upstream.base import Event, Lost, Mailbox
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
@@ -41,7 +43,7 @@ SUSPECT_STEP_AGE_MS = 3_000
 STUCK_STEP_AGE_MS = 15_000
 """Such an engine is given up; its supervisor kills it at the same age."""
 
-KeepRecords = Callable[[EngineRecords], Awaitable[EngineAck]]
+KeepRecords = Callable[[EngineRecords], Coroutine[Any, Any, EngineAck]]
 """Commits a worker's records to SQL, however long that takes."""
 
 
@@ -247,7 +249,7 @@ class WorkerLink:
 
     async def _ship_records(self) -> None:
         while True:
-            self.send(await self._keep_records(await self._records.get()))
+            self.send(await uninterrupted(self._keep_records(await self._records.get())))
 
 
 def new_process_id() -> str:
