@@ -130,13 +130,8 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        suspect = self._step_age_ms > SUSPECT_STEP_AGE_MS
+        suspect = self.status.last_step_age_ms > SUSPECT_STEP_AGE_MS
         return self.is_up and not self.status.draining and not suspect
-
-    @property
-    def _step_age_ms(self) -> int:
-        """0 for an idle engine: it has no step to be late with."""
-        return self.status.last_step_age_ms if self.status.running else 0
 
     @property
     def num_calls(self) -> int:
@@ -214,7 +209,10 @@ class WorkerLink:
             case WorkerStatus():
                 self.status = message
                 self.num_unreported = 0
-                if self._step_age_ms > STUCK_STEP_AGE_MS and self._connection is not None:
+                if (
+                    self.status.last_step_age_ms > STUCK_STEP_AGE_MS
+                    and self._connection is not None
+                ):
                     logger.warning("worker_stuck", extra={"worker": self.registration.worker})
                     self._connection.abort()
             case Hello():
