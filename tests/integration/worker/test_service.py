@@ -389,7 +389,7 @@ async def test_a_scripted_worker_hangs_with_or_without_heartbeats(tmp_path, kind
 async def test_a_hang_shows_in_the_age_of_the_last_round_and_idleness_does_not(tmp_path):
     fault = Fault("hang", after_tokens=3)
     async with (
-        ScriptedWorker(tmp_path / "w.sock", fault=fault) as worker,
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100, fault=fault) as worker,
         await GatewayLink.dial(worker.address) as link,
     ):
         await asyncio.sleep(1.2)
