@@ -32,7 +32,7 @@ class Waiting(msgspec.Struct, frozen=True):
     tenant_id: str
     weight_percent: int
     deficit_tokens: int
-    last_turn_ms: int
+    last_visit: int
     num_claimed: int
     predicted_tokens: int
     """Of the chunk that would be next."""
@@ -105,7 +105,7 @@ async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
             heads.c.tenant_id,
             Tenant.weight_percent,
             func.coalesce(TenantTurn.deficit_tokens, 0),
-            func.coalesce(TenantTurn.last_turn_ms, 0),
+            func.coalesce(TenantTurn.last_visit, 0),
             func.coalesce(claimed.c.num, 0),
             heads.c.predicted_tokens,
         )
@@ -125,7 +125,7 @@ async def num_claimable(conn: AsyncConnection, now: int) -> int:
 
 
 async def save_turns(
-    conn: AsyncConnection, deficits: Mapping[str, int], served: str, now: int
+    conn: AsyncConnection, deficits: Mapping[str, int], visits: Mapping[str, int]
 ) -> None:
     """The round robin's memory; whoever waits no more loses what it had saved up."""
     await conn.execute(
@@ -134,9 +134,7 @@ async def save_turns(
         .values(deficit_tokens=0)
     )
     for tenant_id, deficit in sorted(deficits.items()):
-        values: dict[str, Any] = {"deficit_tokens": deficit}
-        if tenant_id == served:
-            values["last_turn_ms"] = now
+        values = {"deficit_tokens": deficit, "last_visit": visits[tenant_id]}
         statement = upsert(conn, TenantTurn.__table__).values(tenant_id=tenant_id, **values)
         await conn.execute(
             statement.on_conflict_do_update(index_elements=["tenant_id"], set_=values)

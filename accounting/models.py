@@ -551,4 +551,5 @@ class TenantTurn(Base):
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
     deficit_tokens: Mapped[int] = mapped_column(server_default="0")
-    last_turn_ms: Mapped[int] = mapped_column(server_default="0")
+    last_visit: Mapped[int] = mapped_column(server_default="0")
+    """Counts visits of all tenants: the smallest is next."""

@@ -401,7 +401,7 @@ def upgrade() -> None:
         "tenant_turn",
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("deficit_tokens", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("last_turn_ms", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("last_visit", sa.BigInteger(), server_default="0", nullable=False),
         sa.ForeignKeyConstraint(
             ["tenant_id"], ["tenant.id"], name=op.f("fk_tenant_turn_tenant_id_tenant")
         ),

@@ -21,27 +21,33 @@ class Turn(msgspec.Struct, frozen=True):
     tenant_id: str
     deficits: dict[str, int]
     """Of every tenant that waits, after this turn."""
+    visits: dict[str, int]
+    """Their order: the smallest is visited next."""
 
 
 def choose(waiting: Sequence[Waiting], max_claimed: int) -> Turn | None:
     """None: nobody may have another chunk now."""
     ready = sorted(
         (w for w in waiting if w.num_claimed < max_claimed),
-        key=lambda w: (w.last_turn_ms, w.tenant_id),
+        key=lambda w: (w.last_visit, w.tenant_id),
     )
     if not ready:
         return None
     rounds = [_rounds_needed(tenant) for tenant in ready]
     least = min(rounds)
     first = rounds.index(least)
-    # Visited in order: up to the chosen one every tenant had `least` grants, those behind it one less.
     deficits = {w.tenant_id: w.deficit_tokens for w in waiting}
-    for place, tenant in enumerate(ready):
-        visits = least if place <= first else max(0, least - 1)
-        deficits[tenant.tenant_id] += visits * _grant(tenant)
+    visits = {w.tenant_id: w.last_visit for w in waiting}
+    if least:  # else somebody has not used up its last grant, and nobody is visited
+        last = max(visits.values())
+        for place, tenant in enumerate(ready):
+            # In order: up to the chosen one all were visited `least` times, those behind it once less.
+            deficits[tenant.tenant_id] += (least if place <= first else least - 1) * _grant(tenant)
+            if place <= first:
+                visits[tenant.tenant_id] = last + 1 + place
     chosen = ready[first]
     deficits[chosen.tenant_id] -= chosen.predicted_tokens
-    return Turn(chosen.tenant_id, deficits)
+    return Turn(chosen.tenant_id, deficits, visits)
 
 
 def cost(cached: int, computed: int) -> int:

@@ -92,10 +92,7 @@ def judge(status: int, headers: Any, content: bytes) -> Outcome:
     """Total: every answer means something."""
     request_id = headers.get("x-request-id")
     if 200 <= status < 300:
-        usage = read_usage(content)
-        if usage is None:
-            return Failed("invalid_answer", "The gateway's answer is no JSON object.")
-        return Answered(status, request_id, _json_or_null(content), usage)
+        return _good(status, request_id, content)
     code, message = _error_of(content, status)
     refused = Answered(status, request_id, _json_or_null(content), code=code, message=message)
     if status == 401:
@@ -126,8 +123,13 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Extension(msgspec.Struct):
+    request_id: str | None = None
+
+
 class _Reply(msgspec.Struct):
     usage: _Usage | None = None
+    headgate: _Extension | None = None
 
 
 class _Error(msgspec.Struct):
@@ -140,17 +142,19 @@ class _Refusal(msgspec.Struct):
     error: _Error
 
 
-def read_usage(content: bytes) -> Usage | None:
-    """None: not an answer of ours."""
+def _good(status: int, request_id: str | None, content: bytes) -> Outcome:
     try:
-        usage = msgspec.json.decode(content, type=_Reply).usage or _Usage()
+        reply = msgspec.json.decode(content, type=_Reply)
     except msgspec.MsgspecError:
-        return None
-    details = usage.prompt_tokens_details or _Details()
-    cached = details.cached_tokens or 0
-    return Usage(
-        cache_read=cached, uncached=usage.prompt_tokens - cached, output=usage.completion_tokens
-    )
+        return Failed("invalid_answer", "The gateway's answer is no JSON object of ours.")
+    usage = reply.usage or _Usage()
+    cached = (usage.prompt_tokens_details or _Details()).cached_tokens or 0
+    # A replayed answer names the request that ran; the header names the one that asked for it.
+    ran = reply.headgate and reply.headgate.request_id
+    return Answered(
+        status, ran or request_id, _json_or_null(content),
+        Usage(cache_read=cached, uncached=usage.prompt_tokens - cached, output=usage.completion_tokens),
+    )  # fmt: skip
 
 
 def _error_of(content: bytes, status: int) -> tuple[str, str]:

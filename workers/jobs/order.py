@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 BYTES_PER_TOKEN = 4
-SORTED_BYTES = 1024
-"""Order by bytes up to here; beyond, equal prefixes only have to be neighbours, so hashes do and memory stays small."""
-HASHED_BYTES = (4 * 1024, 16 * 1024, 64 * 1024)
+BLOCK_BYTES, MAX_BLOCKS = 512, 128
+"""Beyond its first two blocks a prefix is sorted by hashes of what it begins with, one per block: equal beginnings stay
+neighbours, which is all that matters, and a sort key stays below 3 KiB however long the line is."""
 CHUNK_TOKENS = 256 * 1024
 """A bound on a chunk's predicted prompt tokens, so that few long lines make a chunk as well."""
 
@@ -43,11 +43,16 @@ def prefix_bytes(body: Mapping[str, Any]) -> bytes:
 
 
 def sort_key(prefix: bytes) -> bytes:
-    key = prefix[:SORTED_BYTES]
-    if len(prefix) > SORTED_BYTES:
-        cuts = [n for n in HASHED_BYTES if n < len(prefix)] + [len(prefix)]
-        key += b"".join(blake2b(prefix[:n], digest_size=8).digest() for n in cuts)
-    return key
+    num_blocks = min(len(prefix) // BLOCK_BYTES, MAX_BLOCKS)
+    if num_blocks <= 2:
+        return prefix[: 3 * BLOCK_BYTES]
+    plain, hashed = 2 * BLOCK_BYTES, blake2b(prefix[: 2 * BLOCK_BYTES], digest_size=8)
+    key = bytearray(prefix[:plain])
+    for start in range(plain, num_blocks * BLOCK_BYTES, BLOCK_BYTES):
+        hashed.update(prefix[start : start + BLOCK_BYTES])
+        key += hashed.digest()
+    tail = num_blocks * BLOCK_BYTES
+    return bytes(key) + prefix[tail : tail + BLOCK_BYTES]
 
 
 def predicted_tokens(prefix: bytes) -> int:

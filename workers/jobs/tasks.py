@@ -80,7 +80,7 @@ class Look:
             owner = f"{self._settings.owner_prefix}{os.getpid()}:{uuid.uuid4().hex}"
             held = await claims.claim(conn, turn.tenant_id, owner, now, claim_ms)
             if held is not None:
-                await claims.save_turns(conn, turn.deficits, turn.tenant_id, now)
+                await claims.save_turns(conn, turn.deficits, turn.visits)
             return held
 
     async def _do(self, database: Database, held: BatchClaim | ChunkClaim) -> None:

@@ -1,0 +1,60 @@
+"""What a jobs process is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.jobs import settings
+from workers.jobs.app import create_celery
+
+GOOD = {
+    "HEADGATE_HOME": "/nowhere", "HEADGATE_URL": "http://127.0.0.1:8080/", "HEADGATE_BROKER_URL": "redis://x/1",
+    "HEADGATE_SLOT": "3",
+}  # fmt: skip
+
+
+def test_names_of_other_processes_are_left_to_them():
+    loaded = settings.load(GOOD)
+    assert loaded.url == "http://127.0.0.1:8080"
+    assert loaded.sql_url == "sqlite+aiosqlite:////nowhere/headgate.db"
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"HEADGATE_URL": ""}, "HEADGATE_URL"),
+        ({"HEADGATE_URL": "unix:/x"}, "HEADGATE_URL"),
+        ({"HEADGATE_JOBS_CONCURRENCY": "none"}, "HEADGATE_JOBS_CONCURRENCY"),
+        ({"HEADGATE_TEST_TIME_SCALE": "2"}, "HEADGATE_TEST_TIME_SCALE"),
+    ],
+)
+def test_a_bad_value_is_one_sentence_with_the_variables_name(change, name):
+    with pytest.raises(settings.SettingsError, match=name):
+        settings.load(GOOD | change)
+
+
+def test_a_missing_variable_is_named():
+    with pytest.raises(settings.SettingsError, match="HEADGATE_BROKER_URL is not set"):
+        settings.load({k: v for k, v in GOOD.items() if "BROKER" not in k})
+
+
+def test_unreadable_and_short_keys_are_named(tmp_path):
+    loaded = settings.load(GOOD | {"HEADGATE_HOME": str(tmp_path)})
+    with pytest.raises(settings.SettingsError, match="Cannot read"):
+        loaded.secret("pepper")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets/pepper").write_bytes(b"short")
+    with pytest.raises(settings.SettingsError, match="too short"):
+        loaded.secret("pepper")
+
+
+def test_celery_takes_json_only_keeps_no_results_and_its_times_are_in_order():
+    with create_celery(settings.load(GOOD)) as app:
+        conf = app.conf
+        assert conf.accept_content == ["json"]
+        assert conf.task_ignore_result
+        assert conf.result_backend is None
+        times = (conf.task_soft_time_limit, conf.task_time_limit, conf.visibility_timeout)
+        assert 120 < times[0] < times[1] < times[2]
+        assert conf.broker_transport_options["visibility_timeout"] == conf.visibility_timeout
+        assert not conf.worker_enable_remote_control
