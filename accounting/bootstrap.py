@@ -31,7 +31,7 @@ class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant_id: str
     api_key: str
     fresh: bool = False
-    """Made by this start: to be shown, once. Never stored as true."""
+    """Not shown yet: true from the start that made them until one got so far as to print them."""
 
 
 async def bootstrap(
@@ -45,7 +45,7 @@ async def bootstrap(
         async with database.write() as conn:
             await prices.bootstrap(conn, model, rates, now_ms)
             if stored is not None and await _known(conn, stored):
-                return msgspec.structs.replace(stored, fresh=False)
+                return stored
             return await _make(conn, pepper, now_ms // 1000)
     finally:
         await database.close()

@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
+
+UNINTERRUPTED_S = 5.0
+
+T = TypeVar("T")
 
 
 class Lifecycle:
@@ -61,6 +65,25 @@ class Lifecycle:
         if self.draining.is_set():
             return "draining"
         return next((fault for check in self.faults if (fault := check())), None)
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Awaits `work`; a cancellation meanwhile is raised after it has ended. For SQL: what a driver leaves behind
+    when it is cut off in a transaction may block the next one."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=UNINTERRUPTED_S)
+        task.cancel()
+        raise
+
+
+def heed_cancellation() -> None:
+    """Raises what redis-py has taken for a failed connection: the caller is to end."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class Detached:

@@ -25,6 +25,7 @@ from accounting.types import Principal
 from gateway import keys, models
 from gateway.auth import AUTH, Authenticator, LookupFailed
 from gateway.doorbell import Doorbell
+from gateway.lifecycle import heed_cancellation, uninterrupted
 from gateway.metering import metering
 from gateway.redis_keys import REVOKED_CHANNEL
 from gateway.router import Router
@@ -44,7 +45,7 @@ EPOCH_EVERY_S = 2.0
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
 TRACE_TICK_S = 5.0
-CANCEL_AGAIN_S = 0.1
+CANCEL_AGAIN_S = 1.0
 
 
 async def telemetry(app: web.Application) -> AsyncIterator[None]:
@@ -85,7 +86,7 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         app[keys.DATABASE] = database = Database(url)
     except AccountingError as error:
         raise SettingsError(str(error)) from None
-    except (SQLAlchemyError, OSError, ValueError) as error:
+    except (SQLAlchemyError, OSError, ValueError, ImportError) as error:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
     yield
     await database.close()
@@ -121,10 +122,13 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     """Keys → principals; revocations are pulled from SQL and announced by Redis."""
     database, pepper = app[keys.DATABASE], app[keys.PEPPER]
 
+    async def resolve(key: str) -> Principal | None:
+        async with database.read() as conn:
+            return await principals.resolve(conn, pepper, key, int(time.time()))
+
     async def lookup(key: str) -> Principal | None:
         try:
-            async with database.read() as conn:
-                return await principals.resolve(conn, pepper, key, int(time.time()))
+            return await uninterrupted(resolve(key))
         except (SQLAlchemyError, OSError) as error:
             raise LookupFailed from error
 
@@ -215,10 +219,13 @@ async def _tick(traces: Tracing) -> None:
 
 
 async def _pull_epoch(database: Database, auth: Authenticator) -> None:
+    async def pull() -> int:
+        async with database.read() as conn:
+            return await principals.auth_epoch(conn)
+
     while True:
         try:
-            async with asyncio.timeout(EPOCH_EVERY_S), database.read() as conn:
-                auth.saw_epoch(await principals.auth_epoch(conn))
+            auth.saw_epoch(await uninterrupted(pull()))
         except (SQLAlchemyError, OSError, TimeoutError):
             pass  # the authenticator knows for how long it may believe what it remembers
         await asyncio.sleep(EPOCH_EVERY_S)
@@ -234,6 +241,7 @@ async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) ->
                     if await channel.get_message(ignore_subscribe_messages=True, timeout=REDIS_S):
                         auth.forget()
         except (RedisError, OSError, TimeoutError):
+            heed_cancellation()
             await asyncio.sleep(REDIS_S)
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
+import shutil
 import socket
+import sqlite3
+import tempfile
 import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
@@ -139,14 +144,32 @@ async def running_gateway(
 
 
 async def prepare_home(home: Path, url: str) -> Credentials:
-    """Secrets, schema, a tenant with a key, an admin key and prices."""
+    """Secrets, schema, a tenant with a key, an admin key and prices. For SQLite a copy of one that was made before."""
     secrets = home / "secrets"
-    if not secrets.exists():
-        secrets.mkdir(parents=True)
-        (secrets / "pepper").write_bytes(PEPPER)
-        (secrets / "master.key").write_bytes(b"m" * 32)
-    await asyncio.to_thread(migrate.upgrade, url)
-    return await bootstrap(url, PEPPER, MODEL, EXAMPLE_RATES, None)
+    secrets.mkdir(parents=True, exist_ok=True)
+    (secrets / "pepper").write_bytes(PEPPER)
+    (secrets / "master.key").write_bytes(b"m" * 32)
+    database = Path(url.removeprefix("sqlite+aiosqlite:///"))
+    if not url.startswith("sqlite") or database.exists():
+        await asyncio.to_thread(migrate.upgrade, url)
+        return await bootstrap(url, PEPPER, MODEL, EXAMPLE_RATES, None)
+    template, keys = await asyncio.to_thread(_template)
+    shutil.copy(template, database)
+    return keys
+
+
+@functools.cache
+def _template() -> tuple[Path, Credentials]:
+    """Migrated once per test run."""
+    directory = Path(tempfile.mkdtemp(prefix="headgate-test-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    url = f"sqlite+aiosqlite:///{directory / 'headgate.db'}"
+    migrate.upgrade(url)
+    keys = asyncio.run(bootstrap(url, PEPPER, MODEL, EXAMPLE_RATES, None))
+    with sqlite3.connect(directory / "headgate.db") as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    return directory / "headgate.db", keys
 
 
 async def until(condition: Any, limit_s: float = 5.0) -> None:

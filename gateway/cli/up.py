@@ -24,13 +24,14 @@ import redis.asyncio
 from accounting import migrate
 from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
 from gateway.cli import embedded
+from gateway.cli.addresses import free_addresses, listen
+from gateway.cli.banner import banner
 from gateway.cli.home import Home, HomeError, write_private
 from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
 from gateway.cli.supervisor import Spec, Supervisor
 
 READY_LIMIT_S = 600.0
 POLL_S = 0.1
-LISTEN_BACKLOG = 1024
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9400
 """Workers count on from here (operations.md section 3.1)."""
@@ -118,8 +119,7 @@ class Up:
             await self.supervisor.start(self._worker(slot))
         for slot in range(self.options.num_gateways):
             await self.supervisor.start(self._gateway(slot))
-        if os.environ.get("HEADGATE_UP_NO_JOBS") != "1":
-            await self.supervisor.start(self._jobs())
+        await self.supervisor.start(self._jobs())
         await self._wait_until_serving()
         self.supervisor.ready = True
         await self._write_ready()
@@ -180,8 +180,10 @@ class Up:
             EXAMPLE_RATES if self.model.id == DEMO_MODEL_ID else FREE,
             self._stored_credentials(),
         )
-        stored = msgspec.structs.replace(self.credentials, fresh=False)
-        write_private(self.home.credentials, msgspec.json.encode(stored))
+        self._store(self.credentials)
+
+    def _store(self, credentials: Credentials) -> None:
+        write_private(self.home.credentials, msgspec.json.encode(credentials))
 
     def _stored_credentials(self) -> Credentials | None:
         try:
@@ -323,77 +325,8 @@ class Up:
     def _banner(self) -> None:
         assert self.model is not None and self.credentials is not None
         print(banner(self.base_url, self.model.id, self.credentials, self.home.root), flush=True)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """The base URL's socket, bound once and handed to every gateway. Raises `HomeError`."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.listen(LISTEN_BACKLOG)
-    except OSError as error:
-        raise HomeError(
-            f"The address {host}:{port} cannot be used ({error.strerror or error}): choose another with --host and --port."
-        ) from None
-    sock.setblocking(False)
-    return sock
-
-
-def free_addresses(host: str, first_port: int, count: int) -> list[str]:
-    """`count` addresses that nobody listens on now, from `first_port` on; another `up` may have taken the first."""
-    found: list[str] = []
-    for port in range(first_port, first_port + 1000):
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((host, port))
-            except OSError:
-                continue
-        found.append(f"{host}:{port}")
-        if len(found) == count:
-            return found
-    raise HomeError(f"No free port for the workers' metrics from {first_port} on.")
-
-
-def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> str:
-    """What is printed once everything serves; the keys only on the first start."""
-    fresh = credentials.fresh
-    key = credentials.api_key if fresh else "$HEADGATE_API_KEY"
-    lines = [
-        "",
-        "Headgate is ready.",
-        f"  base URL    {base_url}/v1",
-        f"  model       {model}",
-        f"  state       {home}",
-    ]
-    if fresh:
-        lines += [
-            f"  API key     {credentials.api_key}    (tenant `default`; shown this once)",
-            f"  admin key   {credentials.admin_key}    (operator; runs no inference; shown this once)",
-        ]
-    else:
-        lines += [
-            "  API key     the one shown at the first start (also in credentials.json of the state directory)"
-        ]
-    lines += [
-        "",
-        f"  curl -N {base_url}/v1/chat/completions \\",
-        f"    -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' \\".replace(
-            "'Authorization: Bearer $HEADGATE_API_KEY'", '"Authorization: Bearer $HEADGATE_API_KEY"'
-        ),
-        f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What does json.dumps do?"}}], "max_tokens": 64, "stream": true}}\'',
-        "",
-        "  from openai import OpenAI",
-        f'  client = OpenAI(base_url="{base_url}/v1", api_key="{credentials.api_key if fresh else "..."}")',
-        f'  reply = client.chat.completions.create(model="{model}", max_tokens=64,',
-        '      messages=[{"role": "user", "content": "What does json.dumps do?"}])',
-        "  print(reply.choices[0].message.content, reply.usage)",
-        "",
-        "Ctrl-C drains and stops; nothing is lost.",
-    ]
-    return "\n".join(lines)
+        if self.credentials.fresh:
+            self._store(msgspec.structs.replace(self.credentials, fresh=False))
 
 
 async def run(options: Options) -> None:

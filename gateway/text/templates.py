@@ -128,14 +128,9 @@ class ChatTemplate:
                 if clock() > deadline or num_chars > MAX_RENDERED_CHARS:
                     raise TemplateRefused("The messages take too long to render.")
         except (
-            jinja2.TemplateError,
-            TypeError,
-            ValueError,
-            KeyError,
-            AttributeError,
+            jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
             RecursionError,
-            OverflowError,
-        ):
+        ):  # fmt: skip
             raise TemplateRefused(
                 "The model's chat template does not accept these messages."
             ) from None

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from gateway.lifecycle import heed_cancellation
 from gateway.upstream.native import KeepRecords, LinkDown, WorkerLink, new_process_id
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -46,6 +47,7 @@ class Fleet:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 found = await self._look()
+                heed_cancellation()
                 if found is not None:
                     self._known = {registration.worker: registration for registration in found}
                 for registration in self._known.values():

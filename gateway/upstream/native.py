@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from gateway.lifecycle import uninterrupted
 from gateway.upstream.base import Event, Lost, Mailbox
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
@@ -41,7 +43,7 @@ SUSPECT_STEP_AGE_MS = 3_000
 STUCK_STEP_AGE_MS = 15_000
 """Such an engine is given up; its supervisor kills it at the same age."""
 
-KeepRecords = Callable[[EngineRecords], Awaitable[EngineAck]]
+KeepRecords = Callable[[EngineRecords], Coroutine[Any, Any, EngineAck]]
 """Commits a worker's records to SQL, however long that takes."""
 
 
@@ -128,13 +130,8 @@ class WorkerLink:
 
     @property
     def takes_work(self) -> bool:
-        suspect = self._step_age_ms > SUSPECT_STEP_AGE_MS
+        suspect = self.status.last_step_age_ms > SUSPECT_STEP_AGE_MS
         return self.is_up and not self.status.draining and not suspect
-
-    @property
-    def _step_age_ms(self) -> int:
-        """0 for an idle engine: it has no step to be late with."""
-        return self.status.last_step_age_ms if self.status.running else 0
 
     @property
     def num_calls(self) -> int:
@@ -212,7 +209,10 @@ class WorkerLink:
             case WorkerStatus():
                 self.status = message
                 self.num_unreported = 0
-                if self._step_age_ms > STUCK_STEP_AGE_MS and self._connection is not None:
+                if (
+                    self.status.last_step_age_ms > STUCK_STEP_AGE_MS
+                    and self._connection is not None
+                ):
                     logger.warning("worker_stuck", extra={"worker": self.registration.worker})
                     self._connection.abort()
             case Hello():
@@ -247,7 +247,7 @@ class WorkerLink:
 
     async def _ship_records(self) -> None:
         while True:
-            self.send(await self._keep_records(await self._records.get()))
+            self.send(await uninterrupted(self._keep_records(await self._records.get())))
 
 
 def new_process_id() -> str:

@@ -101,7 +101,6 @@ class Engine:
         self._num_poisoned = 0
         self._prefill_rate = Rate()
         self._decode_rate = Rate()
-        self._last_step_at = clock()
         self._totals_due = 0.0
         self._out = StepOutput(WorkerStatus(), 0)
         self._touched: list[Attempt] = []
@@ -251,7 +250,6 @@ class Engine:
     def _account(self, record: StepRecord, now: float) -> None:
         self._out.step = record
         self.totals.add(record)
-        self._last_step_at = now
         if record.num_prefill_tokens:
             self._prefill_rate.add(record.num_prefill_tokens, record.execute_s)
         if record.num_decode_seqs:
@@ -339,6 +337,5 @@ class Engine:
             evictable_blocks=self.cache.num_evictable,
             prefill_rate=self._prefill_rate.per_second,
             decode_rate=self._decode_rate.per_second,
-            last_step_age_ms=int((self._clock() - self._last_step_at) * 1000),
             draining=self._attempts.draining,
         )

@@ -42,15 +42,15 @@ def plan_num_blocks(
     shape: KVShape, device: torch.device, max_model_len: int, memory: int | None = None
 ) -> int:
     """Blocks that fit into `memory` bytes (default: a share of what is free), the null block included."""
+    given = _free_memory(device) if memory is None else memory
+    num_blocks = given // shape.bytes_per_block
     if memory is None:
-        memory = _free_memory(device)
-        enough = 1 + _MAX_FULL_SEQUENCES * -(-max_model_len // shape.block_size)
-    else:
-        enough = memory
-    num_blocks = min(memory // shape.bytes_per_block, enough)
+        num_blocks = min(
+            num_blocks, 1 + _MAX_FULL_SEQUENCES * -(-max_model_len // shape.block_size)
+        )
     if num_blocks < 2:
         raise ModelError(
-            f"{memory} bytes are not enough for KV: one block needs {shape.bytes_per_block} bytes."
+            f"{given} bytes are not enough for KV: one block needs {shape.bytes_per_block} bytes."
         )
     return num_blocks
 

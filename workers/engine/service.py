@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
 import redis.asyncio
 import redis.exceptions
 
@@ -229,7 +230,7 @@ class Service:
             if not isinstance(message, Hello):
                 raise FrameError("the first frame was no hello")
             self._links[link] = connection
-            connection.send(self.status)
+            connection.send(self._status_now())
             self._ship()
         elif isinstance(message, EngineAck):
             if acked := self._shipper.ack(link, message.seq, time.monotonic()):
@@ -243,10 +244,15 @@ class Service:
             self._inbox.put((link, LinkClosed()))
             self._ship()
 
+    def _status_now(self) -> WorkerStatus:
+        """The engine's last word and its age, taken here: an engine that hangs cannot tell its own."""
+        age_ms = int((time.monotonic() - self._beat_at) * 1000)
+        return msgspec.structs.replace(self.status, last_step_age_ms=age_ms)
+
     async def _heartbeat(self) -> None:
         while True:
             for link in list(self._links):
-                self._send(link, self.status)
+                self._send(link, self._status_now())
             self._ship()
             await asyncio.sleep(HEARTBEAT_S)
 

@@ -254,6 +254,8 @@ class WorkerStatus(Frame, frozen=True, tag="status"):
     """Tokens per second, moving average."""
     decode_rate: float = 0.0
     last_step_age_ms: int = 0
+    """Since the engine thread's last round; an engine without work, or with parked sequences only, still makes two a
+    second, so a large age means a hang."""
     draining: bool = False
 
 

@@ -13,6 +13,8 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 
 from gateway.http_limits import GatewayRunner
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def talk(gateway: RunningGateway, data: bytes, limit_s: float = 5.0) -> bytes:
     """Sends bytes on a socket of its own and reads to the end of the connection."""
@@ -75,14 +77,14 @@ SMUGGLE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
     ],
 )
 async def test_attack_A01_ambiguous_framing_is_refused_and_never_two_requests(
-    bare_gateway: RunningGateway, lines: str
+    shared_gateway: RunningGateway, lines: str
 ) -> None:
     data = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n\r\n".encode()
         + b"0\r\n\r\n"
         + SMUGGLE
     )
-    answer = await talk(bare_gateway, data)
+    answer = await talk(shared_gateway, data)
     assert status_of(answer) == 400
     assert num_answers(answer) == 1
     check_error(answer)
@@ -102,25 +104,25 @@ async def test_attack_A01_ambiguous_framing_is_refused_and_never_two_requests(
     ],
 )
 async def test_attack_A02_control_characters_in_the_head_are_400(
-    bare_gateway: RunningGateway, data: bytes
+    shared_gateway: RunningGateway, data: bytes
 ) -> None:
-    answer = await talk(bare_gateway, data)
+    answer = await talk(shared_gateway, data)
     assert status_of(answer) == 400
     check_error(answer)
 
 
 @pytest.mark.parametrize("kind", ["tiny chunks", "extension", "trailers"])
 async def test_attack_A03_chunk_floods_are_refused_or_read_within_bounds(
-    gateway: RunningGateway, kind: str
+    shared_gateway: RunningGateway, kind: str
 ) -> None:
-    head = post_head(gateway, "transfer-encoding: chunked")
+    head = post_head(shared_gateway, "transfer-encoding: chunked")
     floods = {
         "tiny chunks": b"1\r\n \r\n" * 200_000 + b"0\r\n\r\n",
         "extension": b"1;" + b"x" * 1024 * 1024 + b"\r\na\r\n0\r\n\r\n",
         "trailers": b"1\r\n{\r\n0\r\n" + b"x: y\r\n" * 100_000 + b"\r\n",
     }
     started = time.process_time()
-    answer = await talk(gateway, head + floods[kind], 20)
+    answer = await talk(shared_gateway, head + floods[kind], 20)
     assert status_of(answer) in {400, 413, 0}
     assert time.process_time() - started < 5
 
@@ -138,9 +140,9 @@ def post_head(gateway: RunningGateway, *headers: str, path: str = "/v1/chat/comp
     [["x: " + "a" * 1024 * 1024], [f"x-{i}: y" for i in range(140)], ["x: " + "a" * 8200]],
 )
 async def test_attack_A04_large_heads_are_431(
-    bare_gateway: RunningGateway, headers: list[str]
+    shared_gateway: RunningGateway, headers: list[str]
 ) -> None:
-    answer = await talk(bare_gateway, get("/livez", *headers))
+    answer = await talk(shared_gateway, get("/livez", *headers))
     if answer:  # the rest that nobody reads may reset the connection before the answer is seen
         assert status_of(answer) == 431
         assert check_error(answer)["code"] == "headers_too_large"
@@ -149,9 +151,9 @@ async def test_attack_A04_large_heads_are_431(
 
 
 async def test_attack_A05_pipelined_requests_are_answered_in_order_by_a_bounded_queue(
-    bare_gateway: RunningGateway,
+    shared_gateway: RunningGateway,
 ) -> None:
-    reader, writer = await bare_gateway.socket()
+    reader, writer = await shared_gateway.socket()
     writer.write(SMUGGLE * 3000)
     seen = b""
     while seen.count(b"HTTP/1.1 200 OK") < 3000:
@@ -169,6 +171,7 @@ async def test_attack_A06_slow_heads_and_bodies_get_408(tmp_path: Path, redis_ur
         drip = asyncio.create_task(_drip(writer))
         answer = await reader.read()
         drip.cancel()
+        writer.close()
         assert status_of(answer) == 408
         assert check_error(answer)["code"] == "request_timeout"
         assert 0.3 < time.monotonic() - started < 2
@@ -200,67 +203,78 @@ async def test_a_keep_alive_connection_may_rest_longer_than_a_new_one(
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "nonsense"])
-async def test_attack_A08_encoded_bodies_are_415(gateway: RunningGateway, encoding: str) -> None:
+async def test_attack_A08_encoded_bodies_are_415(
+    shared_gateway: RunningGateway, encoding: str
+) -> None:
     body = b"\x1f\x8b" + b"\0" * 1000
-    head = post_head(gateway, f"content-encoding: {encoding}", f"content-length: {len(body)}")
-    answer = await talk(gateway, head + body)
+    head = post_head(
+        shared_gateway, f"content-encoding: {encoding}", f"content-length: {len(body)}"
+    )
+    answer = await talk(shared_gateway, head + body)
     assert status_of(answer) == 415
     assert check_error(answer)["code"] == "unsupported_media_type"
 
 
 async def test_attack_A09_too_large_a_body_is_413_before_it_is_read(
-    gateway: RunningGateway,
+    shared_gateway: RunningGateway,
 ) -> None:
     too_long = 16 * 1024 * 1024 + 1
-    answer = await talk(gateway, post_head(gateway, f"content-length: {too_long}"))
+    answer = await talk(shared_gateway, post_head(shared_gateway, f"content-length: {too_long}"))
     assert status_of(answer) == 413
     assert check_error(answer)["code"] == "request_too_large"
     answer = await talk(
-        gateway, post_head(gateway, f"content-length: {too_long}", "expect: 100-continue")
+        shared_gateway,
+        post_head(shared_gateway, f"content-length: {too_long}", "expect: 100-continue"),
     )
     assert answer.startswith(b"HTTP/1.1 413")
     chunks = (b"100000\r\n" + b" " * 0x100000 + b"\r\n") * 17
-    answer = await talk(gateway, post_head(gateway, "transfer-encoding: chunked") + chunks, 20)
+    answer = await talk(
+        shared_gateway, post_head(shared_gateway, "transfer-encoding: chunked") + chunks, 20
+    )
     assert status_of(answer) in {413, 0}  # the rest of the body may reset the connection
 
 
-async def test_a_wanted_body_is_continued(gateway: RunningGateway) -> None:
+async def test_a_wanted_body_is_continued(shared_gateway: RunningGateway) -> None:
     body = json.dumps(
         {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     )
-    reader, writer = await gateway.socket()
-    writer.write(post_head(gateway, f"content-length: {len(body)}", "expect: 100-continue"))
+    reader, writer = await shared_gateway.socket()
+    writer.write(post_head(shared_gateway, f"content-length: {len(body)}", "expect: 100-continue"))
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(body.encode())
     assert status_of(await reader.read()) == 200
     writer.close()
 
 
-async def test_attack_A10_nothing_of_the_clients_splits_a_header(gateway: RunningGateway) -> None:
+async def test_attack_A10_nothing_of_the_clients_splits_a_header(
+    shared_gateway: RunningGateway,
+) -> None:
     fields = {"a\r\nx-evil: 1": 1, "b\u2028c": 1, "ok_name": 1, "d\x85e": 1}
     body = json.dumps(
         {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
     ).encode()
-    answer = await talk(gateway, post_head(gateway, f"content-length: {len(body)}") + body)
+    answer = await talk(
+        shared_gateway, post_head(shared_gateway, f"content-length: {len(body)}") + body
+    )
     head = answer.partition(b"\r\n\r\n")[0]
     assert b"x-headgate-ignored: ok_name" in head
     assert b"evil" not in head
 
 
-async def test_attack_A11_forwarding_headers_change_nothing(bare_gateway: RunningGateway) -> None:
-    assert status_of(await talk(bare_gateway, get("/metrics", host="host: localhost"))) == 200
+async def test_attack_A11_forwarding_headers_change_nothing(shared_gateway: RunningGateway) -> None:
+    assert status_of(await talk(shared_gateway, get("/metrics", host="host: localhost"))) == 200
     for header in (
         "x-forwarded-for: 127.0.0.1",
         "forwarded: for=127.0.0.1",
         "x-real-ip: 127.0.0.1",
     ):
         assert (
-            status_of(await talk(bare_gateway, get("/metrics", header, host="host: localhost")))
+            status_of(await talk(shared_gateway, get("/metrics", header, host="host: localhost")))
             == 404
         )
-    assert status_of(await talk(bare_gateway, get("/metrics", host="host: example.org"))) == 404
+    assert status_of(await talk(shared_gateway, get("/metrics", host="host: example.org"))) == 404
     for header in ("x-original-url: /livez", "x-http-method-override: POST"):
-        assert status_of(await talk(bare_gateway, get("/v1/models", header))) == 401
+        assert status_of(await talk(shared_gateway, get("/v1/models", header))) == 401
 
 
 @pytest.mark.parametrize(
@@ -269,22 +283,22 @@ async def test_attack_A11_forwarding_headers_change_nothing(bare_gateway: Runnin
      "/v1%2fmodels", "/./v1/models", "/v1/models/", "http://example.org/v1/models", "/%00", "/v1/chat"],
 )  # fmt: skip
 async def test_attack_A12_odd_paths_never_get_past_authentication(
-    bare_gateway: RunningGateway, path: str
+    shared_gateway: RunningGateway, path: str
 ) -> None:
-    answer = await talk(bare_gateway, get(path, host="host: localhost"))
+    answer = await talk(shared_gateway, get(path, host="host: localhost"))
     assert status_of(answer) in {400, 401, 404}
     check_error(answer)
-    key = f"authorization: Bearer {bare_gateway.keys.api_key}"
-    answer = await talk(bare_gateway, get(path, key, host="host: localhost"))
+    key = f"authorization: Bearer {shared_gateway.keys.api_key}"
+    answer = await talk(shared_gateway, get(path, key, host="host: localhost"))
     assert status_of(answer) in {400, 404} or path.startswith("http://")
 
 
-async def test_attack_A13_a_missing_or_doubled_host_is_400(bare_gateway: RunningGateway) -> None:
-    assert status_of(await talk(bare_gateway, get(host=""))) == 400
-    answer = await talk(bare_gateway, get("/livez", "host: b"))
+async def test_attack_A13_a_missing_or_doubled_host_is_400(shared_gateway: RunningGateway) -> None:
+    assert status_of(await talk(shared_gateway, get(host=""))) == 400
+    answer = await talk(shared_gateway, get("/livez", "host: b"))
     assert status_of(answer) == 400
     check_error(answer)
-    assert status_of(await talk(bare_gateway, get(host="host: whatever.example"))) == 200
+    assert status_of(await talk(shared_gateway, get(host="host: whatever.example"))) == 200
 
 
 @pytest.mark.parametrize(
@@ -299,9 +313,9 @@ async def test_attack_A13_a_missing_or_doubled_host_is_400(bare_gateway: Running
     ],
 )  # fmt: skip
 async def test_attack_A14_other_protocols_are_refused(
-    bare_gateway: RunningGateway, data: bytes
+    shared_gateway: RunningGateway, data: bytes
 ) -> None:
-    answer = await talk(bare_gateway, data)
+    answer = await talk(shared_gateway, data)
     # An upgrade that is not taken is an ordinary request.
     allowed = {200} if b"websocket" in data else {400, 401, 405}
     assert status_of(answer) in allowed
@@ -334,8 +348,8 @@ async def test_attack_A15_an_address_holds_a_bounded_number_of_connections(
             writer.close()
 
 
-async def test_wrong_methods_name_the_right_ones(gateway: RunningGateway) -> None:
-    async with gateway.session() as session:
+async def test_wrong_methods_name_the_right_ones(shared_gateway: RunningGateway) -> None:
+    async with shared_gateway.session() as session:
         async with session.get("/v1/chat/completions") as answer:
             assert answer.status == 405
             assert answer.headers["allow"] == "POST"
@@ -347,9 +361,9 @@ async def test_wrong_methods_name_the_right_ones(gateway: RunningGateway) -> Non
             assert answer.status == 415
 
 
-async def test_connections_are_counted_out_again(bare_gateway: RunningGateway) -> None:
-    runner = bare_gateway.runner
+async def test_connections_are_counted_out_again(shared_gateway: RunningGateway) -> None:
+    runner = shared_gateway.runner
     assert isinstance(runner, GatewayRunner)
     for _ in range(3):
-        await talk(bare_gateway, get())
+        await talk(shared_gateway, get())
     await until(lambda: runner.server is not None and runner.server.addresses.total == 0)

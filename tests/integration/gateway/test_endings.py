@@ -95,10 +95,12 @@ async def test_a_lost_worker_ends_a_stream_with_an_error_event(
 ) -> None:  # fmt: skip
     async with slow(tmp_path, redis_url, fault=Fault(kind, after_tokens=10)):
         await bare_gateway.workers(1)
-        async with bare_gateway.session() as session:
-            async with session.post("/v1/chat/completions", json=body(stream=True)) as answer:
-                assert answer.status == 200
-                raw = (await answer.read()).decode()
+        async with (
+            bare_gateway.session() as session,
+            session.post("/v1/chat/completions", json=body(stream=True)) as answer,
+        ):
+            assert answer.status == 200
+            raw = (await answer.read()).decode()
     events = [event.removeprefix("data: ") for event in raw.split("\n\n") if event]
     assert "[DONE]" not in events
     error = json.loads(events[-1])["error"]
@@ -211,27 +213,28 @@ async def test_a_reader_that_stalls_parks_its_sequence_and_is_dropped(
     tmp_path: Path, redis_url: str
 ) -> None:
     """A zero window: the queue stays bounded and the sequence is given back after the write timeout."""
-    async with running_gateway(tmp_path / "home", redis_url, write_timeout_s=1.0) as gateway:
-        async with ScriptedWorker(
+    async with (
+        running_gateway(tmp_path / "home", redis_url, write_timeout_s=1.0) as gateway,
+        ScriptedWorker(
             tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
-        ) as worker:
-            await gateway.workers(1)
-            reader, writer = await gateway.socket()
-            reader._transport.pause_reading()  # type: ignore[attr-defined]
-            data = json.dumps(
-                body(stream=True, max_tokens=1900, n=8, logprobs=True, top_logprobs=20)
-            ).encode()
-            head = (
-                f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
-                f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-            )
-            writer.write(head.encode() + data)
-            await until(lambda: bool(worker.engine.attempts))
-            await until(lambda: not worker.engine.attempts, 20)
-            assert worker.num_tokens_sent < 1900 * 8
-            [(kind, outcome, _)] = await outcomes(gateway)
-            assert (kind, outcome) == ("settle", "client_gone")
-            writer.close()
+        ) as worker,
+    ):
+        await gateway.workers(1)
+        reader, writer = await gateway.socket()
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        wanted = body(stream=True, max_tokens=1900, n=8, logprobs=True, top_logprobs=20)
+        data = json.dumps(wanted).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        )
+        writer.write(head.encode() + data)
+        await until(lambda: bool(worker.engine.attempts))
+        await until(lambda: not worker.engine.attempts, 20)
+        assert worker.num_tokens_sent < 1900 * 8
+        [(kind, outcome, _)] = await outcomes(gateway)
+        assert (kind, outcome) == ("settle", "client_gone")
+        writer.close()
 
 
 async def test_what_two_prompts_took_is_given_back_when_the_second_is_refused(

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +20,9 @@ import pytest
 from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home
+
+from gateway.server import serve
+from gateway.settings import SettingsError, load
 
 
 def environment(home: Path, redis_url: str, **more: str) -> dict[str, str]:
@@ -61,10 +65,12 @@ def start(environ: dict[str, str], *fds: int) -> subprocess.Popen[bytes]:
 
 async def ops(home: Path, path: str, slot: int = 0, method: str = "GET") -> tuple[int, Any]:
     connector = aiohttp.UnixConnector(str(home / "run" / f"gateway-{slot}.sock"))
-    async with aiohttp.ClientSession(connector=connector) as session:
-        async with session.request(method, f"http://ops{path}") as answer:
-            data = await answer.read()
-            return answer.status, json.loads(data) if data.startswith(b"{") else data
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.request(method, f"http://ops{path}") as answer,
+    ):
+        data = await answer.read()
+        return answer.status, json.loads(data) if data.startswith(b"{") else data
 
 
 async def ready(home: Path, slot: int = 0, **expected: Any) -> Any:
@@ -151,33 +157,41 @@ async def test_post_drain_on_the_ops_socket_makes_it_unready(
 
 
 async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: str) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
+    """Two of them as a user sees them; the others are in tests/unit/gateway/test_settings.py and below."""
     base = environment(tmp_path, redis_url)
-
-    def sentence(**more: str) -> str:
-        result = run_to_end(base | more)
-        assert result.returncode != 0
-        [line] = [line for line in result.stderr.splitlines() if not line.startswith("{")]
-        assert line.startswith("headgate gateway: ")
-        assert "Traceback" not in result.stderr
-        return line
-
-    assert "key file" in await asyncio.to_thread(sentence)
-    await prepare_home(tmp_path, url)
-    (tmp_path / "secrets" / "pepper").chmod(0)
-    if os.geteuid() != 0:  # root reads everything
-        assert "pepper" in await asyncio.to_thread(sentence)
-    (tmp_path / "secrets" / "pepper").chmod(0o600)
-    assert "HEADGATE_SLOTT" in await asyncio.to_thread(lambda: sentence(HEADGATE_SLOTT="1"))
-    assert "HEADGATE_SLOT" in await asyncio.to_thread(lambda: sentence(HEADGATE_SLOT="one"))
-    assert "HEADGATE_MODELS" in await asyncio.to_thread(lambda: sentence(HEADGATE_MODELS="{"))
-    broken = json.dumps({"m": {"path": str(tmp_path / "nothing")}})
-    assert "Cannot serve the model m" in await asyncio.to_thread(
-        lambda: sentence(HEADGATE_MODELS=broken)
-    )
-    (tmp_path / "empty.db").touch()
-    older = f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}"
-    assert "migrate" in await asyncio.to_thread(lambda: sentence(HEADGATE_DATABASE_URL=older))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert "Cannot listen on" in await asyncio.to_thread(lambda: sentence(HEADGATE_BIND=bind))
+        await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+        for more, words in (
+            ({"HEADGATE_SLOTT": "1"}, "HEADGATE_SLOTT"),
+            ({"HEADGATE_BIND": bind}, "Cannot listen on"),
+        ):
+            result = await asyncio.to_thread(run_to_end, base | more)
+            assert result.returncode != 0
+            [line] = [line for line in result.stderr.splitlines() if not line.startswith("{")]
+            assert line.startswith("headgate gateway: ")
+            assert words in line
+
+
+async def test_a_home_that_cannot_be_served_is_named(tmp_path: Path, redis_url: str) -> None:
+    base = environment(tmp_path, redis_url)
+
+    async def sentence(**more: str) -> str:
+        ours = {
+            name: value for name, value in (base | more).items() if name.startswith("HEADGATE_")
+        }
+        with pytest.raises(SettingsError) as found:
+            await serve(load(ours))
+        return str(found.value)
+
+    assert "key file" in await sentence()
+    await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+    broken = json.dumps({"m": {"path": str(tmp_path / "nothing")}})
+    assert "Cannot serve the model m" in await sentence(HEADGATE_MODELS=broken)
+    sqlite3.connect(tmp_path / "empty.db").close()
+    assert "migrate" in await sentence(
+        HEADGATE_DATABASE_URL=f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}"
+    )
+    assert "database" in await sentence(HEADGATE_DATABASE_URL="oracle://x")
+    (tmp_path / "secrets" / "pepper").write_bytes(b"short")
+    assert "too short" in await sentence()

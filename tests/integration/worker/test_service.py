@@ -386,6 +386,23 @@ async def test_a_scripted_worker_hangs_with_or_without_heartbeats(tmp_path, kind
         assert isinstance(worker.service, Service)
 
 
+async def test_a_hang_shows_in_the_age_of_the_last_round_and_idleness_does_not(tmp_path):
+    fault = Fault("hang", after_tokens=3)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100, fault=fault) as worker,
+        await GatewayLink.dial(worker.address) as link,
+    ):
+        await asyncio.sleep(1.2)
+        idle = [m for m in link.heard if isinstance(m, WorkerStatus)][-1]
+        assert idle.last_step_age_ms < 1000
+        link.send(generate_request("a", list(range(40)), 50))
+        await link.until(
+            lambda heard: any(
+                isinstance(m, WorkerStatus) and m.last_step_age_ms > 1500 for m in heard
+            )
+        )
+
+
 async def test_scripted_speed_is_about_what_was_asked_for(tmp_path):
     async with (
         ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100) as worker,

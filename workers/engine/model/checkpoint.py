@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
 from workers.engine.errors import ModelError
@@ -108,7 +108,7 @@ def _download(model: str) -> Path:
         raise ModelError(f"The model directory {model} does not exist.")
     try:
         return Path(snapshot_download(model, allow_patterns=_DOWNLOAD))
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except (OSError, ValueError, HfHubHTTPError) as error:
         raise ModelError(
             f"The model {model} is neither a directory nor a hub model that can be fetched: {cause_of(error)}"
         ) from error

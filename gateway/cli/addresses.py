@@ -1,0 +1,41 @@
+"""Which addresses one `headgate up` listens on; knows nothing of what serves them."""
+
+from __future__ import annotations
+
+import socket
+
+from gateway.cli.home import HomeError
+
+LISTEN_BACKLOG = 1024
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The base URL's socket, bound once and handed to every gateway. Raises `HomeError`."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        raise HomeError(
+            f"The address {host}:{port} cannot be used ({error.strerror or error}): choose another with --host and --port."
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def free_addresses(host: str, first_port: int, count: int) -> list[str]:
+    """`count` addresses that nobody listens on now, from `first_port` on; another `up` may have taken the first."""
+    found: list[str] = []
+    for port in range(first_port, first_port + 1000):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError:
+                continue
+        found.append(f"{host}:{port}")
+        if len(found) == count:
+            return found
+    raise HomeError(f"No free port for the workers' metrics from {first_port} on.")

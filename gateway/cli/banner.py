@@ -1,0 +1,64 @@
+"""What `headgate up` prints once everything serves: URL, keys (on the first start only), ready snippets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from accounting.bootstrap import Credentials
+
+QUESTION = "What does json.dumps do?"
+
+
+def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> str:
+    return "\n".join(
+        [
+            "",
+            "Headgate is ready.",
+            f"  base URL    {base_url}/v1",
+            f"  model       {model}",
+            f"  state       {home}",
+            *_keys(credentials),
+            "",
+            *_curl(base_url, model, credentials),
+            "",
+            *_openai(base_url, model, credentials),
+            "",
+            "Ctrl-C drains and stops; nothing is lost.",
+        ]
+    )
+
+
+def _keys(credentials: Credentials) -> list[str]:
+    if not credentials.fresh:
+        return [
+            "  API key     as shown at the first start (credentials.json of the state directory keeps it)"
+        ]
+    return [
+        f"  API key     {credentials.api_key}    (tenant `default`; shown this once)",
+        f"  admin key   {credentials.admin_key}    (operator; runs no inference; shown this once)",
+    ]
+
+
+def _curl(base_url: str, model: str, credentials: Credentials) -> list[str]:
+    key = credentials.api_key if credentials.fresh else "$HEADGATE_API_KEY"
+    body = (
+        f'{{"model": "{model}", "messages": [{{"role": "user", "content": "{QUESTION}"}}], '
+        '"max_tokens": 64, "stream": true}'
+    )
+    return [
+        f"  curl -N {base_url}/v1/chat/completions \\",
+        f'    -H "Authorization: Bearer {key}" -H "Content-Type: application/json" \\',
+        f"    -d '{body}'",
+    ]
+
+
+def _openai(base_url: str, model: str, credentials: Credentials) -> list[str]:
+    key = f'"{credentials.api_key}"' if credentials.fresh else 'os.environ["HEADGATE_API_KEY"]'
+    return [
+        *([] if credentials.fresh else ["  import os"]),
+        "  from openai import OpenAI",
+        f'  client = OpenAI(base_url="{base_url}/v1", api_key={key})',
+        f'  reply = client.chat.completions.create(model="{model}", max_tokens=64,',
+        f'      messages=[{{"role": "user", "content": "{QUESTION}"}}])',
+        "  print(reply.choices[0].message.content, reply.usage)",
+    ]

@@ -1,0 +1,193 @@
+"""Text of any kind, cut at any place: nothing lost, nothing doubled, nothing half."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from byte_model import CONTROL, tokenizer_spec
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway.errors import ApiError
+from gateway.schema.json_body import decode_object
+from gateway.text.choice import ChoiceText, TextRules
+from gateway.text.detokenizer import detokenizer
+from gateway.text.stops import StopMatcher
+from gateway.text.tokenizer import ModelTokenizer
+from workers.protocol.messages import TokenLogprob
+
+
+def sentencepiece_spec() -> dict[str, Any]:
+    """A small vocabulary with byte fallback, as Llama 2 and Mistral have."""
+    words = ["▁", "▁the", "▁cat", "s", "a", "t", "é", "漢", "▁▁", "!", "\n"]
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{i:02X}>": 3 + i for i in range(256)}
+    vocab |= {word: 259 + i for i, word in enumerate(words)}
+    added = [
+        {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+         "special": True} for i, text in enumerate(["<unk>", "<s>", "</s>"])
+    ]  # fmt: skip
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    return {
+        "version": "1.0", "added_tokens": added, "pre_tokenizer": None, "post_processor": None,
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]},
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": True,
+                  "fuse_unk": True},
+    }  # fmt: skip
+
+
+BYTE_LEVEL = ModelTokenizer(tokenizer_spec())
+SENTENCEPIECE = ModelTokenizer(sentencepiece_spec())
+TOKENIZERS = {"byte level": BYTE_LEVEL, "byte fallback": SENTENCEPIECE}
+
+
+def pieces(tokenizer: ModelTokenizer, ids: Sequence[int], skip: bool) -> list[str]:
+    tokens = detokenizer(tokenizer, skip)
+    return [*(tokens.push(token) for token in ids), tokens.flush()]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(data=st.data(), skip=st.booleans())
+def test_pieces_concatenate_to_the_decoding_of_the_whole(
+    kind: str, data: st.DataObject, skip: bool
+) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@given(text=st.text(max_size=60))
+def test_no_piece_of_valid_text_has_half_a_character(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    ids = tokenizer.encode_plain(text)
+    if "\ufffd" in text:
+        return
+    parts = pieces(tokenizer, ids, True)
+    assert all("\ufffd" not in part for part in parts)
+    assert "".join(parts) == tokenizer.decode(ids)
+
+
+def naive(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
+    """The stop string that is complete first; of several that end at one place, the longest."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@given(
+    parts=st.lists(st.text("ab", max_size=4), max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+    include=st.booleans(),
+)
+@example(parts=["aab", "ab"], stops=["abab"], include=False)
+@example(parts=["a", "b"], stops=["b", "ab"], include=False)
+def test_stop_strings_cut_as_if_the_text_came_at_once(
+    parts: list[str], stops: list[str], include: bool
+) -> None:
+    matcher = StopMatcher(stops, include)
+    seen = ""
+    found = None
+    for part in parts:
+        out, found = matcher.push(part)
+        seen += out
+        if found is not None:
+            break
+        assert matcher.num_held < max(map(len, stops))
+    else:
+        seen += matcher.flush()
+    assert (seen, found) == naive("".join(parts), stops, include)
+
+
+@given(
+    text=st.text("aé漢", max_size=30),
+    stops=st.lists(st.text("aé", min_size=1, max_size=4), max_size=2),
+)
+def test_text_and_token_entries_stay_in_step(text: str, stops: list[str]) -> None:
+    """Entries of the text that went out, in order, each at its place; none behind a stop string."""
+    ids = list(text.encode())
+    choice = ChoiceText(BYTE_LEVEL, TextRules(stops=tuple(stops)))
+    out, entries, num_pushed = "", [], 0
+    for token in ids:
+        piece = choice.push(token, TokenLogprob(-float(num_pushed)))
+        out, num_pushed = out + piece.text, num_pushed + 1
+        entries += piece.entries
+        if choice.stop is not None:
+            break
+    else:
+        piece = choice.end()
+        out += piece.text
+        entries += piece.entries
+    assert out == naive(text, stops, False)[0]
+    assert choice.num_tokens == num_pushed
+    assert [entry.token for entry in entries] == ids[: len(entries)]
+    assert all(entry.offset < max(1, len(out)) or not out for entry in entries[:-3])
+    if choice.stop is None:
+        assert len(entries) == len(ids)
+
+
+fragments = st.lists(
+    st.one_of(
+        st.sampled_from(sorted(CONTROL)),
+        st.sampled_from(["<", "<|", "|>", "<|eo", "s|>", ">", "|", " "]),
+        st.text(max_size=5),
+    ),
+    max_size=6,
+).map("".join)
+
+
+@given(contents=st.lists(fragments, min_size=1, max_size=5))
+def test_no_control_token_ever_comes_of_a_users_text(contents: list[str]) -> None:
+    """Pieces side by side, with the template's own tokens between: only those remain, and all text survives."""
+    rendered = "<|bos|>" + "<|eos|>".join(BYTE_LEVEL.break_up(content) for content in contents)
+    joined = "".join(BYTE_LEVEL.break_up(content) for content in contents)
+    ids = BYTE_LEVEL.encode_rendered(rendered)
+    assert [one for one in ids if one >= 256] == [256, *[257] * (len(contents) - 1)]
+    assert all(one < 256 for one in BYTE_LEVEL.encode_rendered(joined))
+    assert BYTE_LEVEL.decode(ids, False) == "<|bos|>" + "<|eos|>".join(contents)
+
+
+@given(text=fragments)
+def test_plain_text_encodes_without_control_tokens(text: str) -> None:
+    for tokenizer in TOKENIZERS.values():
+        assert not set(tokenizer.encode_plain(text, add_special_tokens=False)) & (
+            tokenizer.special_ids - {0}
+        )
+    assert bytes(BYTE_LEVEL.encode_plain(text)).decode() == text
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(value=st.dictionaries(st.text(), json_values, max_size=5), ascii_only=st.booleans())
+def test_json_that_everybody_reads_alike_is_read_so(
+    value: dict[str, Any], ascii_only: bool
+) -> None:
+    data = json.dumps(value, ensure_ascii=ascii_only)
+    try:
+        body = data.encode()
+    except UnicodeEncodeError:
+        return
+    assert decode_object(body) == value
+
+
+@given(body=st.binary(max_size=200))
+def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
+    try:
+        outcome: Any = decode_object(body)
+    except ApiError as error:
+        outcome = error.status
+    assert isinstance(outcome, dict) or outcome == 400

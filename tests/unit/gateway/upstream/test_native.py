@@ -1,0 +1,215 @@
+"""A link to a worker, with the worker's side played by hand over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from gateways import until
+
+from gateway.upstream.base import Lost, Mailbox
+from gateway.upstream.native import NativeCall, WorkerLink
+from workers.protocol.connection import Connection
+from workers.protocol.messages import (
+    Cancel,
+    EngineAck,
+    EngineRecord,
+    EngineRecords,
+    ExtendLease,
+    Finished,
+    GenerateRequest,
+    Hello,
+    Message,
+    SamplingParams,
+    StepFrame,
+    TokenDelta,
+    TokenUsage,
+    WorkerStatus,
+)
+from workers.protocol.registry import Registration
+
+
+class HandWorker:
+    """Keeps what it hears; says what the test tells it."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.connection: Connection | None = None
+        self.connected = asyncio.Event()
+
+    async def on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection = Connection(reader, writer)
+        self.say(Hello(1, "process", model="m", root="r", max_model_len=64))
+        self.connected.set()
+        async for messages in self.connection:
+            self.heard += messages
+
+    def say(self, *messages: Message) -> None:
+        assert self.connection is not None
+        for message in messages:
+            self.connection.send(message)
+
+    async def hears(self, kind: type, count: int = 1) -> list[Message]:
+        def found() -> list[Message]:
+            return [message for message in self.heard if isinstance(message, kind)]
+
+        await until(lambda: len(found()) >= count)
+        return found()
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[HandWorker, WorkerLink]]:
+    worker = HandWorker()
+    server = await asyncio.start_unix_server(worker.on_connect, tmp_path / "w.sock")
+
+    async def keep(records: EngineRecords) -> EngineAck:
+        return EngineAck(records.worker, records.records[-1].seq)
+
+    link = WorkerLink(
+        Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keep
+    )
+    running = asyncio.create_task(link.run())
+    await worker.connected.wait()
+    await until(lambda: link.is_up)
+    yield worker, link
+    if worker.connection is not None:
+        worker.connection.abort()
+    await running
+    server.close()
+
+
+def start(link: WorkerLink, mailbox: Mailbox, attempt: int = 0) -> NativeCall:
+    request = GenerateRequest(
+        "req_1",
+        "t",
+        "m",
+        "r",
+        (),
+        (1, 2),
+        SamplingParams(1),
+        8,
+        lease_bound=8,
+        attempt=attempt,
+        num_choices=2,
+    )
+    return link.start_call(request, mailbox, 7)
+
+
+def delta(seq_no: int, index: int = 0, attempt: int = 0, request_id: str = "req_1") -> StepFrame:
+    return StepFrame(1, (TokenDelta(request_id, attempt, index, seq_no, (9,)),))
+
+
+async def test_events_reach_the_call_they_belong_to_in_order(
+    pair: tuple[HandWorker, WorkerLink],
+) -> None:
+    worker, link = pair
+    mailbox = Mailbox()
+    start(link, mailbox)
+    worker.say(delta(0), delta(0, index=1), delta(1), delta(0, request_id="req_other"))
+    worker.say(Finished("req_1", 0, TokenUsage(output=3), "length"))
+    events = []
+    while not events or not isinstance(events[-1][1], Finished):
+        events += await mailbox.take()
+    assert [number for number, _ in events] == [7] * 4
+    assert link.num_calls == 0
+
+
+async def test_stale_and_repeated_deltas_are_dropped(pair: tuple[HandWorker, WorkerLink]) -> None:
+    worker, link = pair
+    mailbox = Mailbox()
+    start(link, mailbox, attempt=1)
+    worker.say(delta(0, attempt=0), delta(0, attempt=1), delta(0, attempt=1), delta(1, attempt=1))
+    worker.say(Finished("req_1", 1, TokenUsage(), "stop"))
+    events = []
+    while not events or not isinstance(events[-1][1], Finished):
+        events += await mailbox.take()
+    assert [event.seq_no for _, event in events if isinstance(event, TokenDelta)] == [0, 1]
+
+
+@pytest.mark.parametrize("frame", [delta(3), delta(0, index=5)])
+async def test_a_gap_or_a_foreign_choice_ends_the_attempt(
+    pair: tuple[HandWorker, WorkerLink], frame: StepFrame
+) -> None:
+    worker, link = pair
+    mailbox = Mailbox()
+    start(link, mailbox)
+    worker.say(frame)
+    [(_, event)] = await mailbox.take()
+    assert isinstance(event, Lost)
+    assert await worker.hears(Cancel)
+    worker.say(delta(0))  # what still comes is nobody's
+    await asyncio.sleep(0.05)
+    assert link.num_calls == 0
+
+
+async def test_a_link_that_breaks_loses_its_calls_and_takes_no_more(
+    pair: tuple[HandWorker, WorkerLink],
+) -> None:
+    worker, link = pair
+    mailbox = Mailbox()
+    start(link, mailbox)
+    assert worker.connection is not None
+    worker.connection.abort()
+    [(_, event)] = await mailbox.take()
+    assert isinstance(event, Lost)
+    assert not link.is_up
+    assert not link.takes_work
+
+
+async def test_a_repeated_bound_has_a_number_of_its_own(
+    pair: tuple[HandWorker, WorkerLink],
+) -> None:
+    worker, link = pair
+    call = start(link, Mailbox())
+    call.extend(8, wait_ms=1000)
+    call.extend(8, wait_ms=1000)
+    call.extend(16)
+    extensions = await worker.hears(ExtendLease, 3)
+    assert [(e.lease_seq, e.bound, e.wait_ms) for e in extensions if isinstance(e, ExtendLease)] == [
+        (1, 8, 1000), (2, 8, 1000), (3, 16, 0),
+    ]  # fmt: skip
+
+
+async def test_status_decides_who_takes_work(pair: tuple[HandWorker, WorkerLink]) -> None:
+    worker, link = pair
+
+    async def after(status: WorkerStatus) -> bool:
+        worker.say(status)
+        await until(lambda: link.status == status)
+        return link.takes_work
+
+    assert await after(WorkerStatus(running=3, waiting=2, last_step_age_ms=20))
+    assert link.load == 5
+    assert not await after(WorkerStatus(draining=True))
+    assert not await after(WorkerStatus(running=1, last_step_age_ms=4000))
+    assert await after(WorkerStatus(running=0, last_step_age_ms=500))
+
+
+async def test_an_engine_stuck_in_a_step_is_given_up(pair: tuple[HandWorker, WorkerLink]) -> None:
+    worker, link = pair
+    mailbox = Mailbox()
+    start(link, mailbox)
+    worker.say(WorkerStatus(running=1, last_step_age_ms=16_000))
+    [(_, event)] = await mailbox.take()
+    assert isinstance(event, Lost)
+
+
+async def test_records_are_acknowledged_after_they_are_kept(
+    pair: tuple[HandWorker, WorkerLink],
+) -> None:
+    worker, _ = pair
+    record = EngineRecord(41, "req_1", 0, "t", "r", TokenUsage(output=1))
+    worker.say(EngineRecords("worker-0", (record,)))
+    assert await worker.hears(EngineAck) == [EngineAck("worker-0", 41)]
+
+
+async def test_a_mailbox_tells_a_failure_before_what_is_in_it() -> None:
+    mailbox = Mailbox()
+    mailbox.put(0, Lost("x"))
+    mailbox.fail(RuntimeError("cut"))
+    with pytest.raises(RuntimeError, match="cut"):
+        await mailbox.take()
+    mailbox.forgive()
+    assert await mailbox.take() == [(0, Lost("x"))]
