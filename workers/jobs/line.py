@@ -15,6 +15,7 @@ NOT_READY = frozenset({409, 429, 503})
 RETRIED = frozenset({408})
 REFUSED_BATCH = frozenset({"project_archived", "tenant_suspended"})
 MAX_WAIT_S = 60.0
+UNREACHED_WAIT_S = 1.0
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -84,6 +85,9 @@ class Sender:
             async with self._session.post(self._url, data=body, headers=headers) as response:
                 content = await response.read()
                 return judge(response.status, response.headers, content)
+        except aiohttp.ClientConnectorError:
+            # Nobody heard the line: a gateway that restarts must not cost it one of its three tries.
+            return Later(UNREACHED_WAIT_S, busy=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Failed("connection_lost", f"The gateway did not answer: {type(error).__name__}.")
 

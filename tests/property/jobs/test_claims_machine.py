@@ -383,7 +383,7 @@ def run_machine(url: str, examples: int, steps: int) -> None:
 def test_on_sqlite(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
     migrate.upgrade(url)
-    run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", "15")), 60)
+    run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", "8")), 60)
 
 
 def test_on_postgresql() -> None:
@@ -398,6 +398,6 @@ def test_on_postgresql() -> None:
         try:
             url = base.rsplit("/", 1)[0] + f"/{name}"
             migrate.upgrade(url)
-            run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", "6")), 60)
+            run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", "4")), 60)
         finally:
             connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')

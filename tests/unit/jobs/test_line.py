@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import aiohttp
@@ -76,9 +77,21 @@ def test_the_original_request_is_named_when_an_answer_is_replayed():
     assert judge(200, {"x-request-id": "req_only"}, b"{}").request_id == "req_only"
 
 
-async def test_a_gateway_that_is_away_is_a_failure_not_an_exception(free_port):
+async def test_a_gateway_that_is_away_costs_no_try(free_port):
     async with aiohttp.ClientSession() as session:
         sender = Sender(session, f"http://127.0.0.1:{free_port}/", "hg_batch_x", "batch_1", "")
+        assert await sender.send(1, b"{}") == Later(1.0, busy=True)
+
+
+async def test_a_connection_that_breaks_costs_one_try():
+    async def hang_up(reader, writer):
+        await reader.readline()
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, aiohttp.ClientSession() as session:
+        sender = Sender(session, f"http://127.0.0.1:{port}/", "hg_batch_x", "batch_1", "")
         assert (await sender.send(1, b"{}")).code == "connection_lost"
 
 
