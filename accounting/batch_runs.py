@@ -13,9 +13,10 @@ from sqlalchemy import Row, and_, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import claims
+from accounting.batch_models import Batch, BatchChunk, BatchLine, IdempotentReply
 from accounting.batches import BatchInfo, batch_info
 from accounting.claims import ClaimLost, LineEnd
-from accounting.models import ApiKey, Batch, BatchChunk, BatchLine, IdempotentReply, Tenant
+from accounting.models import ApiKey, Tenant
 
 Work = Literal["validate", "complete", "cancel", "expire"]
 Outcome = Literal["completed", "cancelled", "expired"]

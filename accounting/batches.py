@@ -13,10 +13,11 @@ from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import files
+from accounting.batch_models import Batch
 from accounting.errors import ConflictError, InvalidError, NotFoundError
 from accounting.files import ENDED
 from accounting.ids import new_id
-from accounting.models import Batch, BatchCharge, LedgerEntry
+from accounting.models import BatchCharge, LedgerEntry
 from accounting.paging import Page, newest_first
 from accounting.types import Usage
 

@@ -12,8 +12,9 @@ from typing import Any
 from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.batch_models import Batch
 from accounting.legs import COUNTED, TOKENS
-from accounting.models import ApiKey, Batch, EngineRecordRow, LedgerEntry, LedgerLeg, Tenant
+from accounting.models import ApiKey, EngineRecordRow, LedgerEntry, LedgerLeg, Tenant
 from accounting.rollups import KEYS, SECONDS, SUMS, TABLES, Width
 from accounting.types import OPERATOR_TENANT, BooksReport, EquationResult
 

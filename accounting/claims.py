@@ -14,9 +14,10 @@ import msgspec
 from sqlalchemy import and_, func, literal_column, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.batch_models import Batch, BatchChunk, BatchLine, TenantTurn
 from accounting.db import upsert
 from accounting.errors import AccountingError
-from accounting.models import Batch, BatchChunk, BatchLine, Tenant, TenantTurn
+from accounting.models import Tenant
 from accounting.types import TOKEN_CLASSES, Usage
 
 Ended = Literal["succeeded", "errored", "cancelled", "expired"]

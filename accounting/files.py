@@ -8,9 +8,9 @@ import msgspec
 from sqlalchemy import Row, Select, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.batch_models import Batch, File
 from accounting.errors import NotFoundError
 from accounting.ids import new_id
-from accounting.models import Batch, File
 from accounting.paging import Page, newest_first
 
 DEFAULT_EXPIRY_S = 30 * 86_400

@@ -8,8 +8,9 @@ from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import api_keys, credentials, tenants
+from accounting.batch_models import Batch
 from accounting.changes import auth_epoch
-from accounting.models import ApiKey, Batch, Tenant
+from accounting.models import ApiKey, Tenant
 from accounting.types import Limits, Principal
 
 RUNNING_BATCH = ("in_progress", "finalizing")

@@ -13,11 +13,11 @@ import msgspec
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.batch_models import Batch, BatchLine
+from accounting.batch_models import IdempotentReply as Reply
 from accounting.claims import now_ms
 from accounting.db import upsert
 from accounting.errors import AccountingError
-from accounting.models import Batch, BatchLine
-from accounting.models import IdempotentReply as Reply
 from accounting.types import Posting
 
 KEEP_S = 86_400

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.batch_models import DataKey
 from accounting.db import upsert
 from accounting.errors import AccountingError
-from accounting.models import DataKey
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 

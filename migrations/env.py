@@ -3,7 +3,7 @@
 from alembic import context
 from sqlalchemy import Connection
 
-from accounting.models import Base
+from accounting.batch_models import Base  # with it, every table is known
 
 
 def run(connection: Connection) -> None:

@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from accounting import api_keys, changes, principals, tenants
+from accounting.batch_models import Batch, File
 from accounting.errors import InvalidError, NotFoundError
-from accounting.models import ApiKey, Batch, File
+from accounting.models import ApiKey
 from accounting.types import OPERATOR_TENANT, Limits, ModelLimits
 
 
