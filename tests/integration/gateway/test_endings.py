@@ -145,7 +145,8 @@ async def test_two_workers_both_get_work_and_one_lost_leaves_the_other(
     async with slow(tmp_path, redis_url, 0) as first, slow(tmp_path, redis_url, 1) as second:
         await bare_gateway.workers(2)
         async with bare_gateway.session() as session:
-            asked = [asyncio.create_task(_status(session, max_tokens=40)) for _ in range(8)]
+            # Long enough that all eight run at once, however slowly the machine admits them.
+            asked = [asyncio.create_task(_status(session, max_tokens=300)) for _ in range(8)]
             await until(lambda: len(first.engine.attempts) + len(second.engine.attempts) == 8)
             assert len(first.engine.attempts) == len(second.engine.attempts) == 4
             first.crash()
