@@ -79,7 +79,8 @@ class Run:
                 )
             self._record.mark("admitted")
             for generation in self.generations:
-                link = link if link.takes_work and len(self.generations) == 1 else self._choose()
+                # Chosen anew: while this one was admitted, others were sent.
+                link = self._choose()
                 generation.dispatch(link)
             self._record.worker = link.registration.worker
             self._record.mark("dispatched")
