@@ -184,7 +184,7 @@ class Supervisor:
             if c.spec.kind == kind and c.process and c.process.returncode is None
         ]
         for child in children:
-            child.process.send_signal(child.spec.stop_signal)  # type: ignore[union-attr]
+            child.process.send_signal(child.spec.stop_signal)  # type: ignore[union-attr]  # filtered two lines above
         await asyncio.gather(*(self._wait(child) for child in children))
 
     async def _wait(self, child: Child) -> None:

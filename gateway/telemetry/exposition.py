@@ -28,7 +28,7 @@ class Page:
 
 def expose(registry: CollectorRegistry, accept: str) -> Page:
     if "application/openmetrics-text" in accept:
-        body = generate_openmetrics(registry, escaping="allow-utf-8")  # type: ignore[no-untyped-call]
+        body = generate_openmetrics(registry, escaping="allow-utf-8")  # type: ignore[no-untyped-call]  # the library has no types here
         return Page(body, OPENMETRICS)
     return Page(generate_latest(registry), TEXT)
 

@@ -24,7 +24,7 @@ class Metrics:
     """Owns the registry. Other rooms register their own families in `registry`."""
 
     def __init__(self, slot: int) -> None:
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
         self.registry = CollectorRegistry()
         self._labelled = CollectorRegistry()
         self._labelled.register(Labelled(self.registry, slot))

@@ -183,7 +183,7 @@ def _builtin(name: str, value: object, module: str) -> Iterator[Definition]:
     if not doc:
         return
     try:
-        signature = f"{name}{inspect.signature(value)}"  # type: ignore[arg-type]
+        signature = f"{name}{inspect.signature(value)}"  # type: ignore[arg-type]  # what has none is caught below
     except (TypeError, ValueError, AttributeError):
         signature = ""
     yield Definition(name, "function", signature.replace("$", ""), doc, "", module)
