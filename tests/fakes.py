@@ -22,8 +22,8 @@ from workers.engine.engine import Engine
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
-from workers.engine.scheduler import Limits
 from workers.engine.service import Identity, Service, hello_of
+from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     GenerateRequest,
     Message,

@@ -59,7 +59,7 @@ class Trace:
         """The earliest arrival is never preempted before a later one, batch goes before interactive; nobody enters in a
         step that preempted, nor past one of its tier that was preempted."""
         scheduler = self.drive.scheduler
-        preempt = scheduler._preempt
+        preempt = scheduler.ranks.preempt
 
         def watched(sequence, now, plan=None):
             tier = sequence.attempt.message.tier
@@ -69,7 +69,7 @@ class Trace:
                 assert all(sequence is not work.sequence for work in plan.work)
             preempt(sequence, now, plan)
 
-        enter = scheduler._enter_running
+        enter = scheduler.admission._enter
 
         def watched_entry(sequence, plan):
             tier = sequence.attempt.message.tier
@@ -77,8 +77,8 @@ class Trace:
             assert not scheduler.preempted[tier] or sequence is scheduler.preempted[tier][0]
             enter(sequence, plan)
 
-        scheduler._preempt = watched
-        scheduler._enter_running = watched_entry
+        scheduler.ranks.preempt = watched
+        scheduler.admission._enter = watched_entry
 
     def request(self, number, arrival):
         total = arrival["max_tokens"] * arrival["num_choices"]
@@ -182,7 +182,7 @@ def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
         for _ in range(4 if pause else 1):
             drive.step()
             if preempt and drive.scheduler.running["interactive"]:
-                drive.scheduler._preempt(drive.scheduler.running["interactive"][-1], drive.now)
+                drive.scheduler.ranks.preempt(drive.scheduler.running["interactive"][-1], drive.now)
             spent = sum(len(tokens) for tokens in drive.tokens.values())
             assert spent <= bound
     for _ in range(100):

@@ -29,7 +29,7 @@ def preempt_everything(drive):
     """As if blocks were short: every running sequence loses its own."""
     for sequences in drive.scheduler.running.values():
         for sequence in tuple(sequences):
-            drive.scheduler._preempt(sequence, drive.now)
+            drive.scheduler.ranks.preempt(sequence, drive.now)
 
 
 # --- the same tokens, however the work is cut up ---
@@ -531,7 +531,7 @@ def test_a_lease_smaller_than_the_choices_waits_before_the_fork():
     for _ in range(6):
         drive.step()
     assert not any(drive.tokens.values())
-    assert drive.attempt("r").sequences[0].num_uncomputed == 1
+    assert drive.attempt("r").sequences[0].num_unscheduled == 1
     drive.send(ExtendLease("r", 1, 12))
     drive.run().check_idle()
     for index in range(3):
@@ -615,7 +615,7 @@ def test_statuses_follow_a_sequence_through_its_life():
     attempt = drive.attempt("r")
     sequence = attempt.sequences[0]
     assert sequence.status is Status.RUNNING
-    drive.scheduler._preempt(sequence, drive.now)
+    drive.scheduler.ranks.preempt(sequence, drive.now)
     assert sequence.status is Status.PREEMPTED
     for _ in range(8):
         drive.step()
