@@ -214,6 +214,7 @@ def scripted_engine(
     max_batch_tokens: int = 256,
     max_running: int = 64,
     journal: EngineJournal | None = None,
+    allow_lag: bool = True,
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
@@ -225,6 +226,7 @@ def scripted_engine(
         cache,
         Limits(max_batch_tokens, max_running, max_len, **limits),
         journal,
+        lag=allow_lag,
         clock=clock,
     )
 

@@ -252,14 +252,13 @@ class Engine:
             )
 
     def _poisoned(self, plan: StepPlan) -> None:
-        """The attempts of the step fail, all others go on."""
-        self._num_poisoned += 1
-        for work in plan.work:
-            attempt = work.sequence.attempt
-            if self.attempts.get(attempt.key) is attempt:
-                self._attempts.fail(
-                    attempt, "internal", "the model failed in this step", retryable=True
-                )
+        """The attempts of the step fail, all others go on. A step that has none left was built on one that failed."""
+        hurt = {work.sequence.attempt for work in plan.work} & set(self.attempts.values())
+        self._num_poisoned += bool(hurt)
+        for attempt in sorted(hurt, key=lambda a: a.serial):
+            self._attempts.fail(
+                attempt, "internal", "the model failed in this step", retryable=True
+            )
         if self._num_poisoned >= MAX_POISONED_STEPS:
             raise EngineBroken(f"{self._num_poisoned} steps in a row failed")
 
