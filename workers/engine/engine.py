@@ -210,8 +210,9 @@ class Engine:
             self._failed(flight.plan, failure)
             return False
         record = self._commit.step(flight)
-        self._num_poisoned = 0
-        self.scheduler.budget.step_ran()
+        if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
+            self._num_poisoned = 0
+            self.scheduler.budget.step_ran()
         record.commit_s = self._clock() - record.collected_at
         self._account(record)
         return True

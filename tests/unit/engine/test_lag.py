@@ -9,7 +9,7 @@ from fakes import ScriptedRunner, encode, expected_output, generate_request
 from lagged_runner import GARBAGE
 
 from workers.engine.engine import Drain, LinkClosed
-from workers.engine.errors import DeviceOutOfMemory, EngineBroken
+from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.plan import PENDING
 from workers.engine.sequence import Status
 from workers.engine.step_plan import RECOVERY_STEPS
@@ -366,20 +366,6 @@ def test_what_was_computed_before_a_launch_failed_is_delivered():
     drive.step()
     assert len(drive.tokens[LINK, "r0", 0]) == before + 1
     drive.run().check_idle()
-
-
-def test_step_after_step_failing_gives_up():
-    drive = driver(max_running=1)
-    drive.send(*[generate_request(f"r{i}", LONG, 9) for i in range(4)])
-
-    def go_on():
-        while True:
-            drive.runner.fail_collect = RuntimeError("the device is gone")
-            drive.step()
-
-    with pytest.raises(EngineBroken):
-        go_on()
-    assert len(drive.endings) == 2
 
 
 # --- a device without memory ---
