@@ -58,7 +58,7 @@ class TokenBudget:
 
     def cut(self, num_tokens: int) -> None:
         """A step of `num_tokens` was too large."""
-        self.num_tokens = max(1, num_tokens // 2)
+        self.num_tokens = max(1, min(self.num_tokens, num_tokens // 2))
         self._num_steps = 0
 
     def step_ran(self) -> None:
