@@ -14,7 +14,9 @@ from benchmarks.gpu.timing import Ceilings, timed
 from benchmarks.kernels.case import Case, Prepared
 
 MODULES = tuple(
-    found.name for found in pkgutil.iter_modules(benchmarks.kernels.__path__) if found.name != "case"
+    found.name
+    for found in pkgutil.iter_modules(benchmarks.kernels.__path__)
+    if found.name != "case"
 )
 
 
