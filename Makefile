@@ -3,11 +3,12 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.headgate-installed
+OLDER_TRITON := 3.6.0
 HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check lint types contracts migrations-check soak bench demo-model format clean
+.PHONY: help setup serve test test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -27,7 +28,10 @@ serve: setup ## start gateway, worker, jobs and embedded services on 127.0.0.1:8
 test: setup ## all tests; starts embedded services where none answer
 	$(BIN)/python -m pytest $(ARGS)
 
-check: lint types contracts migrations-check ## linters, types, import contracts, migrations in step with the models
+test-gpu: setup ## what only a GPU shows; needs one
+	HEADGATE_TEST_GPU=1 $(BIN)/python -m pytest tests/gpu $(ARGS)
+
+check: lint types contracts migrations-check aot ## linters, types, import contracts, migrations in step with the models, kernels compiled
 
 lint: setup
 	$(BIN)/ruff check .
@@ -43,6 +47,15 @@ contracts: setup
 migrations-check: setup
 	$(BIN)/headgate migrate --check-models
 
+# The pinned Triton, and the older one that GPU images carry: registers and pipelining differ between them.
+aot: setup $(VENV)/triton-$(OLDER_TRITON) ## compile every kernel configuration for sm_80 and sm_90, with its budget
+	$(BIN)/python -m kernels.ahead $(ARGS)
+	PYTHONPATH=$(VENV)/triton-$(OLDER_TRITON) $(BIN)/python -m kernels.ahead $(ARGS)
+
+$(VENV)/triton-$(OLDER_TRITON): | setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --target $@.new triton==$(OLDER_TRITON)
+	mv $@.new $@
+
 format: setup ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -52,6 +65,11 @@ soak: setup ## long fuzzing, chaos and soak runs
 
 bench: setup ## serve.py against a fresh `headgate up`; writes a table and JSON
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# Not `setup`: a machine with a GPU brings its own torch and Triton. BENCH_PYTHON names the interpreter that has them.
+BENCH_PYTHON ?= $(PYTHON)
+bench-gpu: ## kernels, decode step and engine on this machine's GPU, as ratios to its measured ceilings
+	PYTHONPATH=. $(BENCH_PYTHON) -m benchmarks.gpu $(ARGS)
 
 demo-model: setup ## train the demo model again (about an hour on 2 cores)
 	$(BIN)/python ops/demo_model/train.py

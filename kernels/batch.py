@@ -43,6 +43,21 @@ class Slots:
 
 
 @dataclass(frozen=True)
+class RowTensors:
+    """What a compiled kernel reads of the rows of a batch: int32, on the device. The two bounds are known to the host
+    and decide grids; in a captured step they are those of the whole bucket."""
+
+    block_table: torch.Tensor
+    """`[num_rows, max_blocks]`; entries behind a row's last block are 0, the null block."""
+    seq_lens: torch.Tensor
+    """`[num_rows]`: context and queries together; 0 for a padding row."""
+    query_starts: torch.Tensor
+    """`[num_rows + 1]`: first query of each row in the packed order."""
+    max_seq_len: int
+    max_query_len: int
+
+
+@dataclass(frozen=True)
 class PagedBatch:
     """Row i has `query_lens[i]` new tokens behind `context_lens[i]` older ones; the KV of both is in the blocks
     `block_tables[i]`. Queries lie packed, row after row, in the order of the lists.
@@ -55,6 +70,8 @@ class PagedBatch:
     block_tables: list[torch.Tensor]
     """Per row the ids of its blocks, int64, on the device."""
     block_size: int
+    given: RowTensors | None = None
+    """Tensors that outlive a step (a captured one reads the same again and again); None: built from the lists."""
     _row_ids: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict, repr=False)
     _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
@@ -69,6 +86,21 @@ class PagedBatch:
         for length in self.query_lens:
             starts.append(starts[-1] + length)
         return starts
+
+    @cached_property
+    def tensors(self) -> RowTensors:
+        if self.given is not None:
+            return self.given
+        seq_lens = [c + q for c, q in zip(self.context_lens, self.query_lens, strict=True)]
+        device = self.block_tables[0].device
+        table = torch.nn.utils.rnn.pad_sequence(self.block_tables, batch_first=True)
+        return RowTensors(
+            table.to(torch.int32),
+            torch.tensor(seq_lens, dtype=torch.int32, device=device),
+            torch.tensor(self.starts, dtype=torch.int32, device=device),
+            max(seq_lens),
+            max(self.query_lens),
+        )
 
     def first_key(self, row: int, window: int) -> int:
         """First token that any query of the row may see, rounded down to a block (window 0: no window)."""

@@ -1,25 +1,39 @@
 """The one way to a kernel: an op checks its arguments and calls what was chosen for the device.
 
-Chosen once per device. A Triton module is imported only when it is chosen, so a CPU worker needs no triton; today
-every device gets the plain-torch twins.
+Chosen once per device: a GPU gets the Triton kernels, a CPU their plain-torch twins. A Triton module is imported only
+when it is chosen, so a CPU worker needs no triton.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kernels import reference, sampling
 from kernels.batch import PagedBatch, Slots
+from kernels.reference import attention, norm, sample
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
 SUPPORTED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 Kernel = Callable[..., Any]
+
+TWINS: dict[str, Kernel] = {
+    "kv_write": attention.kv_write,
+    "attention_decode": attention.attention_decode,
+    "attention_prefill": attention.attention_prefill,
+    "block_copy": attention.block_copy,
+    "rms_norm": norm.rms_norm,
+    "sample": sample.sample,
+}
+COMPILED: dict[str, str] = {
+    "rms_norm": "kernels.norm",
+}
+"""Op name to the Triton module that has a function of the same name and signature."""
 
 
 @dataclass(frozen=True)
@@ -73,23 +87,37 @@ class Ops:
         assert source.shape == target.shape, (source.shape, target.shape)
         self.chosen["block_copy"](kv, source, target)
 
-    def sample(self, logits: torch.Tensor, draws: sampling.DrawTensors) -> torch.Tensor:
+    def rms_norm(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        assert x.dim() == 2, x.shape
+        assert x.is_contiguous(), x.stride()
+        assert weight.shape == x.shape[1:], (weight.shape, x.shape)
+        assert out.shape == x.shape, (out.shape, x.shape)
+        assert residual is None or residual.shape == x.shape, x.shape
+        self.chosen["rms_norm"](out, x, weight, eps, residual)
+
+    def sample(self, logits: torch.Tensor, draws: sample.DrawTensors) -> torch.Tensor:
         assert logits.dim() == 2, logits.shape
         assert logits.dtype == torch.float32, logits.dtype
         assert len(draws.seeds) == len(logits), (len(draws.seeds), len(logits))
         return self.chosen["sample"](logits, draws)
 
 
-def choose(device: torch.device) -> Ops:
-    """The ops of a device. The twins run everywhere; a compiled kernel takes a twin's place here."""
-    twins: dict[str, Kernel] = {
-        "kv_write": reference.kv_write,
-        "attention_decode": reference.attention_decode,
-        "attention_prefill": reference.attention_prefill,
-        "block_copy": reference.block_copy,
-        "sample": sampling.sample,
-    }
-    return Ops(device, twins)
+def choose(device: torch.device, compiled: Collection[str] | None = None) -> Ops:
+    """The ops of a device. `compiled`: names of those that take the Triton kernel; None: all on a GPU, none on a CPU.
+    Named on a CPU they run in Triton's interpreter, which tests use."""
+    if compiled is None:
+        compiled = COMPILED if device.type == "cuda" else ()
+    chosen = dict(TWINS)
+    for name in compiled:
+        chosen[name] = getattr(importlib.import_module(COMPILED[name]), name)
+    return Ops(device, chosen)
 
 
 def _check_kv(kv: torch.Tensor) -> None:

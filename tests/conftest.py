@@ -18,6 +18,16 @@ from pathlib import Path
 
 import pytest
 
+# Triton kernels run in Triton's interpreter, which is chosen when Triton is imported, once for a process. The variable
+# goes again at once: processes that tests start are not to inherit it. On a GPU (`make test-gpu`) nothing is interpreted.
+if os.environ.get("HEADGATE_TEST_GPU") != "1":
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton
+    import triton.language
+
+    del os.environ["TRITON_INTERPRET"]
+    triton.knobs.runtime.interpret = True
+
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 

@@ -44,6 +44,8 @@ class RunnerSettings:
     """None: what the model was made for."""
     num_threads: int | None = None
     """Threads of a CPU's kernels. None: torch's default."""
+    random_weights: bool = False
+    """For measuring: the directory needs a configuration only."""
 
 
 class ModelRunner:
@@ -57,7 +59,7 @@ class ModelRunner:
         self._device = _device(settings.device)
         self._ops = dispatch.choose(self._device)
         self._min_rows = MIN_ROWS if self._device.type == "cpu" else 1
-        found = checkpoint.find(settings.model)
+        found = checkpoint.find(settings.model, not settings.random_weights)
         config = loader.read_config(found)
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
@@ -70,7 +72,10 @@ class ModelRunner:
         self.root = found.identity(f"{config.model_type} kv={dtype}")
         with torch.inference_mode():
             self._model = loader.build(config, dtype, self._device, hf.ATTENTION)
-            loader.fill(self._model, found, self._device)
+            if settings.random_weights:
+                loader.randomise(self._model, self._device)
+            else:
+                loader.fill(self._model, found, self._device)
             probe(self._model, self._device, self._ops)
             sites = hf.discover(self._model)
             shape = KVShape(

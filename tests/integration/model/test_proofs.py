@@ -10,7 +10,7 @@ import torch
 from tiny_models import CONFIGS, Driven, TinyModel, drive
 from torch import nn
 
-from kernels import reference
+from kernels.reference import attention as reference
 from workers.engine.errors import ModelError
 from workers.engine.model import hf, llama
 

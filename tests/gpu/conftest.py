@@ -1,0 +1,21 @@
+"""What only a GPU shows. `make test-gpu` runs this folder in a process of its own, because Triton interprets kernels
+in all other tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("HEADGATE_TEST_GPU") == "1" and torch.cuda.is_available():
+        return
+    reason = "needs a CUDA device, and `make test-gpu`"
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=reason))
