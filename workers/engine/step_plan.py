@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from workers.engine.sequence import Sequence
 
-RECOVERY_STEPS = 16
+RECOVERY_STEPS = 64
 """A budget that was cut grows to twice itself after so many steps that ran."""
 
 

@@ -470,7 +470,7 @@ def test_only_a_step_of_one_token_that_does_not_fit_fails_its_attempt(lag, late)
 
 def test_the_budget_grows_back_when_steps_run_again():
     drive = driver(num_blocks=200, max_batch_tokens=64)
-    drive.send(generate_request("r", LONG, 100))
+    drive.send(generate_request("r", LONG, 2 * RECOVERY_STEPS))
     drive.runner.fail_launch = DeviceOutOfMemory("full")
     drive.step()
     assert drive.scheduler.budget.num_tokens == len(LONG) // 2
