@@ -100,8 +100,9 @@ def test_forks_and_prompt_logprobs_are_collected_before_the_next_plan(fields):
     assert drive.runner.num_late > 20
 
 
-def test_the_loop_of_the_engine_thread_never_waits_with_a_step_in_flight(monkeypatch):
-    drive = driver()
+def test_the_loop_of_the_engine_thread_never_waits_while_somebody_could_run(monkeypatch):
+    """Nor in a round that plans nothing, because the first one's last token is pending, and collects it."""
+    drive = driver(max_running=1)
     drive.engine._clock = time.monotonic
     monkeypatch.setattr("workers.engine.engine.POLL_S", 3600)
     inbox = queue.SimpleQueue()
@@ -109,14 +110,15 @@ def test_the_loop_of_the_engine_thread_never_waits_with_a_step_in_flight(monkeyp
 
     def deliver(output):
         outputs.append(output)
-        if output.ended:
+        if sum(len(output.ended) for output in outputs) == 2:
             assert drive.engine.num_in_flight == 0
             inbox.put((0, Stop()))
 
-    inbox.put((LINK, generate_request("r", LONG, 40)))
+    for name in ("r", "next"):
+        inbox.put((LINK, generate_request(name, LONG, 40)))
     drive.engine.run(inbox, deliver)
-    assert sum(len(output.steps) for output in outputs) == 40
-    assert drive.runner.num_late == 39
+    assert sum(len(output.steps) for output in outputs) == 80
+    assert drive.runner.num_late == 78
 
 
 @pytest.mark.parametrize(("setting", "used"), [("auto", 1), ("off", 0)])
@@ -466,6 +468,24 @@ def test_only_a_step_of_one_token_that_does_not_fit_fails_its_attempt(lag, late)
     drive.send(request)
     drive.run().check_idle()
     drive.check_alone(request)
+
+
+def test_copies_that_did_not_fit_fail_their_step_instead_of_giving_wrong_tokens(monkeypatch):
+    """The tables name the new blocks already; nobody would copy again."""
+    drive = driver()
+    drive.send(generate_request("r", LONG[:18], 9, num_choices=2, temperature=1.0))
+    drive.step()
+
+    def full(pairs):
+        raise DeviceOutOfMemory("full")
+
+    monkeypatch.setattr(drive.runner, "copy_blocks", full)
+    drive.step()
+    monkeypatch.undo()
+    drive.run().check_idle()
+    assert drive.endings[LINK, "r"].code == "internal"
+    for index in range(2):
+        drive.check_alone(drive.requests[LINK, "r"], index=index, exactly=False)
 
 
 def test_the_budget_grows_back_when_steps_run_again():
