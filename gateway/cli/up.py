@@ -49,6 +49,7 @@ class Options:
     database_url: str | None = None
     redis_url: str | None = None
     migrate: bool = True
+    tensor_parallel: int = 1
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -243,6 +244,7 @@ class Up:
             HEADGATE_WORKER_ADDRESS=f"unix:{self.home.run / f'worker-{slot}.sock'}",
             HEADGATE_OPS_BIND=self._ops[slot],
             HEADGATE_THREADS=os.environ.get("HEADGATE_THREADS", str(threads)),
+            HEADGATE_ENGINE_TENSOR_PARALLEL=str(self.options.tensor_parallel),
         )
         return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env)
 

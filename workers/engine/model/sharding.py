@@ -87,8 +87,9 @@ def _cut_tensors(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
         parts[name] = part
         local = torch.empty(part.local(tensor.shape), dtype=tensor.dtype, device=tensor.device)
         if getattr(*homes[0]) is tensor:  # else it was cut under the other name of a tied tensor
+            local = nn.Parameter(local, requires_grad=False)
             for module, attribute in homes:
-                loader.assign(module, attribute, local)
+                setattr(module, attribute, local)
     return parts
 
 
