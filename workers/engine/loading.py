@@ -14,7 +14,7 @@ def load(
     told: WorkerSettings, rank: int = 0, size: int = 1, meeting: Path | None = None
 ) -> ModelRunner:
     """Raises ModelError. With more than one rank it waits for the others, at `meeting`."""
-    device = device_of(told.engine_device, rank, size)
+    device = device_of(told.engine_device, rank, size, told.slot)
     parallel = ALONE if meeting is None else Member(rank, size, meeting, device)
     return ModelRunner(
         RunnerSettings(

@@ -2,60 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
 import os
 import signal
-import sys
-import time
+from pathlib import Path
 
 import pytest
-from fakes import generate_request
-from gateway_link import GatewayLink
+from parallel_worker import Worker, gone, is_alive, running
 from tiny_models import GREEDY, Driven, drive
 
-from workers.protocol.messages import Finished, Hello
-
-
-class Worker:
-    def __init__(self, process, directory):
-        self.process = process
-        self.directory = directory
-        self.rank_pid = 0
-        self.lines = []
-
-    async def until(self, event):
-        """Reads the log up to an event."""
-        while True:
-            line = await asyncio.wait_for(self.process.stderr.readline(), 40)
-            assert line, f"the worker ended: {self.lines}"
-            self.lines.append(line.decode())
-            record = json.loads(line)
-            self.rank_pid = record.get("rank_pid", self.rank_pid)
-            if record["event"] == event:
-                return
-
-    async def ended(self, limit_s):
-        """The exit status and what it said since; fails if that takes longer."""
-        _, errors = await asyncio.wait_for(self.process.communicate(), limit_s)
-        return self.process.returncode, errors.decode()
-
-
-def is_alive(pid):
-    """A zombie, of a parent that was killed, is not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone(pid, limit_s):
-    deadline = time.monotonic() + limit_s
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_alive(pid)
+from workers.protocol.messages import Finished
 
 
 @pytest.fixture
@@ -63,46 +18,25 @@ async def start_worker(tmp_path, tiny_model):
     started = []
 
     async def start(name="llama", **environ):
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADGATE_")}
-        told = {
-            "HEADGATE_HOME": str(tmp_path),
-            "HEADGATE_THREADS": "2",
-            "HEADGATE_OPS_BIND": "127.0.0.1:0",
-            "HEADGATE_MODEL": str(tiny_model(name).directory),
-            "HEADGATE_WORKER_ADDRESS": f"unix:{tmp_path}/w.sock",
-            "HEADGATE_ENGINE_NUM_BLOCKS": "64",
-            "HEADGATE_ENGINE_TENSOR_PARALLEL": "2",
-        }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "workers.engine",
-            env=clean | told | environ,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        worker = Worker(process, tmp_path)
+        worker = await Worker.start(tmp_path, tiny_model(name), **environ)
         started.append(worker)
         return worker
 
     yield start
     for worker in started:
-        if worker.process.returncode is None:
-            worker.process.kill()
-            await worker.process.wait()
-        if worker.rank_pid and is_alive(worker.rank_pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.rank_pid, signal.SIGKILL)
+        await worker.kill()
 
 
-async def running(worker, num_tokens=60):
-    """A gateway with a request in the middle of its stream."""
-    await worker.until("worker_ready")
-    gateway = await GatewayLink.dial(f"unix:{worker.directory}/w.sock")
-    hello = await gateway.of(Hello)
-    request = generate_request("r", range(3, 20), num_tokens, sampling=GREEDY, root=hello.root)
-    gateway.send(request)
-    await gateway.until(lambda _: gateway.tokens("r"))
-    return gateway
+def listening(pid):
+    """Local addresses of the TCP sockets that a process listens on, as /proc has them."""
+    links = [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
+    own = {link.name.strip("socket:[]") for link in links if link.name.startswith("socket:")}
+    lines = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in own}
 
 
 async def test_two_processes_serve_the_tokens_of_one_and_a_drain_leaves_nobody(
@@ -114,6 +48,8 @@ async def test_two_processes_serve_the_tokens_of_one_and_a_drain_leaves_nobody(
     worker = await start_worker()
     gateway = await running(worker)
     assert [path.name for path in run.iterdir()] == [f"worker-0.{worker.process.pid}.ranks"]
+    for pid in (worker.process.pid, worker.rank_pid):
+        assert listening(pid) == {"0100007F"}
     # As of an operator's Ctrl-C or a unit's stop: the signal reaches every process.
     os.kill(worker.rank_pid, signal.SIGTERM)
     os.kill(worker.rank_pid, signal.SIGINT)
@@ -156,6 +92,17 @@ async def test_a_rank_that_dies_at_start_is_one_sentence(start_worker):
     os.kill(worker.rank_pid, signal.SIGKILL)
     status, errors = await worker.ended(5)
     assert (status, errors) == (2, "Rank 1 of 2 ended with signal SIGKILL.\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+async def test_a_rank_that_hangs_ends_the_worker_when_a_collective_times_out(start_worker):
+    worker = await start_worker()
+    gateway = await running(worker, 200)
+    os.kill(worker.rank_pid, signal.SIGSTOP)
+    assert (await worker.ended(50))[0] == 2
+    assert gone(worker.rank_pid, 3)
+    await gateway.close()
 
 
 async def test_a_model_that_cannot_be_split_is_one_sentence(start_worker):

@@ -113,17 +113,18 @@ class Member(Parallel):
             time.sleep(_MEET_POLL_S)
 
 
-def device_of(name: str, rank: int, size: int) -> str:
-    """The device of one rank, from the one setting of all. Raises ModelError if there are not enough."""
+def device_of(name: str, rank: int, size: int, slot: int = 0) -> str:
+    """The device of one rank, from the one setting of all. Workers of other slots on this machine take the next
+    devices. Raises ModelError if there are not enough."""
     if size == 1 or name == "cpu":
         return name
     if name not in ("auto", "cuda"):
         raise ModelError(
-            f"Tensor parallelism takes the devices from cuda:0 on; the device must be auto, cuda or cpu, not {name}."
+            f"Tensor parallelism chooses the devices itself: the device must be auto, cuda or cpu, not {name}."
         )
     num_devices = torch.cuda.device_count()
     if name == "auto" and num_devices == 0:
         return "cpu"
     if num_devices < size:
         raise ModelError(f"{size} ranks need {size} CUDA devices, and there are {num_devices}.")
-    return f"cuda:{rank}"
+    return f"cuda:{(slot * size + rank) % num_devices}"
