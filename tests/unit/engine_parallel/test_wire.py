@@ -19,7 +19,7 @@ from workers.engine.parallel.wire import (
     parts_of,
     rows_of,
 )
-from workers.engine.plan import Draw, Row, RowResult
+from workers.engine.plan import Collected, Draw, Row, RowResult
 from workers.protocol.messages import SamplingParams
 
 
@@ -85,6 +85,9 @@ class Model:
     def __init__(self):
         self.asked = []
         self.broken = False
+
+    def launch(self, rows):
+        return Collected(self.execute(rows))
 
     def execute(self, rows):
         self.asked.append([row.tokens for row in rows])

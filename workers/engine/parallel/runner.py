@@ -5,7 +5,9 @@ Knows `StepRunner` on both sides. Does not know tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from workers.engine.parallel.ranks import Ranks
 from workers.engine.parallel.wire import (
@@ -18,7 +20,7 @@ from workers.engine.parallel.wire import (
     parts_of,
     rows_of,
 )
-from workers.engine.plan import Row, RowResult, StepRunner
+from workers.engine.plan import Row, RowResult, StepRunner, Ticket
 
 
 class OutOfStep(BaseException):
@@ -26,8 +28,23 @@ class OutOfStep(BaseException):
     the engine takes one of those for the failure of a single step."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that all ranks have begun. Whatever goes wrong in it goes wrong for all later ones."""
+
+    ticket: Ticket
+    ranks: Ranks
+
+    def collect(self) -> list[RowResult]:
+        with _together(self.ranks):
+            return self.ticket.collect()
+
+
 class ParallelRunner:
     """`StepRunner` for the engine of rank 0."""
+
+    lag = 0
+    """The other ranks learn a drawn token from rank 0, which must have collected it."""
 
     def __init__(self, runner: StepRunner, ranks: Ranks) -> None:
         """Waits until the other ranks have loaded."""
@@ -41,17 +58,28 @@ class ParallelRunner:
         self.vocab_size = runner.vocab_size
         ranks.wait_until_loaded()
 
-    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+    def launch(self, rows: Sequence[Row]) -> Ticket:
         self._ranks.send(Execute(parts_of(rows, self.block_size)))
-        try:
-            return self._runner.execute(rows)
-        except Exception as error:
-            self._ranks.wait_for_news()
-            raise OutOfStep(f"rank 0 failed in a step: {error}") from error
+        with _together(self._ranks):
+            return _Step(self._runner.launch(rows), self._ranks)
+
+    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+        return self.launch(rows).collect()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._ranks.send(CopyBlocks(list(pairs)))
-        self._runner.copy_blocks(pairs)
+        with _together(self._ranks):
+            self._runner.copy_blocks(pairs)
+
+
+@contextlib.contextmanager
+def _together(ranks: Ranks) -> Iterator[None]:
+    """Around what all ranks do. Raises OutOfStep for whatever rank 0 raises."""
+    try:
+        yield
+    except Exception as error:
+        ranks.wait_for_news()
+        raise OutOfStep(f"rank 0 failed in a step: {error}") from error
 
 
 def follow(runner: StepRunner, channel: Channel) -> None:
