@@ -14,7 +14,7 @@ def load(
     told: WorkerSettings, rank: int = 0, size: int = 1, meeting: Path | None = None
 ) -> ModelRunner:
     """Raises ModelError. With more than one rank it waits for the others, at `meeting`."""
-    device = device_of(told.engine_device, rank, size, told.slot)
+    device = device_of(told.engine_device, rank, size)
     parallel = ALONE if meeting is None else Member(rank, size, meeting, device)
     return ModelRunner(
         RunnerSettings(
@@ -25,13 +25,13 @@ def load(
             num_blocks=told.engine_num_blocks,
             kv_memory=told.engine_kv_memory,
             max_model_len=told.engine_max_model_len,
-            num_threads=_threads(told.threads, size),
+            num_threads=threads_of(told.threads, size),
         ),
         parallel,
     )
 
 
-def _threads(given: int | None, num_ranks: int) -> int | None:
+def threads_of(given: int | None, num_ranks: int) -> int | None:
     """The ranks of a CPU share its cores."""
     if num_ranks == 1:
         return given

@@ -10,6 +10,7 @@ from tiny_models import CONFIGS, TinyModel
 from transformers import AutoModelForCausalLM
 
 from workers.engine.errors import ModelError
+from workers.engine.loading import threads_of
 from workers.engine.model import checkpoint, hf, loader, sharding
 from workers.engine.model.checkpoint import Stored
 from workers.engine.parallel.group import Parallel, device_of
@@ -118,12 +119,16 @@ def test_a_style_that_is_not_known_is_refused(monkeypatch):
 def test_each_rank_has_a_device_of_its_own_or_the_start_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [device_of("auto", rank, 2) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert [device_of("cuda", rank, 2, slot=1) for rank in (0, 1)] == ["cuda:2", "cuda:3"]
     assert device_of("cuda:1", 0, 1) == "cuda:1"
-    with pytest.raises(ModelError, match="8 ranks need 8 CUDA devices, and there are 4"):
-        device_of("cuda", 0, 8)
+    with pytest.raises(ModelError, match="4 ranks need 4 CUDA devices, and there are 2"):
+        device_of("cuda", 0, 4)
     with pytest.raises(ModelError, match="must be auto, cuda or cpu, not cuda:1"):
         device_of("cuda:1", 0, 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert device_of("auto", 1, 2) == "cpu"
+
+
+def test_the_ranks_of_a_cpu_divide_its_threads():
+    assert [threads_of(8, 2), threads_of(1, 4), threads_of(3, 1)] == [4, 1, 3]
+    assert threads_of(None, 1) is None  # torch's own default
+    assert threads_of(None, 10_000) == 1

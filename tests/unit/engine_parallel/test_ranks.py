@@ -92,3 +92,24 @@ def test_a_rank_that_does_not_leave_is_killed(tmp_path):
     assert status == 0
     for pid in said[-2:]:
         assert subprocess.run(["kill", "-0", pid], capture_output=True).returncode != 0
+
+
+def test_a_rank_that_fails_in_a_step_says_so_before_it_ends(tmp_path):
+    """The real process of a rank, but for its model."""
+    status, said, errors = run(
+        tmp_path,
+        WAIT,
+        "os.environ['HEADGATE_MODEL'] = 'none'",
+        "from workers.engine.parallel import follower",
+        "def serve(told, rank, size, meeting, channel):",
+        "    channel.send(frame(Loaded()))",
+        "    time.sleep(0.5)",
+        "    if rank == 2: raise RuntimeError('no memory for a step')",
+        "    time.sleep(60)",
+        "follower.serve = serve",
+        "os._exit(follower.main(sys.argv[1:]))",
+    )
+    assert status == 2
+    assert said[-1] == "Rank 2 of 3 failed: no memory for a step. The worker ends."
+    (failure,) = [line for line in errors.splitlines() if "rank_failed" in line]
+    assert '"worker": "worker-0/rank-2"' in failure

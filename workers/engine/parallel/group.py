@@ -113,9 +113,8 @@ class Member(Parallel):
             time.sleep(_MEET_POLL_S)
 
 
-def device_of(name: str, rank: int, size: int, slot: int = 0) -> str:
-    """The device of one rank, from the one setting of all. Workers of other slots on this machine take the next
-    devices. Raises ModelError if there are not enough."""
+def device_of(name: str, rank: int, size: int) -> str:
+    """The device of one rank, from the one setting of all: the first `size` that this process sees. Raises ModelError if there are not enough."""
     if size == 1 or name == "cpu":
         return name
     if name not in ("auto", "cuda"):
@@ -127,4 +126,4 @@ def device_of(name: str, rank: int, size: int, slot: int = 0) -> str:
         return "cpu"
     if num_devices < size:
         raise ModelError(f"{size} ranks need {size} CUDA devices, and there are {num_devices}.")
-    return f"cuda:{(slot * size + rank) % num_devices}"
+    return f"cuda:{rank}"
