@@ -21,7 +21,7 @@ SAMPLED = SamplingParams(
 )
 
 
-def tokens_of(runner, monkeypatch):
+def tokens_of(runner):
     """Greedy and sampled requests in chunks, preempted, the last one behind a cached prefix."""
     driver = Driver(runner, max_batch_tokens=11, max_running=5)
     source = random.Random(5)
@@ -48,13 +48,13 @@ def tokens_of(runner, monkeypatch):
     "name",
     ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "granite"],
 )
-def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name, monkeypatch):
+def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name):
     model = tiny_model(name)
     one = model.runner(num_blocks=32)
     two = pair.runner(model, num_blocks=32)
-    expected = tokens_of(one, monkeypatch)
+    expected = tokens_of(one)
     assert all(len(tokens) == NUM_TOKENS for tokens in expected)
-    assert tokens_of(two, monkeypatch) == expected
+    assert tokens_of(two) == expected
 
 
 def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks(
@@ -65,7 +65,7 @@ def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks(
     model = tiny_models.TinyModel.make("one-head", tmp_path)
     two = pair.runner(model, num_blocks=32)
     assert two._runner.store.shape.num_kv_heads == 1
-    assert tokens_of(two, monkeypatch) == tokens_of(model.runner(num_blocks=32), monkeypatch)
+    assert tokens_of(two) == tokens_of(model.runner(num_blocks=32))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

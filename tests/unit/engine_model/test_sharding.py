@@ -109,6 +109,12 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers(num_heads, num_kv
     assert numbers in refusal(config, size)
 
 
+def test_a_tensor_beside_split_ones_that_the_plan_forgets_is_refused():
+    """Cohere's norm has weights of its own for every head."""
+    config = transformers.CohereConfig(**tiny_models._COMMON, use_qk_norm=True)
+    assert "does not say how model.layers.0.self_attn.q_norm.weight is split" in refusal(config, 2)
+
+
 def test_a_style_that_is_not_known_is_refused(monkeypatch):
     config = CONFIGS["llama"]()
     plan = {**config.base_model_tp_plan, "layers.*.mlp.down_proj": "sequence_parallel"}

@@ -131,6 +131,11 @@ def _reasons(model: PreTrainedModel, size: int) -> Iterator[str]:
             yield f"its plan splits {path} as {style}, which is not supported"
         if style in (_COLUMN, _ROW) and type(model.get_submodule(path)) is not nn.Linear:
             yield f"{path} is not a plain linear layer"
+    beside = {path.rpartition(".")[0] for path, style in styles.items() if style == _COLUMN}
+    for name in loader.places(model):
+        path = name.rpartition(".")[0]
+        if styles[path] is None and beside & {path, path.rpartition(".")[0]}:
+            yield f"its plan does not say how {name} is split"
     num_heads, num_kv_heads = model.config.num_attention_heads, _num_kv_heads(model.config)
     if num_heads % size or (num_kv_heads % size and size % num_kv_heads):
         yield f"{num_heads} attention heads and {num_kv_heads} key-value heads do not divide evenly"
