@@ -46,9 +46,11 @@ def tokens_of(runner):
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "granite"],
+    ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "glm4"],
 )
-def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name):
+def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name, monkeypatch):
+    config = transformers.Glm4Config(**tiny_models._COMMON, head_dim=16, attention_bias=True)
+    monkeypatch.setitem(tiny_models.CONFIGS, "glm4", lambda: config)
     model = tiny_model(name)
     one = model.runner(num_blocks=32)
     two = pair.runner(model, num_blocks=32)

@@ -84,12 +84,13 @@ def refusal(config, size):
     [
         ("gpt_oss", "no plan that splits its layers"),
         ("gpt2", "no plan that splits its layers"),
-        ("phi3", "self_attn.o_proj as rowwise_split_input, and not by heads"),
+        ("experts", "mlp.experts as moe_tp_experts, which is not supported"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_without_a_plan_by_heads_is_refused(name, reason):
-    assert reason in refusal(CONFIGS[name](), 2)
+def test_a_model_whose_plan_cannot_be_followed_is_refused(name, reason):
+    configs = {**CONFIGS, "experts": lambda: transformers.MixtralConfig(**tiny_models._COMMON)}
+    assert reason in refusal(configs[name](), 2)
 
 
 @pytest.mark.parametrize(
