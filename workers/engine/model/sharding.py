@@ -57,9 +57,9 @@ def split(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
             join = partial(gather, whole=module.out_features)
             part = parts[f"{path}.weight"]
             inputs = slice(part.start, part.end) if style == _SLICED else None
-            split = Split(join if style == _GATHERED else parallel.sum, inputs)
+            how = Split(join if style == _GATHERED else parallel.sum, inputs)
             parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, SplitLinear(module, split))
+            setattr(model.get_submodule(parent), name, SplitLinear(module, how))
         elif style == _COLUMN:
             module.out_features = len(module.weight)
     return parts
@@ -91,11 +91,11 @@ def _cut_tensors(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
         if part is None:
             continue
         parts[name] = part
-        local = torch.empty(part.local(tensor.shape), dtype=tensor.dtype, device=tensor.device)
         if getattr(*homes[0]) is tensor:  # else it was cut under the other name of a tied tensor
-            local = nn.Parameter(local, requires_grad=False)
+            local = torch.empty(part.local(tensor.shape), dtype=tensor.dtype, device=tensor.device)
+            parameter = nn.Parameter(local, requires_grad=False)
             for module, attribute in homes:
-                setattr(module, attribute, local)
+                setattr(module, attribute, parameter)
     return parts
 
 
