@@ -110,7 +110,6 @@ def test_a_rank_holds_its_own_heads_and_rows_and_the_hand_written_layers(pair, t
     assert len(written) == 3
     assert (one.store.shape.num_kv_heads, two.store.shape.num_kv_heads) == (2, 1)
     assert len(two._model.get_input_embeddings().weight) == 150
-    assert written[0]._output.in_features == one._model.base_model.layers[0]._output.in_features / 2
 
 
 def test_all_ranks_have_the_blocks_of_the_one_with_the_least_memory(pair, tiny_model, monkeypatch):
