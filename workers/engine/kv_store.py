@@ -39,10 +39,15 @@ class KVShape:
 
 
 def plan_num_blocks(
-    shape: KVShape, device: torch.device, max_model_len: int, memory: int | None = None
+    shape: KVShape,
+    device: torch.device,
+    max_model_len: int,
+    memory: int | None = None,
+    num_ranks: int = 1,
 ) -> int:
-    """Blocks that fit into `memory` bytes (default: a share of what is free), the null block included."""
-    given = _free_memory(device) if memory is None else memory
+    """Blocks that fit into `memory` bytes (default: a share of what is free), the null block included. `num_ranks`
+    processes each have as much: a device of their own, or a share of this machine."""
+    given = _free_memory(device, num_ranks) if memory is None else memory
     num_blocks = given // shape.bytes_per_block
     if memory is None:
         num_blocks = min(
@@ -85,11 +90,11 @@ class KVStore:
         self._ops.block_copy(self.tensor, ids[:, 0], ids[:, 1])
 
 
-def _free_memory(device: torch.device) -> int:
+def _free_memory(device: torch.device, num_ranks: int) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _CUDA_SHARE) - _WORKSPACE
-    return min(int(_available_bytes() * _CPU_SHARE), _CPU_LIMIT)
+    return min(int(_available_bytes() * _CPU_SHARE), _CPU_LIMIT) // num_ranks
 
 
 def _available_bytes() -> int:

@@ -15,9 +15,10 @@ from kernels import dispatch
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
-from workers.engine.model import checkpoint, hf, llama, loader, support
+from workers.engine.model import checkpoint, hf, llama, loader, sharding, support
 from workers.engine.model.packing import PackedStep, pack
 from workers.engine.model.probe import probe
+from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
 from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.protocol.messages import TokenLogprob
@@ -53,7 +54,8 @@ class ModelRunner:
 
     lag = 0
 
-    def __init__(self, settings: RunnerSettings) -> None:
+    def __init__(self, settings: RunnerSettings, parallel: Parallel = ALONE) -> None:
+        self._parallel = parallel
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
@@ -72,18 +74,21 @@ class ModelRunner:
         self.root = found.identity(f"{config.model_type} kv={dtype}")
         with torch.inference_mode():
             self._model = loader.build(config, dtype, self._device, hf.ATTENTION)
+            parts = sharding.split(self._model, parallel)
             if settings.random_weights:
                 loader.randomise(self._model, self._device)
             else:
-                loader.fill(self._model, found, self._device)
-            probe(self._model, self._device, self._ops)
+                loader.fill(self._model, found, self._device, parts)
+            parallel.meet()
+            probe(self._model, self._device, self._ops, parallel)
             sites = hf.discover(self._model)
             shape = KVShape(
                 len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
             )
-            self.num_blocks = settings.num_blocks or plan_num_blocks(
-                shape, self._device, self.max_model_len, settings.kv_memory
+            num_blocks = settings.num_blocks or plan_num_blocks(
+                shape, self._device, self.max_model_len, settings.kv_memory, parallel.size
             )
+            self.num_blocks = parallel.smallest(num_blocks, self._device)
             self.store = KVStore(shape, self.num_blocks, self._device, self._ops)
             self._step = hf.StepSlot()
             llama.install(self._model, sites, self.store, self._ops, self._step)
@@ -121,6 +126,8 @@ class ModelRunner:
             return drawn
         last = [packed.starts[index] + len(rows[index].tokens) - 1 for index in drawing]
         logits = self._head(hidden[torch.tensor(last, device=self._device)])
+        if not self._parallel.leads:
+            return drawn
         owners: list[int] = []
         draws: list[Draw] = []
         for place, index in enumerate(drawing):
@@ -142,7 +149,8 @@ class ModelRunner:
         for first in range(0, len(targets), _LOGPROB_ROWS):
             part = targets[first : first + _LOGPROB_ROWS]
             logits = self._head(hidden[start + first : start + first + len(part)])
-            found += token_logprobs(logits, part, row.prompt_logprobs)
+            if self._parallel.leads:
+                found += token_logprobs(logits, part, row.prompt_logprobs)
         return tuple(found)
 
 
