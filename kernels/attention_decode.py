@@ -28,6 +28,7 @@ from kernels.attention_tiles import (
 )
 from kernels.batch import PagedBatch
 from kernels.device import capability, interpreting
+from kernels.shared import SharedGroups
 from kernels.specimen import Budget, Specimen
 from kernels.splits import DecodeWorkspace, most_splits
 
@@ -37,16 +38,15 @@ _REDUCED = 16
 
 
 @triton.jit
-def own_keys(seq_lens, own_starts, row, window, SHARED: tl.constexpr):
-    """First and end of the keys that a row attends over itself, and the split its own ones begin with."""
+def _own_keys(seq_lens, own_starts, row, window, SHARED: tl.constexpr):
+    """First and end of the keys that a row attends over by itself, and how many it shares."""
     end = tl.load(seq_lens + row)
     first = tl.where(window > 0, tl.maximum(end - window, 0), 0)
-    before = 0
+    shared = 0
     if SHARED:
-        own_start = tl.load(own_starts + row)
-        first = tl.maximum(first, own_start)
-        before = shared_splits_of(own_start)
-    return first, end, before
+        shared = tl.load(own_starts + row)
+        first = tl.maximum(first, shared)
+    return first, end, shared
 
 
 @triton.jit(do_not_specialize=["window", "table_stride", "num_splits"])
@@ -81,7 +81,7 @@ def _decode(
     row, split = tl.program_id(0), tl.program_id(2)
     parts: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     kv_head = tl.program_id(1) // parts
-    first, end, before = own_keys(seq_lens, own_starts, row, window, SHARED)
+    first, end, _ = _own_keys(seq_lens, own_starts, row, window, SHARED)
     size = split_size_of(end - first)
     begin = first + split * size
     if begin >= end:
@@ -113,14 +113,16 @@ def _decode(
         HAS_CAP,
         QUANTIZED,
     )
-    first_slot = (row.to(tl.int64) * KV_HEADS + kv_head) * num_splits + before + split
+    first_slot = (row.to(tl.int64) * KV_HEADS + kv_head) * num_splits + split
     slot = first_slot * GROUP + group
     tl.store(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
     tl.store(partial_stats + slot * 2, peak, mask=group < GROUP)
     tl.store(partial_stats + slot * 2 + 1, total, mask=group < GROUP)
 
 
-@triton.jit(do_not_specialize=["window", "num_splits"])
+@triton.jit(
+    do_not_specialize=["window", "num_splits", "first_shared_slot", "shared_splits", "order_lines"]
+)
 def _reduce(
     out,
     lse,
@@ -128,9 +130,13 @@ def _reduce(
     partial_stats,
     seq_lens,
     own_starts,
+    places,
     sinks,
     window,
     num_splits,
+    first_shared_slot,
+    shared_splits,
+    order_lines,
     out_row_stride,
     out_head_stride,
     HEADS: tl.constexpr,
@@ -143,11 +149,13 @@ def _reduce(
     SHARED: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
-    first, end, before = own_keys(seq_lens, own_starts, row, window, SHARED)
+    first, end, shared = _own_keys(seq_lens, own_starts, row, window, SHARED)
+    before = shared_splits_of(shared)
     used = before + tl.cdiv(end - first, split_size_of(end - first))
     dim = tl.arange(0, DIM)
     filled = dim < HEAD_DIM
-    first_slot = (row.to(tl.int64) * (HEADS // GROUP) + head // GROUP) * num_splits
+    kv_head = head // GROUP
+    first_slot = (row.to(tl.int64) * (HEADS // GROUP) + kv_head) * num_splits - before
     sums = tl.zeros([DIM], tl.float32)
     peak = tl.full([1], NOTHING, tl.float32)
     total = tl.zeros([1], tl.float32)
@@ -155,6 +163,10 @@ def _reduce(
         split = start + tl.arange(0, REDUCED)
         there = split < used
         slot = (first_slot + split) * GROUP + head % GROUP
+        if SHARED:  # the sums over shared keys come first, and lie in another order
+            line = tl.load(places + row) * GROUP + head % GROUP
+            strip = (kv_head * shared_splits + split).to(tl.int64)
+            slot = tl.where(split < before, first_shared_slot + strip * order_lines + line, slot)
         peaks = tl.load(partial_stats + slot * 2, mask=there, other=NOTHING)
         totals = tl.load(partial_stats + slot * 2 + 1, mask=there, other=0.0)
         inside = there[:, None] & filled[None, :]
@@ -199,10 +211,7 @@ def attention_decode(
     longest = batch.tensors.max_seq_len
     num_splits = most_splits(min(longest, window) if window else longest)
     space = workspace_of(batch, query, num_splits)
-    grid_splits = num_splits
-    decode_own(
-        space, query, kv, batch, scale, window, softcap, kv_scales, num_splits, grid_splits, None
-    )
+    decode_own(space, query, kv, batch, scale, window, softcap, kv_scales, num_splits, None)
     reduce_splits(out, space, batch, window, sinks, lse, num_splits, kv.shape[2], None)
 
 
@@ -223,17 +232,15 @@ def decode_own(
     softcap: float,
     kv_scales: torch.Tensor | None,
     num_splits: int,
-    grid_splits: int,
     own_starts: torch.Tensor | None,
 ) -> None:
-    """Partial sums of each row over its own keys. `num_splits`: places per row in the workspace; `grid_splits`: those
-    that own keys may need."""
+    """Partial sums of each row over its own keys, of which there are at most `num_splits`."""
     rows = batch.tensors
     kv_heads = kv.shape[2]
     group = query.shape[1] // kv_heads
     cap = capability(query.device)
     tiling = select(cap, query.shape[2], query.dtype, kv.dtype)
-    _decode[(len(query), kv_heads * triton.cdiv(group, ROWS), grid_splits)](
+    _decode[(len(query), kv_heads * triton.cdiv(group, ROWS), num_splits)](
         space.sums,
         space.stats,
         query,
@@ -265,20 +272,25 @@ def reduce_splits(
     lse: torch.Tensor | None,
     num_splits: int,
     kv_heads: int,
-    own_starts: torch.Tensor | None,
+    groups: SharedGroups | None,
 ) -> None:
     """The partial sums of each row, in the order of its keys, to its result."""
     num_rows, heads, head_dim = out.shape
+    grouped = (0, 0) if groups is None else (groups.num_splits, len(groups.order))
     _reduce[(num_rows, heads)](
         out,
         lse,
         space.sums,
         space.stats,
         batch.tensors.seq_lens,
-        own_starts,
+        None if groups is None else groups.own_starts,
+        None if groups is None else groups.places,
         sinks,
         window,
         num_splits,
+        num_rows * heads * num_splits,
+        grouped[0],
+        grouped[1] * (heads // kv_heads),
         out.stride(0),
         out.stride(1),
         HEADS=heads,
@@ -288,7 +300,7 @@ def reduce_splits(
         REDUCED=_REDUCED,
         HAS_SINKS=sinks is not None,
         HAS_LSE=lse is not None,
-        SHARED=own_starts is not None,
+        SHARED=groups is not None,
     )
 
 
@@ -297,6 +309,8 @@ def specimens(capability: int) -> Iterator[Specimen]:
         if kv == torch.float8_e4m3fn and capability < 89:
             continue
         tiling = select(capability, head_dim, dtype, kv)
+        # Three programs of 4 warps on a multiprocessor, or two of 8; wide heads in 8 bit: one.
+        registers = 128 if tiling.num_warps == 8 and head_dim <= 128 else 168
         scales = torch.float32 if kv.itemsize == 1 else None
         pointers = (torch.float32, torch.float32, dtype, kv, scales, torch.int32, torch.int32)
         strides = (300, 16, 8 * group * head_dim, head_dim)
@@ -307,7 +321,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
             (*pointers, torch.int32 if shared else None, 0.1, 0.0, 0, *strides),
             constants(tiling, shape, group, has_cap, scales is not None)
             | {"SHARED": shared, "UPCAST": False},
-            budget(tiling, head_dim, dtype, kv, "mma"),
+            budget(tiling, head_dim, dtype, kv, "mma", registers),
             tiling.num_warps,
             tiling.num_stages,
         )
@@ -316,7 +330,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
 
 
 def _reduce_specimen(head_dim: int, dtype: torch.dtype) -> Specimen:
-    pointers = (dtype, *[torch.float32] * 3, torch.int32, torch.int32, dtype)
+    pointers = (dtype, *[torch.float32] * 3, *[torch.int32] * 3, dtype)
     sizes = {
         "HEADS": 32,
         "GROUP": 4,
@@ -327,7 +341,7 @@ def _reduce_specimen(head_dim: int, dtype: torch.dtype) -> Specimen:
         "HAS_LSE": True,
         "SHARED": True,
     }
-    arguments = (*pointers, 0, 16, 32 * head_dim, head_dim)
+    arguments = (*pointers, 0, 16, 99, 16, 99, 32 * head_dim, head_dim)
     return Specimen(f"reduce {head_dim}", _reduce, arguments, sizes, Budget(registers=96))
 
 

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from kernels.attention_decode import decode_own, reduce_splits, workspace_of
 from kernels.attention_tiles import (
+    ROWS,
     Tiling,
     attend,
     budget,
@@ -29,7 +30,7 @@ from kernels.batch import PagedBatch
 from kernels.device import capability, interpreting
 from kernels.shared import SharedGroups
 from kernels.specimen import Specimen
-from kernels.splits import SHARED_FACTOR, DecodeWorkspace, most_shared_splits, most_splits
+from kernels.splits import SHARED_FACTOR, DecodeWorkspace, most_splits
 
 _FACTOR = tl.constexpr(SHARED_FACTOR)
 
@@ -40,11 +41,15 @@ def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype) -> Tili
     refuse_kv(cap, kv)
     wide = triton.next_power_of_2(head_dim) > 128
     if query.itemsize == 4:
-        return Tiling(16, 16 if wide else 32, 8, 2)
-    return Tiling(64, 32 if wide else 64, 8 if wide else 4, 3)
+        return Tiling(ROWS, 16 if wide else 32, 8, 2)
+    if kv.itemsize == 1:
+        return Tiling(64, 16 if wide else 32, 8, 4)
+    if wide:
+        return Tiling(64, 32, 8, 3)
+    return Tiling(64, 64, 4 if cap >= 90 else 8, 3)  # 4 warps on sm_80 keep values in memory
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_splits", "group_tiles"])
+@triton.jit(do_not_specialize=["group_tiles", "first_slot", "order_lines", "table_stride"])
 def _attend_shared(
     partial_sums,
     partial_stats,
@@ -58,8 +63,9 @@ def _attend_shared(
     factor,
     cap,
     group_tiles,
+    first_slot,
+    order_lines,
     table_stride,
-    num_splits,
     query_row_stride,
     query_head_stride,
     KV_HEADS: tl.constexpr,
@@ -112,7 +118,9 @@ def _attend_shared(
         HAS_CAP,
         QUANTIZED,
     )
-    slot = ((row * KV_HEADS + kv_head) * num_splits + split) * GROUP + line % GROUP
+    # In the order of the lines, not of the batch's rows: addresses that grow evenly need few registers.
+    slot = first_slot + (kv_head * tl.num_programs(2) + split).to(tl.int64) * order_lines
+    slot += first_row * GROUP + line
     tl.store(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
     tl.store(partial_stats + slot * 2, peak, mask=there)
     tl.store(partial_stats + slot * 2 + 1, total, mask=there)
@@ -130,16 +138,11 @@ def attention_shared(
     kv_scales: torch.Tensor | None = None,
 ) -> None:
     """As the twin in `kernels.reference.attention`."""
-    shared_splits, own_splits = (
-        most_shared_splits(groups.max_shared_len),
-        most_splits(groups.max_own_len),
-    )
-    num_splits = shared_splits + own_splits
-    space = workspace_of(batch, query, num_splits)
-    own = (kv_scales, num_splits, own_splits, groups.own_starts)
-    _shared_part(space, query, kv, groups, scale, softcap, kv_scales, num_splits, shared_splits)
-    decode_own(space, query, kv, batch, scale, 0, softcap, *own)
-    reduce_splits(out, space, batch, 0, sinks, None, num_splits, kv.shape[2], groups.own_starts)
+    own_splits = most_splits(groups.max_own_len)
+    space = workspace_of(batch, query, own_splits + groups.num_splits)
+    _shared_part(space, query, kv, groups, scale, softcap, kv_scales, own_splits)
+    decode_own(space, query, kv, batch, scale, 0, softcap, kv_scales, own_splits, groups.own_starts)
+    reduce_splits(out, space, batch, 0, sinks, None, own_splits, kv.shape[2], groups)
 
 
 def _shared_part(
@@ -150,14 +153,14 @@ def _shared_part(
     scale: float,
     softcap: float,
     kv_scales: torch.Tensor | None,
-    num_splits: int,
-    shared_splits: int,
+    own_splits: int,
 ) -> None:
+    num_rows, heads, head_dim = query.shape
     kv_heads = kv.shape[2]
-    group = query.shape[1] // kv_heads
-    tiling = select(capability(query.device), query.shape[2], query.dtype, kv.dtype)
+    group = heads // kv_heads
+    tiling = select(capability(query.device), head_dim, query.dtype, kv.dtype)
     group_tiles = triton.cdiv(groups.max_group_rows * group, tiling.rows)
-    _attend_shared[(groups.num_groups * group_tiles, kv_heads, shared_splits)](
+    _attend_shared[(groups.num_groups * group_tiles, kv_heads, groups.num_splits)](
         space.sums,
         space.stats,
         query,
@@ -169,8 +172,9 @@ def _shared_part(
         groups.starts,
         *score_factors(scale, softcap),
         group_tiles,
+        num_rows * heads * own_splits,
+        len(groups.order) * group,
         groups.block_table.stride(0),
-        num_splits,
         query.stride(0),
         query.stride(1),
         **constants(tiling, kv.shape, group, softcap != 0.0, kv_scales is not None),
@@ -185,16 +189,17 @@ def specimens(capability: int) -> Iterator[Specimen]:
         if kv == torch.float8_e4m3fn and capability < 89:
             continue
         tiling = select(capability, head_dim, dtype, kv)
+        unit = "wgmma" if capability == 90 else "mma"
         scales = torch.float32 if kv.itemsize == 1 else None
         pointers = (torch.float32, torch.float32, dtype, kv, scales, *[torch.int32] * 4)
-        arguments = (*pointers, 0.1, 0.0, 4, 300, 16, 8 * group * head_dim, head_dim)
+        arguments = (*pointers, 0.1, 0.0, 4, 99, 99, 300, 8 * group * head_dim, head_dim)
         yield Specimen(
             f"shared {specimen_name(head_dim, group, dtype, kv)}",
             _attend_shared,
             arguments,
             constants(tiling, torch.Size((1, 2, 8, 16, head_dim)), group, False, scales is not None)
             | {"UPCAST": False},
-            budget(tiling, head_dim, dtype, kv, "wgmma" if capability == 90 else "mma"),
+            budget(tiling, head_dim, dtype, kv, unit, 232),
             tiling.num_warps,
             tiling.num_stages,
         )
@@ -208,6 +213,6 @@ _SPECIMENS = (
     (128, 4, _BF16, torch.int8),
     (128, 4, _BF16, torch.float8_e4m3fn),
     (256, 2, _BF16, torch.int8),
-    (128, 4, torch.float32, torch.float32),
+    (256, 2, torch.float32, torch.float32),
 )
 """Head size, group, dtype of queries and of KV."""

@@ -166,13 +166,12 @@ def budget(
     dtype: torch.dtype,
     kv: torch.dtype,
     unit: Literal["mma", "wgmma"],
+    registers: int,
 ) -> Budget:
-    """Registers for three programs of 4 warps or two of 8 on a multiprocessor, a little more for wide heads; shared
-    memory that shows all stages but the last one filled ahead."""
-    wide = triton.next_power_of_2(head_dim) > 128
+    """Least shared memory: all stages but the last one filled ahead."""
     tile_bytes = 2 * tiling.tokens * triton.next_power_of_2(head_dim) * kv.itemsize
     return Budget(
-        registers=168 if wide or tiling.num_warps == 4 else 128,
+        registers=registers,
         min_shared=(tiling.num_stages - 1) * tile_bytes,
         async_copies=True,
         matrix_unit=unit if dtype.itemsize == 2 else "",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.batch import PagedBatch
+from kernels.splits import most_shared_splits
 
 MIN_SHARED_LEN, MIN_ROWS = 512, 8
 
@@ -36,6 +37,8 @@ class SharedGroups:
     """`[num_groups]`: tokens in those blocks, all of them filled."""
     own_starts: torch.Tensor
     """`[num_rows]`: first token behind the shared part; 0 for a row in no group."""
+    places: torch.Tensor
+    """`[num_rows]`: where a row stands in `order`; 0 for a row in no group."""
     max_group_rows: int
     max_shared_len: int
     max_own_len: int
@@ -45,19 +48,24 @@ class SharedGroups:
     def num_groups(self) -> int:
         return len(self.shared_lens)
 
+    @property
+    def num_splits(self) -> int:
+        """Parts that a shared prefix is cut into, at most."""
+        return most_shared_splits(self.max_shared_len)
+
     @classmethod
     def of(cls, batch: PagedBatch, groups: Sequence[tuple[Sequence[int], int]]) -> SharedGroups:
         """`groups`: rows, and how many of their first blocks are the same ones. At least one group."""
         lens = [context + 1 for context in batch.context_lens]
-        own_starts = [0] * batch.num_rows
+        own_starts, places = [0] * batch.num_rows, [0] * batch.num_rows
         order: list[int] = []
         starts = [0]
         for rows, num_blocks in groups:
             shared_len = num_blocks * batch.block_size
             for row in rows:
                 assert own_starts[row] == 0 < shared_len <= lens[row], (row, shared_len)
-                own_starts[row] = shared_len
-            order += rows
+                own_starts[row], places[row] = shared_len, len(order)
+                order.append(row)
             starts.append(len(order))
         tables = [batch.block_tables[rows[0]][:num_blocks] for rows, num_blocks in groups]
 
@@ -70,6 +78,7 @@ class SharedGroups:
             torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).to(torch.int32),
             tensor([num_blocks * batch.block_size for _, num_blocks in groups]),
             tensor(own_starts),
+            tensor(places),
             max(len(rows) for rows, _ in groups),
             max(num_blocks for _, num_blocks in groups) * batch.block_size,
             max(length - first for length, first in zip(lens, own_starts, strict=True)),
