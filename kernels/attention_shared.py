@@ -199,7 +199,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
             arguments,
             constants(tiling, torch.Size((1, 2, 8, 16, head_dim)), group, False, scales is not None)
             | {"UPCAST": False},
-            budget(tiling, head_dim, dtype, kv, unit, 232),
+            budget(tiling, head_dim, dtype, kv, unit, 220),
             tiling.num_warps,
             tiling.num_stages,
         )
