@@ -355,8 +355,6 @@ _SPECIMENS = (
     (128, 4, 16, _BF16, _INT8, False, False),
     (256, 8, 32, _BF16, _INT8, True, False),
     (128, 32, 16, _BF16, _FP8, True, False),
-    (256, 8, 16, _BF16, _FP8, False, False),
-    (128, 4, 16, _FP32, _FP32, False, False),
     (256, 4, 16, _FP32, _FP32, False, False),
 )
 """Head size, group, block size, dtype of queries and of KV, softcap, behind a shared prefix."""

@@ -47,7 +47,7 @@ def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype) -> Tili
     refuse_kv(cap, kv)
     dim = triton.next_power_of_2(head_dim)
     if query.itemsize == 4:  # no tensor cores: full precision multiplies a tile out of registers
-        return Tiling(ROWS, 16 if dim > 128 else 32, 8, 2)
+        return Tiling(ROWS, 16, 8, 2)
     if kv.itemsize == 1:  # each number is cast: more warps, one stage more
         return Tiling(ROWS, 32 if dim > 128 else 64, 8, 4)
     if dim > 128:
