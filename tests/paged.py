@@ -48,6 +48,15 @@ class Paged:
         )
         self._wide, self._group = wide, group
 
+    def strengthen(self, row: int, position: int, score: float) -> None:
+        """Turns a key (of every KV head, not quantized) towards the row's first query: their product is `score`."""
+        assert self.kv_scales is None
+        size = self.batch.block_size
+        block = int(self.batch.block_tables[row][position // size])
+        query = self.query[row, 0].double()
+        for kv in (self.kv, self._wide):
+            kv[block, 0, :, position % size] = (query * score / query.square().sum()).to(kv.dtype)
+
     def groups(self) -> SharedGroups:
         return SharedGroups.of(self.batch, self.prefixes)
 
