@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from guarded import Guarded, relative_error
 from paged import Paged
+from torch.nn.functional import pad
 
 from kernels import attention_shared, dispatch
 from kernels.batch import PagedBatch
@@ -99,6 +101,25 @@ def test_a_workspace_is_used_again_whatever_it_holds() -> None:
         out = torch.full_like(case.query, float("nan"))
         TRITON.attention_shared(out, case.query, case.kv, batch, case.groups(), 0.2)
         assert torch.equal(out, expected)
+
+
+def test_empty_groups_and_places_that_fill_a_bucket_change_nothing() -> None:
+    """As a captured step has them: more groups, rows in groups and shared blocks than there are this time."""
+    case = Paged([70, 300, 259, 64], 1, 2, prefixes=[([1, 2], 16)])
+    groups, expected = case.groups(), run(TRITON, case)
+    bucket = replace(
+        groups,
+        order=pad(groups.order, (0, 5)),
+        starts=pad(groups.starts, (0, 2), value=2),
+        shared_lens=pad(groups.shared_lens, (0, 2)),
+        block_table=pad(groups.block_table, (0, 9, 0, 2)),
+        max_group_rows=40,
+        max_shared_len=2000,
+        max_own_len=1000,
+    )
+    out = torch.full_like(case.query, float("nan"))
+    TRITON.attention_shared(out, case.query, case.kv, case.batch, bucket, 0.2)
+    assert torch.equal(out, expected)
 
 
 def test_states_merge_to_attention_over_both_sets_of_keys() -> None:
