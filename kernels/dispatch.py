@@ -19,6 +19,8 @@ from kernels.reference import attention, norm, sample
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
 SUPPORTED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+QUANTIZED_DTYPES = frozenset({torch.int8, torch.float8_e4m3fn})
+"""Of KV that goes with scales."""
 
 Kernel = Callable[..., Any]
 
@@ -31,6 +33,7 @@ TWINS: dict[str, Kernel] = {
     "sample": sample.sample,
 }
 COMPILED: dict[str, str] = {
+    "attention_prefill": "kernels.attention_prefill",
     "rms_norm": "kernels.norm",
 }
 """Op name to the Triton module that has a function of the same name and signature."""
@@ -78,9 +81,20 @@ class Ops:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+        tree: torch.Tensor | None = None,
     ) -> None:
-        _check_attention(out, query, kv, batch)
-        self.chosen["attention_prefill"](out, query, kv, batch, scale, window, softcap, sinks)
+        assert scale > 0.0, scale
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, None)
+        if tree is not None:
+            assert tree.shape == query.shape[:1], (tree.shape, query.shape)
+            assert tree.dtype == torch.int64, tree.dtype
+            assert window == 0, "nodes of a tree have no place in a window"
+            assert max(batch.query_lens, default=0) <= 64, batch.query_lens
+        self.chosen["attention_prefill"](
+            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, tree
+        )
 
     def block_copy(self, kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
         assert kv.dim() == 6, kv.shape
@@ -120,23 +134,44 @@ def choose(device: torch.device, compiled: Collection[str] | None = None) -> Ops
     return Ops(device, chosen)
 
 
-def _check_kv(kv: torch.Tensor) -> None:
+def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
     assert kv.dim() == 5, kv.shape
     assert kv.shape[1] == 2, kv.shape
     assert kv.is_contiguous(), kv.stride()
-    assert kv.dtype in SUPPORTED_DTYPES, kv.dtype
     assert kv.shape[4] in SUPPORTED_HEAD_DIMS, kv.shape
+    if kv_scales is None:
+        assert kv.dtype in SUPPORTED_DTYPES, kv.dtype
+        return
+    assert kv.dtype in QUANTIZED_DTYPES, kv.dtype
+    assert kv_scales.dtype == torch.float32, kv_scales.dtype
+    assert kv_scales.shape == kv.shape[:4], (kv_scales.shape, kv.shape)
+    assert kv_scales.is_contiguous(), kv_scales.stride()
 
 
 def _check_attention(
-    out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch
+    out: torch.Tensor,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    batch: PagedBatch,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
-    _check_kv(kv)
+    _check_kv(kv, kv_scales)
     assert out.shape == query.shape, (out.shape, query.shape)
     assert query.shape[0] == batch.starts[-1], (query.shape, batch.starts)
     assert query.shape[1] % kv.shape[2] == 0, (query.shape, kv.shape)
     assert query.shape[2] == kv.shape[4], (query.shape, kv.shape)
-    assert query.dtype == out.dtype == kv.dtype, (query.dtype, out.dtype, kv.dtype)
+    assert query.dtype == out.dtype, (query.dtype, out.dtype)
+    assert query.dtype == kv.dtype or kv_scales is not None, (query.dtype, kv.dtype)
+    assert query.dtype in SUPPORTED_DTYPES, query.dtype
     assert query.stride(2) == 1, query.stride()
     assert out.stride(2) == 1, out.stride()
     assert batch.block_size == kv.shape[3], (batch.block_size, kv.shape)
+
+
+def _check_heads(query: torch.Tensor, sinks: torch.Tensor | None, lse: torch.Tensor | None) -> None:
+    if sinks is not None:
+        assert sinks.shape == query.shape[1:2], (sinks.shape, query.shape)
+        assert sinks.is_contiguous(), sinks.stride()
+    if lse is not None:
+        assert lse.shape == query.shape[:2] and lse.is_contiguous(), (lse.shape, query.shape)
+        assert lse.dtype == torch.float32, lse.dtype

@@ -1,0 +1,420 @@
+"""Attention of chunks over KV in blocks: prefill, chunked prefill, verification of proposals.
+
+Knows ragged rows of queries whose own keys already lie in blocks. Does not know sequences, layers or why a chunk is as
+long as it is. The running softmax over tiles is that of FlashAttention-2 (arXiv 2307.08691).
+
+The queries of a row times the G query heads of a KV head are its *lanes*, in the order token, head. A program takes a
+tile of lanes over tiles of keys, so K and V are read once for all heads of a group. A row with at most SHORT_LANES
+lanes (verification, the tail behind a long cached prefix) would leave a GPU idle: its keys are split as in decode, and
+a second kernel merges the splits. Which way a row goes and where it is split depends on that row alone, and tiles of
+keys begin at the same keys wherever a chunk begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.batch import PagedBatch, RowTensors
+from kernels.device import capability, interpreting
+from kernels.prefill_tile import attend, blocks_of, first_key, row_of
+from kernels.specimen import Budget, Specimen
+from kernels.splits import LONGEST, STEPS, DecodeWorkspace, most_splits
+
+SHORT_LANES = 32
+"""8 tokens of 4 heads. The partial sums of longer rows would outgrow what splitting saves."""
+_SHORT = tl.constexpr(SHORT_LANES)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_NOTHING = tl.constexpr(-1e38)
+"""Largest score where there is none: finite, so that it can be subtracted from itself."""
+_MERGED = 16
+"""Splits that the second kernel sums at once: fixed, so that the order of a row's sum is."""
+_UP_TO_0, _SIZE_0 = map(tl.constexpr, STEPS[0])
+_UP_TO_1, _SIZE_1 = map(tl.constexpr, STEPS[1])
+_UP_TO_2, _SIZE_2 = map(tl.constexpr, STEPS[2])
+_SIZE_3 = tl.constexpr(LONGEST)
+
+
+@triton.jit
+def _split_size_of(num_keys):
+    size = tl.where(num_keys <= _UP_TO_2, _SIZE_2, _SIZE_3)
+    size = tl.where(num_keys <= _UP_TO_1, _SIZE_1, size)
+    return tl.where(num_keys <= _UP_TO_0, _SIZE_0, size)
+
+
+@triton.jit
+def _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS: tl.constexpr):
+    """Of partial sums `[num_rows, KVH, num_splits, num_lanes]`."""
+    return ((row.to(tl.int64) * KV_HEADS + kv_head) * num_splits + split) * num_lanes + lane
+
+
+@triton.jit(do_not_specialize=["window", "num_rows", "table_stride", "num_splits", "num_lanes"])
+def _prefill(
+    out,
+    partial_sums,
+    partial_stats,
+    query,
+    kv,
+    scales,
+    block_table,
+    seq_lens,
+    query_starts,
+    sinks,
+    tree,
+    factor,
+    cap,
+    window,
+    num_rows,
+    table_stride,
+    num_splits,
+    num_lanes,
+    out_token_stride,
+    out_head_stride,
+    query_token_stride,
+    query_head_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    SHORT_TILES: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """One tile of lanes of one KV head. SHORT_TILES 0: of a row that is not short, over all its keys. Else of a short
+    row, which has so many tiles, over one split of its keys, into the partial sums if there are any."""
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    if SHORT_TILES:
+        row = tl.program_id(0) // SHORT_TILES
+        start = tl.load(query_starts + row)
+        lane = tl.program_id(0) % SHORT_TILES * LANES
+    else:  # the longest first
+        tile = tl.num_programs(0) - 1 - tl.program_id(0)
+        row = row_of(query_starts, num_rows, tile, GROUP, LANES)
+        start = tl.load(query_starts + row)
+        lane = (tile - row - start * GROUP // LANES) * LANES
+    lanes = (tl.load(query_starts + row + 1) - start) * GROUP
+    other_way = lanes > _SHORT if SHORT_TILES else lanes <= _SHORT
+    if other_way | (lane >= lanes):
+        return
+
+    # A padding row has length 0: its positions are negative, it sees nothing and gets zeros.
+    seq_len = tl.load(seq_lens + row)
+    context = seq_len - lanes // GROUP
+    oldest = context + lane // GROUP
+    newest = context + (tl.minimum(lane + LANES, lanes) - 1) // GROUP
+    first, last = first_key(oldest, window, TOKENS, HAS_WINDOW), tl.maximum(newest + 1, 0)
+    if SHORT_TILES:
+        row_first = first_key(context, window, TOKENS, HAS_WINDOW)
+        size = _split_size_of(seq_len - row_first)
+        if split * size >= tl.maximum(seq_len - row_first, 1):
+            return
+        first = tl.maximum(first, row_first + split * size)
+        last = tl.minimum(last, row_first + split * size + size)
+
+    lane += tl.arange(0, LANES)
+    dim = tl.arange(0, DIM)
+    filled = lane < lanes
+    inside = filled[:, None] & (dim < HEAD_DIM)[None, :]
+    token = (start + lane // GROUP).to(tl.int64)
+    head = kv_head * GROUP + lane % GROUP
+    place = token * query_token_stride + head * query_head_stride
+    packed = tl.load(query + place[:, None] + dim[None, :], mask=inside, other=0.0)
+    if UPCAST:
+        packed = packed.to(tl.float32)
+    sums = tl.zeros([LANES, DIM], tl.float32)
+    peak = tl.full([LANES], _NOTHING, tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    if sinks is not None:  # a learned logit that takes weight and gives no value
+        sink = tl.load(sinks + head, mask=filled, other=0.0).to(tl.float32) * _LOG2_E
+        peak = tl.where(split == 0, sink, peak)
+        total = tl.where(split == 0, 1.0, total)
+    nodes = None if tree is None else tl.load(tree + token, mask=filled, other=0)
+
+    # Behind `first` the window hides keys from some lanes; from `whole` on all lanes see all keys; from `ragged` on
+    # keys are later than some lanes.
+    whole = first
+    if HAS_WINDOW:
+        whole = tl.cdiv(tl.maximum(newest + 1 - window, 0), TOKENS) * TOKENS
+        whole = tl.minimum(tl.maximum(whole, first), last)
+    ragged = tl.maximum(oldest + 1 if tree is None else context, 0) // TOKENS * TOKENS
+    ragged = tl.maximum(tl.minimum(ragged, last), whole)
+    position = context + lane // GROUP
+    table = block_table + row.to(tl.int64) * table_stride
+    blocks = blocks_of(table, first, last, TOKENS, BLOCK_SIZE)
+    if HAS_WINDOW:
+        sums, peak, total, blocks = attend(
+            sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
+            first, whole, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
+            DIM, TOKENS, HAS_WINDOW, HAS_CAP, True, UPCAST,
+        )  # fmt: skip
+    sums, peak, total, blocks = attend(
+        sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
+        whole, ragged, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
+        DIM, TOKENS, HAS_WINDOW, HAS_CAP, False, UPCAST,
+    )  # fmt: skip
+    sums, peak, total, blocks = attend(
+        sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
+        ragged, last, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
+        DIM, TOKENS, HAS_WINDOW, HAS_CAP, True, UPCAST,
+    )  # fmt: skip
+
+    if partial_sums is not None:
+        slot = _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
+        tl.store(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
+        tl.store(partial_stats + slot * 2, peak, mask=filled)
+        tl.store(partial_stats + slot * 2 + 1, total, mask=filled)
+    else:
+        result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+        place = token * out_token_stride + head * out_head_stride
+        place = out + place[:, None] + dim[None, :]
+        tl.store(place, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["window", "num_splits", "num_lanes"])
+def _merge(
+    out,
+    partial_sums,
+    partial_stats,
+    seq_lens,
+    query_starts,
+    window,
+    num_splits,
+    num_lanes,
+    out_token_stride,
+    out_head_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """One lane of a short row: its splits, in the order of its keys, to its result."""
+    row, lane = tl.program_id(0) // num_lanes, tl.program_id(0) % num_lanes
+    kv_head = tl.program_id(1)
+    start = tl.load(query_starts + row)
+    lanes = (tl.load(query_starts + row + 1) - start) * GROUP
+    if (lanes > _SHORT) | (lane >= lanes):
+        return
+    seq_len = tl.load(seq_lens + row)
+    span = seq_len - first_key(seq_len - lanes // GROUP, window, TOKENS, HAS_WINDOW)
+    used = tl.cdiv(span, _split_size_of(span))
+    dim = tl.arange(0, DIM)
+    sums = tl.zeros([DIM], tl.float32)
+    peak = tl.full([1], _NOTHING, tl.float32)
+    total = tl.zeros([1], tl.float32)
+    for first in range(0, used, MERGED):
+        split = first + tl.arange(0, MERGED)
+        there = split < used
+        slot = _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
+        peaks = tl.load(partial_stats + slot * 2, mask=there, other=_NOTHING)
+        totals = tl.load(partial_stats + slot * 2 + 1, mask=there, other=0.0)
+        inside = there[:, None] & (dim < HEAD_DIM)[None, :]
+        part = tl.load(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
+        new_peak = tl.maximum(peak, tl.max(peaks, 0))
+        weights = tl.exp2(peaks - new_peak)
+        fade = tl.exp2(peak - new_peak)
+        sums = sums * fade + tl.sum(part * weights[:, None], 0)
+        total = total * fade + tl.sum(totals * weights, 0)
+        peak = new_peak
+    token = (start + lane // GROUP).to(tl.int64)
+    head = kv_head * GROUP + lane % GROUP
+    place = token * out_token_stride + head * out_head_stride + dim
+    result = sums / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Lanes and keys of one tile, and how it is compiled."""
+
+    lanes: int
+    tokens: int
+    num_warps: int
+    num_stages: int
+
+
+@lru_cache
+def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype, short: bool) -> Tiling:
+    """For rows with at most SHORT_LANES lanes, or for longer ones. ValueError: a device that cannot read this KV."""
+    if kv == torch.float8_e4m3fn and cap < 89:
+        raise ValueError(f"A device of capability {cap} has no float8: its KV can be int8.")
+    if short:
+        return Tiling(16, 64, 4, 3)
+    return Tiling(64, 64, 4, 3)
+
+
+def attention_prefill(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
+    tree: torch.Tensor | None = None,
+) -> None:
+    """As the twin in `kernels.reference.attention`."""
+    rows, (kv_heads, _, head_dim) = batch.tensors, kv.shape[2:]
+    num_rows, group = len(rows.seq_lens), query.shape[1] // kv_heads
+    if num_rows == 0:
+        return
+    cap, lanes = capability(query.device), rows.max_query_len * group
+    tensors = (query, kv, kv_scales, rows.block_table, rows.seq_lens, rows.query_starts)
+    given = (*tensors, sinks, tree, *_factors(scale, softcap), window, num_rows)
+    given = (*given, rows.block_table.stride(0))
+    strides = (*out.stride()[:2], *query.stride()[:2])
+    constants = _constants(kv.shape, group, window > 0, softcap != 0.0)
+    if lanes > SHORT_LANES:
+        tiling = select(cap, head_dim, query.dtype, kv.dtype, False)
+        tiles = len(query) * group // tiling.lanes + num_rows
+        _prefill[(tiles, kv_heads)](
+            out, None, None, *given, 1, 1, *strides,
+            **_compiled_for(tiling), **constants, SHORT_TILES=0, UPCAST=interpreting(),
+        )  # fmt: skip
+    if lanes == 0 or (batch.given is None and min(batch.query_lens) * group > SHORT_LANES):
+        return
+
+    tiling = select(cap, head_dim, query.dtype, kv.dtype, True)
+    lanes, splits = min(lanes, SHORT_LANES), _splits(rows, window, tiling)
+    space = _workspace(batch, out, kv_heads * lanes, splits)
+    tiles = -(-lanes // tiling.lanes)
+    _prefill[(num_rows * tiles, kv_heads, splits)](
+        out, space and space.sums, space and space.stats, *given, splits, lanes, *strides,
+        **_compiled_for(tiling), **constants, SHORT_TILES=tiles, UPCAST=interpreting(),
+    )  # fmt: skip
+    if space is not None:
+        _merge[(num_rows * lanes, kv_heads)](
+            out, space.sums, space.stats, rows.seq_lens, rows.query_starts,
+            window, splits, lanes, *strides[:2],
+            **_merge_constants(constants), TOKENS=tiling.tokens, MERGED=_MERGED,
+        )  # fmt: skip
+
+
+def _splits(rows: RowTensors, window: int, tiling: Tiling) -> int:
+    """Most splits that a short row of the batch can have."""
+    longest = rows.max_seq_len
+    if window:  # a row looks at its window, its own tokens, and what rounding down to a tile adds
+        longest = min(longest, window + SHORT_LANES + tiling.tokens)
+    return most_splits(longest)
+
+
+def _workspace(
+    batch: PagedBatch, out: torch.Tensor, num_places: int, splits: int
+) -> DecodeWorkspace | None:
+    """None: nothing to merge."""
+    if splits == 1:
+        return None
+    shape = (len(batch.tensors.seq_lens), num_places, out.shape[2], splits)
+    if batch.workspace is None:
+        return DecodeWorkspace.of(*shape, out.device)
+    assert batch.workspace.holds(*shape), shape
+    return batch.workspace
+
+
+def _factors(scale: float, softcap: float) -> tuple[float, float]:
+    """What `attend` multiplies a product with, and what it multiplies a squashed score with."""
+    log2_e = _LOG2_E.value
+    return (2 * scale / softcap * log2_e, softcap * log2_e) if softcap else (scale * log2_e, 0.0)
+
+
+def _constants(kv_shape: torch.Size, group: int, has_window: bool, has_cap: bool) -> dict[str, Any]:
+    return {
+        "KV_HEADS": kv_shape[2],
+        "GROUP": group,
+        "BLOCK_SIZE": kv_shape[3],
+        "HEAD_DIM": kv_shape[4],
+        "DIM": triton.next_power_of_2(kv_shape[4]),
+        "HAS_WINDOW": has_window,
+        "HAS_CAP": has_cap,
+    }
+
+
+def _merge_constants(constants: dict[str, Any]) -> dict[str, Any]:
+    names = ("KV_HEADS", "GROUP", "HEAD_DIM", "DIM", "HAS_WINDOW")
+    return {name: constants[name] for name in names}
+
+
+def _compiled_for(tiling: Tiling) -> dict[str, int]:
+    return {
+        "LANES": tiling.lanes,
+        "TOKENS": tiling.tokens,
+        "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }
+
+
+@dataclass(frozen=True)
+class _Shape:
+    head_dim: int
+    group: int
+    block_size: int = 16
+    query: torch.dtype = torch.bfloat16
+    kv: torch.dtype = torch.bfloat16
+    short: bool = False
+    window: bool = False
+    cap: bool = False
+    others: bool = False
+    """Sinks and a tree."""
+    registers: int = 255
+
+
+_SHAPES = (
+    _Shape(128, 4),
+    _Shape(128, 4, short=True),
+)
+
+
+def specimens(capability: int) -> Iterator[Specimen]:
+    for shape in _SHAPES:
+        if shape.kv == torch.float8_e4m3fn and capability < 89:
+            continue
+        yield _specimen(capability, shape)
+
+
+def _specimen(capability: int, shape: _Shape) -> Specimen:
+    tiling = select(capability, shape.head_dim, shape.query, shape.kv, shape.short)
+    kv_shape = torch.Size((1, 2, 8, shape.block_size, shape.head_dim))
+    scales = torch.float32 if shape.kv.itemsize == 1 else None
+    partial = torch.float32 if shape.short else None
+    rare = (torch.float32, torch.int64) if shape.others else (None, None)
+    stride = 8 * shape.group * shape.head_dim
+    integers = (torch.int32,) * 3
+    tensors = (shape.query, partial, partial, shape.query, shape.kv, scales, *integers, *rare)
+    numbers = (0.1, 0.0, 0, 3, 300, 16, 32, stride, shape.head_dim, stride, shape.head_dim)
+    wide = tiling.tokens * triton.next_power_of_2(shape.head_dim) * shape.kv.itemsize
+    tensor_cores = "wgmma" if capability >= 90 and tiling.lanes >= 64 else "mma"
+    return Specimen(
+        f"prefill {'short' if shape.short else 'long'} {shape.head_dim} x {shape.group}, "
+        f"{_short(shape.query)}, {_short(shape.kv)}, blocks {shape.block_size}",
+        _prefill,
+        (*tensors, *numbers),
+        _constants(kv_shape, shape.group, shape.window, shape.cap)
+        | {"LANES": tiling.lanes, "TOKENS": tiling.tokens}
+        | {"SHORT_TILES": 2 if shape.short else 0, "UPCAST": False},
+        Budget(
+            registers=shape.registers,
+            min_shared=(tiling.num_stages - 1) * 2 * wide,
+            async_copies=True,
+            matrix_unit=tensor_cores,
+        ),
+        tiling.num_warps,
+        tiling.num_stages,
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
