@@ -121,14 +121,16 @@ def _prefill(
         first = tl.maximum(first, row_first + split * size)
         last = tl.minimum(last, row_first + split * size + size)
 
-    lane += tl.arange(0, LANES)
+    # Places are counted from the tile's first token, so that they fit into 32 bits.
+    token = start + lane // GROUP
+    ahead = lane % GROUP + tl.arange(0, LANES)
+    head = kv_head * GROUP + ahead % GROUP
+    filled = lane + tl.arange(0, LANES) < lanes
     dim = tl.arange(0, DIM)
-    filled = lane < lanes
     inside = filled[:, None] & (dim < HEAD_DIM)[None, :]
-    token = (start + lane // GROUP).to(tl.int64)
-    head = kv_head * GROUP + lane % GROUP
-    place = token * query_token_stride + head * query_head_stride
-    packed = tl.load(query + place[:, None] + dim[None, :], mask=inside, other=0.0)
+    place = ahead // GROUP * query_token_stride + head * query_head_stride
+    tokens = query + token.to(tl.int64) * query_token_stride
+    packed = tl.load(tokens + place[:, None] + dim[None, :], mask=inside, other=0.0)
     if UPCAST:
         packed = packed.to(tl.float32)
     sums = tl.zeros([LANES, DIM], tl.float32)
@@ -138,7 +140,9 @@ def _prefill(
         sink = tl.load(sinks + head, mask=filled, other=0.0).to(tl.float32) * _LOG2_E
         peak = tl.where(split == 0, sink, peak)
         total = tl.where(split == 0, 1.0, total)
-    nodes = None if tree is None else tl.load(tree + token, mask=filled, other=0)
+    nodes = None
+    if tree is not None:
+        nodes = tl.load(tree + token + ahead // GROUP, mask=filled, other=0)
 
     # Behind `first` the window hides keys from some lanes; from `whole` on all lanes see all keys; from `ragged` on
     # keys are later than some lanes.
@@ -148,7 +152,7 @@ def _prefill(
         whole = tl.minimum(tl.maximum(whole, first), last)
     ragged = tl.maximum(oldest + 1 if tree is None else context, 0) // TOKENS * TOKENS
     ragged = tl.maximum(tl.minimum(ragged, last), whole)
-    position = context + lane // GROUP
+    position = oldest + ahead // GROUP
     table = block_table + row.to(tl.int64) * table_stride
     blocks = blocks_of(table, first, last, TOKENS, BLOCK_SIZE)
     if HAS_WINDOW:
@@ -170,13 +174,15 @@ def _prefill(
 
     if partial_sums is not None:
         slot = _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
+        slot += tl.arange(0, LANES)
         tl.store(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
         tl.store(partial_stats + slot * 2, peak, mask=filled)
         tl.store(partial_stats + slot * 2 + 1, total, mask=filled)
     else:
         result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-        place = token * out_token_stride + head * out_head_stride
-        place = out + place[:, None] + dim[None, :]
+        place = ahead // GROUP * out_token_stride + head * out_head_stride
+        tokens = out + token.to(tl.int64) * out_token_stride
+        place = tokens + place[:, None] + dim[None, :]
         tl.store(place, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -247,12 +253,17 @@ class Tiling:
 
 @lru_cache
 def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype, short: bool) -> Tiling:
-    """For rows with at most SHORT_LANES lanes, or for longer ones. ValueError: a device that cannot read this KV."""
+    """For rows with at most SHORT_LANES lanes, or for longer ones. ValueError: a device that cannot read this KV.
+
+    128 lanes: 64 would need twice the bytes of K and V per product, more than the last cache gives."""
     if kv == torch.float8_e4m3fn and cap < 89:
         raise ValueError(f"A device of capability {cap} has no float8: its KV can be int8.")
+    wide = head_dim > 128
+    if query.itemsize == 4:  # no tensor cores: products of full precision hold a tile in registers
+        return Tiling(16, 16 if wide else 32, 8, 2)
     if short:
-        return Tiling(16, 64, 4, 3)
-    return Tiling(64, 64, 4, 3)
+        return Tiling(16, 32 if wide else 64, 4, 3)
+    return Tiling(64, 32, 8, 3) if wide else Tiling(128, 64, 8, 3)
 
 
 def attention_prefill(
@@ -359,57 +370,77 @@ def _compiled_for(tiling: Tiling) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Shape:
+    registers: tuple[int, int]
+    """Budget on sm_80 and on sm_90."""
     head_dim: int
     group: int
     block_size: int = 16
-    query: torch.dtype = torch.bfloat16
+    dtype: torch.dtype = torch.bfloat16
     kv: torch.dtype = torch.bfloat16
     short: bool = False
-    window: bool = False
-    cap: bool = False
-    others: bool = False
-    """Sinks and a tree."""
-    registers: int = 255
+    window_and_cap: bool = False
+    sinks_and_tree: bool = False
 
 
+_HALF, _WIDE = torch.float16, torch.float32
 _SHAPES = (
-    _Shape(128, 4),
-    _Shape(128, 4, short=True),
+    _Shape((255, 255), 128, 4),
+    _Shape((255, 255), 128, 8, 64, window_and_cap=True),
+    _Shape((255, 255), 128, 4, sinks_and_tree=True),
+    _Shape((255, 255), 64, 7),
+    _Shape((255, 255), 80, 1),
+    _Shape((255, 255), 96, 1, 32, _HALF, _HALF),
+    _Shape((255, 255), 256, 2, window_and_cap=True),
+    _Shape((255, 255), 128, 4, kv=torch.int8),
+    _Shape((255, 255), 256, 2, kv=torch.int8),
+    _Shape((255, 255), 128, 4, kv=torch.float8_e4m3fn),
+    _Shape((255, 255), 128, 4, 16, _WIDE, _WIDE),
+    _Shape((255, 255), 128, 4, short=True),
+    _Shape((255, 255), 256, 2, short=True, window_and_cap=True),
+    _Shape((255, 255), 128, 4, kv=torch.int8, short=True),
+    _Shape((255, 255), 256, 4, 16, _WIDE, _WIDE, short=True),
 )
 
 
 def specimens(capability: int) -> Iterator[Specimen]:
     for shape in _SHAPES:
-        if shape.kv == torch.float8_e4m3fn and capability < 89:
-            continue
-        yield _specimen(capability, shape)
+        if shape.kv != torch.float8_e4m3fn or capability >= 89:
+            yield _specimen(capability, shape)
+    constants = _merge_constants(_constants(torch.Size((1, 2, 8, 16, 128)), 4, False, False))
+    tensors = (torch.bfloat16, torch.float32, torch.float32, torch.int32, torch.int32)
+    yield Specimen(
+        "prefill merge 128 x 4",
+        _merge,
+        (*tensors, 0, 16, 32, 4096, 128),
+        constants | {"TOKENS": 64, "MERGED": _MERGED},
+        Budget(registers=64),
+    )
 
 
 def _specimen(capability: int, shape: _Shape) -> Specimen:
-    tiling = select(capability, shape.head_dim, shape.query, shape.kv, shape.short)
+    tiling = select(capability, shape.head_dim, shape.dtype, shape.kv, shape.short)
     kv_shape = torch.Size((1, 2, 8, shape.block_size, shape.head_dim))
-    scales = torch.float32 if shape.kv.itemsize == 1 else None
     partial = torch.float32 if shape.short else None
-    rare = (torch.float32, torch.int64) if shape.others else (None, None)
+    scales = torch.float32 if shape.kv.itemsize == 1 else None
+    rare = (torch.float32, torch.int64) if shape.sinks_and_tree else (None, None)
+    tensors = (shape.dtype, partial, partial, shape.dtype, shape.kv, scales, *(torch.int32,) * 3)
     stride = 8 * shape.group * shape.head_dim
-    integers = (torch.int32,) * 3
-    tensors = (shape.query, partial, partial, shape.query, shape.kv, scales, *integers, *rare)
     numbers = (0.1, 0.0, 0, 3, 300, 16, 32, stride, shape.head_dim, stride, shape.head_dim)
-    wide = tiling.tokens * triton.next_power_of_2(shape.head_dim) * shape.kv.itemsize
-    tensor_cores = "wgmma" if capability >= 90 and tiling.lanes >= 64 else "mma"
+    is_wgmma = capability >= 90 and tiling.lanes >= 64
+    dim = triton.next_power_of_2(shape.head_dim)
+    names = f"{_short(shape.dtype)}, {_short(shape.kv)}, blocks {shape.block_size}"
     return Specimen(
-        f"prefill {'short' if shape.short else 'long'} {shape.head_dim} x {shape.group}, "
-        f"{_short(shape.query)}, {_short(shape.kv)}, blocks {shape.block_size}",
+        f"prefill {'short ' * shape.short}{shape.head_dim} x {shape.group}, {names}",
         _prefill,
-        (*tensors, *numbers),
-        _constants(kv_shape, shape.group, shape.window, shape.cap)
+        (*tensors, *rare, *numbers),
+        _constants(kv_shape, shape.group, shape.window_and_cap, shape.window_and_cap)
         | {"LANES": tiling.lanes, "TOKENS": tiling.tokens}
         | {"SHORT_TILES": 2 if shape.short else 0, "UPCAST": False},
         Budget(
-            registers=shape.registers,
-            min_shared=(tiling.num_stages - 1) * 2 * wide,
+            registers=shape.registers[capability >= 90],
+            min_shared=(tiling.num_stages - 1) * 2 * tiling.tokens * dim * shape.kv.itemsize,
             async_copies=True,
-            matrix_unit=tensor_cores,
+            matrix_unit="" if shape.dtype == _WIDE else "wgmma" if is_wgmma else "mma",
         ),
         tiling.num_warps,
         tiling.num_stages,

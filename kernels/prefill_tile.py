@@ -38,14 +38,12 @@ def blocks_of(table, first, end, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr)
 
 
 @triton.jit
-def _load(base, slot, inside, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):
+def _load(place, inside, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):
     """`[TOKENS, DIM]` of K or V; without a mask where every key and every column is there."""
-    dim = tl.arange(0, DIM)
-    place = base + slot[:, None] * HEAD_DIM + dim[None, :]
     if not MASKED and HEAD_DIM == DIM:
         tile = tl.load(place)
     else:
-        mask = (dim < HEAD_DIM)[None, :]
+        mask = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
         if MASKED:
             mask = inside[:, None] if HEAD_DIM == DIM else mask & inside[:, None]
         tile = tl.load(place, mask=mask, other=0.0)
@@ -97,17 +95,26 @@ def attend(
     """Takes the keys first...last into the weighted values, the largest score in base 2 and the sum of probabilities.
     `blocks` are the ids for the tile at `first`: each pass loads those of the next, up to `end`, so that K and V never
     wait for them. MASKED: some lane may not see some key."""
+    half: tl.constexpr = (
+        KV_HEADS * BLOCK_SIZE
+    )  # slots of the keys of a block, its values lie behind them
     for begin in tl.range(first, last, TOKENS):
         key = begin + tl.arange(0, TOKENS)
         inside = key < end
-        slot = (blocks.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
-        value_slot = slot + KV_HEADS * BLOCK_SIZE
+        offset = key % BLOCK_SIZE
+        if TOKENS % BLOCK_SIZE == 0:  # a tile begins with a block
+            offset = tl.arange(0, TOKENS) % BLOCK_SIZE
+        block = blocks * (2 * KV_HEADS) + kv_head
+        slot = block.to(tl.int64) * BLOCK_SIZE + offset
+        place = kv + slot[:, None] * HEAD_DIM + tl.arange(0, DIM)[None, :]
         blocks = blocks_of(table, begin + TOKENS, end, TOKENS, BLOCK_SIZE)
-        keys = _load(kv, slot, inside, HEAD_DIM, DIM, MASKED).to(query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
+        keys = _load(place, inside, HEAD_DIM, DIM, MASKED).to(query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         unit = factor
         if scales is not None:
-            scores *= (factor * tl.load(scales + slot, mask=inside, other=0.0))[None, :]
+            scores *= (
+                factor * tl.load(scales + block * BLOCK_SIZE + offset, mask=inside, other=0.0)
+            )[None, :]
             unit = 1.0
         if (
             HAS_CAP
@@ -122,9 +129,11 @@ def attend(
         fade = tl.exp2(peak - new_peak)
         total = total * fade + tl.sum(weights, 1)
         if scales is not None:
-            weights *= tl.load(scales + value_slot, mask=inside, other=0.0)[None, :]
-        values = _load(kv, value_slot, inside, HEAD_DIM, DIM, MASKED).to(query.dtype)
+            weights *= tl.load(scales + half + block * BLOCK_SIZE + offset, mask=inside, other=0.0)[
+                None, :
+            ]
+        values = _load(place + half * HEAD_DIM, inside, HEAD_DIM, DIM, MASKED)
         sums *= fade[:, None]
-        sums = tl.dot(weights.to(query.dtype), values, sums, input_precision="tf32x3")
+        sums = tl.dot(weights.to(query.dtype), values.to(query.dtype), sums, input_precision="ieee")
         peak = new_peak
     return sums, peak, total, blocks
