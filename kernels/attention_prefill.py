@@ -21,31 +21,28 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention_tiles import (
+    LOG2_E,
+    NOTHING,
+    Tiling,
+    budget,
+    constants,
+    refuse_kv,
+    score_factors,
+    specimen_name,
+    split_size_of,
+)
 from kernels.batch import PagedBatch, RowTensors
 from kernels.device import capability, interpreting
 from kernels.prefill_tile import attend, blocks_of, first_key, row_of
 from kernels.specimen import Budget, Specimen
-from kernels.splits import LONGEST, STEPS, DecodeWorkspace, most_splits
+from kernels.splits import DecodeWorkspace, most_splits
 
 SHORT_LANES = 32
 """8 tokens of 4 heads. The partial sums of longer rows would outgrow what splitting saves."""
 _SHORT = tl.constexpr(SHORT_LANES)
-_LOG2_E = tl.constexpr(1.4426950408889634)
-_NOTHING = tl.constexpr(-1e38)
-"""Largest score where there is none: finite, so that it can be subtracted from itself."""
 _MERGED = 16
 """Splits that the second kernel sums at once: fixed, so that the order of a row's sum is."""
-_UP_TO_0, _SIZE_0 = map(tl.constexpr, STEPS[0])
-_UP_TO_1, _SIZE_1 = map(tl.constexpr, STEPS[1])
-_UP_TO_2, _SIZE_2 = map(tl.constexpr, STEPS[2])
-_SIZE_3 = tl.constexpr(LONGEST)
-
-
-@triton.jit
-def _split_size_of(num_keys):
-    size = tl.where(num_keys <= _UP_TO_2, _SIZE_2, _SIZE_3)
-    size = tl.where(num_keys <= _UP_TO_1, _SIZE_1, size)
-    return tl.where(num_keys <= _UP_TO_0, _SIZE_0, size)
 
 
 @triton.jit
@@ -83,10 +80,11 @@ def _prefill(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     SHORT_TILES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
@@ -96,12 +94,12 @@ def _prefill(
     if SHORT_TILES:
         row = tl.program_id(0) // SHORT_TILES
         start = tl.load(query_starts + row)
-        lane = tl.program_id(0) % SHORT_TILES * LANES
+        lane = tl.program_id(0) % SHORT_TILES * ROWS
     else:  # the longest first
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
-        row = row_of(query_starts, num_rows, tile, GROUP, LANES)
+        row = row_of(query_starts, num_rows, tile, GROUP, ROWS)
         start = tl.load(query_starts + row)
-        lane = (tile - row - start * GROUP // LANES) * LANES
+        lane = (tile - row - start * GROUP // ROWS) * ROWS
     lanes = (tl.load(query_starts + row + 1) - start) * GROUP
     other_way = lanes > _SHORT if SHORT_TILES else lanes <= _SHORT
     if other_way | (lane >= lanes):
@@ -111,11 +109,11 @@ def _prefill(
     seq_len = tl.load(seq_lens + row)
     context = seq_len - lanes // GROUP
     oldest = context + lane // GROUP
-    newest = context + (tl.minimum(lane + LANES, lanes) - 1) // GROUP
+    newest = context + (tl.minimum(lane + ROWS, lanes) - 1) // GROUP
     first, last = first_key(oldest, window, TOKENS, HAS_WINDOW), tl.maximum(newest + 1, 0)
     if SHORT_TILES:
         row_first = first_key(context, window, TOKENS, HAS_WINDOW)
-        size = _split_size_of(seq_len - row_first)
+        size = split_size_of(seq_len - row_first)
         if split * size >= tl.maximum(seq_len - row_first, 1):
             return
         first = tl.maximum(first, row_first + split * size)
@@ -123,9 +121,9 @@ def _prefill(
 
     # Places are counted from the tile's first token, so that they fit into 32 bits.
     token = start + lane // GROUP
-    ahead = lane % GROUP + tl.arange(0, LANES)
+    ahead = lane % GROUP + tl.arange(0, ROWS)
     head = kv_head * GROUP + ahead % GROUP
-    filled = lane + tl.arange(0, LANES) < lanes
+    filled = lane + tl.arange(0, ROWS) < lanes
     dim = tl.arange(0, DIM)
     inside = filled[:, None] & (dim < HEAD_DIM)[None, :]
     place = ahead // GROUP * query_token_stride + head * query_head_stride
@@ -133,11 +131,11 @@ def _prefill(
     packed = tl.load(tokens + place[:, None] + dim[None, :], mask=inside, other=0.0)
     if UPCAST:
         packed = packed.to(tl.float32)
-    sums = tl.zeros([LANES, DIM], tl.float32)
-    peak = tl.full([LANES], _NOTHING, tl.float32)
-    total = tl.zeros([LANES], tl.float32)
+    sums = tl.zeros([ROWS, DIM], tl.float32)
+    peak = tl.full([ROWS], NOTHING, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
     if sinks is not None:  # a learned logit that takes weight and gives no value
-        sink = tl.load(sinks + head, mask=filled, other=0.0).to(tl.float32) * _LOG2_E
+        sink = tl.load(sinks + head, mask=filled, other=0.0).to(tl.float32) * LOG2_E
         peak = tl.where(split == 0, sink, peak)
         total = tl.where(split == 0, 1.0, total)
     nodes = None
@@ -159,22 +157,22 @@ def _prefill(
         sums, peak, total, blocks = attend(
             sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
             first, whole, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
-            DIM, TOKENS, HAS_WINDOW, HAS_CAP, True, UPCAST,
+            DIM, TOKENS, HAS_WINDOW, HAS_CAP, QUANTIZED, True,
         )  # fmt: skip
     sums, peak, total, blocks = attend(
         sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
         whole, ragged, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
-        DIM, TOKENS, HAS_WINDOW, HAS_CAP, False, UPCAST,
+        DIM, TOKENS, HAS_WINDOW, HAS_CAP, QUANTIZED, False,
     )  # fmt: skip
     sums, peak, total, blocks = attend(
         sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
         ragged, last, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
-        DIM, TOKENS, HAS_WINDOW, HAS_CAP, True, UPCAST,
+        DIM, TOKENS, HAS_WINDOW, HAS_CAP, QUANTIZED, True,
     )  # fmt: skip
 
     if partial_sums is not None:
         slot = _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
-        slot += tl.arange(0, LANES)
+        slot += tl.arange(0, ROWS)
         tl.store(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
         tl.store(partial_stats + slot * 2, peak, mask=filled)
         tl.store(partial_stats + slot * 2 + 1, total, mask=filled)
@@ -215,16 +213,16 @@ def _merge(
         return
     seq_len = tl.load(seq_lens + row)
     span = seq_len - first_key(seq_len - lanes // GROUP, window, TOKENS, HAS_WINDOW)
-    used = tl.cdiv(span, _split_size_of(span))
+    used = tl.cdiv(span, split_size_of(span))
     dim = tl.arange(0, DIM)
     sums = tl.zeros([DIM], tl.float32)
-    peak = tl.full([1], _NOTHING, tl.float32)
+    peak = tl.full([1], NOTHING, tl.float32)
     total = tl.zeros([1], tl.float32)
     for first in range(0, used, MERGED):
         split = first + tl.arange(0, MERGED)
         there = split < used
         slot = _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
-        peaks = tl.load(partial_stats + slot * 2, mask=there, other=_NOTHING)
+        peaks = tl.load(partial_stats + slot * 2, mask=there, other=NOTHING)
         totals = tl.load(partial_stats + slot * 2 + 1, mask=there, other=0.0)
         inside = there[:, None] & (dim < HEAD_DIM)[None, :]
         part = tl.load(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
@@ -241,29 +239,23 @@ def _merge(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
-@dataclass(frozen=True)
-class Tiling:
-    """Lanes and keys of one tile, and how it is compiled."""
-
-    lanes: int
-    tokens: int
-    num_warps: int
-    num_stages: int
-
-
 @lru_cache
 def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype, short: bool) -> Tiling:
     """For rows with at most SHORT_LANES lanes, or for longer ones. ValueError: a device that cannot read this KV.
 
-    128 lanes: 64 would need twice the bytes of K and V per product, more than the last cache gives."""
-    if kv == torch.float8_e4m3fn and cap < 89:
-        raise ValueError(f"A device of capability {cap} has no float8: its KV can be int8.")
+    128 lanes, because 64 ask for twice the bytes of K and V per product: at half the rate of an H200's tensor cores
+    6 TB/s, which its last cache hardly gives (derived). With 8 warps of more than 128 registers one program fits on a
+    multiprocessor, so fewer keys a tile only where more would spill."""
+    refuse_kv(cap, kv)
     wide = head_dim > 128
-    if query.itemsize == 4:  # no tensor cores: products of full precision hold a tile in registers
-        return Tiling(16, 16 if wide else 32, 8, 2)
+    if query.itemsize == 4:  # no tensor cores: full precision multiplies a tile out of registers
+        return Tiling(16, 16, 4, 2) if wide else Tiling(16, 32, 8, 2)
     if short:
-        return Tiling(16, 32 if wide else 64, 4, 3)
-    return Tiling(64, 32, 8, 3) if wide else Tiling(128, 64, 8, 3)
+        tokens = 32 if wide else 64
+        return Tiling(16, tokens, 8, 4) if kv.itemsize == 1 else Tiling(16, tokens, 4, 3)
+    if wide:
+        return Tiling(64, 32 // (2 // kv.itemsize), 8, 3)
+    return Tiling(128, 32 if cap < 90 and head_dim > 64 else 64, 8, 3)
 
 
 def attention_prefill(
@@ -278,40 +270,41 @@ def attention_prefill(
     kv_scales: torch.Tensor | None = None,
     tree: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.attention`."""
-    rows, (kv_heads, _, head_dim) = batch.tensors, kv.shape[2:]
+    """As the twin in `kernels.reference.attention`. A batch with short rows takes its workspace, if it has one."""
+    rows, kv_heads = batch.tensors, kv.shape[2]
     num_rows, group = len(rows.seq_lens), query.shape[1] // kv_heads
-    if num_rows == 0:
+    lanes = rows.max_query_len * group
+    if lanes == 0:
         return
-    cap, lanes = capability(query.device), rows.max_query_len * group
+    cap = capability(query.device)
     tensors = (query, kv, kv_scales, rows.block_table, rows.seq_lens, rows.query_starts)
-    given = (*tensors, sinks, tree, *_factors(scale, softcap), window, num_rows)
-    given = (*given, rows.block_table.stride(0))
+    numbers = (*score_factors(scale, softcap), window, num_rows, rows.block_table.stride(0))
+    given = (*tensors, sinks, tree, *numbers)
     strides = (*out.stride()[:2], *query.stride()[:2])
-    constants = _constants(kv.shape, group, window > 0, softcap != 0.0)
+    flags = (group, window > 0, softcap != 0.0, kv_scales is not None)
     if lanes > SHORT_LANES:
-        tiling = select(cap, head_dim, query.dtype, kv.dtype, False)
-        tiles = len(query) * group // tiling.lanes + num_rows
+        tiling = select(cap, query.shape[2], query.dtype, kv.dtype, False)
+        tiles = len(query) * group // tiling.rows + num_rows
         _prefill[(tiles, kv_heads)](
-            out, None, None, *given, 1, 1, *strides,
-            **_compiled_for(tiling), **constants, SHORT_TILES=0, UPCAST=interpreting(),
+            out, None, None, *given, 1, 1, *strides, **_constants(tiling, kv.shape, *flags),
+            SHORT_TILES=0, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
         )  # fmt: skip
-    if lanes == 0 or (batch.given is None and min(batch.query_lens) * group > SHORT_LANES):
+    if batch.given is None and min(batch.query_lens) * group > SHORT_LANES:
         return
 
-    tiling = select(cap, head_dim, query.dtype, kv.dtype, True)
+    tiling = select(cap, query.shape[2], query.dtype, kv.dtype, True)
     lanes, splits = min(lanes, SHORT_LANES), _splits(rows, window, tiling)
     space = _workspace(batch, out, kv_heads * lanes, splits)
-    tiles = -(-lanes // tiling.lanes)
+    tiles = -(-lanes // tiling.rows)
     _prefill[(num_rows * tiles, kv_heads, splits)](
         out, space and space.sums, space and space.stats, *given, splits, lanes, *strides,
-        **_compiled_for(tiling), **constants, SHORT_TILES=tiles, UPCAST=interpreting(),
+        **_constants(tiling, kv.shape, *flags), SHORT_TILES=tiles,
+        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     if space is not None:
         _merge[(num_rows * lanes, kv_heads)](
-            out, space.sums, space.stats, rows.seq_lens, rows.query_starts,
-            window, splits, lanes, *strides[:2],
-            **_merge_constants(constants), TOKENS=tiling.tokens, MERGED=_MERGED,
+            out, space.sums, space.stats, rows.seq_lens, rows.query_starts, window, splits, lanes,
+            *strides[:2], **_merge_constants(tiling, kv.shape, *flags),
         )  # fmt: skip
 
 
@@ -336,40 +329,28 @@ def _workspace(
     return batch.workspace
 
 
-def _factors(scale: float, softcap: float) -> tuple[float, float]:
-    """What `attend` multiplies a product with, and what it multiplies a squashed score with."""
-    log2_e = _LOG2_E.value
-    return (2 * scale / softcap * log2_e, softcap * log2_e) if softcap else (scale * log2_e, 0.0)
+def _constants(
+    tiling: Tiling,
+    kv_shape: torch.Size,
+    group: int,
+    has_window: bool,
+    has_cap: bool,
+    quantized: bool,
+) -> dict[str, Any]:
+    common = constants(tiling, kv_shape, group, has_cap, quantized)
+    return common | {"HAS_WINDOW": has_window, "UPCAST": interpreting()}
 
 
-def _constants(kv_shape: torch.Size, group: int, has_window: bool, has_cap: bool) -> dict[str, Any]:
-    return {
-        "KV_HEADS": kv_shape[2],
-        "GROUP": group,
-        "BLOCK_SIZE": kv_shape[3],
-        "HEAD_DIM": kv_shape[4],
-        "DIM": triton.next_power_of_2(kv_shape[4]),
-        "HAS_WINDOW": has_window,
-        "HAS_CAP": has_cap,
-    }
-
-
-def _merge_constants(constants: dict[str, Any]) -> dict[str, Any]:
-    names = ("KV_HEADS", "GROUP", "HEAD_DIM", "DIM", "HAS_WINDOW")
-    return {name: constants[name] for name in names}
-
-
-def _compiled_for(tiling: Tiling) -> dict[str, int]:
-    return {
-        "LANES": tiling.lanes,
-        "TOKENS": tiling.tokens,
-        "num_warps": tiling.num_warps,
-        "num_stages": tiling.num_stages,
-    }
+def _merge_constants(tiling: Tiling, kv_shape: torch.Size, *flags: Any) -> dict[str, Any]:
+    names = ("KV_HEADS", "GROUP", "HEAD_DIM", "DIM", "TOKENS", "HAS_WINDOW")
+    common = _constants(tiling, kv_shape, *flags)
+    return {name: common[name] for name in names} | {"MERGED": _MERGED}
 
 
 @dataclass(frozen=True)
 class _Shape:
+    """What is compiled ahead, among eight KV heads."""
+
     registers: tuple[int, int]
     """Budget on sm_80 and on sm_90."""
     head_dim: int
@@ -382,7 +363,7 @@ class _Shape:
     sinks_and_tree: bool = False
 
 
-_HALF, _WIDE = torch.float16, torch.float32
+_INT8, _HALF, _FULL = torch.int8, torch.float16, torch.float32
 _SHAPES = (
     _Shape((255, 255), 128, 4),
     _Shape((255, 255), 128, 8, 64, window_and_cap=True),
@@ -391,14 +372,14 @@ _SHAPES = (
     _Shape((255, 255), 80, 1),
     _Shape((255, 255), 96, 1, 32, _HALF, _HALF),
     _Shape((255, 255), 256, 2, window_and_cap=True),
-    _Shape((255, 255), 128, 4, kv=torch.int8),
-    _Shape((255, 255), 256, 2, kv=torch.int8),
+    _Shape((255, 255), 128, 4, kv=_INT8, window_and_cap=True),
+    _Shape((255, 255), 256, 2, kv=_INT8),
     _Shape((255, 255), 128, 4, kv=torch.float8_e4m3fn),
-    _Shape((255, 255), 128, 4, 16, _WIDE, _WIDE),
+    _Shape((255, 255), 128, 4, 16, _FULL, _FULL),
     _Shape((255, 255), 128, 4, short=True),
     _Shape((255, 255), 256, 2, short=True, window_and_cap=True),
-    _Shape((255, 255), 128, 4, kv=torch.int8, short=True),
-    _Shape((255, 255), 256, 4, 16, _WIDE, _WIDE, short=True),
+    _Shape((255, 255), 128, 4, kv=_INT8, short=True),
+    _Shape((255, 255), 256, 4, 16, _FULL, _FULL, short=True),
 )
 
 
@@ -406,14 +387,15 @@ def specimens(capability: int) -> Iterator[Specimen]:
     for shape in _SHAPES:
         if shape.kv != torch.float8_e4m3fn or capability >= 89:
             yield _specimen(capability, shape)
-    constants = _merge_constants(_constants(torch.Size((1, 2, 8, 16, 128)), 4, False, False))
+    tiling = select(capability, 128, torch.bfloat16, torch.bfloat16, True)
     tensors = (torch.bfloat16, torch.float32, torch.float32, torch.int32, torch.int32)
+    flags = (4, False, False, False)
     yield Specimen(
         "prefill merge 128 x 4",
         _merge,
         (*tensors, 0, 16, 32, 4096, 128),
-        constants | {"TOKENS": 64, "MERGED": _MERGED},
-        Budget(registers=64),
+        _merge_constants(tiling, torch.Size((1, 2, 8, 16, 128)), *flags),
+        Budget(registers=72),
     )
 
 
@@ -421,31 +403,23 @@ def _specimen(capability: int, shape: _Shape) -> Specimen:
     tiling = select(capability, shape.head_dim, shape.dtype, shape.kv, shape.short)
     kv_shape = torch.Size((1, 2, 8, shape.block_size, shape.head_dim))
     partial = torch.float32 if shape.short else None
-    scales = torch.float32 if shape.kv.itemsize == 1 else None
+    quantized = shape.kv.itemsize == 1
+    scales = torch.float32 if quantized else None
     rare = (torch.float32, torch.int64) if shape.sinks_and_tree else (None, None)
     tensors = (shape.dtype, partial, partial, shape.dtype, shape.kv, scales, *(torch.int32,) * 3)
     stride = 8 * shape.group * shape.head_dim
     numbers = (0.1, 0.0, 0, 3, 300, 16, 32, stride, shape.head_dim, stride, shape.head_dim)
-    is_wgmma = capability >= 90 and tiling.lanes >= 64
-    dim = triton.next_power_of_2(shape.head_dim)
-    names = f"{_short(shape.dtype)}, {_short(shape.kv)}, blocks {shape.block_size}"
+    flags = (shape.window_and_cap, shape.window_and_cap, quantized)
+    unit = "wgmma" if capability >= 90 and tiling.rows >= 64 else "mma"
+    kinds = (shape.head_dim, shape.dtype, shape.kv)
     return Specimen(
-        f"prefill {'short ' * shape.short}{shape.head_dim} x {shape.group}, {names}",
+        f"prefill {'short ' * shape.short}{specimen_name(shape.head_dim, shape.group, *kinds[1:])}"
+        f"{' window cap' * shape.window_and_cap}{' sinks tree' * shape.sinks_and_tree}",
         _prefill,
         (*tensors, *rare, *numbers),
-        _constants(kv_shape, shape.group, shape.window_and_cap, shape.window_and_cap)
-        | {"LANES": tiling.lanes, "TOKENS": tiling.tokens}
+        _constants(tiling, kv_shape, shape.group, *flags)
         | {"SHORT_TILES": 2 if shape.short else 0, "UPCAST": False},
-        Budget(
-            registers=shape.registers[capability >= 90],
-            min_shared=(tiling.num_stages - 1) * 2 * tiling.tokens * dim * shape.kv.itemsize,
-            async_copies=True,
-            matrix_unit="" if shape.dtype == _WIDE else "wgmma" if is_wgmma else "mma",
-        ),
+        budget(tiling, *kinds, unit, shape.registers[capability >= 90]),
         tiling.num_warps,
         tiling.num_stages,
     )
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

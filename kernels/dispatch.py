@@ -15,6 +15,7 @@ import torch
 
 from kernels.batch import PagedBatch, Slots
 from kernels.reference import attention, norm, sample
+from kernels.shared import SharedGroups
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
@@ -28,12 +29,15 @@ TWINS: dict[str, Kernel] = {
     "kv_write": attention.kv_write,
     "attention_decode": attention.attention_decode,
     "attention_prefill": attention.attention_prefill,
+    "attention_shared": attention.attention_shared,
     "block_copy": attention.block_copy,
     "rms_norm": norm.rms_norm,
     "sample": sample.sample,
 }
 COMPILED: dict[str, str] = {
+    "attention_decode": "kernels.attention_decode",
     "attention_prefill": "kernels.attention_prefill",
+    "attention_shared": "kernels.attention_shared",
     "rms_norm": "kernels.norm",
 }
 """Op name to the Triton module that has a function of the same name and signature."""
@@ -66,10 +70,15 @@ class Ops:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> None:
         assert batch.starts[-1] == batch.num_rows, "a decode row has one query"
-        _check_attention(out, query, kv, batch)
-        self.chosen["attention_decode"](out, query, kv, batch, scale, window, softcap, sinks)
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, lse)
+        self.chosen["attention_decode"](
+            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, lse
+        )
 
     def attention_prefill(
         self,
@@ -94,6 +103,25 @@ class Ops:
             assert max(batch.query_lens, default=0) <= 64, batch.query_lens
         self.chosen["attention_prefill"](
             out, query, kv, batch, scale, window, softcap, sinks, kv_scales, tree
+        )
+
+    def attention_shared(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        batch: PagedBatch,
+        groups: SharedGroups,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        assert batch.starts[-1] == batch.num_rows == len(groups.own_starts), "one query per row"
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, None)
+        self.chosen["attention_shared"](
+            out, query, kv, batch, groups, scale, softcap, sinks, kv_scales
         )
 
     def block_copy(self, kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -10,13 +10,13 @@ import triton.language as tl
 
 
 @triton.jit
-def row_of(query_starts, num_rows, tile, GROUP: tl.constexpr, LANES: tl.constexpr):
-    """The row that owns a tile: the last one whose first tile, `start * G // LANES + row`, is not behind it."""
+def row_of(query_starts, num_rows, tile, GROUP: tl.constexpr, ROWS: tl.constexpr):
+    """The row that owns a tile: the last one whose first tile, `start * G // ROWS + row`, is not behind it."""
     low = tile * 0
     high = low + num_rows
     while low < high:
         middle = (low + high) // 2
-        before = tl.load(query_starts + middle) * GROUP // LANES + middle <= tile
+        before = tl.load(query_starts + middle) * GROUP // ROWS + middle <= tile
         low = tl.where(before, middle + 1, low)
         high = tl.where(before, high, middle)
     return low - 1
@@ -52,7 +52,7 @@ def _load(place, inside, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.c
 
 @triton.jit
 def _sees(position, key, nodes, context, window, HAS_WINDOW: tl.constexpr):
-    """`[LANES, TOKENS]`: whether a lane may look at a key."""
+    """`[ROWS, TOKENS]`: whether a lane may look at a key."""
     sees = key[None, :] <= position[:, None]
     if HAS_WINDOW:
         sees &= key[None, :] > position[:, None] - window
@@ -89,15 +89,13 @@ def attend(
     TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     MASKED: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """Takes the keys first...last into the weighted values, the largest score in base 2 and the sum of probabilities.
     `blocks` are the ids for the tile at `first`: each pass loads those of the next, up to `end`, so that K and V never
     wait for them. MASKED: some lane may not see some key."""
-    half: tl.constexpr = (
-        KV_HEADS * BLOCK_SIZE
-    )  # slots of the keys of a block, its values lie behind them
+    half: tl.constexpr = KV_HEADS * BLOCK_SIZE  # slots from a key to its value
     for begin in tl.range(first, last, TOKENS):
         key = begin + tl.arange(0, TOKENS)
         inside = key < end
@@ -111,14 +109,11 @@ def attend(
         keys = _load(place, inside, HEAD_DIM, DIM, MASKED).to(query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
         unit = factor
-        if scales is not None:
-            scores *= (
-                factor * tl.load(scales + block * BLOCK_SIZE + offset, mask=inside, other=0.0)
-            )[None, :]
+        if QUANTIZED:
+            scale = tl.load(scales + block * BLOCK_SIZE + offset, mask=inside, other=0.0)
+            scores *= (factor * scale)[None, :]
             unit = 1.0
-        if (
-            HAS_CAP
-        ):  # cap * tanh, by the sigmoid of twice its argument: 2s(2x) - 1; `factor` holds 2 / cap
+        if HAS_CAP:  # cap * tanh(x) = cap * (2s(2x) - 1), s the sigmoid; `factor` holds 2 / cap
             scores = (2.0 / (1.0 + tl.exp2(-scores * unit)) - 1.0) * cap
             unit = 1.0
         if MASKED:
@@ -128,7 +123,7 @@ def attend(
         weights = tl.exp2(scores * unit - new_peak[:, None])
         fade = tl.exp2(peak - new_peak)
         total = total * fade + tl.sum(weights, 1)
-        if scales is not None:
+        if QUANTIZED:
             weights *= tl.load(scales + half + block * BLOCK_SIZE + offset, mask=inside, other=0.0)[
                 None, :
             ]
