@@ -367,10 +367,9 @@ _INT8, _HALF, _FULL = torch.int8, torch.float16, torch.float32
 _SHAPES = (
     _Shape((255, 255), 128, 4),
     _Shape((255, 255), 128, 8, 64, window_and_cap=True),
-    _Shape((255, 255), 128, 4, sinks_and_tree=True),
     _Shape((255, 255), 64, 7),
     _Shape((255, 255), 80, 1),
-    _Shape((255, 255), 96, 1, 32, _HALF, _HALF),
+    _Shape((255, 255), 96, 1, 32, _HALF, _HALF, sinks_and_tree=True),
     _Shape((255, 255), 256, 2, window_and_cap=True),
     _Shape((255, 255), 128, 4, kv=_INT8, window_and_cap=True),
     _Shape((255, 255), 256, 2, kv=_INT8),
@@ -379,6 +378,7 @@ _SHAPES = (
     _Shape((255, 255), 128, 4, short=True),
     _Shape((255, 255), 256, 2, short=True, window_and_cap=True),
     _Shape((255, 255), 128, 4, kv=_INT8, short=True),
+    _Shape((255, 255), 256, 2, kv=_INT8, short=True),
     _Shape((255, 255), 256, 4, 16, _FULL, _FULL, short=True),
 )
 
