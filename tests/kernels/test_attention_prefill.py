@@ -127,38 +127,38 @@ def test_a_token_sees_the_nodes_that_its_tree_names(ops):
 @BOTH
 @pytest.mark.parametrize("features", [FEATURES["plain"], FEATURES["everything"]], ids=str)
 def test_chunks_of_every_size_give_one_result(ops, features):
-    chunks = Chunks([40], [30], group=2)
+    chunks = Chunks([24], [46], group=2)
     whole = run(ops, chunks, **features)
-    for size in (1, 7, 16, 17, 39):
+    for size in (1, 7, 17, 23):
         found = torch.full_like(whole, float("nan"))
-        for first in range(0, 40, size):
-            batch, query = chunks.part(0, first, min(first + size, 40))
+        for first in range(0, 24, size):
+            batch, query = chunks.part(0, first, min(first + size, 24))
             out = found[first : first + size]
             ops.attention_prefill(out, query, chunks.kv, batch, SCALE, **features)
         assert relative_error(found, whole) <= 1e-6
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_a_row_alone_is_bit_for_bit_that_row_in_any_batch(order):
+def test_a_row_alone_is_bit_for_bit_that_row_in_any_batch():
     query_lens, context_lens = [40, 3, 17], [30, 270, 0]
     chunks = Chunks(query_lens, context_lens)
     found = run(TRITON, chunks)
+    spans = [slice(a, b) for a, b in itertools.pairwise(chunks.batch.starts)]
+    for row, span in enumerate(spans):
+        alone, query = chunks.part(row, 0, query_lens[row])
+        out = torch.full_like(query, float("nan"))
+        TRITON.attention_prefill(out, query, chunks.kv, alone, SCALE)
+        assert torch.equal(out, found[span])
+    order = [2, 0, 1]
     batch = dataclasses.replace(
         chunks.batch,
         query_lens=[query_lens[row] for row in order],
         context_lens=[context_lens[row] for row in order],
         block_tables=[chunks.batch.block_tables[row] for row in order],
     )
-    spans = [slice(chunks.batch.starts[row], chunks.batch.starts[row + 1]) for row in order]
     out = torch.full_like(found, float("nan"))
-    query = torch.cat([chunks.query[span] for span in spans])
+    query = torch.cat([chunks.query[spans[row]] for row in order])
     TRITON.attention_prefill(out, query, chunks.kv, batch, SCALE)
-    assert torch.equal(out, torch.cat([found[span] for span in spans]))
-    for row, span in enumerate(spans):
-        alone, query = chunks.part(order[row], 0, batch.query_lens[row])
-        out = torch.full_like(query, float("nan"))
-        TRITON.attention_prefill(out, query, chunks.kv, alone, SCALE)
-        assert torch.equal(out, found[span])
+    assert torch.equal(out, torch.cat([found[spans[row]] for row in order]))
 
 
 def test_queries_are_read_inside_the_product_of_qkv():
@@ -197,7 +197,7 @@ def test_bounds_and_workspace_of_a_bucket_may_be_larger_than_its_rows(context):
     assert torch.equal(run(TRITON, chunks), expected)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90)), min_size=1, max_size=4),
     st.sampled_from([1, 2, 3, 7]),
