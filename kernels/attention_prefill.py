@@ -34,21 +34,21 @@ from kernels.attention_tiles import (
 )
 from kernels.batch import PagedBatch, RowTensors
 from kernels.device import capability, interpreting
-from kernels.prefill_tile import attend, blocks_of, first_key, row_of
+from kernels.prefill_tile import (
+    SHORT,
+    SHORT_LANES,
+    attend,
+    blocks_of,
+    first_key,
+    merge,
+    partial_slot,
+    row_of,
+)
 from kernels.specimen import Budget, Specimen
 from kernels.splits import DecodeWorkspace, most_splits
 
-SHORT_LANES = 32
-"""8 tokens of 4 heads. The partial sums of longer rows would outgrow what splitting saves."""
-_SHORT = tl.constexpr(SHORT_LANES)
 _MERGED = 16
-"""Splits that the second kernel sums at once: fixed, so that the order of a row's sum is."""
-
-
-@triton.jit
-def _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS: tl.constexpr):
-    """Of partial sums `[num_rows, KVH, num_splits, num_lanes]`."""
-    return ((row.to(tl.int64) * KV_HEADS + kv_head) * num_splits + split) * num_lanes + lane
+"""Splits that `merge` sums at once: fixed, so that the order of a row's sum is."""
 
 
 @triton.jit(do_not_specialize=["window", "num_rows", "table_stride", "num_splits", "num_lanes"])
@@ -101,7 +101,7 @@ def _prefill(
         start = tl.load(query_starts + row)
         lane = (tile - row - start * GROUP // ROWS) * ROWS
     lanes = (tl.load(query_starts + row + 1) - start) * GROUP
-    other_way = lanes > _SHORT if SHORT_TILES else lanes <= _SHORT
+    other_way = lanes > SHORT if SHORT_TILES else lanes <= SHORT
     if other_way | (lane >= lanes):
         return
 
@@ -171,7 +171,7 @@ def _prefill(
     )  # fmt: skip
 
     if partial_sums is not None:
-        slot = _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
+        slot = partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
         slot += tl.arange(0, ROWS)
         tl.store(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], sums, mask=inside)
         tl.store(partial_stats + slot * 2, peak, mask=filled)
@@ -182,61 +182,6 @@ def _prefill(
         tokens = out + token.to(tl.int64) * out_token_stride
         place = tokens + place[:, None] + dim[None, :]
         tl.store(place, result.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["window", "num_splits", "num_lanes"])
-def _merge(
-    out,
-    partial_sums,
-    partial_stats,
-    seq_lens,
-    query_starts,
-    window,
-    num_splits,
-    num_lanes,
-    out_token_stride,
-    out_head_stride,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    MERGED: tl.constexpr,
-):
-    """One lane of a short row: its splits, in the order of its keys, to its result."""
-    row, lane = tl.program_id(0) // num_lanes, tl.program_id(0) % num_lanes
-    kv_head = tl.program_id(1)
-    start = tl.load(query_starts + row)
-    lanes = (tl.load(query_starts + row + 1) - start) * GROUP
-    if (lanes > _SHORT) | (lane >= lanes):
-        return
-    seq_len = tl.load(seq_lens + row)
-    span = seq_len - first_key(seq_len - lanes // GROUP, window, TOKENS, HAS_WINDOW)
-    used = tl.cdiv(span, split_size_of(span))
-    dim = tl.arange(0, DIM)
-    sums = tl.zeros([DIM], tl.float32)
-    peak = tl.full([1], NOTHING, tl.float32)
-    total = tl.zeros([1], tl.float32)
-    for first in range(0, used, MERGED):
-        split = first + tl.arange(0, MERGED)
-        there = split < used
-        slot = _partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
-        peaks = tl.load(partial_stats + slot * 2, mask=there, other=NOTHING)
-        totals = tl.load(partial_stats + slot * 2 + 1, mask=there, other=0.0)
-        inside = there[:, None] & (dim < HEAD_DIM)[None, :]
-        part = tl.load(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
-        new_peak = tl.maximum(peak, tl.max(peaks, 0))
-        weights = tl.exp2(peaks - new_peak)
-        fade = tl.exp2(peak - new_peak)
-        sums = sums * fade + tl.sum(part * weights[:, None], 0)
-        total = total * fade + tl.sum(totals * weights, 0)
-        peak = new_peak
-    token = (start + lane // GROUP).to(tl.int64)
-    head = kv_head * GROUP + lane % GROUP
-    place = token * out_token_stride + head * out_head_stride + dim
-    result = sums / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
 @lru_cache
@@ -305,7 +250,7 @@ def attention_prefill(
         num_warps=tiling.num_warps, num_stages=tiling.num_stages,
     )  # fmt: skip
     if space is not None:
-        _merge[(num_rows * lanes, kv_heads)](
+        merge[(num_rows * lanes, kv_heads)](
             out, space.sums, space.stats, rows.seq_lens, rows.query_starts, window, splits, lanes,
             *strides[:2], **_merge_constants(tiling, kv.shape, *flags),
         )  # fmt: skip
@@ -396,7 +341,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
     flags = (4, False, False, False)
     yield Specimen(
         "prefill merge 128 x 4",
-        _merge,
+        merge,
         (*tensors, 0, 16, 32, 4096, 128),
         _merge_constants(tiling, torch.Size((1, 2, 8, 16, 128)), *flags),
         Budget(registers=72),

@@ -1,12 +1,18 @@
-"""What one program of prefill attention does: finds its row, and takes runs of keys into a tile of lanes.
+"""The parts of prefill attention: a program finds its row, takes runs of keys into a tile of lanes, merges splits.
 
-Knows one tile. Device functions only; `attention_prefill` says what lanes are and launches.
+Knows one tile. `attention_prefill` says what lanes are, puts the parts together and launches.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from kernels.attention_tiles import NOTHING, split_size_of
+
+SHORT_LANES = 32
+"""8 tokens of 4 heads. The partial sums of longer rows would outgrow what splitting saves."""
+SHORT = tl.constexpr(SHORT_LANES)
 
 
 @triton.jit
@@ -132,3 +138,64 @@ def attend(
         sums = tl.dot(weights.to(query.dtype), values.to(query.dtype), sums, input_precision="ieee")
         peak = new_peak
     return sums, peak, total, blocks
+
+
+@triton.jit
+def partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS: tl.constexpr):
+    """Of partial sums `[num_rows, KVH, num_splits, num_lanes]`."""
+    return ((row.to(tl.int64) * KV_HEADS + kv_head) * num_splits + split) * num_lanes + lane
+
+
+@triton.jit(do_not_specialize=["window", "num_splits", "num_lanes"])
+def merge(
+    out,
+    partial_sums,
+    partial_stats,
+    seq_lens,
+    query_starts,
+    window,
+    num_splits,
+    num_lanes,
+    out_token_stride,
+    out_head_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """One lane of a short row: its splits, in the order of its keys, to its result."""
+    row, lane = tl.program_id(0) // num_lanes, tl.program_id(0) % num_lanes
+    kv_head = tl.program_id(1)
+    start = tl.load(query_starts + row)
+    lanes = (tl.load(query_starts + row + 1) - start) * GROUP
+    if (lanes > SHORT) | (lane >= lanes):
+        return
+    seq_len = tl.load(seq_lens + row)
+    span = seq_len - first_key(seq_len - lanes // GROUP, window, TOKENS, HAS_WINDOW)
+    used = tl.cdiv(span, split_size_of(span))
+    dim = tl.arange(0, DIM)
+    sums = tl.zeros([DIM], tl.float32)
+    peak = tl.full([1], NOTHING, tl.float32)
+    total = tl.zeros([1], tl.float32)
+    for first in range(0, used, MERGED):
+        split = first + tl.arange(0, MERGED)
+        there = split < used
+        slot = partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
+        peaks = tl.load(partial_stats + slot * 2, mask=there, other=NOTHING)
+        totals = tl.load(partial_stats + slot * 2 + 1, mask=there, other=0.0)
+        inside = there[:, None] & (dim < HEAD_DIM)[None, :]
+        part = tl.load(partial_sums + slot[:, None] * HEAD_DIM + dim[None, :], inside, other=0.0)
+        new_peak = tl.maximum(peak, tl.max(peaks, 0))
+        weights = tl.exp2(peaks - new_peak)
+        fade = tl.exp2(peak - new_peak)
+        sums = sums * fade + tl.sum(part * weights[:, None], 0)
+        total = total * fade + tl.sum(totals * weights, 0)
+        peak = new_peak
+    token = (start + lane // GROUP).to(tl.int64)
+    head = kv_head * GROUP + lane % GROUP
+    place = token * out_token_stride + head * out_head_stride + dim
+    result = sums / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
