@@ -69,6 +69,13 @@ def test_each_feature_is_that_of_float64(ops, features):
 
 
 @BOTH
+@pytest.mark.parametrize("window", [0, 300, 513])
+def test_a_sink_counts_once_over_several_splits(ops, window):
+    chunks, how = Chunks([2], [700]), {"window": window, "sinks": torch.tensor([4.0, 6.0])}
+    assert relative_error(run(ops, chunks, **how), chunks.expected(SCALE, **how)) <= 1e-6
+
+
+@BOTH
 @pytest.mark.parametrize("window", [62, 63, 64, 65, 66])
 def test_a_window_ends_at_its_edge(ops, window):
     chunks = Chunks([18, 2], [120, 136], group=1)
