@@ -36,6 +36,7 @@ TWINS: dict[str, Kernel] = {
 }
 COMPILED: dict[str, str] = {
     "attention_decode": "kernels.attention_decode",
+    "attention_prefill": "kernels.attention_prefill",
     "attention_shared": "kernels.attention_shared",
     "rms_norm": "kernels.norm",
 }
@@ -89,9 +90,20 @@ class Ops:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+        tree: torch.Tensor | None = None,
     ) -> None:
-        _check_attention(out, query, kv, batch)
-        self.chosen["attention_prefill"](out, query, kv, batch, scale, window, softcap, sinks)
+        assert scale > 0.0, scale
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, None)
+        if tree is not None:
+            assert tree.shape == query.shape[:1], (tree.shape, query.shape)
+            assert tree.dtype == torch.int64, tree.dtype
+            assert window == 0, "nodes of a tree have no place in a window"
+            assert max(batch.query_lens, default=0) <= 64, batch.query_lens
+        self.chosen["attention_prefill"](
+            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, tree
+        )
 
     def attention_shared(
         self,

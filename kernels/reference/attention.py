@@ -188,23 +188,44 @@ def attention_prefill(
     window: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    kv_scales: torch.Tensor | None = None,
+    tree: torch.Tensor | None = None,
 ) -> None:
-    """Chunks, packed `[num_tokens, H, D]`, over the blocks that already hold their context and their own keys."""
+    """Chunks, packed `[num_tokens, H, D]`, over the blocks that already hold their context and their own keys: a
+    token sees its context and the chunk up to itself (within the `window`, if that is not 0).
+
+    `kv_scales`, `[num_blocks, 2, KVH, block_size]` float32, goes with int8 or float8 KV: value = number * scale.
+    `tree`, `[num_tokens]` int64, for chunks of at most 64 tokens: bit i says that a token sees token i of its chunk,
+    which is itself or an earlier one. A padding row has context -query_len and no blocks: it gets zeros.
+    """
     kv_heads, head_dim = kv.shape[2], kv.shape[4]
     groups = query.shape[1] // kv_heads
     sinks = None if sinks is None else sinks.view(kv_heads, groups, 1, 1)
+    special = bool(window or softcap) or sinks is not None or tree is not None
     for row in range(batch.num_rows):
         start, length = batch.starts[row], batch.query_lens[row]
-        keys, values = _gather(kv, batch, row, window)
+        if batch.context_lens[row] + length == 0:
+            out[start : start + length] = 0.0
+        if length == 0 or batch.context_lens[row] < 0:
+            continue
+        packed = query[start : start + length].view(length, kv_heads, groups, head_dim)
+        if kv_scales is None:
+            keys, values = _gather(kv, batch, row, window)
+        else:
+            seen, first = batch.context_lens[row] + length, batch.first_key(row, window)
+            keys, values = _gather_wide(kv, batch.block_tables[row], seen, kv_scales)
+            keys, values, packed = keys[:, first:], values[:, first:], packed.float()
         # KV heads stand where a batch would, repeated over their query heads with stride 0: nothing is copied.
         repeated = (kv_heads, groups, *keys.shape[1:])
-        packed = query[start : start + length].view(length, kv_heads, groups, head_dim)
-        causal = batch.context_lens[row] == 0 and window == 0 and softcap == 0.0 and sinks is None
+        causal = batch.context_lens[row] == 0 and not special
+        mask = None if causal else batch.mask(row, window)
+        if tree is not None:
+            mask = _narrowed(mask, tree[start : start + length])
         result = _attend(
             packed.permute(1, 2, 0, 3),
             keys[:, None].expand(repeated),
             values[:, None].expand(repeated),
-            None if causal else batch.mask(row, window),
+            mask,
             causal,
             scale,
             softcap,
@@ -229,6 +250,15 @@ def _gather(
     end = batch.context_lens[row] + batch.query_lens[row] - batch.first_key(row, window)
     keys, values = gathered.view(2, kv_heads, -1, head_dim)[:, :, :end]
     return keys, values
+
+
+def _narrowed(mask: torch.Tensor, tree: torch.Tensor) -> torch.Tensor:
+    """A chunk's causal mask without those of its own tokens that `tree` does not name."""
+    length = len(tree)
+    named = (tree[:, None] >> torch.arange(length, device=tree.device)) & 1
+    narrowed = mask.clone()
+    narrowed[:, mask.shape[1] - length :] &= named.bool()
+    return narrowed
 
 
 def _attend(
