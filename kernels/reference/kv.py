@@ -48,7 +48,7 @@ def rope_kv_write(
     rotated keys and the values stored at their slots. `norms`: weights `[D]` of an RMSNorm over each query and each
     key head, before the rotation. `table` and `positions`: as for `rope`. In float32, rounded once."""
     kv_heads, head_dim = kv.shape[2], kv.shape[4]
-    heads = qkv.view(len(qkv), -1, head_dim)
+    heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
     num_heads = heads.shape[1] - 2 * kv_heads
     query, key, value = heads.float().split((num_heads, kv_heads, kv_heads), dim=1)
     if norms is not None:
