@@ -17,7 +17,7 @@ from kernels.device import capability
 from kernels.quant import LIMITS, encode, scale_of
 from kernels.specimen import Budget, Specimen
 
-_LOG2_E = tl.constexpr(1.4426950408889634)
+_MINUS_LOG2_E = tl.constexpr(-1.4426950408889634)
 _GELU_SCALE = tl.constexpr(2 * 0.7978845608028654)
 """Twice the root of 2 / pi: tanh(u) = 2 sigmoid(2u) - 1."""
 
@@ -147,8 +147,9 @@ def _gated(row, column, WIDTH: tl.constexpr, GELU: tl.constexpr):
     value = tl.load(row + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     inner = gate
     if GELU:
-        inner = _GELU_SCALE * (gate + 0.044715 * gate * gate * gate)
-    return gate / (1.0 + tl.exp2(-_LOG2_E * inner)) * value
+        inner = (gate + 0.044715 * gate * gate * gate) * _GELU_SCALE
+    exponent = tl.minimum(inner * _MINUS_LOG2_E, 126.0)  # from there on the gate is shut
+    return gate / (1.0 + tl.exp2(exponent)) * value
 
 
 @triton.jit

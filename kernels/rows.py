@@ -52,9 +52,10 @@ def _input_prep(
     is_real = row >= 0
     row = tl.maximum(row, 0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < max_blocks
-    blocks = tl.load(row_table + row * max_blocks + column, mask=inside & is_real, other=0)
-    tl.store(block_table + place.to(tl.int64) * max_blocks + column, blocks, mask=inside)
+    known = tl.where(is_real, max_blocks, 0)
+    blocks = tl.load(row_table + row * max_blocks + column, mask=column < known, other=0)
+    target = block_table + place.to(tl.int64) * max_blocks + column
+    tl.store(target, blocks, mask=column < max_blocks)
     if tl.program_id(1) == 0:
         position = tl.load(row_positions + row, mask=is_real, other=0)
         tl.store(positions + place, position.to(positions.dtype.element_ty))
