@@ -69,4 +69,5 @@ def test_norms_of_every_width_equal_the_twin(hidden, gemma, dtype):
     assert torch.equal(results[0][1], results[1][1]), "the sum is rounded once"
     largest = float(results[1][0].abs().max())
     error = float((results[0][0] - results[1][0]).abs().max())
-    assert error <= largest * (2**-7 if dtype is BF16 else 1 / 127 * 1.01)
+    # one step of the output; the normalised row is rounded to bf16 before the product
+    assert error <= largest * (2**-7 + (0 if dtype is BF16 else 1 / 127))
