@@ -1,4 +1,5 @@
-"""The KV tensor of a worker: how large it may be, one view per layer, copies of whole blocks.
+"""The KV tensor of a worker: how large it may be, one view per layer, copies of whole blocks. 8-bit KV has a second
+tensor, of scales.
 
 Knows bytes and block ids. Does not know which sequence owns a block, nor what is in one. Block 0 is the null block:
 nobody's tokens are ever there.
@@ -13,6 +14,7 @@ from pathlib import Path
 import torch
 
 from kernels.dispatch import Ops
+from kernels.reference.quant import is_quantized
 from workers.engine.errors import ModelError
 
 _CPU_SHARE, _CPU_LIMIT = 0.10, 2 << 30
@@ -31,11 +33,19 @@ class KVShape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    """What keys and values are stored in: the model's own, or an 8-bit format."""
+
+    @property
+    def is_quantized(self) -> bool:
+        return is_quantized(self.dtype)
 
     @property
     def bytes_per_block(self) -> int:
-        elements = self.num_layers * 2 * self.num_kv_heads * self.block_size * self.head_dim
-        return elements * self.dtype.itemsize
+        heads = self.num_layers * 2 * self.num_kv_heads * self.block_size
+        per_head = self.head_dim * self.dtype.itemsize
+        if self.is_quantized:
+            per_head += torch.float32.itemsize  # its scale
+        return heads * per_head
 
 
 def plan_num_blocks(
@@ -65,29 +75,22 @@ class KVStore:
         self.shape = shape
         self.num_blocks = num_blocks
         self._ops = ops
-        self._device = device
         # Left empty: no slot is read before it was written, and untouched memory of a CPU stays free.
-        self.tensor = torch.empty(
-            (
-                shape.num_layers,
-                num_blocks,
-                2,
-                shape.num_kv_heads,
-                shape.block_size,
-                shape.head_dim,
-            ),
-            dtype=shape.dtype,
-            device=device,
-        )
+        heads = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, shape.block_size)
+        self.tensor = torch.empty((*heads, shape.head_dim), dtype=shape.dtype, device=device)
+        self.scales = torch.empty(heads, device=device) if shape.is_quantized else None
 
     def layer(self, index: int) -> torch.Tensor:
         return self.tensor[index]
 
+    def layer_scales(self, index: int) -> torch.Tensor | None:
+        return None if self.scales is None else self.scales[index]
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
             return
-        ids = torch.tensor(pairs, dtype=torch.int64, device=self._device)
-        self._ops.block_copy(self.tensor, ids[:, 0], ids[:, 1])
+        source, target = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+        self._ops.block_copy(self.tensor, source, target, self.scales)
 
 
 def _free_memory(device: torch.device, num_ranks: int) -> int:

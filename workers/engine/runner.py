@@ -24,6 +24,8 @@ from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.protocol.messages import TokenLogprob
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_FP8_CAPABILITY = (8, 9)
 _LOGPROB_ROWS = 64
 """Prompt tokens whose logits exist at one time: a long prompt times the vocabulary would be gigabytes."""
 
@@ -36,6 +38,8 @@ class RunnerSettings:
     """auto: cuda where there is one, else cpu."""
     dtype: str = "auto"
     """auto: the checkpoint's on cuda, float32 on a CPU, where results are to be exact."""
+    kv_dtype: str = "auto"
+    """What KV is stored in. auto: the dtype; int8 or fp8: 8 bits and a scale per token, head, and K or V."""
     block_size: int = 16
     num_blocks: int | None = None
     """The null block included. None: as many as the KV memory holds."""
@@ -66,12 +70,14 @@ class ModelRunner:
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
         dtype = _dtype(settings.dtype, self._device, config.dtype)
+        kv_dtype = _kv_dtype(settings.kv_dtype, self._device, dtype)
         limit = support.context_limit(config)
         self.max_model_len = min(settings.max_model_len or limit, limit)
         self.block_size = settings.block_size
         self.vocab_size = config.vocab_size
         self.eos_token_ids = loader.eos_token_ids(found.directory, config)
-        self.root = found.identity(f"{config.model_type} kv={dtype}")
+        kept = f"{kv_dtype}" if kv_dtype == dtype else f"{kv_dtype} of {dtype}"
+        self.root = found.identity(f"{config.model_type} kv={kept}")
         with torch.inference_mode():
             self._model = loader.build(config, dtype, self._device, hf.ATTENTION)
             parts = sharding.split(self._model, parallel)
@@ -83,7 +89,7 @@ class ModelRunner:
             probe(self._model, self._device, self._ops, parallel)
             sites = hf.discover(self._model)
             shape = KVShape(
-                len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
+                len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, kv_dtype
             )
             num_blocks = settings.num_blocks or plan_num_blocks(
                 shape, self._device, self.max_model_len, settings.kv_memory, parallel.size
@@ -168,3 +174,18 @@ def _dtype(name: str, device: torch.device, checkpoints: torch.dtype | None) -> 
     if name not in _DTYPES:
         raise ModelError(f"The dtype {name} is not one of auto, {', '.join(_DTYPES)}.")
     return _DTYPES[name]
+
+
+def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return dtype
+    if name not in _KV_DTYPES:
+        raise ModelError(f"The KV dtype {name} is not one of auto, {', '.join(_KV_DTYPES)}.")
+    if name == "fp8" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _FP8_CAPABILITY:
+            major, minor = capability
+            raise ModelError(
+                f"fp8 KV needs a device of capability 8.9; this one has {major}.{minor}."
+            )
+    return _KV_DTYPES[name]

@@ -62,8 +62,11 @@ class Call:
 class PagedLayer:
     """The KV of one layer and how its module attends over it."""
 
-    def __init__(self, kv: torch.Tensor, ops: Ops, step: StepSlot) -> None:
+    def __init__(
+        self, kv: torch.Tensor, ops: Ops, step: StepSlot, kv_scales: torch.Tensor | None = None
+    ) -> None:
         self._kv = kv
+        self._kv_scales = kv_scales
         self._ops = ops
         self._step = step
 
@@ -71,10 +74,11 @@ class PagedLayer:
         step = self._step.context
         assert step is not None, "a pass outside a step"
         num_tokens = len(step.slots)
-        self._ops.kv_write(self._kv, call.key[:num_tokens], call.value[:num_tokens], step.slots)
+        key, value = call.key[:num_tokens], call.value[:num_tokens]
+        self._ops.kv_write(self._kv, key, value, step.slots, self._kv_scales)
         out = torch.empty_like(call.query)
         out[num_tokens:] = 0.0  # padding attends to nothing
-        how = (call.scale, call.window, call.softcap, call.sinks)
+        how = (call.scale, call.window, call.softcap, call.sinks, self._kv_scales)
         num_decode = 0 if step.decode is None else step.decode.num_rows
         if step.decode is not None:
             query = call.query[:num_decode]
@@ -192,7 +196,11 @@ def _refuse_sites(sites: Sequence[AttentionSite], num_layers: int) -> None:
 def attach(sites: Sequence[AttentionSite], store: KVStore, ops: Ops, step: StepSlot) -> None:
     """Gives each attention module its own layer of the store, in the order they run in."""
     for index, site in enumerate(sites):
-        setattr(site.module, _LAYER, PagedLayer(store.layer(index), ops, step))
+        setattr(
+            site.module,
+            _LAYER,
+            PagedLayer(store.layer(index), ops, step, store.layer_scales(index)),
+        )
 
 
 def hidden_states(

@@ -107,8 +107,8 @@ def install(
         if not _fits(layer, site):
             continue
         mine, error = _checked(model, layer, site, rope, ops)
-        if error <= _TOLERANCE[store.shape.dtype]:
-            mine.paged = PagedLayer(store.layer(index), ops, step)
+        if error <= _TOLERANCE[model.dtype]:
+            mine.paged = PagedLayer(store.layer(index), ops, step, store.layer_scales(index))
             layers[index] = mine
             number += 1
         else:
