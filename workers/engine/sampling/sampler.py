@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import Ops
-from kernels.reference.sample import DrawTensors
+from kernels.draws import DrawTensors
 from workers.engine.plan import Draw, Drawn
 from workers.engine.sampling import processors
 from workers.protocol.messages import TokenLogprob, TopLogprob
