@@ -107,7 +107,7 @@ class Workspace:
     best_tokens: torch.Tensor
     """`[rows, segments]` int32; of greedy rows the first token with the segment's largest logit."""
     bounds: torch.Tensor
-    """`[rows]` float32: no token below it is kept."""
+    """`[rows]` float32: no token below it is kept; behind `sample`, of rows that do not keep all, the smallest kept."""
     tails: torch.Tensor
     """`[rows, segments]` float32: sum of exponentials below the bound."""
     numbers: torch.Tensor

@@ -259,7 +259,6 @@ def specimens(capability: int) -> Iterator[Specimen]:
         (151_936, 1, False, False),
         (151_936, 1, False, True),
         (151_936, 320, True, True),
-        (32_000, 16, True, True),
         (50_257, 16, True, True),
     ):
         types = edit_types if edits else (real,) * 10
