@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.draws import COLDEST, EditTensors, Workspace
+from kernels.draws import COLDEST, EditTensors, Workspace, num_words
 
 
 def logits(
@@ -52,10 +52,10 @@ def count_tokens(counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor
 
 
 def pack_bits(tokens: torch.Tensor, vocab: int) -> torch.Tensor:
-    """`[words]` int32 with the bits of these tokens set."""
-    bits = torch.zeros((vocab + 31) // 32 * 32, dtype=torch.int64, device=tokens.device)
-    bits[tokens] = 1
-    words = (bits.view(-1, 32) << torch.arange(32, device=tokens.device)).sum(dim=1)
+    """`[words]` int32 with the bits of these tokens (int64) set."""
+    tokens = tokens.unique()
+    words = torch.zeros(num_words(vocab), dtype=torch.int64, device=tokens.device)
+    words.index_add_(0, tokens >> 5, torch.ones_like(tokens) << (tokens & 31))
     return (words - ((words >> 31) << 32)).to(torch.int32)
 
 
