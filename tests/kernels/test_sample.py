@@ -261,7 +261,7 @@ def test_a_real_vocabulary_draws_what_the_twin_draws():
 def test_draws_follow_the_probabilities():
     """Chi-square at the 1 in 10,000 level with a fixed seed, over positions as a sequence would have them. Few draws,
     for the interpreter; a GPU draws many (tests/gpu), and the twin, whose tokens these are, too."""
-    number = 200
+    number = 120
     row = torch.tensor([0.8, 0.3, -0.4, 0.1])
     shape = geometry(4, lanes=8, runs=2)
     tokens, _, _ = run(row.repeat(number, 1), draws(number, temperature=1.2, seed=2**62 + 3), shape)
