@@ -8,7 +8,10 @@ import dataclasses
 import pytest
 import torch
 from guarded import Guarded
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import (
+    LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -140,6 +143,43 @@ def test_the_mask_has_the_last_word_and_temperature_comes_behind(ops):
     assert out[0, 5] == raw[0, 5] + 1000
     assert out[1].isfinite().nonzero().squeeze(1).tolist() == [6, 7]
     assert torch.equal(out[1, 6:8], TemperatureLogitsWarper(0.5)(None, raw[1, 6:8]))
+
+
+tokens_below_80 = st.lists(st.integers(0, 79), max_size=12)
+
+
+@BOTH
+@settings(max_examples=25, deadline=None)
+@given(
+    prompt=tokens_below_80.filter(bool),
+    output=tokens_below_80,
+    biases=st.dictionaries(st.integers(0, 79), st.floats(-5, 5, width=32), max_size=5),
+    banned=st.lists(st.integers(0, 79), max_size=4),
+    penalty=st.sampled_from([0.7, 1.0, 1.4]),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    seed=st.integers(0, 50),
+)
+def test_any_edits_are_those_of_transformers_in_their_order(
+    ops, prompt, output, biases, banned, penalty, temperature, seed
+):
+    raw = torch.randn((1, 80), generator=torch.Generator().manual_seed(seed)) * 3
+    edits = edits_of(1, 80, biases=10)
+    edits.penalty_lines[0] = 0
+    edits.repetition[0] = penalty
+    edits.prompt_bits[0] = pack_bits(torch.tensor(prompt), 80)
+    edits.counts[0] = torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=80)
+    entries = sorted([*biases.items(), *((token, -float("inf")) for token in banned)])
+    for index, (token, bias) in enumerate(entries):
+        edits.bias_tokens[0, index], edits.biases[0, index] = token, bias
+    chain = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(penalty)])
+    if any(biases.values()):
+        listed = [[[token], bias] for token, bias in biases.items()]
+        chain.append(SequenceBiasLogitsProcessor(listed))
+    chain.append(SuppressTokensLogitsProcessor(banned))
+    chain.append(TemperatureLogitsWarper(temperature))
+    expected = chain(torch.tensor([prompt + output]), raw)
+    found, _ = run(ops, raw, edits, torch.tensor([temperature]), geometry(80, lanes=16))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("vocab", [1, 17, 255, 256, 257, 1000])
