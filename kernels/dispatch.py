@@ -201,7 +201,10 @@ def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
     assert logits.dim() == 2, logits.shape
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.stride(1) == 1, logits.stride()
-    assert workspace is None or len(workspace.bounds) >= len(logits), logits.shape
+    if workspace is not None:
+        cut = workspace.geometry
+        assert len(workspace.bounds) >= len(logits), logits.shape
+        assert cut.segments * cut.segment_size >= logits.shape[1], (cut, logits.shape)
 
 
 def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
