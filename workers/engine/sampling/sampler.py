@@ -11,13 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import Ops
-from kernels.reference.sample import DrawTensors
+from kernels.draws import DrawTensors
 from workers.engine.plan import Draw, Drawn
 from workers.engine.sampling import processors
 from workers.protocol.messages import TokenLogprob, TopLogprob
-
-_COLDEST = 1e-6
-"""Below this temperature the largest logit wins every draw that float32 can tell apart, and division overflows."""
 
 
 class Sampler:
@@ -28,7 +25,7 @@ class Sampler:
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """`logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
         processed = self._process(logits, draws)
-        tokens = self._choose(processed, draws)
+        tokens = self._ops.sample(processed, _draw_tensors(draws, logits.device)).tolist()
         logprobs = _drawn_logprobs(logits, draws, tokens)
         return [Drawn(token, logprobs.get(row)) for row, token in enumerate(tokens)]
 
@@ -36,20 +33,15 @@ class Sampler:
         rows = [row for row, draw in enumerate(draws) if processors.needs_processing(draw)]
         if not rows:
             return logits
-        logits = logits.clone()
-        for row in rows:
-            processors.process(logits[row], draws[row], self._eos_token_ids)
-        return logits
-
-    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-        greedy = logits.argmax(dim=-1)
-        random = [row for row, draw in enumerate(draws) if draw.params.temperature >= _COLDEST]
-        if random:
-            rows = torch.tensor(random, device=logits.device)
-            tensors = _draw_tensors([draws[row] for row in random], logits.device)
-            part = logits if len(random) == len(draws) else logits[rows]
-            greedy[rows] = self._ops.sample(part, tensors)
-        return greedy.tolist()
+        device, vocab = logits.device, logits.shape[1]
+        edits = processors.edit_tensors(
+            [draws[row] for row in rows], vocab, self._eos_token_ids, device
+        )
+        ids = torch.tensor(rows, device=device)
+        edited = logits.new_empty((len(rows), vocab))
+        unscaled = logits.new_ones(len(rows))
+        self._ops.logits(edited, logits[ids], edits, unscaled)
+        return logits.index_copy(0, ids, edited)
 
 
 def _draw_tensors(draws: Sequence[Draw], device: torch.device) -> DrawTensors:
