@@ -18,7 +18,7 @@ from workers.engine.layers.linear import MIN_ROWS, pack_linears
 from workers.engine.model import checkpoint, hf, llama, loader, support
 from workers.engine.model.packing import PackedStep, pack
 from workers.engine.model.probe import probe
-from workers.engine.plan import Draw, Drawn, Row, RowResult
+from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
 from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.protocol.messages import TokenLogprob
 
@@ -44,10 +44,14 @@ class RunnerSettings:
     """None: what the model was made for."""
     num_threads: int | None = None
     """Threads of a CPU's kernels. None: torch's default."""
+    random_weights: bool = False
+    """For measuring: the directory needs a configuration only."""
 
 
 class ModelRunner:
     """Raises ModelError, with one sentence, if the model cannot be served exactly."""
+
+    lag = 0
 
     def __init__(self, settings: RunnerSettings) -> None:
         if settings.num_threads is not None:
@@ -55,7 +59,7 @@ class ModelRunner:
         self._device = _device(settings.device)
         self._ops = dispatch.choose(self._device)
         self._min_rows = MIN_ROWS if self._device.type == "cpu" else 1
-        found = checkpoint.find(settings.model)
+        found = checkpoint.find(settings.model, not settings.random_weights)
         config = loader.read_config(found)
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
@@ -68,7 +72,10 @@ class ModelRunner:
         self.root = found.identity(f"{config.model_type} kv={dtype}")
         with torch.inference_mode():
             self._model = loader.build(config, dtype, self._device, hf.ATTENTION)
-            loader.fill(self._model, found, self._device)
+            if settings.random_weights:
+                loader.randomise(self._model, self._device)
+            else:
+                loader.fill(self._model, found, self._device)
             probe(self._model, self._device, self._ops)
             sites = hf.discover(self._model)
             shape = KVShape(
@@ -84,6 +91,9 @@ class ModelRunner:
             pack_linears(self._model)
         self._head = hf.Head(self._model, self._min_rows)
         self._sampler = Sampler(self._ops, self.eos_token_ids)
+
+    def launch(self, rows: Sequence[Row]) -> Ticket:
+        return Collected(self.execute(rows))
 
     @torch.inference_mode()
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
