@@ -65,6 +65,7 @@ def load_runner(told: WorkerSettings) -> StepRunner:
             told.model,
             device=told.engine_device,
             dtype=told.engine_dtype,
+            quant=told.engine_quant,
             block_size=told.engine_block_size,
             num_blocks=told.engine_num_blocks,
             kv_memory=told.engine_kv_memory,

@@ -41,6 +41,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
 
     engine_device: str = "auto"
     engine_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    engine_quant: Literal["none", "int8", "int4", "fp8"] = "none"
+    """Linear layers are rounded to it at load, the head is not: less memory and faster steps of few rows on a GPU."""
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
     engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
     """The null block included; unset: what the memory holds."""

@@ -5,10 +5,14 @@ Knows weights and one product. Does not know which layer it is in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
+"""From a weight `[out_features, in_features]` and its bias to a layer."""
 _ROWS_HINT = 32
 """Rows the reordering is tuned for; every other number works with the same weight."""
 MIN_ROWS = 4
@@ -52,13 +56,16 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Puts a packed layer in the place of every plain one; returns how many. A weight that something else still
-    uses (a tied embedding) stays for that use."""
+def pack_linears(
+    model: nn.Module, make: MakeLinear = PackedLinear, head: nn.Module | None = None
+) -> int:
+    """Puts a layer of `make` in the place of every plain one, a packed one in that of the `head`; returns how many. A
+    weight that something else still uses (a tied embedding) stays for that use."""
     number = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
-                setattr(module, name, PackedLinear(child.weight.detach(), child.bias))
+                layer = PackedLinear if child is head else make
+                setattr(module, name, layer(child.weight.detach(), child.bias))
                 number += 1
     return number
