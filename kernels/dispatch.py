@@ -128,6 +128,7 @@ class Ops:
         _check_linear(out, x, weight.shape[0], weight.shape[1], bias, workspace)
         assert x.dtype == weight.dtype == torch.float8_e4m3fn, (x.dtype, weight.dtype)
         assert weight.is_contiguous(), weight.stride()
+        assert weight.shape[0] % 16 == weight.shape[1] % 16 == 0, weight.shape  # the library's rule
         assert x_scale.shape == x.shape[:1] and scale.shape == weight.shape[:1], scale.shape
         assert x_scale.dtype == scale.dtype == torch.float32, (x_scale.dtype, scale.dtype)
         self.chosen["linear_fp8"](out, x, x_scale, weight, scale, bias, workspace)

@@ -19,7 +19,7 @@ from kernels.specimen import Budget, Specimen
 _BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _count(counts, ids, num_rows, BLOCK: tl.constexpr):
     group = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
@@ -30,7 +30,7 @@ def _count(counts, ids, num_rows, BLOCK: tl.constexpr):
     tl.store(counts + group, tl.sum(found, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_tiles"])
 def _place(
     rows,
     tiles,

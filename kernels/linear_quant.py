@@ -42,15 +42,17 @@ class ConfigW4:
 def select_w4(
     capability: int, num_tokens: int, out_features: int, in_features: int, group: int
 ) -> ConfigW4:
-    """A step of the loop is one group; a short one needs more columns to be copied in 16-byte pieces. Rows above 16
-    take taller tiles only where groups are long; else the weight is read again, from the second-level cache."""
+    """A step of the loop is one group; a short one needs more columns to be copied in 16-byte pieces, and the pieces
+    must be enough for all warps. Rows above 16 take taller tiles only where groups are long; else the weight is read
+    again, from the second-level cache."""
     block_m = 32 if num_tokens > 16 and group == 128 else 16
-    block_n = 128 if group == 32 else 64
+    block_n = 64 if group == 128 else 128
+    num_warps = 4 if group == 32 else 8
     splits = linear.num_splits(triton.cdiv(out_features, block_n), in_features)
-    return ConfigW4(block_m, block_n, splits, 4, 5 if capability >= 90 else 4)
+    return ConfigW4(block_m, block_n, splits, num_warps, 5 if capability >= 90 else 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _product_w4(
     partials,
     x,
@@ -344,7 +346,7 @@ def _specimens_8bit(capability: int) -> Iterator[Specimen]:
 def _specimens_w4(capability: int) -> Iterator[Specimen]:
     for group, rows in ((32, 16), (64, 16), (128, 16), (128, 32)):
         config = select_w4(capability, rows, 4096, 4096, group)
-        with_zero = group != 64
+        has_order = group == 32 or rows == 32
         yield Specimen(
             f"linear_w4, group {group}, {config.block_m} rows",
             _product_w4,
@@ -361,15 +363,15 @@ def _specimens_w4(capability: int) -> Iterator[Specimen]:
                 512,
             ),
             {
-                "HAS_ZERO": with_zero,
-                "HAS_ORDER": group == 32,
+                "HAS_ZERO": has_order or group == 64,
+                "HAS_ORDER": has_order,
                 "GROUP": group,
                 "BLOCK_M": config.block_m,
                 "BLOCK_N": config.block_n,
                 "UPCAST": False,
             },
             Budget(
-                registers=168,
+                registers=128 if rows == 16 else 168,
                 min_shared=(config.num_stages - 1) * group // 2 * config.block_n,
                 async_copies=True,
                 matrix_unit="mma",

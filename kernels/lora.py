@@ -51,7 +51,7 @@ def select(capability: int, rank: int, in_features: int, column_step: int, items
     return Config(block_r, min(64, column_step), 128, splits, 4 if capability >= 90 else 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _shrink(
     inner,
     x,
@@ -95,7 +95,7 @@ def _shrink(
     tl.store(inner + place, acc, mask=alive & (r < RANK)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _expand(
     out,
     inner,

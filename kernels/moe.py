@@ -112,7 +112,7 @@ def _grouped(
     k = tl.arange(0, BLOCK_K)
     base = expert.to(tl.int64) * (width * 2 if GATED else width)
     start_of = weight + (base + column)[:, None] * in_features
-    up_of = start_of + width.to(tl.int64) * in_features
+    up_of = weight + (base + width + column)[:, None] * in_features
     token_of = x + (pair // TOP_K)[:, None] * in_features
     acc = tl.zeros((TILE, BLOCK_N), tl.float32)
     up_acc = tl.zeros((TILE, BLOCK_N), tl.float32)

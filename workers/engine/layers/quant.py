@@ -86,6 +86,11 @@ class Fp8Linear(_QuantLinear):
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, ops: Ops) -> None:
         super().__init__(weight, bias, ops)
+        if self.out_features % 16 or self.in_features % 16:
+            raise ModelError(
+                f"fp8 needs layers whose inputs and outputs are multiples of 16, "
+                f"but one has {self.in_features} and {self.out_features}."
+            )
         self._weight, self._scale = formats.quantize_fp8(weight)
 
     def _multiply(self, out: torch.Tensor, rows: torch.Tensor) -> None:
