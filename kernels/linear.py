@@ -140,7 +140,7 @@ def _product(
     squares = tl.zeros((BLOCK_M,), tl.float32)
     end = tl.minimum((split + 1) * split_size, in_features)
     for start in range(split * split_size, end, BLOCK_K):
-        there = start + k < end
+        there = start + k < in_features
         left = tl.load(
             x + row[:, None] * in_features + (start + k)[None, :],
             mask=alive & there[None, :],

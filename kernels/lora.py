@@ -84,7 +84,7 @@ def _shrink(
     acc = tl.zeros((TILE, BLOCK_R), tl.float32)
     end = tl.minimum((split + 1) * split_size, in_features)
     for start in range(split * split_size, end, BLOCK_K):
-        there = (start + k < end)[None, :]
+        there = (start + k < in_features)[None, :]
         left = tl.load(token_of + (start + k)[None, :], mask=alive & there, other=0.0)
         tile = tl.load(start_of + (start + k)[None, :], mask=(r < RANK)[:, None] & there, other=0.0)
         if UPCAST:

@@ -55,7 +55,6 @@ def _route(
     TOP_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
 ):
     """One token: the largest is taken and struck out, as often as experts are chosen."""
     row = tl.program_id(0)
@@ -166,7 +165,6 @@ def route_experts(
         TOP_K=top_k,
         BLOCK_K=triton.next_power_of_2(top_k),
         BLOCK=triton.next_power_of_2(num_experts),
-        UPCAST=interpreting(),
         num_warps=1,
     )
 
@@ -246,7 +244,6 @@ def specimens(capability: int) -> Iterator[Specimen]:
             "TOP_K": MAX_TOP_K,
             "BLOCK_K": MAX_TOP_K,
             "BLOCK": 128,
-            "UPCAST": False,
         },
         Budget(64),
         num_warps=1,
