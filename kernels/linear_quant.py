@@ -18,7 +18,7 @@ import triton.language as tl
 from kernels import linear
 from kernels.device import capability as capability_of
 from kernels.device import interpreting
-from kernels.linear import Around
+from kernels.partials import Around, join, num_splits, space
 from kernels.reference.linear import FP8_MAX, MAX_ROWS_SPLIT
 from kernels.specimen import Budget, Specimen
 
@@ -48,7 +48,7 @@ def select_w4(
     block_m = 32 if num_tokens > 16 and group == 128 else 16
     block_n = 64 if group == 128 else 128
     num_warps = 4 if group == 32 else 8
-    splits = linear.num_splits(triton.cdiv(out_features, block_n), in_features)
+    splits = num_splits(triton.cdiv(out_features, block_n), in_features)
     return ConfigW4(block_m, block_n, splits, num_warps, 5 if capability >= 90 else 4)
 
 
@@ -223,7 +223,7 @@ def linear_w4(
         _library(out, x, wide, bias)
         return
     config = _config_w4(x.device, num_tokens, out_features, in_features, group)
-    partials = linear.space(workspace, x, out_features, in_features)
+    partials = space(workspace, x, out_features, in_features)
     split_size = triton.cdiv(in_features, group * config.splits) * group
     grid = (triton.cdiv(num_tokens, config.block_m), triton.cdiv(out_features, config.block_n))
     _product_w4[(*grid, config.splits)](
@@ -244,7 +244,7 @@ def linear_w4(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    linear.join(out, partials, Around(bias=bias), in_features, config.splits)
+    join(out, partials, Around(bias=bias), in_features, config.splits)
 
 
 def linear_fp8(

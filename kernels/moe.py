@@ -19,7 +19,7 @@ import triton.language as tl
 from kernels.device import capability as capability_of
 from kernels.device import interpreting
 from kernels.group_rows import group_rows
-from kernels.linear import silu
+from kernels.partials import silu
 from kernels.reference.moe import MAX_TOP_K, MoeWorkspace
 from kernels.specimen import Budget, Specimen
 

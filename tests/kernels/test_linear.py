@@ -10,7 +10,7 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch, linear
+from kernels import dispatch, linear, partials
 from kernels.reference.linear import MAX_SPLITS, workspace_size
 
 TWIN = dispatch.choose(torch.device("cpu"))
@@ -90,7 +90,7 @@ def test_every_edge_of_tiles_and_splits_is_computed(ops, rows, columns, depth):
 
 @pytest.mark.parametrize("wanted", [{}, {"norm": True, "gated": True}], ids=["plain", "gated"])
 def test_a_weight_wide_enough_for_one_launch_needs_no_partial_sums(monkeypatch, wanted):
-    monkeypatch.setattr(linear, "_WANTED_PROGRAMS", 2)
+    monkeypatch.setattr(partials, "_WANTED_PROGRAMS", 2)
     linear._config.cache_clear()
     given = inputs(4, 136, 512, torch.float32, **wanted)
     workspace = torch.full((workspace_size(4, 136, 512),), torch.nan)
