@@ -14,6 +14,7 @@ import torch
 from kernels import dispatch
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
+from workers.engine.layers import quant
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
 from workers.engine.model import checkpoint, hf, llama, loader, sharding, support
 from workers.engine.model.packing import PackedStep, pack
@@ -47,6 +48,8 @@ class RunnerSettings:
     """Bytes for KV. None: a share of the free memory (kv_store)."""
     max_model_len: int | None = None
     """None: what the model was made for."""
+    quant: quant.Format = "none"
+    """Format of the weights of linear layers but the head; they are rounded when they are loaded."""
     num_threads: int | None = None
     """Threads of a CPU's kernels. None: torch's default."""
     random_weights: bool = False
@@ -76,8 +79,10 @@ class ModelRunner:
         self.block_size = settings.block_size
         self.vocab_size = config.vocab_size
         self.eos_token_ids = loader.eos_token_ids(found.directory, config)
+        make_linear = quant.linear_maker(settings.quant, self._ops)
         kept = f"{kv_dtype}" if kv_dtype == dtype else f"{kv_dtype} of {dtype}"
-        self.root = found.identity(f"{config.model_type} kv={kept}")
+        weights = "" if settings.quant == "none" else f" weights={settings.quant}"
+        self.root = found.identity(f"{config.model_type} kv={kept}{weights}")
         with torch.inference_mode():
             self._model = loader.build(config, dtype, self._device, hf.ATTENTION)
             parts = sharding.split(self._model, parallel)
@@ -97,9 +102,9 @@ class ModelRunner:
             self.num_blocks = parallel.smallest(num_blocks, self._device)
             self.store = KVStore(shape, self.num_blocks, self._device, self._ops)
             self._step = hf.StepSlot()
-            llama.install(self._model, sites, self.store, self._ops, self._step)
+            llama.install(self._model, sites, self.store, self._ops, self._step, make_linear)
             hf.attach(sites, self.store, self._ops, self._step)
-            pack_linears(self._model)
+            pack_linears(self._model, make_linear, self._model.get_output_embeddings())
         self._head = hf.Head(self._model, self._min_rows)
         self._sampler = Sampler(self._ops, self.eos_token_ids)
 

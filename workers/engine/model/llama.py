@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVShape, KVStore
-from workers.engine.layers.linear import PackedLinear
+from workers.engine.layers.linear import MakeLinear, PackedLinear
 from workers.engine.model.hf import AttentionSite, Call, PagedLayer, StepSlot, attach
 from workers.engine.model.packing import pack
 from workers.engine.plan import Row
@@ -53,7 +53,14 @@ class Rope:
 class LlamaLayer(nn.Module):
     """Holds nothing of the layer it replaces but the norms, so that the weights exist once."""
 
-    def __init__(self, layer: Any, site: AttentionSite, paged: PagedLayer, rope: Rope) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        site: AttentionSite,
+        paged: PagedLayer,
+        rope: Rope,
+        make: MakeLinear = PackedLinear,
+    ) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.paged = paged
@@ -61,10 +68,10 @@ class LlamaLayer(nn.Module):
         self._scale, self._window = site.scale, site.window
         self._head_dim, self._num_kv_heads = site.head_dim, site.num_kv_heads
         self._num_heads = attention.q_proj.out_features // site.head_dim
-        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._output = _joined(attention.o_proj)
-        self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-        self._down = _joined(mlp.down_proj)
+        self._qkv = _joined(make, attention.q_proj, attention.k_proj, attention.v_proj)
+        self._output = _joined(make, attention.o_proj)
+        self._gate_up = _joined(make, mlp.gate_proj, mlp.up_proj)
+        self._down = _joined(make, mlp.down_proj)
         self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
         self._qk_weight, self._qk_eps = _qk_norm(attention, self._num_heads, site.num_kv_heads)
 
@@ -98,9 +105,15 @@ class LlamaLayer(nn.Module):
 
 
 def install(
-    model: PreTrainedModel, sites: list[AttentionSite], store: KVStore, ops: Ops, step: StepSlot
+    model: PreTrainedModel,
+    sites: list[AttentionSite],
+    store: KVStore,
+    ops: Ops,
+    step: StepSlot,
+    make: MakeLinear = PackedLinear,
 ) -> int:
-    """Replaces every layer that can be; returns how many. Leaves the attention modules of all others unattached."""
+    """Replaces every layer that can be; returns how many. Leaves the attention modules of all others unattached.
+    `make` builds the linear layers once the layer has been found right with exact ones."""
     layers = getattr(model.base_model, "layers", ())
     rope, number = Rope(), 0
     for index, (layer, site) in enumerate(zip(layers, sites, strict=False)):
@@ -108,7 +121,10 @@ def install(
             continue
         mine, error = _checked(model, layer, site, rope, ops)
         if error <= _TOLERANCE[model.dtype]:
-            mine.paged = PagedLayer(store.layer(index), ops, step, store.layer_scales(index))
+            paged = PagedLayer(store.layer(index), ops, step, store.layer_scales(index))
+            if make is not PackedLinear:  # what was compared had the exact weights
+                mine = LlamaLayer(layer, site, paged, rope, make)
+            mine.paged = paged
             layers[index] = mine
             number += 1
         else:
@@ -146,12 +162,12 @@ def _checked(
     return mine, ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def _joined(*linears: nn.Linear) -> PackedLinear:
+def _joined(make: MakeLinear, *linears: nn.Linear) -> nn.Module:
     weight = torch.cat([linear.weight for linear in linears])
     split = getattr(linears[0], "split", None)
     if linears[0].bias is None:
-        return PackedLinear(weight, None, split)
-    return PackedLinear(weight, torch.cat([linear.bias for linear in linears]), split)
+        return make(weight, None, split)
+    return make(weight, torch.cat([linear.bias for linear in linears]), split)
 
 
 def _qk_norm(
