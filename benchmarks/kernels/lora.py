@@ -48,12 +48,12 @@ def _prepare(
     expand = torch.randn((num_sets, num_adapters, ends[-1], rank), device=device, dtype=_DTYPE) / 4
     ids = (torch.arange(rows, device=device) % num_adapters).to(torch.int32)
     groups = RowGroups.of(ids, num_adapters, TILE)
-    ops.group_rows(groups)
+    ops.weights.group_rows(groups)
     space = torch.empty(workspace_size(rows, len(ends), rank), device=device)
     turn = itertools.cycle(range(num_sets))
 
     def call(one: int) -> None:
-        ops.lora(out, x, shrink[one], expand[one], groups, ends, space)
+        ops.weights.lora(out, x, shrink[one], expand[one], groups, ends, space)
 
     def error() -> float:
         out.copy_(before)

@@ -51,13 +51,13 @@ def _prepare(
     weights = torch.empty((num_sets, num_tokens, top_k), device=device)
     experts = torch.empty((num_sets, num_tokens, top_k), device=device, dtype=torch.int32)
     for one in range(num_sets):
-        ops.route_experts(weights[one], experts[one], logits[one], True)
+        ops.weights.route_experts(weights[one], experts[one], logits[one], True)
     spaces = [MoeWorkspace.of(experts[one], x[one], down) for one in range(num_sets)]
     out = torch.empty_like(x)
     turn = itertools.cycle(range(num_sets))
 
     def call(one: int) -> None:
-        ops.moe(out[one], x[one], gate_up, down, weights[one], experts[one], spaces[one])
+        ops.weights.moe(out[one], x[one], gate_up, down, weights[one], experts[one], spaces[one])
 
     def error() -> float:
         out.fill_(float("nan"))

@@ -51,16 +51,18 @@ def test_products_of_few_rows_are_those_of_float64(rows, columns, depth, around)
         options = {"residual": draw(rows, columns), "bias": draw(columns)}
         expected += options["residual"].double() + options["bias"].double()
     out, workspace = output(*expected.shape), space(rows, columns, depth)
-    found = replayed(lambda: ops.linear_small(out, x, weight, **options, workspace=workspace), out)
+    found = replayed(
+        lambda: ops.weights.linear_small(out, x, weight, **options, workspace=workspace), out
+    )
     assert relative_error(found, expected) <= TOLERANCE
 
 
 def test_a_row_is_the_same_alone_and_beside_others_bit_for_bit():
     ops, x, weight = dispatch.choose(CUDA), draw(16, 4096), draw(4096, 4096)
     together, alone = output(16, 4096), output(1, 4096)
-    ops.linear_small(together, x, weight)
+    ops.weights.linear_small(together, x, weight)
     for row in (0, 7, 15):
-        ops.linear_small(alone, x[row : row + 1].contiguous(), weight)
+        ops.weights.linear_small(alone, x[row : row + 1].contiguous(), weight)
         assert torch.equal(alone[0], together[row])
 
 
@@ -71,7 +73,7 @@ def test_int8_products_are_those_of_float64(rows, columns, depth):
     weight, scale = formats.quantize_int8(draw(columns, depth) / depth**0.5)
     expected = x.double() @ (weight.double() * scale.double()[:, None]).T
     out, workspace = output(rows, columns), space(rows, columns, depth)
-    found = replayed(lambda: ops.linear_w8(out, x, weight, scale, workspace=workspace), out)
+    found = replayed(lambda: ops.weights.linear_w8(out, x, weight, scale, workspace=workspace), out)
     assert relative_error(found, expected) <= TOLERANCE
 
 
@@ -86,7 +88,7 @@ def test_int4_products_are_those_of_float64(rows, group, symmetric):
     order = torch.randperm(depth, device=CUDA).to(torch.int32)
     expected = x[:, order].double() @ formats.dequantize_int4(*told, torch.float64)
     out, workspace = output(rows, columns), space(rows, columns, depth)
-    found = replayed(lambda: ops.linear_w4(out, x, *told, order, workspace=workspace), out)
+    found = replayed(lambda: ops.weights.linear_w4(out, x, *told, order, workspace=workspace), out)
     assert relative_error(found, expected) <= TOLERANCE
 
 
@@ -99,7 +101,7 @@ def test_fp8_products_are_those_of_float64(rows, columns, depth):
     expected = x.double() @ weight.double().T * x_scale[:, None] * scale
     out, workspace = output(rows, columns), space(rows, columns, depth)
     found = replayed(
-        lambda: ops.linear_fp8(out, x, x_scale, weight, scale, workspace=workspace), out
+        lambda: ops.weights.linear_fp8(out, x, x_scale, weight, scale, workspace=workspace), out
     )
     assert relative_error(found, expected) <= TOLERANCE
 
@@ -115,7 +117,7 @@ def test_quantized_tokens_equal_the_twin(depth):
     for ops in (dispatch.choose(CUDA), dispatch.choose(CUDA, ())):
         out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
         scale = torch.empty(5, device=CUDA)
-        ops.quantize_tokens(out, scale, x)
+        ops.weights.quantize_tokens(out, scale, x)
         results.append((out.float(), scale))
     (found, scale), (expected, expected_scale) = results
     torch.testing.assert_close(scale, expected_scale, rtol=1e-6, atol=0)

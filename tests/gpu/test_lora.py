@@ -31,12 +31,12 @@ def test_additions_equal_their_twin_in_higher_precision(depth, ends, rows, rank)
 
     def call() -> None:
         out.copy_(before)
-        ops.group_rows(groups)
-        ops.lora(out, x, shrink, expand, groups, ends, workspace)
+        ops.weights.group_rows(groups)
+        ops.weights.lora(out, x, shrink, expand, groups, ends, workspace)
 
     found = replayed(call, out)
     expected = before.float()
     wide = (x.float(), shrink.float(), expand.float())
-    dispatch.choose(CUDA, ()).lora(expected, *wide, groups, ends)
+    dispatch.choose(CUDA, ()).weights.lora(expected, *wide, groups, ends)
     assert relative_error(found, expected) <= 1e-2
     assert torch.equal(found[ids < 0], before[ids < 0])

@@ -22,7 +22,7 @@ def draw(*shape: int) -> torch.Tensor:
 def routed(ops, logits: torch.Tensor, top_k: int, renormalise: bool):
     weights = torch.full((len(logits), top_k), torch.nan, device=CUDA)
     experts = torch.full((len(logits), top_k), -7, device=CUDA, dtype=torch.int32)
-    ops.route_experts(weights, experts, logits, renormalise)
+    ops.weights.route_experts(weights, experts, logits, renormalise)
     return weights, experts
 
 
@@ -42,8 +42,8 @@ def test_the_choice_of_experts_equals_its_twin(num_experts, top_k, renormalise):
 def test_rows_by_group_equal_the_twin(num_rows, num_groups, tile):
     ids = torch.randint(-1, num_groups, (num_rows,), device=CUDA, dtype=torch.int32)
     found, expected = (RowGroups.of(ids, num_groups, tile) for _ in range(2))
-    dispatch.choose(CUDA).group_rows(found)
-    dispatch.choose(CUDA, ()).group_rows(expected)
+    dispatch.choose(CUDA).weights.group_rows(found)
+    dispatch.choose(CUDA, ()).weights.group_rows(expected)
     assert torch.equal(found.tiles, expected.tiles)
     assert torch.equal(found.counts, expected.counts)
     used = int((expected.tiles >= 0).sum()) * tile
@@ -64,9 +64,11 @@ def test_experts_equal_their_twin_in_higher_precision(
     weights, experts = routed(ops, draw(num_tokens, num_experts), top_k, True)
     expected = torch.empty((num_tokens, hidden), device=CUDA)
     wide = (x.float(), gate_up.float(), down.float())
-    dispatch.choose(CUDA, ()).moe(expected, *wide, weights, experts)
+    dispatch.choose(CUDA, ()).weights.moe(expected, *wide, weights, experts)
     out, workspace = torch.empty_like(x), MoeWorkspace.of(experts, x, down)
-    found = replayed(lambda: ops.moe(out, x, gate_up, down, weights, experts, workspace), out)
+    found = replayed(
+        lambda: ops.weights.moe(out, x, gate_up, down, weights, experts, workspace), out
+    )
     assert relative_error(found, expected) <= 1e-2
 
 
@@ -79,7 +81,7 @@ def test_all_tokens_of_one_expert_and_padding_rows():
     experts[90:] = -1
     expected, found = torch.empty((100, 512), device=CUDA), torch.full_like(x, torch.nan)
     wide = (x.float(), gate_up.float(), down.float())
-    dispatch.choose(CUDA, ()).moe(expected, *wide, weights, experts)
-    ops.moe(found, x, gate_up, down, weights, experts)
+    dispatch.choose(CUDA, ()).weights.moe(expected, *wide, weights, experts)
+    ops.weights.moe(found, x, gate_up, down, weights, experts)
     assert relative_error(found, expected) <= 1e-2
     assert not bool(found[90:].any())

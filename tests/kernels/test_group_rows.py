@@ -20,7 +20,7 @@ def grouped(ops: dispatch.Ops, ids: list[int], num_groups: int, tile: int) -> Ro
     shape = RowGroups.of(torch.tensor(ids, dtype=torch.int32), num_groups, tile)
     parts = {n: Guarded(getattr(shape, n).shape, torch.int32) for n in ("rows", "tiles", "counts")}
     groups = RowGroups(shape.ids, **{n: part.tensor for n, part in parts.items()}, tile=tile)
-    ops.group_rows(groups)
+    ops.weights.group_rows(groups)
     for part in parts.values():
         part.check()
     return groups

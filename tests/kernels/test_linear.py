@@ -62,7 +62,7 @@ def exact(given: dict) -> torch.Tensor:
 def run(ops: dispatch.Ops, given: dict, workspace: torch.Tensor | None = None) -> torch.Tensor:
     columns = len(given["weight"]) // (2 if given["gated"] else 1)
     out = Guarded((len(given["x"]), columns), given["x"].dtype)
-    ops.linear_small(out.tensor, **given, workspace=workspace)
+    ops.weights.linear_small(out.tensor, **given, workspace=workspace)
     out.check()
     return out.tensor
 
@@ -120,7 +120,7 @@ def test_a_row_is_the_same_whatever_is_beside_it():
 def test_the_residual_may_be_the_output():
     given = inputs(3, 40, 300, torch.float32, residual=True)
     expected = exact(given)
-    TRITON.linear_small(given["residual"], **given)
+    TRITON.weights.linear_small(given["residual"], **given)
     assert relative_error(given["residual"], expected) <= 1e-6
 
 

@@ -86,7 +86,7 @@ class TestFormats:
     def test_tokens_are_quantized_one_by_one_and_a_zero_row_is_no_trouble(self):
         x = draw(4, 50) * torch.tensor([[1.0], [1000.0], [0.0], [1e-6]])
         out, scale = Guarded((4, 50), torch.float8_e4m3fn), Guarded((4,), torch.float32)
-        TWIN.quantize_tokens(out.tensor, scale.tensor, x)
+        TWIN.weights.quantize_tokens(out.tensor, scale.tensor, x)
         out.check()
         scale.check()
         found = out.tensor.float() * scale.tensor[:, None]

@@ -32,10 +32,10 @@ def bank(num_adapters: int, ends: tuple[int, ...], rank: int, depth: int, dtype=
 def run(ops, x, before, shrink, expand, adapters: list[int], ends, workspace=None) -> torch.Tensor:
     groups = RowGroups.of(torch.tensor(adapters, dtype=torch.int32), len(shrink), TILE)
     groups.rows.fill_(10**6)
-    ops.group_rows(groups)
+    ops.weights.group_rows(groups)
     out = Guarded(tuple(before.shape), before.dtype)
     out.tensor.copy_(before)
-    ops.lora(out.tensor, x, shrink, expand, groups, ends, workspace)
+    ops.weights.lora(out.tensor, x, shrink, expand, groups, ends, workspace)
     out.check()
     return out.tensor
 

@@ -27,7 +27,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def route(ops, logits: torch.Tensor, top_k: int, renormalise: bool):
     weights = Guarded((len(logits), top_k), torch.float32)
     experts = Guarded((len(logits), top_k), torch.int32)
-    ops.route_experts(weights.tensor, experts.tensor, logits, renormalise)
+    ops.weights.route_experts(weights.tensor, experts.tensor, logits, renormalise)
     weights.check()
     experts.check()
     return weights.tensor, experts.tensor
@@ -63,7 +63,7 @@ def test_experts_are_distinct_where_all_other_shares_vanish(ops):
 
 def experts_of(ops, x, gate_up, down, weights, experts, workspace=None) -> torch.Tensor:
     out = Guarded(tuple(x.shape), x.dtype)
-    ops.moe(out.tensor, x, gate_up, down, weights, experts, workspace)
+    ops.weights.moe(out.tensor, x, gate_up, down, weights, experts, workspace)
     out.check()
     return out.tensor
 

@@ -79,7 +79,7 @@ class Int8Linear(_QuantLinear):
         self._weight, self._scale = formats.quantize_int8(weight)
 
     def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._ops.linear_w8(out, rows, self._weight, self._scale, bias)
+        self._ops.weights.linear_w8(out, rows, self._weight, self._scale, bias)
 
 
 class Int4Linear(_QuantLinear):
@@ -102,7 +102,7 @@ class Int4Linear(_QuantLinear):
         self._weight, self._scale, _ = formats.quantize_int4(weight, max(groups))
 
     def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._ops.linear_w4(out, rows, self._weight, self._scale, bias=bias)
+        self._ops.weights.linear_w4(out, rows, self._weight, self._scale, bias=bias)
 
 
 class Fp8Linear(_QuantLinear):
@@ -126,5 +126,5 @@ class Fp8Linear(_QuantLinear):
     def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
         quantized = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
         scale = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
-        self._ops.quantize_tokens(quantized, scale, rows)
-        self._ops.linear_fp8(out, quantized, scale, self._weight, self._scale, bias)
+        self._ops.weights.quantize_tokens(quantized, scale, rows)
+        self._ops.weights.linear_fp8(out, quantized, scale, self._weight, self._scale, bias)
