@@ -21,7 +21,7 @@ from cache.prefix_cache import PrefixCache
 from workers.engine.engine import Engine
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
-from workers.engine.plan import Draw, Drawn, Row, RowResult
+from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
 from workers.engine.scheduler import Limits
 from workers.engine.service import Identity, Service, hello_of
 from workers.protocol.messages import (
@@ -84,6 +84,8 @@ class ScriptedRunner:
     """A model whose next token depends on all tokens it finds in its paged KV: a wrong block table, a block shared
     wrongly or written too early gives a wrong token or raises. `steps` records every plan it was given."""
 
+    lag = 0
+
     def __init__(
         self,
         *,
@@ -108,6 +110,9 @@ class ScriptedRunner:
         self._step_s = step_s
         self._released = threading.Event()
         self._kv = [array("i", [UNWRITTEN] * block_size) for _ in range(num_blocks)]
+
+    def launch(self, rows: Sequence[Row]) -> Ticket:
+        return Collected(self.execute(rows))
 
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
         assert rows, "an empty step"

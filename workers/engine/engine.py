@@ -182,7 +182,7 @@ class Engine:
         try:
             if plan.copies:
                 self.runner.copy_blocks(plan.copies)
-            results = self.runner.execute(rows)
+            results = self.runner.launch(rows).collect()
             assert len(results) == len(rows), "the runner left out rows"
         except Exception:  # a model may raise anything; one bad step must not end a process
             logger.exception("step %d failed", plan.step, extra={"event": "step_poisoned"})

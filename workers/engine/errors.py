@@ -27,3 +27,7 @@ class Refusal(Exception):
 
 class EngineBroken(Exception):
     """Step after step failed: the device is not to be trusted, a fresh process is."""
+
+
+class DeviceOutOfMemory(Exception):
+    """A step did not fit the device's memory. Nothing of it counts; a smaller one may fit."""

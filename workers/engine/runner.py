@@ -18,7 +18,7 @@ from workers.engine.layers.linear import MIN_ROWS, pack_linears
 from workers.engine.model import checkpoint, hf, llama, loader, support
 from workers.engine.model.packing import PackedStep, pack
 from workers.engine.model.probe import probe
-from workers.engine.plan import Draw, Drawn, Row, RowResult
+from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
 from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.protocol.messages import TokenLogprob
 
@@ -48,6 +48,8 @@ class RunnerSettings:
 
 class ModelRunner:
     """Raises ModelError, with one sentence, if the model cannot be served exactly."""
+
+    lag = 0
 
     def __init__(self, settings: RunnerSettings) -> None:
         if settings.num_threads is not None:
@@ -84,6 +86,9 @@ class ModelRunner:
             pack_linears(self._model)
         self._head = hf.Head(self._model, self._min_rows)
         self._sampler = Sampler(self._ops, self.eos_token_ids)
+
+    def launch(self, rows: Sequence[Row]) -> Ticket:
+        return Collected(self.execute(rows))
 
     @torch.inference_mode()
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
