@@ -133,3 +133,32 @@ class PagedBatch:
                 seen &= keys > queries - window
             self._masks[key] = seen
         return self._masks[key]
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """What running sequences own on the device, a row each: the host only sends changes. A row's `positions[i]` is the
+    place of its last token, whose KV the next step writes; the block of that place is in the table by then."""
+
+    last_tokens: torch.Tensor
+    """`[max_rows]`, int32 or int64."""
+    positions: torch.Tensor
+    """`[max_rows]` int32, from 0."""
+    block_table: torch.Tensor
+    """`[max_rows, max_blocks]` int32; unused entries 0."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The static buffers that a captured decode step of `bucket` rows reads."""
+
+    token_ids: torch.Tensor
+    """`[bucket]`, int32 or int64. transformers' embeddings take both; its own type is int64."""
+    positions: torch.Tensor
+    """`[bucket]`, int32 or int64 likewise."""
+    slots: torch.Tensor
+    """`[bucket]`, int32 or int64 (`Slots`)."""
+    seq_lens: torch.Tensor
+    """`[bucket]` int32 (`RowTensors`)."""
+    block_table: torch.Tensor
+    """`[bucket, max_blocks]` int32 (`RowTensors`): the rows' tables, side by side."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from kernels.batch import PagedBatch, Slots
-from kernels.reference import attention, norm, sample
+from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
+from kernels.reference import attention, norm, rows, sample
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
@@ -27,6 +27,8 @@ TWINS: dict[str, Kernel] = {
     "attention_decode": attention.attention_decode,
     "attention_prefill": attention.attention_prefill,
     "block_copy": attention.block_copy,
+    "advance_rows": rows.advance_rows,
+    "input_prep": rows.input_prep,
     "rms_norm": norm.rms_norm,
     "sample": sample.sample,
 }
@@ -86,6 +88,14 @@ class Ops:
         assert kv.dim() == 6, kv.shape
         assert source.shape == target.shape, (source.shape, target.shape)
         self.chosen["block_copy"](kv, source, target)
+
+    def advance_rows(self, rows: DeviceRows, active: torch.Tensor, tokens: torch.Tensor) -> None:
+        self.chosen["advance_rows"](rows, active, tokens)
+
+    def input_prep(
+        self, inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int
+    ) -> None:
+        self.chosen["input_prep"](inputs, rows, active, block_size)
 
     def rms_norm(
         self,

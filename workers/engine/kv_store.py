@@ -6,6 +6,7 @@ nobody's tokens are ever there.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,10 @@ import torch
 
 from kernels.dispatch import Ops
 from workers.engine.errors import ModelError
+from workers.engine.transport import upload
 
 _CPU_SHARE, _CPU_LIMIT = 0.10, 2 << 30
 """A CPU worker shares its memory with everything else on the machine."""
-_CUDA_SHARE = 0.90
-_WORKSPACE = 1 << 30
-"""Left on a device for activations and logits of a step."""
 _MAX_FULL_SEQUENCES = 256
 """More sequences of full length than this are never resident: a tiny model must not take gigabytes."""
 
@@ -41,13 +40,14 @@ class KVShape:
 def plan_num_blocks(
     shape: KVShape, device: torch.device, max_model_len: int, memory: int | None = None
 ) -> int:
-    """Blocks that fit into `memory` bytes (default: a share of what is free), the null block included."""
-    given = _free_memory(device) if memory is None else memory
+    """Blocks that fit into `memory` bytes, the null block included. Default, on a CPU: a share of what is free."""
+    given = memory
+    if given is None:
+        assert device.type == "cpu", "a GPU's memory is measured"
+        given = min(int(_available_bytes() * _CPU_SHARE), _CPU_LIMIT)
     num_blocks = given // shape.bytes_per_block
     if memory is None:
-        num_blocks = min(
-            num_blocks, 1 + _MAX_FULL_SEQUENCES * -(-max_model_len // shape.block_size)
-        )
+        num_blocks = min(num_blocks, most_blocks(shape, max_model_len))
     if num_blocks < 2:
         raise ModelError(
             f"{given} bytes are not enough for KV: one block needs {shape.bytes_per_block} bytes."
@@ -55,12 +55,23 @@ def plan_num_blocks(
     return num_blocks
 
 
+def most_blocks(shape: KVShape, max_model_len: int) -> int:
+    return 1 + _MAX_FULL_SEQUENCES * -(-max_model_len // shape.block_size)
+
+
 class KVStore:
     def __init__(self, shape: KVShape, num_blocks: int, device: torch.device, ops: Ops) -> None:
         self.shape = shape
-        self.num_blocks = num_blocks
         self._ops = ops
         self._device = device
+        self.resize(num_blocks)
+
+    def resize(self, num_blocks: int) -> None:
+        """Gives up what is stored and takes memory for so many blocks."""
+        shape = self.shape
+        self.num_blocks = num_blocks
+        self.layers: list[torch.Tensor] = []
+        self.tensor = torch.empty(0)  # the old memory goes before the new is taken
         # Left empty: no slot is read before it was written, and untouched memory of a CPU stays free.
         self.tensor = torch.empty(
             (
@@ -72,24 +83,26 @@ class KVStore:
                 shape.head_dim,
             ),
             dtype=shape.dtype,
-            device=device,
+            device=self._device,
         )
+        self.layers = list(self.tensor.unbind())
 
     def layer(self, index: int) -> torch.Tensor:
-        return self.tensor[index]
+        return self.layers[index]
+
+    def randomise(self, num_blocks: int, generator: torch.Generator) -> None:
+        """Puts noise into the first blocks, for trials before anybody's tokens are there."""
+        shape = (self.shape.num_layers, num_blocks, *self.tensor.shape[2:])
+        noise = torch.randn(shape, generator=generator, device=self._device)
+        self.tensor[:, :num_blocks] = noise.to(self.shape.dtype)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if not pairs:
             return
-        ids = torch.tensor(pairs, dtype=torch.int64, device=self._device)
-        self._ops.block_copy(self.tensor, ids[:, 0], ids[:, 1])
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _CUDA_SHARE) - _WORKSPACE
-    return min(int(_available_bytes() * _CPU_SHARE), _CPU_LIMIT)
+        flat = array("i", [block for pair in pairs for block in pair])
+        (ids,) = upload(self._device, flat)
+        source, target = ids.view(-1, 2).to(torch.int64).unbind(1)
+        self._ops.block_copy(self.tensor, source, target)
 
 
 def _available_bytes() -> int:

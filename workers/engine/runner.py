@@ -1,30 +1,35 @@
 """The model of a worker: rows of a step in, drawn tokens out. Implements `plan.StepRunner`.
 
-Owns the weights and the KV tensor. Does not know sequences, tenants or who pays: all state of a sequence comes with
-its row.
+Owns the weights and the KV tensor, and builds the way its steps take. Does not know sequences, tenants or who pays:
+all state of a sequence comes with its row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import torch
+from transformers import PreTrainedConfig
 
 from kernels import dispatch
-from workers.engine.errors import ModelError
+from workers.engine import memory, self_check
+from workers.engine.device_steps import DeviceSteps
+from workers.engine.errors import DeviceOutOfMemory, ModelError
+from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
 from workers.engine.model import checkpoint, hf, llama, loader, support
-from workers.engine.model.packing import PackedStep, pack
 from workers.engine.model.probe import probe
-from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
-from workers.engine.sampling.sampler import Sampler, token_logprobs
-from workers.protocol.messages import TokenLogprob
+from workers.engine.plan import Row, RowResult, Ticket
+from workers.engine.sampling.sampler import Sampler
+from workers.engine.steps import LoadedModel, PlainSteps, Steps
+
+T = TypeVar("T")
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_LOGPROB_ROWS = 64
-"""Prompt tokens whose logits exist at one time: a long prompt times the vocabulary would be gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +44,31 @@ class RunnerSettings:
     num_blocks: int | None = None
     """The null block included. None: as many as the KV memory holds."""
     kv_memory: int | None = None
-    """Bytes for KV. None: a share of the free memory (kv_store)."""
+    """Bytes for KV. None: a share of the free memory (kv_store), on cuda what is left beside the largest step."""
     max_model_len: int | None = None
     """None: what the model was made for."""
     num_threads: int | None = None
     """Threads of a CPU's kernels. None: torch's default."""
+    max_rows: int = 256
+    """Sequences that run at a time: device rows."""
+    max_batch_tokens: int = 512
+    """Of one step."""
+    memory_share: float = 0.9
+    """Of a GPU's memory, for everything."""
+    graphs: Literal["on", "off", "check"] = "on"
+    """Decode steps on cuda are recorded and replayed; called; recorded, replayed, and compared with a call each time."""
+    steps: Literal["auto", "plain", "device"] = "auto"
+    """auto: device rows on cuda, where the next step is launched before the one before it is collected."""
 
 
 class ModelRunner:
-    """Raises ModelError, with one sentence, if the model cannot be served exactly."""
+    """Raises ModelError, with one sentence, if the model cannot be served exactly. `capture`: how decode steps are
+    recorded; None: as the settings say."""
 
-    lag = 0
-
-    def __init__(self, settings: RunnerSettings) -> None:
+    def __init__(self, settings: RunnerSettings, capture: Capture | None = None) -> None:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
-        self._ops = dispatch.choose(self._device)
-        self._min_rows = MIN_ROWS if self._device.type == "cpu" else 1
         found = checkpoint.find(settings.model)
         config = loader.read_config(found)
         support.refuse_unsupported(config)
@@ -69,76 +81,98 @@ class ModelRunner:
         self.eos_token_ids = loader.eos_token_ids(found.directory, config)
         self.root = found.identity(f"{config.model_type} kv={dtype}")
         with torch.inference_mode():
-            self._model = loader.build(config, dtype, self._device, hf.ATTENTION)
-            loader.fill(self._model, found, self._device)
-            probe(self._model, self._device, self._ops)
-            sites = hf.discover(self._model)
-            shape = KVShape(
-                len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
-            )
-            self.num_blocks = settings.num_blocks or plan_num_blocks(
-                shape, self._device, self.max_model_len, settings.kv_memory
-            )
-            self.store = KVStore(shape, self.num_blocks, self._device, self._ops)
-            self._step = hf.StepSlot()
-            llama.install(self._model, sites, self.store, self._ops, self._step)
-            hf.attach(sites, self.store, self._ops, self._step)
-            pack_linears(self._model)
-        self._head = hf.Head(self._model, self._min_rows)
-        self._sampler = Sampler(self._ops, self.eos_token_ids)
+            self._loaded = self._load(found, config, dtype)
+            self._model = self._loaded.model
+            self.store = self._loaded.store
+            self._steps = self._ready(settings, capture)
+        self.num_blocks = self.store.num_blocks
+
+    @property
+    def lag(self) -> int:
+        return self._steps.lag
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
-        return Collected(self.execute(rows))
+        return self._guarded(lambda: self._steps.launch(rows))
 
-    @torch.inference_mode()
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
-        packed = pack(rows, self.block_size, self._device, self._min_rows)
-        self._step.context = packed.context
-        hidden = hf.hidden_states(self._model, packed.token_ids, packed.positions)
-        drawn = self._draw(rows, packed, hidden)
-        results = []
-        for index, row in enumerate(rows):
-            prompt = self._prompt_logprobs(row, packed.starts[index], hidden)
-            results.append(RowResult(tuple(drawn[index]), prompt))
-        return results
+        """One step by itself."""
+        return self.launch(rows).collect()
 
-    @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self.store.copy_blocks(pairs)
+        self._guarded(lambda: self.store.copy_blocks(pairs))
 
-    def _draw(
-        self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor
-    ) -> list[list[Drawn]]:
-        """Only the last token of a row that draws reaches the head; its draws share the logits."""
-        drawing = [index for index, row in enumerate(rows) if row.draws]
-        drawn: list[list[Drawn]] = [[] for _ in rows]
-        if not drawing:
-            return drawn
-        last = [packed.starts[index] + len(rows[index].tokens) - 1 for index in drawing]
-        logits = self._head(hidden[torch.tensor(last, device=self._device)])
-        owners: list[int] = []
-        draws: list[Draw] = []
-        for place, index in enumerate(drawing):
-            owners += [place] * len(rows[index].draws)
-            draws += rows[index].draws
-        if len(owners) != len(drawing):
-            logits = logits[torch.tensor(owners, device=self._device)]
-        for place, token in zip(owners, self._sampler.draw(logits, draws), strict=True):
-            drawn[drawing[place]].append(token)
-        return drawn
+    def _guarded(self, run: Callable[[], T]) -> T:
+        with torch.inference_mode():
+            try:
+                return run()
+            except torch.OutOfMemoryError as error:
+                reason = str(error).partition("\n")[0]
+        # Here the error is gone, and with it the frames that held the tensors of the step.
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        raise DeviceOutOfMemory(reason)
 
-    def _prompt_logprobs(
-        self, row: Row, start: int, hidden: torch.Tensor
-    ) -> tuple[TokenLogprob, ...]:
-        if row.prompt_logprobs < 0:
-            return ()
-        targets = [*row.tokens[1:], *([row.next_token] if row.next_token >= 0 else [])]
-        found: list[TokenLogprob] = []
-        for first in range(0, len(targets), _LOGPROB_ROWS):
-            part = targets[first : first + _LOGPROB_ROWS]
-            logits = self._head(hidden[start + first : start + first + len(part)])
-            found += token_logprobs(logits, part, row.prompt_logprobs)
-        return tuple(found)
+    # --- at start ---
+
+    def _load(
+        self, found: checkpoint.Checkpoint, config: PreTrainedConfig, dtype: torch.dtype
+    ) -> LoadedModel:
+        """With a KV store of no blocks yet."""
+        device, step = self._device, hf.StepSlot()
+        min_tokens = MIN_ROWS if device.type == "cpu" else 1
+        model = loader.build(config, dtype, device, hf.ATTENTION)
+        loader.fill(model, found, device)
+        sites = hf.discover(model)
+        shape = KVShape(
+            len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
+        )
+        ops, self.kernels = self_check.checked(
+            dispatch.choose(device), self_check.shapes_of(config, shape, sites)
+        )
+        probe(model, device, ops)
+        store = KVStore(shape, 0, device, ops)
+        llama.install(model, sites, store, ops, step)
+        hf.attach(sites, store, ops, step)
+        pack_linears(model)
+        head = hf.Head(model, min_tokens)
+        sampler = Sampler(ops, self.eos_token_ids)
+        return LoadedModel(model, head, store, ops, sampler, step, device, min_tokens)
+
+    def _ready(self, settings: RunnerSettings, capture: Capture | None) -> Steps:
+        """Memory for KV, then recordings, which hold its addresses."""
+        on_cuda = self._device.type == "cuda"
+        if settings.steps == "plain" or (settings.steps == "auto" and not on_cuda):
+            self.store.resize(self._plan_blocks(settings, PlainSteps(self._loaded), 0))
+            return PlainSteps(self._loaded)
+        steps = DeviceSteps(
+            self._loaded,
+            settings.max_rows,
+            self.max_model_len,
+            self.vocab_size,
+            checks=settings.graphs == "check",
+        )
+        if capture is None and on_cuda and settings.graphs != "off":
+            capture = CudaCapture(self._device)
+        num_graphs = 0 if capture is None else len(steps.graphs.sizes)
+        self.store.resize(self._plan_blocks(settings, steps, num_graphs))
+        if capture is not None:
+            steps.record(capture)
+        return steps
+
+    def _plan_blocks(self, settings: RunnerSettings, steps: Steps, num_graphs: int) -> int:
+        if settings.num_blocks is not None:
+            return settings.num_blocks
+        if settings.kv_memory is not None or self._device.type != "cuda":
+            return plan_num_blocks(
+                self.store.shape, self._device, self.max_model_len, settings.kv_memory
+            )
+        largest = memory.Largest(
+            settings.max_batch_tokens, settings.max_rows, self.max_model_len, self.block_size
+        )
+        return memory.measure(
+            self.store, self._device, settings.memory_share, largest, steps, num_graphs
+        )
 
 
 def _device(name: str) -> torch.device:

@@ -10,7 +10,7 @@ import torch
 from tiny_models import CONFIGS, Driven, TinyModel, drive
 from torch import nn
 
-from kernels.reference import attention as reference
+from kernels import dispatch
 from workers.engine.errors import ModelError
 from workers.engine.model import hf, llama
 
@@ -53,13 +53,13 @@ def test_attention_that_is_off_is_refused(
     tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The window ends one token early, in decode alone: nothing shorter than the window could show it."""
-    true_decode = reference.attention_decode
+    true_decode = dispatch.TWINS["attention_decode"]
 
     def off(out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, *rest: object) -> None:
         batch, scale, window, *others = rest
         true_decode(out, query, kv, batch, scale, window - 1 if window else 0, *others)
 
-    monkeypatch.setattr(reference, "attention_decode", off)
+    monkeypatch.setitem(dispatch.TWINS, "attention_decode", off)
     refused(tiny_model("mistral"))
     tiny_model("llama").runner()
 

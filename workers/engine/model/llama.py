@@ -108,7 +108,7 @@ def install(
             continue
         mine, error = _checked(model, layer, site, rope, ops)
         if error <= _TOLERANCE[store.shape.dtype]:
-            mine.paged = PagedLayer(store.layer(index), ops, step)
+            mine.paged = PagedLayer(store, index, ops, step)
             layers[index] = mine
             number += 1
         else:
@@ -139,7 +139,7 @@ def _checked(
     packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
     step.context = packed.context
     attach([site], store, ops, step)
-    mine = LlamaLayer(layer, site, PagedLayer(store.layer(0), ops, step), rope)
+    mine = LlamaLayer(layer, site, PagedLayer(store, 0, ops, step), rope)
     embeddings = model.base_model.rotary_emb(x, packed.positions[None])
     expected = layer(x, position_embeddings=embeddings)
     found = mine(x, position_embeddings=embeddings)

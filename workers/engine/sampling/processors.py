@@ -22,7 +22,17 @@ def needs_processing(draw: Draw) -> bool:
         or params.presence_penalty != 0.0
         or params.frequency_penalty != 0.0
         or bool(params.logit_bias)
-        or len(draw.output) < params.min_tokens
+        or _num_output(draw) < params.min_tokens
+    )
+
+
+def counts_output(draw: Draw) -> bool:
+    """Whether it matters which tokens the output holds."""
+    params = draw.params
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
     )
 
 
@@ -37,13 +47,18 @@ def process(logits: torch.Tensor, draw: Draw, eos_token_ids: Sequence[int]) -> N
         ids = [token for token, _ in params.logit_bias]
         bias = [value for _, value in params.logit_bias]
         logits.index_add_(0, _ids(ids, logits), _values(bias, logits))
-    if len(draw.output) < params.min_tokens:
+    if _num_output(draw) < params.min_tokens:
         logits[_ids(end_tokens(params, eos_token_ids), logits)] = float("-inf")
 
 
 def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
     """Every token that may end a choice, whether or not the model's own ones do here."""
     return [*eos_token_ids, *params.stop_token_ids]
+
+
+def _num_output(draw: Draw) -> int:
+    """A token that is not known yet counted too."""
+    return draw.position - len(draw.prompt)
 
 
 def _penalize_repetition(logits: torch.Tensor, draw: Draw) -> None:
