@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fakes import EOS, ScriptedRunner, expected_output, scripted_engine
+from lagged_runner import LaggedRunner, watch
 
 from cache import invariants
 from workers.engine.sequence import Status
@@ -14,10 +15,20 @@ LINK = 1
 
 
 class Driver:
-    def __init__(self, runner=None, **options):
+    """With `lag`, the runner becomes a device that answers one step late and looks after its rows and blocks."""
+
+    lag = 0
+
+    def __init__(self, runner=None, *, lag=None, device=None, **options):
         self.runner = runner or ScriptedRunner(num_blocks=64, block_size=4)
+        lag = self.lag if lag is None else lag
+        if lag or device is not None:
+            max_running = options.get("max_running", 64)
+            self.runner = LaggedRunner(self.runner, max_running, lag=lag, **(device or {}))
         self.now = 1000.0
         self.engine = scripted_engine(self.runner, clock=lambda: self.now, **options)
+        if isinstance(self.runner, LaggedRunner):
+            watch(self.cache, self.runner)
         self.inbox = []
         self.outputs = []
         self.tokens = defaultdict(list)
@@ -52,13 +63,24 @@ class Driver:
         self._check_running()
         return output
 
+    def settle(self):
+        """No further events: the step in flight is collected, as if nothing were left to plan."""
+        while self.engine.num_in_flight:
+            assert self.engine._collect()
+        self._hear(self.engine._emit(self.now))
+        return self
+
     def run(self, max_steps=2000):
         """Until nothing is left; a step limit turns a livelock into a failure."""
         for _ in range(max_steps):
-            if not self.inbox and not self.engine.attempts:
+            if self.idle:
                 return self
             self.step()
         raise AssertionError(f"still {len(self.engine.attempts)} attempts after {max_steps} steps")
+
+    @property
+    def idle(self):
+        return not (self.inbox or self.engine.attempts or self.engine.num_in_flight)
 
     def attempt(self, request_id, link=LINK):
         return self.engine.attempts[link, request_id]
@@ -89,22 +111,38 @@ class Driver:
         self.records.append(delta)
 
     def _check_running(self):
-        """After every step: the cache's laws, no row of a sequence without all its blocks, no lease passed."""
+        """After every step: the cache's laws, no row of a sequence without all its blocks, no lease passed, nothing
+        given back that a step in flight uses."""
         scheduler = self.engine.scheduler
         running = [s for sequences in scheduler.running.values() for s in sequences]
-        invariants.check(self.cache, [s.handle for s in running])
+        leaving = scheduler.holdings._leaving
+        invariants.check(self.cache, [s.handle for s in running + leaving])
         for sequence in running:
-            assert len(sequence.block_ids) * self.cache.block_size >= sequence.num_computed
+            assert len(sequence.block_ids) * self.cache.block_size >= sequence.num_scheduled
+            assert sequence.num_computed <= sequence.num_scheduled
+            assert sequence.num_computed <= len(sequence.tokens), "tokens nobody has seen"
+        assert self.engine.num_in_flight <= self.runner.lag
+        if leaving:
+            assert self.engine.num_in_flight
+        rows = [sequence.row_id for sequence in running + leaving]
+        assert len(set(rows)) == len(rows)
+        if isinstance(self.runner, LaggedRunner):
+            assert self.runner.row_ids_in_flight <= set(rows)
         for attempt in self.engine.attempts.values():
             lease = attempt.lease
-            assert lease.in_flight == 0
+            assert lease.in_flight == sum(s.num_pending for s in attempt.sequences)
             assert lease.spent <= max(lease.bound, attempt.message.num_output_spent)
             for sequence in attempt.sequences:
-                assert (sequence.handle is not None) == (sequence.status is Status.RUNNING)
+                if self.engine.num_in_flight == 0:
+                    assert sequence.num_pending == 0
+                    assert sequence.num_scheduled == sequence.num_computed
+                held = sequence.status is Status.RUNNING or sequence in leaving
+                assert (sequence.handle is not None) == held
+                assert (sequence.row_id >= 0) == held
 
     def check_idle(self):
         """Nothing is held beyond the cache, and the books agree with the steps."""
-        assert not self.engine.attempts
+        assert self.idle
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.num_waiting_tokens == 0
         invariants.check(self.cache, [])
@@ -114,6 +152,11 @@ class Driver:
         return self
 
     def check_books(self):
+        totals = self.engine.totals
+        if isinstance(self.runner, LaggedRunner):
+            num_tokens = totals.num_prefill_tokens + totals.num_lag_discarded
+            num_tokens += sum(r.num_decode_seqs for o in self.outputs for r in o.steps)
+            assert num_tokens == self.runner.num_tokens, "work of the device that no record has"
         usages = [ending.usage for ending in self.endings.values()]
         usages += [a.usage for o in self.outputs for a in o.ended if a.end_reason == "link_lost"]
         computed = sum(u.uncached + u.cache_write + u.recomputed for u in usages)

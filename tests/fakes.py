@@ -22,8 +22,8 @@ from workers.engine.engine import Engine
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
-from workers.engine.scheduler import Limits
 from workers.engine.service import Identity, Service, hello_of
+from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     GenerateRequest,
     Message,
@@ -214,6 +214,7 @@ def scripted_engine(
     max_batch_tokens: int = 256,
     max_running: int = 64,
     journal: EngineJournal | None = None,
+    allow_lag: bool = True,
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
@@ -225,6 +226,7 @@ def scripted_engine(
         cache,
         Limits(max_batch_tokens, max_running, max_len, **limits),
         journal,
+        lag=allow_lag,
         clock=clock,
     )
 

@@ -19,9 +19,9 @@ from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.ops_server import OpsServer
 from workers.engine.plan import StepRunner
-from workers.engine.scheduler import Limits
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
+from workers.engine.step_plan import Limits
 
 logger = logging.getLogger("workers.engine")
 
@@ -84,7 +84,7 @@ def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJourna
         told.engine_lease_wait_ms / 1000,
     )
     cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
-    return Engine(runner, cache, limits, journal)
+    return Engine(runner, cache, limits, journal, lag=told.engine_lag == "auto")
 
 
 async def serve(service: Service, ops: OpsServer, told: WorkerSettings) -> None:

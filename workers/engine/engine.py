@@ -1,4 +1,4 @@
-"""The engine thread: drain inbox, expire, plan, execute, commit, emit. It alone touches scheduler, cache and runner.
+"""The engine thread: drain inbox, expire, plan, launch, collect, commit, emit. It alone touches scheduler, cache, runner.
 
 Knows attempts, steps and links by number; not sockets, not Redis, not which thread runs it. What came in is a pair
 (link, message), what goes out is a `StepOutput`; both cross threads as values, by queues that the caller owns.
@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
 from workers.engine.attempts import Attempts
-from workers.engine.errors import EngineBroken
+from workers.engine.commit import Commit
+from workers.engine.errors import DeviceOutOfMemory, EngineBroken
 from workers.engine.intake import Intake
 from workers.engine.journal import EngineJournal
 from workers.engine.outbox import Outbox
-from workers.engine.plan import Draw, Drawn, Row, RowResult, StepRunner
+from workers.engine.pipeline import Pipeline, row_of
+from workers.engine.plan import StepRunner
 from workers.engine.record import Rate, StepRecord, StepTotals
-from workers.engine.scheduler import Limits, Scheduler, StepPlan, Work
-from workers.engine.sequence import Attempt, Sequence
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Attempt
+from workers.engine.step_plan import Limits, StepPlan
 from workers.protocol.messages import (
     CacheCommand,
     Cancel,
@@ -71,7 +74,10 @@ class StepOutput:
     num_attempts: int
     messages: list[tuple[int, Message]] = field(default_factory=list)
     records: list[EngineRecord] = field(default_factory=list)
-    step: StepRecord | None = None
+    steps: list[StepRecord] = field(default_factory=list)
+    """Those collected in this round."""
+    num_out_of_memory: int = 0
+    """Steps that did not fit the device."""
     token_gaps: dict[float, int] = field(default_factory=dict)
     """Seconds since a sequence's token before -> how many sequences."""
     ended: list[Attempt] = field(default_factory=list)
@@ -85,8 +91,10 @@ class Engine:
         limits: Limits,
         journal: EngineJournal | None = None,
         *,
+        lag: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`lag`: use what the runner offers of it."""
         self.runner = runner
         self.cache = cache
         self.scheduler = Scheduler(cache, limits)
@@ -95,6 +103,9 @@ class Engine:
         self._attempts = Attempts(
             Intake(runner, limits), self.scheduler, self._outbox, journal, clock
         )
+        self._commit = Commit(self.scheduler, self._attempts, self._outbox)
+        self._pipeline = Pipeline(runner, clock)
+        self._lag = runner.lag if lag else 0
         self._journal = journal
         self._clock = clock
         self._step = 0
@@ -103,8 +114,12 @@ class Engine:
         self._decode_rate = Rate()
         self._totals_due = 0.0
         self._out = StepOutput(WorkerStatus(), 0)
-        self._touched: list[Attempt] = []
         self._busy = False
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps launched and not collected."""
+        return len(self._pipeline)
 
     @property
     def attempts(self) -> dict[tuple[int, str], Attempt]:
@@ -122,20 +137,24 @@ class Engine:
             events = self._receive(inbox)
 
     def step(self, events: Seq[tuple[int, Event]] = ()) -> StepOutput:
-        """One round. Without work it only handles the events and the clocks."""
+        """One round: hear, plan and launch a step, collect and commit the one before. With lag one step is in flight
+        when it returns; without, or where the next plan needs the results, none. Without work it only handles the
+        events and the clocks."""
         now = self._clock()
         self._drain_inbox(events, now)
         self._attempts.expire(now)
-        plan = self.scheduler.plan(self._step, now)
-        planned = self._clock()
-        if plan.work and (results := self._execute(plan)) is not None:
-            executed = self._clock()
-            record = self._commit(plan, results, executed)
-            record.plan_s, record.execute_s = planned - now, executed - planned
-            record.commit_s = self._clock() - executed
-            self._account(record, executed)
-        self._busy = bool(plan.work or plan.num_preempted)
-        return self._emit(plan, now)
+        plan = self.scheduler.plan(self._step, now, ahead=len(self._pipeline) > 0)
+        failure = self._launch(plan) if plan.work else None
+        num_kept = 0 if plan.holds_next or failure or not plan.work else self._lag
+        self._busy = bool(plan.work or plan.num_preempted or len(self._pipeline))
+        while len(self._pipeline) > num_kept:
+            if not self._collect():
+                num_kept = 0
+        if failure is not None:
+            self._failed(plan, failure)
+        if not self._busy:
+            self._pipeline.rest()
+        return self._emit(now)
 
     def _receive(self, inbox: queue.SimpleQueue[tuple[int, Event]]) -> list[tuple[int, Event]]:
         """Everything that has arrived; waits only if there is nothing to compute."""
@@ -176,155 +195,98 @@ class Engine:
 
     # --- one step ---
 
-    def _execute(self, plan: StepPlan) -> list[RowResult] | None:
-        """None if the runner raised: the attempts of the step have failed then, all others go on."""
-        rows = [self._row(work) for work in plan.work]
+    def _launch(self, plan: StepPlan) -> Exception | None:
+        """What the runner raised, if it did."""
+        rows = [row_of(work) for work in plan.work]
+        self.scheduler.launched(plan)
+        self._step += 1
+        return self._guarded(plan.step, lambda: self._pipeline.launch(plan, rows))
+
+    def _collect(self) -> bool:
+        """Results of the oldest step in flight; False if it failed."""
+        flight = self._pipeline.first()
+        failure = self._guarded(flight.plan.step, lambda: self._pipeline.collect(flight))
+        if failure is not None:
+            self._failed(flight.plan, failure)
+            return False
+        record = self._commit.step(flight)
+        if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
+            self._num_poisoned = 0
+            self.scheduler.budget.step_ran()
+        record.commit_s = self._clock() - record.collected_at
+        self._account(record)
+        return True
+
+    def _guarded(self, step: int, run: Callable[[], None]) -> Exception | None:
+        """A model may raise anything; one bad step must not end a process."""
         try:
-            if plan.copies:
-                self.runner.copy_blocks(plan.copies)
-            results = self.runner.launch(rows).collect()
-            assert len(results) == len(rows), "the runner left out rows"
-        except Exception:  # a model may raise anything; one bad step must not end a process
-            logger.exception("step %d failed", plan.step, extra={"event": "step_poisoned"})
+            run()
+        except DeviceOutOfMemory as error:
+            return error
+        except Exception as error:
+            logger.exception("step %d failed", step, extra={"event": "step_poisoned"})
+            return error
+        return None
+
+    def _failed(self, plan: StepPlan, error: Exception) -> None:
+        """Nothing of the step counts. Steps before it are collected, those behind it lose the rows that built on it."""
+        for work in plan.work:
+            self.scheduler.retract(work)
+        self._pipeline.void(plan)
+        self.scheduler.collected(plan.step)
+        if isinstance(error, DeviceOutOfMemory):
+            self._too_large(plan, error)
+        else:
             self._poisoned(plan)
-            return None
-        self._num_poisoned = 0
-        return results
 
-    def _row(self, work: Work) -> Row:
-        sequence, num_tokens, num_draws = work
-        start = sequence.num_computed
-        end = start + num_tokens
-        attempt = sequence.attempt
-        prompt_logprobs = next_token = -1
-        if attempt.wants_prompt_logprobs:
-            prompt_logprobs = attempt.message.prompt_logprobs
-            next_token = attempt.prompt[end] if end < len(attempt.prompt) else -1
-        return Row(
-            sequence.tokens[start:end],
-            start,
-            sequence.block_ids,
-            self._draws(sequence, num_draws),
-            prompt_logprobs,
-            next_token,
-        )
-
-    def _draws(self, sequence: Sequence, num_draws: int) -> tuple[Draw, ...]:
-        if num_draws == 0:
-            return ()
-        attempt = sequence.attempt
-        params, position = attempt.message.sampling, len(sequence.tokens)
-        if not attempt.unforked:
-            return (Draw(params, sequence.seed, position, attempt.prompt, sequence.output),)
-        return tuple(
-            Draw(params, seed, position, attempt.prompt, ())
-            for seed in attempt.seeds(attempt.unforked[:num_draws])
-        )
+    def _too_large(self, plan: StepPlan, error: DeviceOutOfMemory) -> None:
+        self._out.num_out_of_memory += 1
+        unable = self.scheduler.shrink(plan)
+        logger.warning(
+            "step %d did not fit the device: %s; %d tokens from here on",
+            plan.step, error, self.scheduler.budget.num_tokens,
+            extra={"event": "device_out_of_memory"},
+        )  # fmt: skip
+        if unable is not None:
+            self._attempts.fail(
+                unable.attempt, "internal", "one token did not fit the device's memory"
+            )
 
     def _poisoned(self, plan: StepPlan) -> None:
-        self._num_poisoned += 1
-        for work in plan.work:
-            attempt = work.sequence.attempt
-            if attempt.key in self.attempts:
-                self._attempts.fail(
-                    attempt, "internal", "the model failed in this step", retryable=True
-                )
+        """The attempts of the step fail, all others go on. A step that has none left was built on one that failed."""
+        hurt = {work.sequence.attempt for work in plan.work} & set(self.attempts.values())
+        self._num_poisoned += bool(hurt)
+        for attempt in sorted(hurt, key=lambda a: a.serial):
+            self._attempts.fail(
+                attempt, "internal", "the model failed in this step", retryable=True
+            )
         if self._num_poisoned >= MAX_POISONED_STEPS:
             raise EngineBroken(f"{self._num_poisoned} steps in a row failed")
 
-    def _commit(self, plan: StepPlan, results: list[RowResult], now: float) -> StepRecord:
-        record = StepRecord(
-            plan.step,
-            num_seqs=len(plan.work),
-            num_cached_tokens=plan.num_cached_tokens,
-            num_preempted=plan.num_preempted,
-        )
-        for work, result in zip(plan.work, results, strict=True):
-            self._commit_row(work, result, record, plan, now)
-        # Behind all rows: a sibling of the last draw may be in prefill again.
-        for attempt in self._touched:
-            if attempt.lease.exhausted:
-                self._attempts.end_choices(attempt, attempt.open_indices, "budget")
-        return record
-
-    def _account(self, record: StepRecord, now: float) -> None:
-        self._out.step = record
+    def _account(self, record: StepRecord) -> None:
+        self._out.steps.append(record)
         self.totals.add(record)
         if record.num_prefill_tokens:
             self._prefill_rate.add(record.num_prefill_tokens, record.execute_s)
         if record.num_decode_seqs:
             self._decode_rate.add(record.num_decode_seqs, record.execute_s)
 
-    def _commit_row(
-        self, work: Work, result: RowResult, record: StepRecord, plan: StepPlan, now: float
-    ) -> None:
-        sequence, num_tokens, num_draws = work
-        attempt = sequence.attempt
-        wanted_prompt_logprobs = attempt.wants_prompt_logprobs
-        was_decode = sequence.decoding
-        self.scheduler.advance(work, record)
-        self._touched.append(attempt)
-        if wanted_prompt_logprobs:
-            attempt.prompt_logprobs.extend(result.prompt_logprobs)
-        if not was_decode:
-            attempt.event("chunk", now, plan.step, num_tokens)
-        if sequence.num_uncomputed > 0 or (num_draws == 0 and attempt.message.max_tokens):
-            return
-        if not attempt.account.closed:
-            self._close_prompt(attempt, sequence, plan, now)
-        if num_draws == 0:
-            self._attempts.end_choices(attempt, attempt.open_indices, "length")
-            return
-        attempt.lease.in_flight -= num_draws
-        attempt.lease.spent += num_draws
-        attempt.num_output += num_draws
-        record.num_output_tokens += num_draws
-        self.scheduler.counters.charge(attempt.message.tenant, output=num_draws)
-        sequences = [sequence]
-        if attempt.unforked:
-            sequences = self.scheduler.fork(sequence, attempt.take_unforked(num_draws))
-        for one, drawn in zip(sequences, result.drawn, strict=True):
-            self._commit_token(one, drawn, now)
-
-    def _close_prompt(
-        self, attempt: Attempt, sequence: Sequence, plan: StepPlan, now: float
-    ) -> None:
-        attempt.account.close()
-        if attempt.message.max_tokens:
-            attempt.event("first_token", now, plan.step)
-        if attempt.message.pinned:
-            assert sequence.handle is not None
-            attempt.pinned(self.cache.pin(sequence.handle))
-
-    def _commit_token(self, sequence: Sequence, drawn: Drawn, now: float) -> None:
-        seq_no = len(sequence.output)
-        sequence.append(drawn.token)
-        finish = sequence.finish_after(drawn.token)
-        attempt = sequence.attempt
-        self._outbox.token(attempt, sequence.index, seq_no, drawn.token, drawn.logprob, finish)
-        if seq_no:
-            gap = now - sequence.last_token_at
-            self._out.token_gaps[gap] = self._out.token_gaps.get(gap, 0) + 1
-        sequence.last_token_at = now
-        if finish is not None:
-            self._attempts.finish(sequence, finish)
-
     # --- emit ---
 
-    def _emit(self, plan: StepPlan, now: float) -> StepOutput:
+    def _emit(self, now: float) -> StepOutput:
         """The journal first: what a gateway is told of, a killed worker must be able to prove."""
+        touched, token_gaps = self._commit.take()
         if self._journal is not None:
-            self._journal.count(self._touched)
+            self._journal.count(touched)
             if now >= self._totals_due:
                 self._journal.add_totals(self.totals)
                 self._totals_due = now + TOTALS_EVERY_S
             self._journal.flush()
         out, self._out = self._out, StepOutput(WorkerStatus(), 0)
-        out.messages = self._outbox.take(plan.step)
+        out.token_gaps = token_gaps
+        out.messages = self._outbox.take(out.steps[-1].step if out.steps else self._step)
         out.ended, out.records = self._attempts.take_ended()
         out.status, out.num_attempts = self._status(), len(self.attempts)
-        self._touched = []
-        self._step += bool(plan.work)
         return out
 
     def _status(self) -> WorkerStatus:

@@ -11,8 +11,8 @@ import math
 from cache.namespaces import segments
 from workers.engine.errors import Refusal
 from workers.engine.plan import StepRunner
-from workers.engine.scheduler import Limits
 from workers.engine.sequence import Attempt
+from workers.engine.step_plan import Limits
 from workers.protocol.frames import MAX_FRAME_BYTES
 from workers.protocol.messages import GenerateRequest
 

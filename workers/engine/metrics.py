@@ -64,6 +64,12 @@ class Metrics:
         self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found")
         self._preemptions = counter("vllm:num_preemptions", "Sequences that lost their blocks")
         self._recomputed = counter("headgate_recomputed_tokens", "Tokens computed again")
+        self._discarded = counter(
+            "headgate_lag_discarded_tokens", "Tokens computed for sequences that had ended"
+        )
+        self._out_of_memory = counter(
+            "headgate_out_of_memory_steps", "Steps that did not fit the device's memory"
+        )
         self._success = Counter(
             "vllm:request_success", "Attempts by ending", [*self._labels, "finished_reason"],
             registry=self.registry,
@@ -119,17 +125,20 @@ class Metrics:
             ("held", held),
         ):
             self._blocks.labels(state).set(count)
-        if (step := out.step) is not None:
+        self._out_of_memory.inc(out.num_out_of_memory)
+        for step in out.steps:
             self._step_size.observe(step.num_prefill_tokens + step.num_decode_seqs)
             self._step_tokens.labels("prefill").inc(step.num_prefill_tokens)
             self._step_tokens.labels("decode").inc(step.num_decode_seqs)
             self._generation.inc(step.num_output_tokens)
             self._preemptions.inc(step.num_preempted)
             self._recomputed.inc(step.num_recomputed)
+            self._discarded.inc(step.num_lag_discarded)
             for phase, seconds in (
                 ("plan", step.plan_s),
                 ("execute", step.execute_s),
                 ("commit", step.commit_s),
+                ("idle", step.idle_s),
             ):
                 self._steps.labels(phase).observe(seconds)
         for gap, count in out.token_gaps.items():

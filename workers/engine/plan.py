@@ -42,7 +42,8 @@ class Row:
     """One sequence's part of a step: `tokens` are written to KV at positions start .. start + len - 1.
 
     A row that ends with PENDING goes on where the same `row_id` stood in the step before: same sequence, same draw
-    parameters, `start` one behind. Any other row says everything about its sequence, whoever had its `row_id` before.
+    parameters, `start` is the position of the token drawn there. Any other row says everything about its sequence,
+    whoever had its `row_id` before.
     """
 
     tokens: Sequence[int]

@@ -77,7 +77,7 @@ class PromptAccount:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step, after it ran."""
+    """One step, after it ran. Times are the engine's clock, in seconds."""
 
     step: int
     num_seqs: int = 0
@@ -86,10 +86,18 @@ class StepRecord:
     num_recomputed: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_lag_discarded: int = 0
+    """Tokens computed for sequences that had ended, or lost the step before, when they were launched or after."""
     num_preempted: int = 0
+    planned_at: float = 0.0
+    launched_at: float = 0.0
+    collected_at: float = 0.0
     plan_s: float = 0.0
     execute_s: float = 0.0
+    """From when the device could begin, the step before behind it, until the results were here."""
     commit_s: float = 0.0
+    idle_s: float = 0.0
+    """The device waited for this step to be planned: a lower bound, seen from the host."""
 
 
 @dataclass(slots=True)
@@ -101,10 +109,12 @@ class StepTotals:
     num_recomputed: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_lag_discarded: int = 0
     num_preempted: int = 0
     plan_s: float = field(default=0.0)
     execute_s: float = field(default=0.0)
     commit_s: float = field(default=0.0)
+    idle_s: float = field(default=0.0)
 
     def add(self, record: StepRecord) -> None:
         self.num_steps += 1

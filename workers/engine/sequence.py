@@ -89,18 +89,23 @@ class Lease:
 
 
 class Sequence:
-    """One choice. Positions below `num_computed` have KV in `block_ids`; the rest of `tokens` is still to be computed."""
+    """One choice. Of its positions those below `num_computed` have KV in `block_ids`, those below `num_scheduled` get it
+    from steps in flight. `num_pending` tokens, which steps in flight draw, come behind `tokens`."""
 
     __slots__ = (
         "attempt",
         "block_ids",
         "handle",
         "index",
+        "last_step",
         "last_token_at",
         "num_computed",
         "num_offered_blocks",
+        "num_pending",
+        "num_scheduled",
         "order",
         "output",
+        "row_id",
         "seed",
         "status",
         "tokens",
@@ -115,20 +120,26 @@ class Sequence:
         self.tokens = attempt.prompt + array("i", self.output)
         self.block_ids: list[int] = []
         self.handle: Handle | None = None
+        self.row_id = -1
+        """Its row on the device, from when it starts running until the last step launched with it is collected."""
+        self.last_step = -1
+        """Number of that step."""
         self.num_computed = 0
+        self.num_scheduled = 0
+        self.num_pending = 0
         self.num_offered_blocks = 0
         """Whole blocks already shown to the prefix tree, accepted or not."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
 
     @property
-    def num_uncomputed(self) -> int:
-        return len(self.tokens) - self.num_computed
+    def num_unscheduled(self) -> int:
+        return len(self.tokens) + self.num_pending - self.num_scheduled
 
     @property
     def decoding(self) -> bool:
-        """Only the token drawn last is without KV."""
-        return bool(self.output) and self.num_computed == len(self.tokens) - 1
+        """Only the token drawn last, known or pending, is without KV."""
+        return self.num_unscheduled == 1 and bool(self.num_pending or self.output)
 
     @property
     def num_choices(self) -> int:
@@ -144,6 +155,7 @@ class Sequence:
         """A choice that continues from here. The caller shares the blocks and the handle."""
         child = Sequence(self.attempt, index)
         child.num_computed = self.num_computed
+        child.num_scheduled = self.num_scheduled
         child.num_offered_blocks = self.num_offered_blocks
         child.block_ids = list(self.block_ids)
         child.status = self.status
@@ -164,7 +176,7 @@ class Sequence:
         attempt = self.attempt
         if token in attempt.end_ids:
             return "stop"
-        if len(self.output) >= attempt.message.max_tokens or len(self.tokens) >= attempt.max_len:
+        if len(self.tokens) >= attempt.end_len:
             return "length"
         return None
 
@@ -188,7 +200,8 @@ class Attempt:
         """Order of arrival."""
         self.arrived_at = now
         self.deadline = now + message.deadline_ms / 1000 if message.deadline_ms else float("inf")
-        self.max_len = max_len
+        self.end_len = min(max_len, len(message.prompt) + message.max_tokens)
+        """Tokens of prompt and output at which a choice ends, if nothing ended it before."""
         sampling = message.sampling
         own = () if sampling.ignore_eos else eos_token_ids
         self.end_ids = frozenset(own) | frozenset(sampling.stop_token_ids)

@@ -51,6 +51,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Token budget of a step: more is faster for prompts and slower between two tokens of a stream."""
     engine_max_running: int = pydantic.Field(default=256, ge=1)
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
+    engine_lag: Literal["auto", "off"] = "auto"
+    """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 
     @pydantic.model_validator(mode="after")
     def _decodes_fit_a_step(self) -> WorkerSettings:

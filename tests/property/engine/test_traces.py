@@ -33,7 +33,14 @@ shapes = st.fixed_dictionaries(
         "num_blocks": st.integers(20, 60),
         "max_batch_tokens": st.integers(4, 64),
         "max_running": st.integers(3, 4),
-        "eos_every": st.sampled_from([0, 13]),
+        "eos_every": st.sampled_from([0, 13, 5]),
+        "lag": st.sampled_from([0, 1, 1]),
+        "device": st.fixed_dictionaries(
+            {
+                "max_step_tokens": st.sampled_from([None, None, None, 1, 2, 3, 7]),
+                "late": st.booleans(),
+            }
+        ),
     }
 )
 
@@ -46,7 +53,11 @@ class Trace:
             num_blocks=shape["num_blocks"], block_size=4, eos_every=shape["eos_every"]
         )
         self.drive = Driver(
-            runner, max_batch_tokens=shape["max_batch_tokens"], max_running=shape["max_running"]
+            runner,
+            lag=shape["lag"],
+            device=shape["device"],
+            max_batch_tokens=shape["max_batch_tokens"],
+            max_running=shape["max_running"],
         )
         self.drive.eos_every = shape["eos_every"]
         self.arrivals = arrivals
@@ -59,17 +70,18 @@ class Trace:
         """The earliest arrival is never preempted before a later one, batch goes before interactive; nobody enters in a
         step that preempted, nor past one of its tier that was preempted."""
         scheduler = self.drive.scheduler
-        preempt = scheduler._preempt
+        preempt = scheduler.ranks.preempt
 
         def watched(sequence, now, plan=None):
             tier = sequence.attempt.message.tier
             if plan is not None:
+                assert not plan.ahead, "preempted while a step is in flight"
                 assert sequence is scheduler.running[tier][-1]
                 assert tier == "batch" or not scheduler.running["batch"]
                 assert all(sequence is not work.sequence for work in plan.work)
             preempt(sequence, now, plan)
 
-        enter = scheduler._enter_running
+        enter = scheduler.admission._enter
 
         def watched_entry(sequence, plan):
             tier = sequence.attempt.message.tier
@@ -77,8 +89,8 @@ class Trace:
             assert not scheduler.preempted[tier] or sequence is scheduler.preempted[tier][0]
             enter(sequence, plan)
 
-        scheduler._preempt = watched
-        scheduler._enter_running = watched_entry
+        scheduler.ranks.preempt = watched
+        scheduler.admission._enter = watched_entry
 
     def request(self, number, arrival):
         total = arrival["max_tokens"] * arrival["num_choices"]
@@ -97,7 +109,7 @@ class Trace:
 
     def play(self, max_steps=4000):
         step = due = number = 0
-        while number < len(self.arrivals) or self.drive.inbox or self.drive.engine.attempts:
+        while number < len(self.arrivals) or not self.drive.idle:
             while number < len(self.arrivals) and due + self.arrivals[number]["after"] <= step:
                 due += self.arrivals[number]["after"]
                 self._arrive(step, number)
@@ -182,7 +194,7 @@ def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
         for _ in range(4 if pause else 1):
             drive.step()
             if preempt and drive.scheduler.running["interactive"]:
-                drive.scheduler._preempt(drive.scheduler.running["interactive"][-1], drive.now)
+                drive.scheduler.ranks.preempt(drive.scheduler.running["interactive"][-1], drive.now)
             spent = sum(len(tokens) for tokens in drive.tokens.values())
             assert spent <= bound
     for _ in range(100):

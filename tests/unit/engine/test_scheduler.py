@@ -2,8 +2,8 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
-from workers.engine.scheduler import Limits
 from workers.engine.sequence import Status
+from workers.engine.step_plan import Limits
 from workers.protocol.messages import ExtendLease
 
 
@@ -150,9 +150,9 @@ def test_the_later_of_two_is_preempted_and_nobody_is_admitted_before_it_is_back(
 def test_a_preempted_sequence_comes_back_only_with_twice_the_watermark():
     drive = decoding_without_room()
     sequence = drive.attempt("r1").sequences[0]
-    again = drive.scheduler._spare_blocks(sequence, 1)
+    again = drive.scheduler.admission._spare_blocks(sequence, 1)
     sequence.status = Status.WAITING
-    once = drive.scheduler._spare_blocks(sequence, 1)
+    once = drive.scheduler.admission._spare_blocks(sequence, 1)
     sequence.status = Status.PREEMPTED
     assert again - once == 2  # the watermark of a pool this small: a block per running sequence
 

@@ -1,0 +1,124 @@
+"""Who may start running: the preempted first, then whom fairness names, while blocks and places last. Pure.
+
+Blocks for a whole uncached prompt are taken here. Nothing of a tier enters while a preempted one of it waits, nor in a
+step that preempted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from workers.engine.fairness import VirtualCounters
+from workers.engine.holdings import Holdings
+from workers.engine.ranks import TIERS, Ranks
+from workers.engine.sequence import Sequence, Status
+from workers.engine.step_plan import Limits, StepPlan
+from workers.protocol.messages import Tier
+
+MAX_SHARED_PREFILLS = 4
+"""Prompts in prefill at once when the budget is short: a few, so that a short one is not stuck behind a long one;
+not all, because equal shares would make everybody late."""
+
+WATERMARK_SHARE = 100
+"""1 % of the pool stays free at admission, at least a block per running sequence."""
+
+MAX_TICK_TIMES = 4096
+
+
+class Admission:
+    def __init__(
+        self, ranks: Ranks, holdings: Holdings, counters: VirtualCounters, limits: Limits
+    ) -> None:
+        self._ranks = ranks
+        self._holdings = holdings
+        self._counters = counters
+        self._limits = limits
+        self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
+
+    def tick(self, now: float) -> None:
+        """A plan begins: the cache counts its age in these."""
+        self._holdings.cache.tick()
+        self._tick_times.append(now)
+
+    def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
+        """Adds to `prefills`."""
+        claimed = sum(s.num_unscheduled for s in prefills)
+        while plan.num_preempted == 0 and plan.budget > 0:
+            if claimed >= plan.budget and len(prefills) >= MAX_SHARED_PREFILLS:
+                return
+            sequence = self._next(tier, plan)
+            if sequence is None:
+                return
+            if not self._try(sequence, plan):
+                if tier == "interactive" and self._ranks.running["batch"]:
+                    self._make_room(plan)
+                return
+            prefills.append(sequence)
+            claimed += sequence.num_unscheduled
+
+    def _next(self, tier: Tier, plan: StepPlan) -> Sequence | None:
+        sequence = self._ranks.first_preempted(tier, plan)
+        if sequence is None:
+            sequence = self._ranks.waiting[tier].peek()
+        elif sequence.handle is not None:
+            return None  # it was preempted a moment ago: a step in flight still uses its blocks
+        if sequence is None or self._sibling_prefills(sequence):
+            return None
+        return sequence
+
+    def _sibling_prefills(self, sequence: Sequence) -> bool:
+        """Choices that were preempted come back one after the other: the next one finds the prompt in the tree."""
+        return any(
+            other.status is Status.RUNNING and not other.decoding
+            for other in sequence.attempt.sequences
+        )
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """A batch sequence goes, for an interactive one."""
+        if plan.ahead:
+            plan.holds_next = True
+        else:
+            self._ranks.preempt(self._ranks.running["batch"][-1], plan.now, plan)
+
+    def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
+        running = [s for tier in TIERS for s in self._ranks.running[tier]]
+        num_places = sum(s.num_choices for s in running) + self._holdings.num_leaving
+        if num_places + sequence.num_choices > self._limits.max_running:
+            return False
+        num_spare = self._spare_blocks(sequence, len(running)) if running else 0
+        if not self._holdings.acquire(sequence, num_spare):
+            return False
+        self._enter(sequence, plan)
+        return True
+
+    def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:
+        """What has to stay available behind an admission: the first lease, a tail per further choice, the watermark;
+        twice that for one that was preempted, so that it is not at once again."""
+        cache = self._holdings.cache
+        lease = min(
+            sequence.attempt.lease.left, sequence.attempt.message.max_tokens * sequence.num_choices
+        )
+        watermark = max(cache.num_blocks // WATERMARK_SHARE, num_running + 1)
+        if sequence.status is Status.PREEMPTED:
+            watermark *= 2
+        return -(-max(0, lease) // cache.block_size) + sequence.num_choices - 1 + watermark
+
+    def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
+        attempt, handle = sequence.attempt, sequence.handle
+        assert handle is not None
+        resumed = sequence.status is Status.PREEMPTED
+        self._ranks.run(sequence)
+        num_new = attempt.account.read_until(handle.num_tokens)
+        plan.num_cached_tokens += num_new
+        self._counters.charge(attempt.message.tenant, cached=num_new)
+        if attempt.wants_prompt_logprobs:
+            attempt.prompt_logprobs = [None]
+        attempt.admitted(handle, self._age_ms(handle.evicted_age, plan.now))
+        attempt.event("resumed" if resumed else "matched", plan.now, plan.step, handle.num_tokens)
+
+    def _age_ms(self, age: int, now: float) -> int:
+        """The cache counts in steps, a report in time; beyond what is remembered, at least that long."""
+        if age < 0:
+            return -1
+        since = self._tick_times[max(0, len(self._tick_times) - 1 - age)]
+        return int((now - since) * 1000)

@@ -1,0 +1,90 @@
+"""Results of a step become tokens: counts, the prefix tree, ends, deltas. Knows values, not the device nor the loop."""
+
+from __future__ import annotations
+
+from workers.engine.attempts import Attempts
+from workers.engine.outbox import Outbox
+from workers.engine.pipeline import Flight
+from workers.engine.plan import Drawn, RowResult
+from workers.engine.record import StepRecord
+from workers.engine.scheduler import Scheduler
+from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.step_plan import Work
+
+
+class Commit:
+    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: Outbox) -> None:
+        self._scheduler = scheduler
+        self._attempts = attempts
+        self._outbox = outbox
+        self._touched: list[Attempt] = []
+        self._token_gaps: dict[float, int] = {}
+
+    def step(self, flight: Flight) -> StepRecord:
+        """Rows of a sequence that ended while they were in flight, or whose step before failed, are dropped."""
+        plan, record, void = flight.plan, flight.record, flight.void
+        now = record.collected_at
+        for work, result in zip(plan.work, flight.results, strict=True):
+            if work.sequence.status is Status.ENDED or (void and work.sequence in void):
+                self._scheduler.drop(work, record)
+            else:
+                self._row(work, result, record, now)
+        # Behind all rows: a sibling of the last draw may be in prefill again.
+        for attempt in self._touched:
+            if attempt.lease.exhausted:
+                self._attempts.end_choices(attempt, attempt.open_indices, "budget")
+        self._scheduler.collected(plan.step)
+        return record
+
+    def take(self) -> tuple[list[Attempt], dict[float, int]]:
+        """Since the last call: attempts that took part, and seconds since a sequence's token before -> how many."""
+        touched, gaps = self._touched, self._token_gaps
+        self._touched, self._token_gaps = [], {}
+        return touched, gaps
+
+    def _row(self, work: Work, result: RowResult, record: StepRecord, now: float) -> None:
+        sequence, num_tokens, num_draws = work
+        attempt = sequence.attempt
+        self._touched.append(attempt)
+        if attempt.wants_prompt_logprobs:
+            attempt.prompt_logprobs.extend(result.prompt_logprobs)
+        if self._scheduler.advance(work, record):
+            attempt.event("chunk", now, record.step, num_tokens)
+        filled = attempt.message.max_tokens == 0 and sequence.num_computed == len(sequence.tokens)
+        if not (num_draws or filled):
+            return
+        if not attempt.account.closed:
+            self._close_prompt(attempt, sequence, record.step, now)
+        if filled:
+            self._attempts.end_choices(attempt, attempt.open_indices, "length")
+            return
+        attempt.lease.in_flight -= num_draws
+        attempt.lease.spent += num_draws
+        attempt.num_output += num_draws
+        record.num_output_tokens += num_draws
+        self._scheduler.counters.charge(attempt.message.tenant, output=num_draws)
+        sequences = [sequence]
+        if attempt.unforked:
+            sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
+        for one, drawn in zip(sequences, result.drawn, strict=True):
+            self._token(one, drawn, now)
+
+    def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
+        attempt.account.close()
+        if attempt.message.max_tokens:
+            attempt.event("first_token", now, step)
+        if attempt.message.pinned:
+            self._scheduler.holdings.pin(sequence)
+
+    def _token(self, sequence: Sequence, drawn: Drawn, now: float) -> None:
+        seq_no = len(sequence.output)
+        sequence.append(drawn.token)
+        finish = sequence.finish_after(drawn.token)
+        attempt = sequence.attempt
+        self._outbox.token(attempt, sequence.index, seq_no, drawn.token, drawn.logprob, finish)
+        if seq_no:
+            gap = now - sequence.last_token_at
+            self._token_gaps[gap] = self._token_gaps.get(gap, 0) + 1
+        sequence.last_token_at = now
+        if finish is not None:
+            self._attempts.finish(sequence, finish)

@@ -1,0 +1,121 @@
+"""Steps between launch and collect: rows out of a plan, tickets in order, the clock of the device as the host sees it.
+
+Knows the runner and plans; decides nothing. Whoever launches says how many steps may stay in flight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from workers.engine.plan import PENDING, Draw, Row, RowResult, StepRunner, Ticket
+from workers.engine.record import StepRecord
+from workers.engine.sequence import Sequence
+from workers.engine.step_plan import StepPlan, Work
+
+_PENDING_TOKENS = (PENDING,)
+
+
+def row_of(work: Work) -> Row:
+    """The row of a plan that is not `launched` yet."""
+    sequence, num_tokens, num_draws = work
+    start, attempt = sequence.num_scheduled, sequence.attempt
+    draws = _draws(sequence, num_draws) if num_draws else ()
+    if sequence.num_pending:
+        return Row(_PENDING_TOKENS, start, sequence.block_ids, draws, row_id=sequence.row_id)
+    end = start + num_tokens
+    prompt_logprobs = next_token = -1
+    if attempt.wants_prompt_logprobs:
+        prompt_logprobs = attempt.message.prompt_logprobs
+        next_token = attempt.prompt[end] if end < len(attempt.prompt) else -1
+    return Row(
+        sequence.tokens[start:end],
+        start,
+        sequence.block_ids,
+        draws,
+        prompt_logprobs,
+        next_token,
+        sequence.row_id,
+    )
+
+
+def _draws(sequence: Sequence, num_draws: int) -> tuple[Draw, ...]:
+    attempt = sequence.attempt
+    params, position = attempt.message.sampling, len(sequence.tokens) + sequence.num_pending
+    if not attempt.unforked:
+        return (Draw(params, sequence.seed, position, attempt.prompt, sequence.output),)
+    return tuple(
+        Draw(params, seed, position, attempt.prompt, ())
+        for seed in attempt.seeds(attempt.unforked[:num_draws])
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A launched step."""
+
+    plan: StepPlan
+    ticket: Ticket
+    record: StepRecord
+    begun_at: float
+    """The host began to launch it."""
+    void: set[Sequence] = field(default_factory=set)
+    """Built on a step that failed: their rows hold nothing."""
+    results: list[RowResult] = field(default_factory=list)
+
+
+class Pipeline:
+    def __init__(self, runner: StepRunner, clock: Callable[[], float]) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._flights: deque[Flight] = deque()
+        self._free_at = float("-inf")
+        """The last results came then."""
+        self._rested = True
+        """The device had nothing to do for lack of requests."""
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def launch(self, plan: StepPlan, rows: list[Row]) -> None:
+        """Raises what the runner raises; then nothing is in flight for this plan."""
+        begun_at = self._clock()
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+        ticket = self._runner.launch(rows)
+        record = StepRecord(
+            plan.step,
+            num_seqs=len(rows),
+            num_cached_tokens=plan.num_cached_tokens,
+            num_preempted=plan.num_preempted,
+            planned_at=plan.now,
+            plan_s=begun_at - plan.now,
+            launched_at=self._clock(),
+        )
+        if not self._flights and not self._rested:
+            record.idle_s = begun_at - self._free_at
+        self._rested = False
+        self._flights.append(Flight(plan, ticket, record, begun_at))
+
+    def first(self) -> Flight:
+        """The oldest one; it is no longer in flight."""
+        return self._flights.popleft()
+
+    def collect(self, flight: Flight) -> None:
+        """Waits for its results. Raises what the runner raises."""
+        flight.results = flight.ticket.collect()
+        assert len(flight.results) == len(flight.plan.work), "the runner left out rows"
+        now, record = self._clock(), flight.record
+        record.collected_at = now
+        record.execute_s = now - max(flight.begun_at, self._free_at)
+        self._free_at = now
+
+    def void(self, plan: StepPlan) -> None:
+        """It failed: what was launched behind it with the same sequences holds nothing."""
+        for flight in self._flights:
+            flight.void.update(work.sequence for work in plan.work)
+
+    def rest(self) -> None:
+        """There was nothing to plan."""
+        self._rested = not self._flights
