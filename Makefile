@@ -8,7 +8,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-gpu check lint types contracts migrations-check aot soak bench demo-model format clean
+.PHONY: help setup serve test test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -65,6 +65,11 @@ soak: setup ## long fuzzing, chaos and soak runs
 
 bench: setup ## serve.py against a fresh `headgate up`; writes a table and JSON
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# Not `setup`: a machine with a GPU brings its own torch and Triton. BENCH_PYTHON names the interpreter that has them.
+BENCH_PYTHON ?= $(PYTHON)
+bench-gpu: ## kernels, decode step and engine on this machine's GPU, as ratios to its measured ceilings
+	PYTHONPATH=. $(BENCH_PYTHON) -m benchmarks.gpu $(ARGS)
 
 demo-model: setup ## train the demo model again (about an hour on 2 cores)
 	$(BIN)/python ops/demo_model/train.py

@@ -16,7 +16,7 @@ class Slots:
     """Where the tokens of a step are stored."""
 
     slots: torch.Tensor
-    """int64 per token: block id * block size + offset in it; -1 stores nothing."""
+    """int32 or int64 per token: block id * block size + offset in it; -1 stores nothing."""
     block_size: int
     _rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
 
@@ -29,11 +29,17 @@ class Slots:
         keep = self.slots >= 0
         return None if bool(keep.all()) else keep.nonzero().squeeze(1)
 
+    @cached_property
+    def distinct(self) -> bool:
+        """Whether no slot is written twice."""
+        slots = self.slots if self.stored is None else self.slots[self.stored]
+        return len(slots.unique()) == len(slots)
+
     def head_rows(self, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the stored tokens: rows of the layer seen as `[num_blocks * 2 * KVH * block_size, head_dim]`, of their
         keys and of their values, in the order token, head."""
         if num_kv_heads not in self._rows:
-            slots = self.slots if self.stored is None else self.slots[self.stored]
+            slots = (self.slots if self.stored is None else self.slots[self.stored]).long()
             heads = torch.arange(num_kv_heads, device=slots.device) * self.block_size
             half = num_kv_heads * self.block_size
             first = slots // self.block_size * (2 * half) + slots % self.block_size

@@ -13,27 +13,42 @@ from typing import Any
 
 import torch
 
+from kernels import checks
 from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
-from kernels.reference import attention, norm, rows, sample
+from kernels.reference import attention, kv, norm, pointwise, rows, sample
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
-SUPPORTED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
-
 Kernel = Callable[..., Any]
 
 TWINS: dict[str, Kernel] = {
-    "kv_write": attention.kv_write,
+    "advance_rows": rows.advance_rows,
     "attention_decode": attention.attention_decode,
     "attention_prefill": attention.attention_prefill,
-    "block_copy": attention.block_copy,
-    "advance_rows": rows.advance_rows,
+    "block_copy": kv.block_copy,
+    "gather_blocks": kv.gather_blocks,
+    "gelu_mul": pointwise.gelu_mul,
     "input_prep": rows.input_prep,
+    "kv_write": kv.kv_write,
     "rms_norm": norm.rms_norm,
+    "rope": pointwise.rope,
+    "rope_kv_write": kv.rope_kv_write,
     "sample": sample.sample,
+    "scatter_blocks": kv.scatter_blocks,
+    "silu_mul": pointwise.silu_mul,
 }
 COMPILED: dict[str, str] = {
+    "advance_rows": "kernels.rows",
+    "block_copy": "kernels.block_copy",
+    "gather_blocks": "kernels.block_copy",
+    "gelu_mul": "kernels.pointwise",
+    "input_prep": "kernels.rows",
+    "kv_write": "kernels.kv_write",
     "rms_norm": "kernels.norm",
+    "rope": "kernels.pointwise",
+    "rope_kv_write": "kernels.kv_write",
+    "scatter_blocks": "kernels.block_copy",
+    "silu_mul": "kernels.pointwise",
 }
 """Op name to the Triton module that has a function of the same name and signature."""
 
@@ -46,14 +61,15 @@ class Ops:
     chosen: dict[str, Kernel]
     """Kernel name to what was chosen, for the log and the tests."""
 
-    def kv_write(
-        self, kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots
-    ) -> None:
-        _check_kv(kv)
-        assert slots.block_size == kv.shape[3], (slots.block_size, kv.shape)
-        assert key.shape == value.shape == (len(slots), kv.shape[2], kv.shape[4]), key.shape
-        assert key.dtype == value.dtype == kv.dtype, key.dtype
-        self.chosen["kv_write"](kv, key, value, slots)
+    debug: bool = False
+    """Checks look also at the contents of tensors, for which the host waits for the device."""
+
+    def advance_rows(self, rows: DeviceRows, active: torch.Tensor, tokens: torch.Tensor) -> None:
+        checks.check_rows(rows)
+        assert tokens.shape == active.shape, (tokens.shape, active.shape)
+        assert active.dtype == torch.int32, active.dtype
+        assert checks.is_index(tokens), tokens.dtype
+        self.chosen["advance_rows"](rows, active, tokens)
 
     def attention_decode(
         self,
@@ -84,18 +100,67 @@ class Ops:
         _check_attention(out, query, kv, batch)
         self.chosen["attention_prefill"](out, query, kv, batch, scale, window, softcap, sinks)
 
-    def block_copy(self, kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        assert kv.dim() == 6, kv.shape
+    def block_copy(
+        self,
+        kv: torch.Tensor,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        """Ids may lie on the host: then they are looked at too."""
+        checks.check_layers(kv, kv_scales)
         assert source.shape == target.shape, (source.shape, target.shape)
-        self.chosen["block_copy"](kv, source, target)
+        if self._looks_into(target):
+            checks.check_targets(target)
+            assert not bool(torch.isin(target, source).any()), "a source is also a target"
+        source, target = source.to(kv.device), target.to(kv.device)
+        self.chosen["block_copy"](kv, source, target, kv_scales)
 
-    def advance_rows(self, rows: DeviceRows, active: torch.Tensor, tokens: torch.Tensor) -> None:
-        self.chosen["advance_rows"](rows, active, tokens)
+    def gather_blocks(
+        self,
+        staging: torch.Tensor,
+        kv: torch.Tensor,
+        ids: torch.Tensor,
+        staging_scales: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        checks.check_staging(staging, kv, ids, staging_scales, kv_scales)
+        self.chosen["gather_blocks"](staging, kv, ids.to(kv.device), staging_scales, kv_scales)
+
+    def gelu_mul(
+        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
+    ) -> None:
+        checks.check_gated(out, x, out_scales)
+        self.chosen["gelu_mul"](out, x, out_scales)
 
     def input_prep(
         self, inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int
     ) -> None:
+        checks.check_rows(rows)
+        bucket, max_blocks = len(active), rows.block_table.shape[1]
+        assert active.dtype == inputs.seq_lens.dtype == torch.int32, active.dtype
+        vectors = (inputs.token_ids, inputs.positions, inputs.slots, inputs.seq_lens)
+        assert all(len(vector) == bucket and checks.is_index(vector) for vector in vectors), bucket
+        assert inputs.block_table.shape == (bucket, max_blocks), inputs.block_table.shape
+        assert inputs.block_table.dtype == torch.int32, inputs.block_table.dtype
+        assert inputs.block_table.is_contiguous(), inputs.block_table.stride()
         self.chosen["input_prep"](inputs, rows, active, block_size)
+
+    def kv_write(
+        self,
+        kv: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slots: Slots,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        _check_kv(kv, kv_scales)
+        self._check_slots(slots, kv)
+        assert key.shape == value.shape == (len(slots), kv.shape[2], kv.shape[4]), key.shape
+        assert key.dtype == value.dtype, (key.dtype, value.dtype)
+        assert key.dtype == kv.dtype or kv_scales is not None, (key.dtype, kv.dtype)
+        assert key.stride(2) == value.stride(2) == 1, (key.stride(), value.stride())
+        self.chosen["kv_write"](kv, key, value, slots, kv_scales)
 
     def rms_norm(
         self,
@@ -104,13 +169,59 @@ class Ops:
         weight: torch.Tensor,
         eps: float,
         residual: torch.Tensor | None = None,
+        plus_one: bool = False,
+        cast_first: bool = True,
+        out_scales: torch.Tensor | None = None,
     ) -> None:
         assert x.dim() == 2, x.shape
         assert x.is_contiguous(), x.stride()
         assert weight.shape == x.shape[1:], (weight.shape, x.shape)
         assert out.shape == x.shape, (out.shape, x.shape)
-        assert residual is None or residual.shape == x.shape, x.shape
-        self.chosen["rms_norm"](out, x, weight, eps, residual)
+        assert residual is None or (residual.shape == x.shape and residual.is_contiguous()), x.shape
+        checks.check_out(out, out_scales)
+        how = (residual, plus_one, cast_first, out_scales)
+        self.chosen["rms_norm"](out, x, weight, eps, *how)
+
+    def rope(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        table: torch.Tensor,
+        positions: torch.Tensor,
+        interleaved: bool = False,
+    ) -> None:
+        assert x.dim() == 3, x.shape
+        assert out.shape == x.shape, (out.shape, x.shape)
+        assert out.dtype == x.dtype, (out.dtype, x.dtype)
+        assert out.stride(2) == x.stride(2) == 1, (out.stride(), x.stride())
+        checks.check_table(table, positions, *x.shape[::2])
+        self.chosen["rope"](out, x, table, positions, interleaved)
+
+    def rope_kv_write(
+        self,
+        kv: torch.Tensor,
+        qkv: torch.Tensor,
+        table: torch.Tensor,
+        positions: torch.Tensor,
+        slots: Slots,
+        norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+        eps: float = 0.0,
+        interleaved: bool = False,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        _check_kv(kv, kv_scales)
+        self._check_slots(slots, kv)
+        num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
+        assert qkv.dim() == 2, qkv.shape
+        assert qkv.stride(1) == 1, qkv.stride()
+        assert qkv.shape[1] % head_dim == 0, (qkv.shape, kv.shape)
+        assert qkv.shape[1] > 2 * num_kv_heads * head_dim, (qkv.shape, kv.shape)
+        assert len(slots) == len(qkv), (len(slots), qkv.shape)
+        assert qkv.dtype == kv.dtype or kv_scales is not None, (qkv.dtype, kv.dtype)
+        assert norms is None or all(weight.shape == (head_dim,) for weight in norms), head_dim
+        checks.check_table(table, positions, len(qkv), head_dim)
+        how = (norms, eps, interleaved, kv_scales)
+        self.chosen["rope_kv_write"](kv, qkv, table, positions, slots, *how)
 
     def sample(self, logits: torch.Tensor, draws: sample.DrawTensors) -> torch.Tensor:
         assert logits.dim() == 2, logits.shape
@@ -118,8 +229,36 @@ class Ops:
         assert len(draws.seeds) == len(logits), (len(draws.seeds), len(logits))
         return self.chosen["sample"](logits, draws)
 
+    def scatter_blocks(
+        self,
+        kv: torch.Tensor,
+        staging: torch.Tensor,
+        ids: torch.Tensor,
+        kv_scales: torch.Tensor | None = None,
+        staging_scales: torch.Tensor | None = None,
+    ) -> None:
+        checks.check_staging(staging, kv, ids, staging_scales, kv_scales)
+        if self._looks_into(ids):
+            checks.check_targets(ids)
+        self.chosen["scatter_blocks"](kv, staging, ids.to(kv.device), kv_scales, staging_scales)
 
-def choose(device: torch.device, compiled: Collection[str] | None = None) -> Ops:
+    def silu_mul(
+        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
+    ) -> None:
+        checks.check_gated(out, x, out_scales)
+        self.chosen["silu_mul"](out, x, out_scales)
+
+    def _looks_into(self, tensor: torch.Tensor) -> bool:
+        return self.debug or tensor.device.type == "cpu"
+
+    def _check_slots(self, slots: Slots, kv: torch.Tensor) -> None:
+        assert slots.block_size == kv.shape[3], (slots.block_size, kv.shape)
+        assert not self.debug or slots.distinct, "a slot is written twice"
+
+
+def choose(
+    device: torch.device, compiled: Collection[str] | None = None, debug: bool = False
+) -> Ops:
     """The ops of a device. `compiled`: names of those that take the Triton kernel; None: all on a GPU, none on a CPU.
     Named on a CPU they run in Triton's interpreter, which tests use."""
     if compiled is None:
@@ -127,15 +266,16 @@ def choose(device: torch.device, compiled: Collection[str] | None = None) -> Ops
     chosen = dict(TWINS)
     for name in compiled:
         chosen[name] = getattr(importlib.import_module(COMPILED[name]), name)
-    return Ops(device, chosen)
+    return Ops(device, chosen, debug)
 
 
-def _check_kv(kv: torch.Tensor) -> None:
+def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
+    """KV of a layer; 8-bit KV comes with scales, other KV without."""
     assert kv.dim() == 5, kv.shape
     assert kv.shape[1] == 2, kv.shape
     assert kv.is_contiguous(), kv.stride()
-    assert kv.dtype in SUPPORTED_DTYPES, kv.dtype
     assert kv.shape[4] in SUPPORTED_HEAD_DIMS, kv.shape
+    checks.check_scales(kv, kv_scales)
 
 
 def _check_attention(

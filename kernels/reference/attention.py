@@ -1,4 +1,4 @@
-"""Plain-torch twins of the attention and KV kernels: the oracle in tests and the path of a CPU worker.
+"""Plain-torch twins of the attention kernels: the oracle in tests and the path of a CPU worker.
 
 Knows tensors, blocks and slots. Does not know weights, sequences or requests. KV of one layer is
 `[num_blocks, 2, num_kv_heads, block_size, head_dim]`: K and V of a block side by side, head-major inside it.
@@ -9,17 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from kernels.batch import PagedBatch, Slots
-
-
-def kv_write(kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots) -> None:
-    """Stores the keys and values of tokens, `[num_tokens, KVH, D]`, at their slots."""
-    if slots.stored is not None:
-        key, value = key[slots.stored], value[slots.stored]
-    head_dim = kv.shape[4]
-    rows = kv.view(-1, head_dim)
-    for target, source in zip(slots.head_rows(kv.shape[2]), (key, value), strict=True):
-        rows.index_copy_(0, target, source.reshape(-1, head_dim))
+from kernels.batch import PagedBatch
 
 
 def attention_decode(
@@ -80,12 +70,6 @@ def attention_prefill(
             sinks,
         )
         out[start : start + length] = result.permute(2, 0, 1, 3).reshape(length, -1, head_dim)
-
-
-def block_copy(kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies whole blocks in all layers: `kv` is `[num_layers, num_blocks, 2, KVH, block_size, D]`. The two sets of
-    ids are disjoint."""
-    kv[:, target] = kv[:, source]
 
 
 def _gather(

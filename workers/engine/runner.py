@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
 
 from kernels import dispatch
 from workers.engine import memory, self_check
@@ -59,6 +59,8 @@ class RunnerSettings:
     """Decode steps on cuda are recorded and replayed; called; recorded, replayed, and compared with a call each time."""
     steps: Literal["auto", "plain", "device"] = "auto"
     """auto: device rows on cuda, where the next step is launched before the one before it is collected."""
+    random_weights: bool = False
+    """For measuring: the directory needs a configuration only."""
 
 
 class ModelRunner:
@@ -69,7 +71,7 @@ class ModelRunner:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
-        found = checkpoint.find(settings.model)
+        found = checkpoint.find(settings.model, not settings.random_weights)
         config = loader.read_config(found)
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
@@ -81,7 +83,12 @@ class ModelRunner:
         self.eos_token_ids = loader.eos_token_ids(found.directory, config)
         self.root = found.identity(f"{config.model_type} kv={dtype}")
         with torch.inference_mode():
-            self._loaded = self._load(found, config, dtype)
+            model = loader.build(config, dtype, self._device, hf.ATTENTION)
+            if settings.random_weights:
+                loader.randomise(model, self._device)
+            else:
+                loader.fill(model, found, self._device)
+            self._loaded = self._load(model, dtype)
             self._model = self._loaded.model
             self.store = self._loaded.store
             self._steps = self._ready(settings, capture)
@@ -115,20 +122,16 @@ class ModelRunner:
 
     # --- at start ---
 
-    def _load(
-        self, found: checkpoint.Checkpoint, config: PreTrainedConfig, dtype: torch.dtype
-    ) -> LoadedModel:
+    def _load(self, model: PreTrainedModel, dtype: torch.dtype) -> LoadedModel:
         """With a KV store of no blocks yet."""
         device, step = self._device, hf.StepSlot()
         min_tokens = MIN_ROWS if device.type == "cpu" else 1
-        model = loader.build(config, dtype, device, hf.ATTENTION)
-        loader.fill(model, found, device)
         sites = hf.discover(model)
         shape = KVShape(
             len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
         )
         ops, self.kernels = self_check.checked(
-            dispatch.choose(device), self_check.shapes_of(config, shape, sites)
+            dispatch.choose(device), self_check.shapes_of(model.config, shape, sites)
         )
         probe(model, device, ops)
         store = KVStore(shape, 0, device, ops)

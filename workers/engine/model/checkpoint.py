@@ -68,8 +68,9 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def find(model: str) -> Checkpoint:
-    """A local directory, or else the snapshot of a hub id (downloaded if it is not there yet)."""
+def find(model: str, weights: bool = True) -> Checkpoint:
+    """A local directory, or else the snapshot of a hub id (downloaded if it is not there yet). Without `weights` a
+    configuration alone is enough."""
     path = Path(model).expanduser()
     directory = path if path.exists() else _download(model)
     if not directory.is_dir():
@@ -77,7 +78,7 @@ def find(model: str) -> Checkpoint:
     if not (directory / "config.json").is_file():
         raise ModelError(f"The model directory {directory} has no config.json.")
     files = tuple(sorted(directory.glob("*.safetensors")))
-    if not files:
+    if weights and not files:
         raise ModelError(
             f"The model directory {directory} has no .safetensors file; other formats can hold code and are not read."
         )

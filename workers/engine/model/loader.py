@@ -113,6 +113,20 @@ def fill(model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device) -
         )
 
 
+def randomise(model: PreTrainedModel, device: torch.device) -> None:
+    """Weights drawn at random in the place of a checkpoint's, for measuring: the same work, no meaning."""
+    generator = torch.Generator(device).manual_seed(0)
+    done: dict[int, torch.Tensor] = {}
+    for old, homes in places(model).values():
+        if id(old) not in done:
+            tensor = torch.ones(old.shape, dtype=old.dtype, device=device)
+            if old.dim() > 1:
+                tensor.normal_(0.0, 0.02, generator=generator)
+            done[id(old)] = tensor
+        for module, attribute in homes:
+            assign(module, attribute, done[id(old)])
+
+
 def places(model: nn.Module) -> dict[str, Place]:
     """Every name that a checkpoint may hold → the tensor to replace and everywhere it lives: tied weights are one tensor with several names."""
     homes: dict[int, list[tuple[nn.Module, str]]] = {}
