@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -18,6 +19,16 @@ from gateway.cli.home import Home, HomeError
 LATE_COMMANDS = {
     "tenants": "admin", "keys": "admin", "usage": "admin", "costs": "admin", "verify-books": "care",
 }  # fmt: skip
+
+
+SETTINGS_FROM = "Settings come from HEADGATE_… variables."
+TENSOR_PARALLEL = "HEADGATE_ENGINE_TENSOR_PARALLEL"
+
+tensor_parallel_option = click.option(
+    "--tensor-parallel", envvar=TENSOR_PARALLEL, metavar="N", default=1, show_default=True,
+    type=click.IntRange(1, 64),
+    help="Split each copy of the model over N processes, on N GPUs or this CPU's cores.",
+)  # fmt: skip
 
 
 class _Commands(click.Group):
@@ -58,6 +69,7 @@ def main() -> None:
 @click.option(
     "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas."
 )
+@tensor_parallel_option
 @click.option(
     "--gateways",
     default=1,
@@ -73,7 +85,7 @@ def main() -> None:
 @click.option(
     "--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it."
 )
-def up(home: Path, host: str, port: int, model: str | None, workers: int, gateways: int,
+def up(home: Path, host: str, port: int, model: str | None, workers: int, tensor_parallel: int, gateways: int,
        ready_file: Path | None, no_migrate: bool) -> None:  # fmt: skip
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
     from accounting.errors import SchemaError
@@ -86,6 +98,7 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, gatewa
         port=port,
         model=model,
         num_workers=workers,
+        tensor_parallel=tensor_parallel,
         num_gateways=gateways,
         ready_file=ready_file,
         database_url=os.environ.get("HEADGATE_DATABASE_URL"),
@@ -128,15 +141,26 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
         fail(str(error))
 
 
+def _become(module: str, home: Path) -> NoReturn:
+    os.environ["HEADGATE_HOME"] = str(home.expanduser().resolve())
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", module])  # noqa: S606 - the interpreter itself, fixed module
+
+
 def _process(name: str, module: str, summary: str) -> None:
-    @main.command(name, help=summary + " Settings come from HEADGATE_… variables.")
+    @main.command(name, help=f"{summary} {SETTINGS_FROM}")
     @home_option
     def command(home: Path) -> None:
-        os.environ["HEADGATE_HOME"] = str(home.expanduser().resolve())
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", module])  # noqa: S606 - the interpreter itself, fixed module
+        _become(module, home)
+
+
+@main.command(help=f"Run one worker: one process, or one for each of its GPUs. {SETTINGS_FROM}")
+@home_option
+@tensor_parallel_option
+def worker(home: Path, tensor_parallel: int) -> None:
+    os.environ[TENSOR_PARALLEL] = str(tensor_parallel)
+    _become("workers.engine", home)
 
 
 _process("gateway", "gateway", "Run one gateway process.")
-_process("worker", "workers.engine", "Run one worker process.")
 _process("jobs", "workers.jobs", "Run the jobs process (Celery worker and sweeper).")

@@ -26,6 +26,7 @@ from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
 from gateway.cli import embedded
 from gateway.cli.addresses import free_addresses, listen
 from gateway.cli.banner import banner
+from gateway.cli.devices import share, visible_devices
 from gateway.cli.home import Home, HomeError, write_private
 from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
 from gateway.cli.supervisor import Spec, Supervisor
@@ -49,6 +50,7 @@ class Options:
     database_url: str | None = None
     redis_url: str | None = None
     migrate: bool = True
+    tensor_parallel: int = 1
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -236,6 +238,7 @@ class Up:
     def _worker(self, slot: int) -> Spec:
         assert self.model is not None
         threads = max(1, (os.cpu_count() or 1) // self.options.num_workers)
+        num_ranks = self.options.tensor_parallel
         env = self._env(
             HEADGATE_SLOT=str(slot),
             HEADGATE_MODEL=str(self.model.path),
@@ -243,6 +246,8 @@ class Up:
             HEADGATE_WORKER_ADDRESS=f"unix:{self.home.run / f'worker-{slot}.sock'}",
             HEADGATE_OPS_BIND=self._ops[slot],
             HEADGATE_THREADS=os.environ.get("HEADGATE_THREADS", str(threads)),
+            HEADGATE_ENGINE_TENSOR_PARALLEL=str(num_ranks),
+            **share(visible_devices(os.environ), slot, self.options.num_workers, num_ranks),
         )
         return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env)
 

@@ -18,6 +18,7 @@ from workers.engine.errors import StartError
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.ops_server import OpsServer
+from workers.engine.parallel.ranks import Ranks, meeting_file
 from workers.engine.plan import StepRunner
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
@@ -35,43 +36,42 @@ def main() -> int:
     try:
         told = settings.load()
         logs.configure(told.log_level, told.worker)
-        runner = load_runner(told)
-        process = str(uuid.uuid4())
-        journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
-        engine = build_engine(told, runner, journal)
+        meeting = meeting_file(told.run_dir, told.worker)
+        with Ranks(told.engine_tensor_parallel, meeting) as ranks:
+            return run(told, ranks)
     except StartError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
+
+
+def run(told: WorkerSettings, ranks: Ranks) -> int:
+    """The exit status. Raises `StartError`."""
+    runner = load_runner(told, ranks)
+    process = str(uuid.uuid4())
+    journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
+    engine = build_engine(told, runner, journal)
     metrics = Metrics(told.served_name, told.slot, runner.block_size, runner.num_blocks)
+    metrics.tell_kernels(runner.kernels)
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
     hello = hello_of(engine, told.served_name, process)
     service = Service(identity, engine, hello, metrics, journal.unacked, told.drain_s)
     try:
         asyncio.run(serve(service, OpsServer(service, metrics.registry), told))
     except OSError as error:
-        print(f"The worker cannot listen: {error}.", file=sys.stderr)
-        return EXIT_CONFIG
+        raise StartError(f"The worker cannot listen: {error}.") from error
     finally:
         journal.close()
     return 2 if service.engine_error is not None else 0
 
 
-def load_runner(told: WorkerSettings) -> StepRunner:
+def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
     """Imports torch, which takes seconds: after the settings are known to be sound."""
-    from workers.engine.runner import ModelRunner, RunnerSettings
+    from workers.engine.loading import load
+    from workers.engine.parallel.runner import ParallelRunner
 
-    return ModelRunner(
-        RunnerSettings(
-            told.model,
-            device=told.engine_device,
-            dtype=told.engine_dtype,
-            block_size=told.engine_block_size,
-            num_blocks=told.engine_num_blocks,
-            kv_memory=told.engine_kv_memory,
-            max_model_len=told.engine_max_model_len,
-            num_threads=told.threads,
-        )
-    )
+    if ranks.size == 1:
+        return load(told)
+    return ParallelRunner(load(told, 0, ranks.size, ranks.meeting), ranks)
 
 
 def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJournal) -> Engine:

@@ -38,13 +38,18 @@ class KVShape:
 
 
 def plan_num_blocks(
-    shape: KVShape, device: torch.device, max_model_len: int, memory: int | None = None
+    shape: KVShape,
+    device: torch.device,
+    max_model_len: int,
+    memory: int | None = None,
+    num_ranks: int = 1,
 ) -> int:
-    """Blocks that fit into `memory` bytes, the null block included. Default, on a CPU: a share of what is free."""
+    """Blocks that fit into `memory` bytes, the null block included. Default, on a CPU: a share of what is free, of
+    which `num_ranks` processes each take their part."""
     given = memory
     if given is None:
         assert device.type == "cpu", "a GPU's memory is measured"
-        given = min(int(_available_bytes() * _CPU_SHARE), _CPU_LIMIT)
+        given = min(int(_available_bytes() * _CPU_SHARE), _CPU_LIMIT) // num_ranks
     num_blocks = given // shape.bytes_per_block
     if memory is None:
         num_blocks = min(num_blocks, most_blocks(shape, max_model_len))

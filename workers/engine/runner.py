@@ -21,8 +21,9 @@ from workers.engine.errors import DeviceOutOfMemory, ModelError
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
-from workers.engine.model import checkpoint, hf, llama, loader, support
+from workers.engine.model import checkpoint, hf, llama, loader, sharding, support
 from workers.engine.model.probe import probe
+from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Row, RowResult, Ticket
 from workers.engine.sampling.sampler import Sampler
 from workers.engine.steps import LoadedModel, PlainSteps, Steps
@@ -67,7 +68,13 @@ class ModelRunner:
     """Raises ModelError, with one sentence, if the model cannot be served exactly. `capture`: how decode steps are
     recorded; None: as the settings say."""
 
-    def __init__(self, settings: RunnerSettings, capture: Capture | None = None) -> None:
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        parallel: Parallel = ALONE,
+        capture: Capture | None = None,
+    ) -> None:
+        self._parallel = parallel
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         self._device = _device(settings.device)
@@ -84,10 +91,12 @@ class ModelRunner:
         self.root = found.identity(f"{config.model_type} kv={dtype}")
         with torch.inference_mode():
             model = loader.build(config, dtype, self._device, hf.ATTENTION)
+            parts = sharding.split(model, parallel)
             if settings.random_weights:
                 loader.randomise(model, self._device)
             else:
-                loader.fill(model, found, self._device)
+                loader.fill(model, found, self._device, parts)
+            parallel.meet()
             self._loaded = self._load(model, dtype)
             self._model = self._loaded.model
             self.store = self._loaded.store
@@ -133,21 +142,25 @@ class ModelRunner:
         ops, self.kernels = self_check.checked(
             dispatch.choose(device), self_check.shapes_of(model.config, shape, sites)
         )
-        probe(model, device, ops)
+        probe(model, device, ops, self._parallel)
         store = KVStore(shape, 0, device, ops)
         llama.install(model, sites, store, ops, step)
         hf.attach(sites, store, ops, step)
         pack_linears(model)
         head = hf.Head(model, min_tokens)
         sampler = Sampler(ops, self.eos_token_ids)
-        return LoadedModel(model, head, store, ops, sampler, step, device, min_tokens)
+        leads = self._parallel.leads
+        return LoadedModel(model, head, store, ops, sampler, step, device, min_tokens, leads)
 
     def _ready(self, settings: RunnerSettings, capture: Capture | None) -> Steps:
         """Memory for KV, then recordings, which hold its addresses."""
         on_cuda = self._device.type == "cuda"
-        if settings.steps == "plain" or (settings.steps == "auto" and not on_cuda):
-            self.store.resize(self._plan_blocks(settings, PlainSteps(self._loaded), 0))
-            return PlainSteps(self._loaded)
+        # Followers of a parallel model learn drawn tokens from rank 0, so nothing is fed back on their devices.
+        by_itself = on_cuda and self._parallel.size == 1
+        if settings.steps == "plain" or (settings.steps == "auto" and not by_itself):
+            plain = PlainSteps(self._loaded)
+            self._take_memory(settings, plain, 0)
+            return plain
         steps = DeviceSteps(
             self._loaded,
             settings.max_rows,
@@ -157,25 +170,25 @@ class ModelRunner:
         )
         if capture is None and on_cuda and settings.graphs != "off":
             capture = CudaCapture(self._device)
-        num_graphs = 0 if capture is None else len(steps.graphs.sizes)
-        self.store.resize(self._plan_blocks(settings, steps, num_graphs))
+        self._take_memory(settings, steps, 0 if capture is None else len(steps.graphs.sizes))
         if capture is not None:
             steps.record(capture)
         return steps
 
+    def _take_memory(self, settings: RunnerSettings, steps: Steps, num_graphs: int) -> None:
+        number = self._plan_blocks(settings, steps, num_graphs)
+        self.store.resize(self._parallel.smallest(number, self._device))
+
     def _plan_blocks(self, settings: RunnerSettings, steps: Steps, num_graphs: int) -> int:
+        device, max_len, share = self._device, self.max_model_len, settings.memory_share
         if settings.num_blocks is not None:
             return settings.num_blocks
-        if settings.kv_memory is not None or self._device.type != "cuda":
-            return plan_num_blocks(
-                self.store.shape, self._device, self.max_model_len, settings.kv_memory
-            )
-        largest = memory.Largest(
-            settings.max_batch_tokens, settings.max_rows, self.max_model_len, self.block_size
-        )
-        return memory.measure(
-            self.store, self._device, settings.memory_share, largest, steps, num_graphs
-        )
+        if settings.kv_memory is not None or device.type == "cpu":
+            given, num_ranks = settings.kv_memory, self._parallel.size
+            return plan_num_blocks(self.store.shape, device, max_len, given, num_ranks)
+        bounds = (settings.max_batch_tokens, settings.max_rows, max_len, self.block_size)
+        largest = memory.Largest(*bounds)
+        return memory.measure(self.store, device, share, largest, steps, num_graphs)
 
 
 def _device(name: str) -> torch.device:

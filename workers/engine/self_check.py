@@ -20,6 +20,7 @@ from kernels.dispatch import TWINS, Ops
 from kernels.reference.sample import DrawTensors
 from workers.engine.kv_store import KVShape
 from workers.engine.model.hf import AttentionSite
+from workers.engine.plan import KernelState
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +30,6 @@ _CONTEXTS = (0, 1, 15, 16, 63, 130, 300)
 """Tokens before a query: around the sizes of blocks and tiles, and more than one split."""
 _CHUNKS = ((0, 5), (3, 17), (64, 70), (130, 1))
 """Context and length."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelState:
-    """What a worker runs for one op, and why."""
-
-    op: str
-    implementation: Literal["triton", "torch"]
-    state: Literal["twin", "equal", "differs", "unchecked"]
-    """twin: nothing else was chosen; equal: as its twin; differs: its twin took its place; unchecked: no case."""
 
 
 @dataclass(frozen=True, slots=True)

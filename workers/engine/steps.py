@@ -38,6 +38,8 @@ class LoadedModel:
     device: torch.device
     min_tokens: int
     """A pass is filled up to so many."""
+    leads: bool = True
+    """Only rank 0 of a parallel model draws."""
 
     def prompt_logprobs(
         self, row: Row, start: int, hidden: torch.Tensor
@@ -50,7 +52,8 @@ class LoadedModel:
         for first in range(0, len(targets), _LOGPROB_ROWS):
             part = targets[first : first + _LOGPROB_ROWS]
             logits = self.head(hidden[start + first : start + first + len(part)])
-            found += token_logprobs(logits, part, row.prompt_logprobs)
+            if self.leads:
+                found += token_logprobs(logits, part, row.prompt_logprobs)
         return tuple(found)
 
 
@@ -106,6 +109,8 @@ class PlainSteps:
         device = self._loaded.device
         last = [packed.starts[index] + len(rows[index].tokens) - 1 for index in drawing]
         logits = self._loaded.head(hidden[torch.tensor(last, device=device)])
+        if not self._loaded.leads:
+            return drawn
         owners: list[int] = []
         draws: list[Draw] = []
         for place, index in enumerate(drawing):

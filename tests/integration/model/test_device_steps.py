@@ -213,7 +213,9 @@ def test_tokens_are_those_of_the_plain_way_for_every_schedule(
     model = tiny_model(name)
     expected = plain_outputs(model, sequences_of(9))
     runner = device_runner(model)
-    for seed in range(6):  # on one runner: device rows are full of what the schedule before left there
+    for seed in range(
+        6
+    ):  # on one runner: device rows are full of what the schedule before left there
         sequences = sequences_of(9)
         LaggedEngine(runner, sequences, seed, lag).run()
         assert_same(sequences, expected)

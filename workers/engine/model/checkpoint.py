@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,56 @@ _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """From `start` to `end` of one dimension of a tensor."""
+
+    dim: int
+    start: int
+    end: int
+    whole: int
+    """Size of that dimension in all."""
+
+    def local(self, shape: Sequence[int]) -> list[int]:
+        """The shape of the part of a tensor of this whole shape."""
+        return [self.end - self.start if dim == self.dim else n for dim, n in enumerate(shape)]
+
+    def full(self, shape: Sequence[int]) -> list[int]:
+        """The whole shape of a tensor whose part has this one."""
+        return [self.whole if dim == self.dim else n for dim, n in enumerate(shape)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a weight file, not read yet."""
+
+    _file: Any
+    name: str
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self._file.get_slice(self.name).get_shape())
+
+    def read(self, part: Part | None = None) -> torch.Tensor:
+        """On the host; of a part, no other byte is read."""
+        if part is None:
+            return self._file.get_tensor(self.name)
+        before = (slice(None),) * part.dim
+        return self._file.get_slice(self.name)[(*before, slice(part.start, part.end))]
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     directory: Path
     files: tuple[Path, ...]
     """The safetensors, sorted."""
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor once, shard by shard, on the host."""
+    def tensors(self) -> Iterator[Stored]:
+        """Every tensor once, file by file; each is to be read before the next one is asked for."""
         for path in self.files:
             try:
                 with safe_open(path, framework="pt", device="cpu") as shard:
                     for name in shard.keys():  # noqa: SIM118 - not a mapping
-                        yield name, shard.get_tensor(name)
+                        yield Stored(shard, name)
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"The weight file {path} cannot be read: {error}.") from error
 

@@ -148,9 +148,10 @@ def _checked(
 
 def _joined(*linears: nn.Linear) -> PackedLinear:
     weight = torch.cat([linear.weight for linear in linears])
+    join = getattr(linears[0], "join", None)
     if linears[0].bias is None:
-        return PackedLinear(weight, None)
-    return PackedLinear(weight, torch.cat([linear.bias for linear in linears]))
+        return PackedLinear(weight, None, join)
+    return PackedLinear(weight, torch.cat([linear.bias for linear in linears]), join)
 
 
 def _qk_norm(

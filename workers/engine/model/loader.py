@@ -7,7 +7,9 @@ consumed and every parameter is filled, or the load fails. No code of a checkpoi
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -15,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from workers.engine.errors import ModelError
-from workers.engine.model.checkpoint import Checkpoint, cause_of, read_json
+from workers.engine.model.checkpoint import Checkpoint, Part, cause_of, read_json
 
 Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
 
@@ -30,6 +32,7 @@ _NONSENSE = (
     StrictDataclassError,
 )
 """What transformers raises for a configuration that is JSON and yet makes no sense to it."""
+_NO_PARTS: Mapping[str, Part] = MappingProxyType({})
 _DERIVED = (r"rotary_emb\.inv_freq$",)
 """Names that old checkpoints carry although they follow from the configuration."""
 
@@ -86,20 +89,29 @@ def build(
     return model.eval().requires_grad_(False)
 
 
-def fill(model: PreTrainedModel, checkpoint: Checkpoint, device: torch.device) -> None:
-    """Moves the checkpoint's tensors into the model, one at a time, in the model's dtype."""
+def fill(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    parts: Mapping[str, Part] = _NO_PARTS,
+) -> None:
+    """Moves the checkpoint's tensors into the model, one at a time, in the model's dtype. Of those in `parts` (by the
+    model's names) only the part is read."""
     known = places(model)
     filled: dict[int, torch.Tensor] = {}
-    for name, tensor in checkpoint.tensors():
+    for stored in checkpoint.tensors():
+        name = stored.name
         target = _resolve(name, known, model)
         if target is None:
             continue
         old, homes = known[target]
-        if old.shape != tensor.shape:
+        part = parts.get(target)
+        needed = part.full(old.shape) if part else list(old.shape)
+        if stored.shape != needed:
             raise ModelError(
-                f"The tensor {name} has shape {list(tensor.shape)}, but the model needs {list(old.shape)}."
+                f"The tensor {name} has shape {stored.shape}, but the model needs {needed}."
             )
-        tensor = tensor.to(device=device, dtype=old.dtype)
+        tensor = stored.read(part).to(device=device, dtype=old.dtype)
         if id(old) in filled:
             _refuse_unequal(name, filled[id(old)], tensor)
             continue

@@ -14,8 +14,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from kernels.dispatch import Ops
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVShape, KVStore
-from workers.engine.model import hf, loader
+from workers.engine.model import hf, loader, sharding
+from workers.engine.model.checkpoint import Part
 from workers.engine.model.packing import pack
+from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Row
 
 _VOCAB, _WINDOW, _BLOCK_SIZE = 64, 5, 4
@@ -24,23 +26,32 @@ _TOLERANCE = 1e-4
 """Of the largest logit."""
 
 
-def probe(model: PreTrainedModel, device: torch.device, ops: Ops) -> None:
-    """Raises ModelError where the two ways differ."""
-    small = _small_copy(model, device)
+def probe(
+    model: PreTrainedModel, device: torch.device, ops: Ops, parallel: Parallel = ALONE
+) -> None:
+    """Raises ModelError where the two ways differ. Over several ranks, all run the packed way on their parts and rank
+    0 compares it with the whole."""
+    config = _small_config(model.config, parallel.size)
+    mine = loader.build(config, torch.float32, device, hf.ATTENTION)
+    # A configuration of its own: a model writes its attention into it.
+    theirs = loader.build(copy.deepcopy(config), torch.float32, device, "eager")
+    _copy_weights(model, mine, theirs, parallel)
     sequences = [
-        [(7 * index + 3 * length) % small.config.vocab_size for index in range(length)]
+        [(7 * index + 3 * length) % config.vocab_size for index in range(length)]
         for length in _LENGTHS
     ]
-    packed = _packed_logits(small, sequences, device, ops)
-    small.set_attn_implementation("eager")
-    for tokens, mine in zip(sequences, packed, strict=True):
+    found = _packed_logits(mine, sequences, device, ops)
+    if not parallel.leads:
+        return
+    for tokens, logits in zip(sequences, found, strict=True):
         ids = torch.tensor([tokens], device=device)
-        theirs = small(input_ids=ids, use_cache=False).logits[0].float()
-        error = ((mine - theirs).abs().max() / theirs.abs().max()).item()
+        expected = theirs(input_ids=ids, use_cache=False).logits[0].float()
+        error = ((logits - expected).abs().max() / expected.abs().max()).item()
         if not error <= _TOLERANCE:
+            where = f" and {parallel.size} ranks" if parallel.size > 1 else ""
             raise ModelError(
-                f"The model type '{model.config.model_type}' cannot be served: its logits over paged KV differ from"
-                f" transformers' own by {error:.1e} of the largest one."
+                f"The model type '{model.config.model_type}' cannot be served: its logits over paged KV{where} differ"
+                f" from transformers' own by {error:.1e} of the largest one."
             )
 
 
@@ -77,19 +88,34 @@ def _packed_logits(
     return [torch.cat((parts[0][0], parts[1][1])), torch.cat((parts[0][1], parts[1][0]))]
 
 
-def _small_copy(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    small = loader.build(_small_config(model.config), torch.float32, device, hf.ATTENTION)
+def _copy_weights(
+    model: PreTrainedModel, mine: PreTrainedModel, theirs: PreTrainedModel, parallel: Parallel
+) -> None:
+    """The model's weights into the small copies: this rank's part into `mine`, the whole into `theirs`."""
+    parts = sharding.split(mine, parallel)
     weights = {name: tensor for name, (tensor, _) in loader.places(model).items()}
-    for name, (target, homes) in loader.places(small).items():
+    whole_homes = loader.places(theirs)
+    for name, (target, homes) in loader.places(mine).items():
         weight = weights[name].to(torch.float32)
         if weight.shape != target.shape:  # embedding and head, cut to the first tokens
             weight = weight[: target.shape[0]]
         for module, attribute in homes:
             loader.assign(module, attribute, weight)
-    return small
+        if (part := parts.get(name)) is not None:
+            weight = _assembled(weight, part, parallel)
+        for module, attribute in whole_homes[name][1]:
+            loader.assign(module, attribute, weight)
 
 
-def _small_config(config: PreTrainedConfig) -> PreTrainedConfig:
+def _assembled(weight: torch.Tensor, part: Part, parallel: Parallel) -> torch.Tensor:
+    """Parts may overlap, where ranks share a head."""
+    whole = torch.full(part.full(weight.shape), float("-inf"), device=weight.device)
+    whole.narrow(part.dim, part.start, part.end - part.start).copy_(weight)
+    return parallel.merge(whole)
+
+
+def _small_config(config: PreTrainedConfig, num_ranks: int) -> PreTrainedConfig:
+    """Its vocabulary is one that divides evenly: a rank's rows are then among those that it has of the whole one."""
     small = copy.deepcopy(config)
     num_layers = config.num_hidden_layers
     per_layer = {
@@ -101,7 +127,7 @@ def _small_config(config: PreTrainedConfig) -> PreTrainedConfig:
     small.num_hidden_layers = min(num_layers, max(2, 1 + max(map(kinds.index, kinds))))
     for name, value in per_layer.items():
         setattr(small, name, value[: small.num_hidden_layers])
-    small.vocab_size = min(config.vocab_size, _VOCAB)
+    small.vocab_size = min(config.vocab_size, _VOCAB // num_ranks * num_ranks)
     small.pad_token_id = None
     if getattr(config, "sliding_window", None):
         small.sliding_window = min(config.sliding_window, _WINDOW)

@@ -1,0 +1,26 @@
+"""Which GPUs of this machine each worker sees. No torch: device files and one variable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(environ: Mapping[str, str], directory: Path = Path("/dev")) -> list[str]:
+    """What this process may use, in CUDA's own notation (numbers or UUIDs)."""
+    given = environ.get(VISIBLE)
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    found = [re.fullmatch(r"nvidia(\d+)", path.name) for path in directory.glob("nvidia*")]
+    return [str(number) for number in sorted(int(match[1]) for match in found if match)]
+
+
+def share(devices: list[str], slot: int, num_workers: int, num_ranks: int) -> dict[str, str]:
+    """The environment of one worker. Nothing, where there are not enough devices for all to have their own: a worker
+    then takes what it finds, or says what it lacks."""
+    if num_workers == 1 or len(devices) < num_workers * num_ranks:
+        return {}
+    return {VISIBLE: ",".join(devices[slot * num_ranks : (slot + 1) * num_ranks])}

@@ -1,0 +1,42 @@
+"""From a worker's settings to the model of one rank, on its device and its share of the threads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from workers.engine.parallel.group import ALONE, Member, device_of
+from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.settings import WorkerSettings
+
+
+def load(
+    told: WorkerSettings, rank: int = 0, size: int = 1, meeting: Path | None = None
+) -> ModelRunner:
+    """Raises ModelError. With more than one rank it waits for the others, at `meeting`."""
+    device = device_of(told.engine_device, rank, size)
+    parallel = ALONE if meeting is None else Member(rank, size, meeting, device)
+    return ModelRunner(
+        RunnerSettings(
+            told.model,
+            device=device,
+            dtype=told.engine_dtype,
+            block_size=told.engine_block_size,
+            num_blocks=told.engine_num_blocks,
+            kv_memory=told.engine_kv_memory,
+            max_model_len=told.engine_max_model_len,
+            num_threads=threads_of(told.threads, size),
+            max_rows=told.engine_max_running,
+            max_batch_tokens=told.engine_max_batch_tokens,
+            memory_share=told.engine_memory_share,
+            graphs=told.engine_graphs,
+        ),
+        parallel,
+    )
+
+
+def threads_of(given: int | None, num_ranks: int) -> int | None:
+    """The ranks of a CPU share its cores."""
+    if num_ranks == 1:
+        return given
+    return max(1, (given or os.cpu_count() or 1) // num_ranks)

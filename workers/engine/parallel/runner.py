@@ -1,0 +1,96 @@
+"""The runner of a worker with several ranks: rank 0's own, which tells the others each step before it takes it.
+
+Knows `StepRunner` on both sides. Does not know tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workers.engine.parallel.ranks import Ranks
+from workers.engine.parallel.wire import (
+    Channel,
+    CopyBlocks,
+    Execute,
+    Leave,
+    Loaded,
+    frame,
+    parts_of,
+    rows_of,
+)
+from workers.engine.plan import Row, RowResult, StepRunner, Ticket
+
+
+class OutOfStep(BaseException):
+    """Rank 0 failed inside a step that the others may still be in: no later step can be right. Not an `Exception`:
+    the engine takes one of those for the failure of a single step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that all ranks have begun. Whatever goes wrong in it goes wrong for all later ones."""
+
+    ticket: Ticket
+    ranks: Ranks
+
+    def collect(self) -> list[RowResult]:
+        with _together(self.ranks):
+            return self.ticket.collect()
+
+
+class ParallelRunner:
+    """`StepRunner` for the engine of rank 0."""
+
+    lag = 0
+    """The other ranks learn a drawn token from rank 0, which must have collected it."""
+
+    def __init__(self, runner: StepRunner, ranks: Ranks) -> None:
+        """Waits until the other ranks have loaded."""
+        self._runner = runner
+        self._ranks = ranks
+        self.root = runner.root
+        self.block_size = runner.block_size
+        self.num_blocks = runner.num_blocks
+        self.max_model_len = runner.max_model_len
+        self.eos_token_ids = runner.eos_token_ids
+        self.vocab_size = runner.vocab_size
+        self.kernels = runner.kernels
+        ranks.wait_until_loaded()
+
+    def launch(self, rows: Sequence[Row]) -> Ticket:
+        self._ranks.send(Execute(parts_of(rows, self.block_size)))
+        with _together(self._ranks):
+            return _Step(self._runner.launch(rows), self._ranks)
+
+    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+        return self.launch(rows).collect()
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._ranks.send(CopyBlocks(list(pairs)))
+        with _together(self._ranks):
+            self._runner.copy_blocks(pairs)
+
+
+@contextlib.contextmanager
+def _together(ranks: Ranks) -> Iterator[None]:
+    """Around what all ranks do. Raises OutOfStep for whatever rank 0 raises."""
+    try:
+        yield
+    except Exception as error:
+        ranks.wait_for_news()
+        raise OutOfStep(f"rank 0 failed in a step: {error}") from error
+
+
+def follow(runner: StepRunner, channel: Channel) -> None:
+    """The loop of every other rank: does what rank 0 does, until it says `Leave` or is gone."""
+    channel.send(frame(Loaded()))
+    while True:
+        match channel.receive():
+            case Execute(rows):
+                runner.execute(rows_of(rows))
+            case CopyBlocks(pairs):
+                runner.copy_blocks(pairs)
+            case Leave() | None:
+                return

@@ -1,0 +1,128 @@
+"""What rank 0 tells the other ranks, and they it: msgpack behind a length, on one socket pair per rank.
+
+Knows plan.py's rows; of a draw only that there is one, because only rank 0 draws. No torch. A socket tells at once
+that its other end is dead and waits for work without a time limit; a collective does neither.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from workers.engine.plan import Draw, Row
+from workers.protocol.messages import SamplingParams
+
+_LENGTH = struct.Struct(">I")
+_ELSEWHERE = (Draw(SamplingParams(0), 0, 0, (), ()),)
+"""The draws of a row on a rank that does not draw: the head is needed, nothing else."""
+
+
+class RowPart(msgspec.Struct, frozen=True, array_like=True):
+    """A row as far as a forward pass needs it."""
+
+    tokens: list[int]
+    start: int
+    block_table: list[int]
+    draws: bool
+    prompt_logprobs: int
+    next_token: int
+
+
+class Execute(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    rows: list[RowPart]
+
+
+class CopyBlocks(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    pairs: list[tuple[int, int]]
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Nothing more follows."""
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """From a rank: its model is ready."""
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """From a rank, the last thing it says: why it ends, and the status it thinks right for the worker."""
+
+    sentence: str
+    status: int
+
+
+Said = Execute | CopyBlocks | Leave | Loaded | Ended
+
+
+class Channel:
+    """One end of a socket pair. Blocking; one thread sends and one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._decoder = msgspec.msgpack.Decoder(Said)
+
+    def send(self, frame: bytes) -> None:
+        """Raises `OSError` if the other end is dead."""
+        self._socket.sendall(frame)
+
+    def receive(self) -> Said | None:
+        """None: the other end is closed."""
+        head = self._read(_LENGTH.size)
+        body = head and self._read(*_LENGTH.unpack(head))
+        return self._decoder.decode(body) if body else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, num_bytes: int) -> bytearray | None:
+        buffer = bytearray(num_bytes)
+        view = memoryview(buffer)
+        while view:
+            try:
+                num_read = self._socket.recv_into(view)
+            except ConnectionResetError:
+                return None
+            if num_read == 0:
+                return None
+            view = view[num_read:]
+        return buffer
+
+
+def frame(message: Said) -> bytes:
+    buffer = bytearray(_LENGTH.size)
+    msgspec.msgpack.Encoder().encode_into(message, buffer, _LENGTH.size)
+    _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
+    return bytes(buffer)
+
+
+def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
+    """Of block tables only the blocks that the rows reach."""
+    return [
+        RowPart(
+            list(row.tokens),
+            row.start,
+            list(row.block_table[: -(-(row.start + len(row.tokens)) // block_size)]),
+            bool(row.draws),
+            row.prompt_logprobs,
+            row.next_token,
+        )
+        for row in rows
+    ]
+
+
+def rows_of(parts: Sequence[RowPart]) -> list[Row]:
+    """Rows that run as the original ones do, up to the logits."""
+    return [
+        Row(
+            part.tokens,
+            part.start,
+            part.block_table,
+            _ELSEWHERE if part.draws else (),
+            part.prompt_logprobs,
+            part.next_token,
+        )
+        for part in parts
+    ]
