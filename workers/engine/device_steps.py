@@ -31,7 +31,7 @@ from workers.protocol.messages import TokenLogprob
 
 log = logging.getLogger(__name__)
 
-_FORWARD_OPS = ("attention_decode", "input_prep", "kv_write")
+_FORWARD_OPS = ("attention_decode", "input_prep", "kv_write", "rope_kv_write")
 _DRAW_OPS = ("advance_rows", "sample")
 """Their twins ask the host for lengths or look into tensors, which no recording can hold."""
 
@@ -144,7 +144,7 @@ class DeviceSteps:
         loaded, inputs = self._loaded, self.static.inputs(size)
         active = self.static.active[:size]
         loaded.ops.input_prep(inputs, self._rows.rows, active, self._block_size)
-        hidden = hf.hidden_states(loaded.model, inputs.token_ids, inputs.positions)
+        hidden = loaded.hidden_states(inputs.token_ids, inputs.positions)
         loaded.head(hidden, self.static.logits[:size])
 
     def _draw(self, size: int) -> None:
@@ -221,7 +221,7 @@ class DeviceSteps:
         if (missing := loaded.min_tokens - step.num_tokens) > 0:
             token_ids = torch.nn.functional.pad(token_ids, (0, missing))
             positions = torch.nn.functional.pad(positions, (0, missing))
-        return hf.hidden_states(loaded.model, token_ids, positions)
+        return loaded.hidden_states(token_ids, positions)
 
     def _prompts(self, step: MixedStep, hidden: torch.Tensor) -> list[tuple[TokenLogprob, ...]]:
         return [

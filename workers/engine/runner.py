@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from workers.engine.errors import DeviceOutOfMemory, ModelError
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
-from workers.engine.model import checkpoint, hf, llama, loader, sharding, support
+from workers.engine.model import checkpoint, fused, hf, llama, loader, sharding, support
 from workers.engine.model.probe import probe
 from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Row, RowResult, Ticket
@@ -150,7 +151,12 @@ class ModelRunner:
         head = hf.Head(model, min_tokens)
         sampler = Sampler(ops, self.eos_token_ids)
         leads = self._parallel.leads
-        return LoadedModel(model, head, store, ops, sampler, step, device, min_tokens, leads)
+        hidden_states = fused.build(model, ops, step, self.max_model_len) or partial(
+            hf.hidden_states, model
+        )
+        return LoadedModel(
+            model, hidden_states, head, store, ops, sampler, step, device, min_tokens, leads
+        )
 
     def _ready(self, settings: RunnerSettings, capture: Capture | None) -> Steps:
         """Memory for KV, then recordings, which hold its addresses."""

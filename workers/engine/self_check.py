@@ -159,6 +159,59 @@ def _block_copy(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     return [kv]
 
 
+def _gather_blocks(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    kv = torch.stack((bench.kv(6), bench.kv(6)))
+    staging = torch.zeros((3, 2, *kv.shape[2:]), dtype=kv.dtype, device=bench.device)
+    ops.gather_blocks(staging, kv, bench.integers((5, 1, 4), torch.int64))
+    return [staging]
+
+
+def _scatter_blocks(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    kv = torch.stack((bench.kv(6), bench.kv(6)))
+    staging = bench.random(3, 2, *kv.shape[2:])
+    ops.scatter_blocks(kv, staging, bench.integers((5, 1, 4), torch.int64))
+    return [kv]
+
+
+def _gated(name: str) -> Case:
+    def run(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+        x = bench.random(5, 2 * bench.shapes.hidden)
+        out = torch.full_like(x[:, : bench.shapes.hidden].contiguous(), float("nan"))
+        getattr(ops, name)(out, x)
+        return [out]
+
+    return run
+
+
+def _rope_inputs(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
+    """A table of 600 positions, and five of them."""
+    angles = bench.random(600, bench.shapes.kv.head_dim // 2, dtype=torch.float32)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    return table, bench.integers((0, 1, 17, 299, 599), torch.int64)
+
+
+def _rope(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    table, positions = _rope_inputs(bench)
+    x = bench.random(5, bench.shapes.num_heads, bench.shapes.kv.head_dim)
+    out = torch.full_like(x, float("nan"))
+    ops.rope(out, x, table, positions)
+    return [out]
+
+
+def _rope_kv_write(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    kv_shape, size = bench.shapes.kv, bench.shapes.kv.block_size
+    table, positions = _rope_inputs(bench)
+    slots = Slots(bench.integers((2 * size, -1, 3 * size - 1, size, size + 1), torch.int64), size)
+    norms = (bench.random(kv_shape.head_dim), bench.random(kv_shape.head_dim))
+    results = []
+    for weights in (None, norms):
+        kv, width = bench.kv(4), bench.shapes.num_heads + 2 * kv_shape.num_kv_heads
+        qkv = bench.random(5, width * kv_shape.head_dim)
+        ops.rope_kv_write(kv, qkv, table, positions, slots, weights, 1e-6)
+        results += [kv, qkv[:, : bench.shapes.num_heads * kv_shape.head_dim]]
+    return results
+
+
 def _rms_norm(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     x, residual = bench.random(2, 5, bench.shapes.hidden)
     weight, out = bench.random(bench.shapes.hidden), torch.full_like(x, float("nan"))
@@ -185,10 +238,16 @@ CASES: dict[str, Case] = {
     "attention_decode": _attention_decode,
     "attention_prefill": _attention_prefill,
     "block_copy": _block_copy,
+    "gather_blocks": _gather_blocks,
+    "gelu_mul": _gated("gelu_mul"),
     "input_prep": _input_prep,
     "kv_write": _kv_write,
     "rms_norm": _rms_norm,
+    "rope": _rope,
+    "rope_kv_write": _rope_kv_write,
     "sample": _sample,
+    "scatter_blocks": _scatter_blocks,
+    "silu_mul": _gated("silu_mul"),
 }
 
 

@@ -5,7 +5,7 @@ Knows plan.py's rows and a loaded model. Keeps nothing between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +29,8 @@ class LoadedModel:
     """A model with its KV, ready to run passes."""
 
     model: PreTrainedModel
+    hidden_states: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """`[num_tokens]` ids and positions → `[num_tokens, hidden]`, in the context of `step`."""
     head: hf.Head
     store: KVStore
     ops: Ops
@@ -84,7 +86,7 @@ class PlainSteps:
         block_size = loaded.store.shape.block_size
         packed = pack(rows, block_size, loaded.device, loaded.min_tokens)
         loaded.step.context = packed.context
-        hidden = hf.hidden_states(loaded.model, packed.token_ids, packed.positions)
+        hidden = loaded.hidden_states(packed.token_ids, packed.positions)
         drawn = self._draw(rows, packed, hidden)
         results = []
         for index, row in enumerate(rows):

@@ -68,11 +68,14 @@ class PagedLayer:
         self._ops = ops
         self._step = step
 
+    @property
+    def kv(self) -> torch.Tensor:
+        return self._store.layer(self._index)
+
     def attend(self, call: Call) -> torch.Tensor:
-        step = self._step.context
+        step, kv = self._step.context, self.kv
         assert step is not None, "a pass outside a step"
         num_tokens = len(step.slots)
-        kv = self._store.layer(self._index)
         self._ops.kv_write(kv, call.key[:num_tokens], call.value[:num_tokens], step.slots)
         return self.attend_written(call, kv, step)
 
