@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Literal
 
-Prefix = Literal["proj", "svc_acct", "key", "file", "batch"]
+Prefix = Literal["proj", "svc_acct", "key", "file", "batch", "prefix"]
 
 
 def new_id(prefix: Prefix) -> str:

@@ -147,6 +147,24 @@ class AuditLog(Base):
     detail: Mapped[dict[str, Any]]
 
 
+# Public prefixes
+
+
+class PublicPrefix(Base):
+    """A prompt that the operator published: every tenant's requests that begin with it share its KV."""
+
+    __tablename__ = "public_prefix"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    model: Mapped[str]
+    token_ids: Mapped[bytes]
+    """int32, little endian."""
+    created_at: Mapped[int]
+    expires_at: Mapped[int | None]
+    deleted_at: Mapped[int | None]
+
+
 # Prices
 
 

@@ -21,6 +21,7 @@ from gateway.routes import (
     metrics,
     models,
     organization,
+    prefixes,
     tokenize,
     usage,
 )
@@ -41,6 +42,7 @@ def routes() -> list[Route]:
         *batches.ROUTES,
         *organization.ROUTES,
         *usage.ROUTES,
+        *prefixes.ROUTES,
     ]
 
 

@@ -58,6 +58,8 @@ class Order:
     namespace: tuple[Region, ...]
     tier: Tier
     prompt_logprobs: int = -1
+    pinned: bool = False
+    """The operator's own: what it computes stays on the worker until it is unpinned."""
     traceparent: str = ""
     batch_id: str | None = None
     line_no: int | None = None
@@ -147,6 +149,7 @@ class Generation:
             tier=order.tier,
             weight=order.principal.weight,
             cache_read=order.prompt_logprobs < 0,
+            pinned=order.pinned,
             traceparent=order.traceparent,
             prompt_logprobs=order.prompt_logprobs,
         )

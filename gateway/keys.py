@@ -15,6 +15,7 @@ from gateway.doorbell import Doorbell
 from gateway.lifecycle import Detached, Lifecycle
 from gateway.metering import Metering
 from gateway.models import Models
+from gateway.prefixes import Filler, PublicPrefixes
 from gateway.routes.table import Route
 from gateway.seals import Seals
 from gateway.settings import GatewaySettings
@@ -31,6 +32,8 @@ DATABASE = web.AppKey("database", Database)
 MODELS = web.AppKey("models", Models)
 METERING = web.AppKey("metering", Metering)
 ENGINE = web.AppKey("engine", Engine)
+PREFIXES = web.AppKey("prefixes", PublicPrefixes)
+FILLER = web.AppKey("filler", Filler)
 PEPPER = web.AppKey("pepper", bytes)
 SEALS = web.AppKey("seals", Seals)
 FILES = web.AppKey("files", FileStore)

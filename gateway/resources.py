@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import credentials, migrate, principals
+from accounting import credentials, migrate, prefixes, principals
 from accounting.db import Database
 from accounting.errors import AccountingError
 from accounting.file_store import FileStore
@@ -27,6 +27,7 @@ from gateway.auth import AUTH, Authenticator, LookupFailed
 from gateway.doorbell import Doorbell
 from gateway.lifecycle import heed_cancellation, uninterrupted
 from gateway.metering import metering
+from gateway.prefixes import Filler, PublicPrefixes
 from gateway.redis_keys import REVOKED_CHANNEL
 from gateway.router import Router
 from gateway.seals import Seals
@@ -45,6 +46,9 @@ EPOCH_EVERY_S = 2.0
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
 TRACE_TICK_S = 5.0
+PREFIX_TICK_S = 0.5
+PREFIX_EVERY_S = 2.0
+"""How often registered prefixes are read: what one gateway registered, the others know this much later."""
 CANCEL_AGAIN_S = 1.0
 
 
@@ -176,8 +180,22 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             await app[keys.DETACHED].join(10.0)
 
 
+async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
+    """What the operator registered, read again and again, and its filling on every linked worker."""
+    app[keys.PREFIXES] = known = PublicPrefixes(app[keys.CACHE_SECRET])
+    served = app[keys.ENGINE]
+    app[keys.FILLER] = filler = Filler(known, served.admission, app[keys.MODELS])
+    async with (
+        _background(_pull_prefixes(app[keys.DATABASE], known)),
+        _background(_fill_prefixes(served.fleet, filler)),
+    ):
+        yield
+    filler.close()
+
+
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     telemetry, secrets, text, database, stored_texts, shared_memory, identities, engine,
+    public_prefixes,
 ]  # fmt: skip
 
 
@@ -243,6 +261,25 @@ async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) ->
         except (RedisError, OSError, TimeoutError):
             heed_cancellation()
             await asyncio.sleep(REDIS_S)
+
+
+async def _pull_prefixes(database: Database, known: PublicPrefixes) -> None:
+    async def pull() -> list[prefixes.PrefixInfo]:
+        async with database.read() as conn:
+            return await prefixes.in_force(conn, int(time.time()))
+
+    while True:
+        try:
+            known.replace(await uninterrupted(pull()))
+        except (SQLAlchemyError, OSError, TimeoutError):
+            pass  # what was known stays known: a prefix that is gone costs time, never correctness
+        await asyncio.sleep(PREFIX_EVERY_S)
+
+
+async def _fill_prefixes(fleet: Fleet, filler: Filler) -> None:
+    while True:
+        filler.look(fleet.links)
+        await asyncio.sleep(PREFIX_TICK_S)
 
 
 def _first_line(error: Exception) -> str:

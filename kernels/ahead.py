@@ -22,7 +22,16 @@ from typing import Any
 
 from kernels.specimen import Specimen
 
-MODULES = ("block_copy", "kv_write", "norm", "pointwise", "rows")
+MODULES = (
+    "attention_decode",
+    "attention_prefill",
+    "attention_shared",
+    "block_copy",
+    "kv_write",
+    "norm",
+    "pointwise",
+    "rows",
+)
 """Triton modules; each has `specimens(capability)`."""
 CAPABILITIES = (80, 90)
 SHARED_LIMIT = {80: 166_912, 90: 232_448}

@@ -10,6 +10,8 @@ from functools import cached_property
 
 import torch
 
+from kernels.splits import DecodeWorkspace
+
 
 @dataclass(frozen=True)
 class Slots:
@@ -78,6 +80,8 @@ class PagedBatch:
     block_size: int
     given: RowTensors | None = None
     """Tensors that outlive a step (a captured one reads the same again and again); None: built from the lists."""
+    workspace: DecodeWorkspace | None = None
+    """Of decode attention, likewise; None: every call makes its own."""
     _row_ids: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict, repr=False)
     _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
 

@@ -16,15 +16,18 @@ import torch
 from kernels import checks
 from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
 from kernels.reference import attention, kv, norm, pointwise, rows, sample
+from kernels.shared import SharedGroups
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
+
 Kernel = Callable[..., Any]
 
 TWINS: dict[str, Kernel] = {
     "advance_rows": rows.advance_rows,
     "attention_decode": attention.attention_decode,
     "attention_prefill": attention.attention_prefill,
+    "attention_shared": attention.attention_shared,
     "block_copy": kv.block_copy,
     "gather_blocks": kv.gather_blocks,
     "gelu_mul": pointwise.gelu_mul,
@@ -38,6 +41,9 @@ TWINS: dict[str, Kernel] = {
     "silu_mul": pointwise.silu_mul,
 }
 COMPILED: dict[str, str] = {
+    "attention_decode": "kernels.attention_decode",
+    "attention_prefill": "kernels.attention_prefill",
+    "attention_shared": "kernels.attention_shared",
     "advance_rows": "kernels.rows",
     "block_copy": "kernels.block_copy",
     "gather_blocks": "kernels.block_copy",
@@ -81,10 +87,15 @@ class Ops:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> None:
         assert batch.starts[-1] == batch.num_rows, "a decode row has one query"
-        _check_attention(out, query, kv, batch)
-        self.chosen["attention_decode"](out, query, kv, batch, scale, window, softcap, sinks)
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, lse)
+        self.chosen["attention_decode"](
+            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, lse
+        )
 
     def attention_prefill(
         self,
@@ -96,9 +107,39 @@ class Ops:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+        tree: torch.Tensor | None = None,
     ) -> None:
-        _check_attention(out, query, kv, batch)
-        self.chosen["attention_prefill"](out, query, kv, batch, scale, window, softcap, sinks)
+        assert scale > 0.0, scale
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, None)
+        if tree is not None:
+            assert tree.shape == query.shape[:1], (tree.shape, query.shape)
+            assert tree.dtype == torch.int64, tree.dtype
+            assert window == 0, "nodes of a tree have no place in a window"
+            assert max(batch.query_lens, default=0) <= 64, batch.query_lens
+        self.chosen["attention_prefill"](
+            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, tree
+        )
+
+    def attention_shared(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        batch: PagedBatch,
+        groups: SharedGroups,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        assert batch.starts[-1] == batch.num_rows == len(groups.own_starts), "one query per row"
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, None)
+        self.chosen["attention_shared"](
+            out, query, kv, batch, groups, scale, softcap, sinks, kv_scales
+        )
 
     def block_copy(
         self,
@@ -279,14 +320,29 @@ def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
 
 
 def _check_attention(
-    out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch
+    out: torch.Tensor,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    batch: PagedBatch,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
-    _check_kv(kv)
+    _check_kv(kv, kv_scales)
     assert out.shape == query.shape, (out.shape, query.shape)
     assert query.shape[0] == batch.starts[-1], (query.shape, batch.starts)
     assert query.shape[1] % kv.shape[2] == 0, (query.shape, kv.shape)
     assert query.shape[2] == kv.shape[4], (query.shape, kv.shape)
-    assert query.dtype == out.dtype == kv.dtype, (query.dtype, out.dtype, kv.dtype)
+    assert query.dtype == out.dtype, (query.dtype, out.dtype)
+    assert query.dtype == kv.dtype or kv_scales is not None, (query.dtype, kv.dtype)
+    assert query.dtype in checks.SUPPORTED_DTYPES, query.dtype
     assert query.stride(2) == 1, query.stride()
     assert out.stride(2) == 1, out.stride()
     assert batch.block_size == kv.shape[3], (batch.block_size, kv.shape)
+
+
+def _check_heads(query: torch.Tensor, sinks: torch.Tensor | None, lse: torch.Tensor | None) -> None:
+    if sinks is not None:
+        assert sinks.shape == query.shape[1:2], (sinks.shape, query.shape)
+        assert sinks.is_contiguous(), sinks.stride()
+    if lse is not None:
+        assert lse.shape == query.shape[:2] and lse.is_contiguous(), (lse.shape, query.shape)
+        assert lse.dtype == torch.float32, lse.dtype

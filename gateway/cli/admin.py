@@ -255,12 +255,16 @@ def print_rows(
     if as_json:
         click.echo(msgspec.json.encode(value))
         return
-    drawn = Table(*columns, box=None, pad_edge=False)
+    drawn = Table(box=None, pad_edge=False)
+    for name in columns:
+        drawn.add_column(name, overflow="fold")
     for row in rows:
         drawn.add_row(*("" if cell is None else str(cell) for cell in row))
     # Never cut: what is piped into a file or another program must be whole.
-    console = Console(soft_wrap=True)
-    console.print(drawn, width=None if console.is_terminal else 250)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=250)
+    console.print(drawn)
 
 
 COMMANDS: tuple[click.Command, ...] = (tenants, keys, usage, costs)

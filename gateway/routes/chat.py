@@ -46,7 +46,7 @@ async def _create(
             model, common.max_len(request, model), len(prompt), fields.max_output, "messages"
         ),
         rules=rules(fields),
-        namespace=common.namespace_of(request, fields.cache_salt),
+        namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
         tier=common.tier_of(request),
         traceparent=record.outgoing_traceparent,
         batch_id=line and line[0],

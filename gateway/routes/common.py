@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
@@ -12,7 +12,7 @@ from aiohttp import web
 from accounting.types import Principal
 from cache.hashing import region_id
 from gateway import body, errors
-from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PRINCIPAL, RECORD
+from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PREFIXES, PRINCIPAL, RECORD
 from gateway.models import ServedModel
 from gateway.routes.table import MAX_JSON_BYTES
 from gateway.schema.json_body import INLINE_BYTES, decode_object
@@ -69,8 +69,12 @@ def namespace(secret: bytes, principal: Principal, salt: str | None) -> tuple[Re
     return (Region(region_id(secret, *parts)),)
 
 
-def namespace_of(request: web.Request, salt: str | None) -> tuple[Region, ...]:
-    return namespace(request.app[CACHE_SECRET], request[PRINCIPAL], salt)
+def namespace_of(
+    request: web.Request, model: ServedModel, prompt: Sequence[int], salt: str | None
+) -> tuple[Region, ...]:
+    """Public as far as the prompt is a registered one, then the tenant's own."""
+    own = namespace(request.app[CACHE_SECRET], request[PRINCIPAL], salt)
+    return request.app[PREFIXES].path(model.id, prompt, own)
 
 
 def tier_of(request: web.Request) -> Tier:

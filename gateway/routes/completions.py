@@ -68,7 +68,7 @@ def _orders(
         num_choices=fields.num_choices,
         max_tokens=output_bound(model, limit, len(prompts[0]), fields.max_output, "prompt"),
         rules=rules(fields),
-        namespace=common.namespace_of(request, fields.cache_salt),
+        namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
         tier=common.tier_of(request),
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
         traceparent=request[RECORD].outgoing_traceparent,
@@ -78,6 +78,7 @@ def _orders(
             base,
             request_id=ids.request_id(),
             prompt=prompt,
+            namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
             max_tokens=output_bound(model, limit, len(prompt), fields.max_output, "prompt"),
         )
         for prompt in prompts[1:]

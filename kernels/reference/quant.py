@@ -19,9 +19,10 @@ def is_quantized(dtype: torch.dtype) -> bool:
 
 def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """`[..., n]` → the same shape in `dtype`, and `[...]` float32 scales. Rounded to the nearest, ties to even."""
-    limit = LIMITS[dtype]
     wide = values.float()
     largest = wide.abs().amax(dim=-1)
+    # Tensors on both sides of a division: with a number torch multiplies by a rounded reciprocal.
+    limit = torch.full_like(largest, LIMITS[dtype])
     largest = torch.where(largest < TINY, limit, largest)
     scaled = wide * (limit / largest)[..., None]
     return (scaled.round() if dtype is torch.int8 else scaled).to(dtype), largest / limit

@@ -19,6 +19,11 @@ BOTH = pytest.mark.parametrize("ops", [TWIN, TRITON], ids=["twin", "triton"])
 DTYPES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 def table_of(num_positions: int, size: int) -> torch.Tensor:
     angle = torch.randn(num_positions, size // 2, dtype=torch.float64) * 3
     return torch.cat((angle.cos(), angle.sin()), dim=1).float()

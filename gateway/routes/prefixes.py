@@ -1,0 +1,116 @@
+"""`/admin/v1/prefixes`: prompts that the operator publishes, so that every tenant finds them cached. Operator keys only."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from aiohttp import web
+
+from accounting import prefixes
+from gateway import errors
+from gateway.keys import ENGINE, FILLER, MODELS, PREFIXES, PRINCIPAL
+from gateway.models import ServedModel, context_exceeded
+from gateway.routes import common
+from gateway.routes.table import Route
+from gateway.schema import chat, query
+from gateway.schema import prefixes as shapes
+from gateway.schema.convert import convert
+from gateway.schema.organization import deleted, page_of, reply
+from gateway.sql import reading, writing
+
+PATH = "/admin/v1/prefixes"
+CONTINUATIONS = ("a", "Z", "7", "\n", "\u00e9", "\u6f22")
+"""What may follow a published prompt: where its last token would differ, it is not part of what is shared."""
+
+
+async def create(request: web.Request) -> web.Response:
+    fields = convert(await common.json_object(request), shapes.NewPrefix)
+    shapes.check(fields)
+    model = request.app[MODELS].get(fields.model, None)
+    tokens = fields.token_ids
+    if tokens is None:
+        tokens = await common.in_thread(request, _shared_tokens, model, fields)
+    _check_tokens(request, model, tokens)
+    async with writing(request, changes_identities=False) as conn:
+        now = int(time.time())
+        info = await prefixes.create(
+            conn,
+            name=fields.name,
+            model=model.id,
+            tokens=tokens,
+            ttl_s=fields.ttl_s,
+            now=now,
+            actor=request[PRINCIPAL].key_id,
+        )
+        in_force = await prefixes.in_force(conn, now)
+    request.app[PREFIXES].replace(in_force)
+    return reply(shapes.prefix(info, {}))
+
+
+async def list_all(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        page = await prefixes.list_prefixes(
+            conn,
+            int(time.time()),
+            after=query.text(request.query, "after"),
+            limit=query.limit(request.query, 20, 100),
+        )
+    filler = request.app[FILLER]
+    return reply(page_of(page, lambda info: shapes.prefix(info, filler.states(info.id))))
+
+
+async def get(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        info = await prefixes.get(conn, request.match_info["prefix_id"], int(time.time()))
+    return reply(shapes.prefix(info, request.app[FILLER].states(info.id)))
+
+
+async def delete(request: web.Request) -> web.Response:
+    prefix_id = request.match_info["prefix_id"]
+    async with writing(request, changes_identities=False) as conn:
+        now = int(time.time())
+        await prefixes.delete(conn, prefix_id, now=now, actor=request[PRINCIPAL].key_id)
+        in_force = await prefixes.in_force(conn, now)
+    request.app[PREFIXES].replace(in_force)
+    return reply(deleted(prefix_id, "prefix"))
+
+
+def _shared_tokens(model: ServedModel, fields: shapes.NewPrefix) -> list[int]:
+    """What all requests that go on from here have in common. Runs in a thread. Raises `ApiError` 400."""
+    if fields.text is not None:
+        going_on = [model.encode_text(fields.text + more) for more in CONTINUATIONS]
+    else:
+        read, _ = chat.read({"model": model.id, "messages": fields.messages})
+        going_on = [
+            model.encode_chat([*read.messages, {"role": "user", "content": more}])
+            for more in CONTINUATIONS
+        ]
+    same = itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*going_on, strict=False))
+    return [ids[0] for ids in same]
+
+
+def _check_tokens(request: web.Request, model: ServedModel, tokens: list[int]) -> None:
+    if any(token >= model.tokenizer.vocab_size for token in tokens):
+        raise errors.invalid("A token id is not in the model's vocabulary.", "token_ids")
+    limit = common.max_len(request, model)
+    if len(tokens) >= limit:
+        raise context_exceeded(limit, len(tokens), 0, "messages")
+    blocks = [
+        link.hello.block_size
+        for link in request.app[ENGINE].fleet.links
+        if link.hello is not None and link.registration.model == model.id
+    ]
+    if len(tokens) < max(blocks, default=1):
+        raise errors.invalid(
+            f"{len(tokens)} tokens are too few: only whole blocks of {max(blocks)} tokens are shared.",
+            "messages",
+        )
+
+
+ROUTES = [
+    Route("POST", PATH, create, "admin"),
+    Route("GET", PATH, list_all, "admin"),
+    Route("GET", f"{PATH}/{{prefix_id}}", get, "admin"),
+    Route("DELETE", f"{PATH}/{{prefix_id}}", delete, "admin"),
+]
