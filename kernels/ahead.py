@@ -28,9 +28,11 @@ MODULES = (
     "attention_shared",
     "block_copy",
     "kv_write",
+    "logits",
     "norm",
     "pointwise",
     "rows",
+    "sample",
 )
 """Triton modules; each has `specimens(capability)`."""
 CAPABILITIES = (80, 90)

@@ -15,7 +15,8 @@ import torch
 
 from kernels import checks
 from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
-from kernels.reference import attention, kv, norm, pointwise, rows, sample
+from kernels.draws import DrawTensors, EditTensors, Workspace, geometry, num_words
+from kernels.reference import attention, kv, logits, norm, pointwise, rows, sample
 from kernels.shared import SharedGroups
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
@@ -29,16 +30,20 @@ TWINS: dict[str, Kernel] = {
     "attention_prefill": attention.attention_prefill,
     "attention_shared": attention.attention_shared,
     "block_copy": kv.block_copy,
+    "count_tokens": logits.count_tokens,
     "gather_blocks": kv.gather_blocks,
     "gelu_mul": pointwise.gelu_mul,
     "input_prep": rows.input_prep,
     "kv_write": kv.kv_write,
+    "logits": logits.logits,
     "rms_norm": norm.rms_norm,
     "rope": pointwise.rope,
     "rope_kv_write": kv.rope_kv_write,
     "sample": sample.sample,
     "scatter_blocks": kv.scatter_blocks,
     "silu_mul": pointwise.silu_mul,
+    "top_logprobs": sample.top_logprobs,
+    "verify": sample.verify,
 }
 COMPILED: dict[str, str] = {
     "attention_decode": "kernels.attention_decode",
@@ -46,15 +51,19 @@ COMPILED: dict[str, str] = {
     "attention_shared": "kernels.attention_shared",
     "advance_rows": "kernels.rows",
     "block_copy": "kernels.block_copy",
+    "count_tokens": "kernels.logits",
     "gather_blocks": "kernels.block_copy",
     "gelu_mul": "kernels.pointwise",
     "input_prep": "kernels.rows",
     "kv_write": "kernels.kv_write",
+    "logits": "kernels.logits",
     "rms_norm": "kernels.norm",
     "rope": "kernels.pointwise",
     "rope_kv_write": "kernels.kv_write",
+    "sample": "kernels.sample",
     "scatter_blocks": "kernels.block_copy",
     "silu_mul": "kernels.pointwise",
+    "verify": "kernels.sample",
 }
 """Op name to the Triton module that has a function of the same name and signature."""
 
@@ -157,6 +166,13 @@ class Ops:
         source, target = source.to(kv.device), target.to(kv.device)
         self.chosen["block_copy"](kv, source, target, kv_scales)
 
+    def count_tokens(self, counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor) -> None:
+        assert counts.dim() == 2, counts.shape
+        assert counts.is_contiguous(), counts.stride()
+        assert counts.dtype == lines.dtype == torch.int32, (counts.dtype, lines.dtype)
+        assert lines.shape == tokens.shape, (lines.shape, tokens.shape)
+        self.chosen["count_tokens"](counts, lines, tokens)
+
     def gather_blocks(
         self,
         staging: torch.Tensor,
@@ -202,6 +218,21 @@ class Ops:
         assert key.dtype == kv.dtype or kv_scales is not None, (key.dtype, kv.dtype)
         assert key.stride(2) == value.stride(2) == 1, (key.stride(), value.stride())
         self.chosen["kv_write"](kv, key, value, slots, kv_scales)
+
+    def logits(
+        self,
+        out: torch.Tensor,
+        raw: torch.Tensor,
+        edits: EditTensors,
+        temperature: torch.Tensor,
+        workspace: Workspace | None = None,
+    ) -> None:
+        _check_rows(out, workspace)
+        _check_rows(raw, workspace)
+        assert out.shape == raw.shape, (out.shape, raw.shape)
+        assert out.data_ptr() != raw.data_ptr(), "raw logits are needed for logprobs"
+        _check_edits(edits, *raw.shape)
+        self.chosen["logits"](out, raw, edits, temperature, workspace)
 
     def rms_norm(
         self,
@@ -264,11 +295,27 @@ class Ops:
         how = (norms, eps, interleaved, kv_scales)
         self.chosen["rope_kv_write"](kv, qkv, table, positions, slots, *how)
 
-    def sample(self, logits: torch.Tensor, draws: sample.DrawTensors) -> torch.Tensor:
-        assert logits.dim() == 2, logits.shape
-        assert logits.dtype == torch.float32, logits.dtype
-        assert len(draws.seeds) == len(logits), (len(draws.seeds), len(logits))
-        return self.chosen["sample"](logits, draws)
+    def sample(
+        self,
+        logits: torch.Tensor,
+        draws: DrawTensors,
+        tokens: torch.Tensor | None = None,
+        logprobs: torch.Tensor | None = None,
+        raw: torch.Tensor | None = None,
+        workspace: Workspace | None = None,
+    ) -> torch.Tensor:
+        _check_rows(logits, workspace)
+        rows = len(logits)
+        assert len(draws.seeds) == len(draws.temperature) == rows, (draws.seeds.shape, rows)
+        assert draws.seeds.is_contiguous(), draws.seeds.stride()
+        assert tokens is None or (tokens.shape, tokens.dtype) == ((rows,), torch.int64)
+        assert logprobs is None or (logprobs.shape, logprobs.dtype) == ((rows,), torch.float32)
+        assert raw is None or raw.shape == logits.shape, (raw.shape, logits.shape)
+        return self.chosen["sample"](logits, draws, tokens, logprobs, raw, workspace)
+
+    def sample_workspace(self, max_rows: int, vocab: int) -> Workspace:
+        """Buffers for `logits` and `sample` of up to so many rows; a step that is captured needs them."""
+        return Workspace.create(max_rows, geometry(vocab), self.device)
 
     def scatter_blocks(
         self,
@@ -288,6 +335,28 @@ class Ops:
     ) -> None:
         checks.check_gated(out, x, out_scales)
         self.chosen["silu_mul"](out, x, out_scales)
+
+    def top_logprobs(self, values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
+        assert values.shape == tokens.shape, (values.shape, tokens.shape)
+        assert len(raw) == len(tokens), (raw.shape, tokens.shape)
+        assert tokens.shape[1] <= raw.shape[1], (tokens.shape, raw.shape)
+        self.chosen["top_logprobs"](values, tokens, raw)
+
+    def verify(
+        self,
+        accepted: torch.Tensor,
+        following: torch.Tensor,
+        draws: torch.Tensor,
+        proposals: torch.Tensor,
+        numbers: torch.Tensor,
+    ) -> None:
+        rows, most = proposals.shape
+        assert draws.shape == (rows, most + 1), (draws.shape, proposals.shape)
+        assert accepted.shape == following.shape == numbers.shape == (rows,), accepted.shape
+        assert draws.dtype == proposals.dtype == following.dtype == torch.int64, draws.dtype
+        assert draws.is_contiguous(), draws.stride()
+        assert proposals.is_contiguous(), proposals.stride()
+        self.chosen["verify"](accepted, following, draws, proposals, numbers)
 
     def _looks_into(self, tensor: torch.Tensor) -> bool:
         return self.debug or tensor.device.type == "cpu"
@@ -346,3 +415,23 @@ def _check_heads(query: torch.Tensor, sinks: torch.Tensor | None, lse: torch.Ten
     if lse is not None:
         assert lse.shape == query.shape[:2] and lse.is_contiguous(), (lse.shape, query.shape)
         assert lse.dtype == torch.float32, lse.dtype
+
+
+def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
+    lines = (edits.penalty_lines, edits.mask_lines)
+    assert all(len(line) == rows and line.dtype == torch.int32 for line in lines), rows
+    assert edits.counts.shape[1] == vocab, (edits.counts.shape, vocab)
+    words = (edits.prompt_bits.shape[1], edits.mask_bits.shape[1])
+    assert words == (num_words(vocab),) * 2, (words, vocab)
+    assert len(edits.prompt_bits) == len(edits.counts), edits.prompt_bits.shape
+    assert edits.bias_tokens.shape == edits.biases.shape, edits.biases.shape
+    assert len(edits.biases) == rows, (edits.biases.shape, rows)
+    tables = (edits.counts, edits.prompt_bits, edits.mask_bits, edits.bias_tokens, edits.biases)
+    assert all(table.is_contiguous() for table in tables)
+
+
+def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
+    assert logits.dim() == 2, logits.shape
+    assert logits.dtype == torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    assert workspace is None or len(workspace.bounds) >= len(logits), logits.shape

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from kernels.draws import DrawTensors
 from kernels.reference.sample import (
     PURPOSE_ACCEPT,
     PURPOSE_SAMPLE,
-    DrawTensors,
     dense_noise,
     keep_candidates,
     philox4x32,

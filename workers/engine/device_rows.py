@@ -15,7 +15,7 @@ from enum import IntEnum
 import torch
 
 from kernels.batch import DeviceRows
-from kernels.reference.sample import DrawTensors
+from kernels.draws import DrawTensors
 from workers.engine.plan import PENDING, Draw, Row
 from workers.engine.transport import float_bits, word_bits
 from workers.protocol.messages import SamplingParams

@@ -7,7 +7,6 @@ rows alone runs on static buffers, recorded or called; any other one is called w
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from array import array
 from collections.abc import Sequence
@@ -20,8 +19,8 @@ from workers.engine.device_rows import Mirror, RowStore
 from workers.engine.graphs import Bucket, Capture, DirectCall, Graphs, bucket_sizes, equal
 from workers.engine.mixed_step import MixedStep, MixedTensors, mix
 from workers.engine.model import hf
-from workers.engine.plan import PENDING, Draw, Drawn, Row, RowResult, Ticket
-from workers.engine.sampling import processors
+from workers.engine.plan import Drawn, Row, RowResult, Ticket
+from workers.engine.sampling.device_edits import DeviceEdits
 from workers.engine.sampling.sampler import Logprobs
 from workers.engine.static_batch import StaticBatch
 from workers.engine.steps import LoadedModel
@@ -47,7 +46,6 @@ class Launched:
         prompts: Sequence[tuple[TokenLogprob, ...]] = (),
     ) -> None:
         self._num_draws = [len(row.draws) for row in rows]
-        self._row_ids = [row.row_id for row in rows]
         self._download = download
         self._logprobs = logprobs
         self._prompts = prompts or [()] * len(rows)
@@ -61,12 +59,6 @@ class Launched:
             results.append(RowResult(tuple(drawn[first : first + number]), prompt))
             first += number
         return results
-
-    def token_of(self, row_id: int) -> int:
-        """What the step drew for a device row; waits for it."""
-        place = self._row_ids.index(row_id)
-        tokens, *_ = self._download.wait()
-        return int(tokens[sum(self._num_draws[:place])])
 
 
 class DeviceSteps:
@@ -95,18 +87,17 @@ class DeviceSteps:
             sizes[-1], max_blocks, self._block_size, vocab_size, loaded.device
         )
         self.graphs = Graphs(sizes, self._forward, self._draw)
+        self._workspace = loaded.ops.sample_workspace(sizes[-1], vocab_size)
+        eos_token_ids = loaded.sampler.eos_token_ids
+        self._edits = DeviceEdits(loaded.ops, max_rows, vocab_size, eos_token_ids, loaded.device)
         self._active: array[int] | None = None
         """What stands in the static buffers."""
-        self._before: Launched | None = None
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         alone = all(len(row.tokens) == len(row.draws) == 1 for row in rows)
         if alone and all(row.prompt_logprobs < 0 for row in rows):
-            launched = self._launch_decode(rows)
-        else:
-            launched = self._launch_mixed(rows)
-        self._before = launched
-        return launched
+            return self._launch_decode(rows)
+        return self._launch_mixed(rows)
 
     # --- decode rows alone, on static buffers ---
 
@@ -115,15 +106,17 @@ class DeviceSteps:
         row_ids = array("i", [row.row_id for row in rows])
         active = row_ids + array("i", [-1]) * (bucket.size - len(rows))
         self._place(rows, active)
+        self._edits.begin(rows)
         self._set_context(bucket.size, [row.start for row in rows])
         self._forward_checked(bucket, len(rows))
         logits = self.static.logits[: len(rows)]
         draws = [row.draws[0] for row in rows]
         logprobs = Logprobs(logits, draws)
-        self._loaded.sampler.process(logits, self._with_pending(rows))
+        self._edits.apply(logits, rows)
         self._draw_checked(bucket, len(rows))
         self._mirror.advance(row_ids)
         tokens = self.static.drawn[: len(rows)]
+        self._edits.count(tokens, rows)
         return Launched(rows, self._download(tokens, logprobs), logprobs)
 
     def _place(self, rows: Sequence[Row], active: array[int]) -> None:
@@ -148,10 +141,10 @@ class DeviceSteps:
         loaded.head(hidden, self.static.logits[:size])
 
     def _draw(self, size: int) -> None:
-        static = self.static
-        tokens = self._loaded.sampler.choose(static.logits[:size], static.draws(size))
-        static.drawn[:size] = tokens
-        self._loaded.ops.advance_rows(self._rows.rows, static.active[:size], static.drawn[:size])
+        static, ops = self.static, self._loaded.ops
+        drawn, workspace = static.drawn[:size], self._workspace
+        ops.sample(static.logits[:size], static.draws(size), drawn, workspace=workspace)
+        ops.advance_rows(self._rows.rows, static.active[:size], drawn)
 
     def _forward_checked(self, bucket: Bucket, num_rows: int) -> None:
         bucket.forward()
@@ -195,14 +188,16 @@ class DeviceSteps:
             return Launched(rows, Download([nothing]), logprobs, self._prompts(step, hidden))
         logits = self._loaded.head(hidden.index_select(0, tensors.last))
         logprobs = Logprobs(logits, step.draws)
-        self._loaded.sampler.process(logits, self._with_pending(rows))
-        tokens = self._loaded.sampler.choose(logits, tensors.draws())
+        self._edits.begin(rows)
+        self._edits.apply(logits, rows)
+        tokens = self._loaded.ops.sample(logits, tensors.draws())
         prompts = self._prompts(step, hidden)
         if step.fed_back:
             places, row_ids = tensors.feeding.view(-1, 2).unbind(1)
             fed_back = tokens.index_select(0, places)
             self._loaded.ops.advance_rows(self._rows.rows, row_ids.contiguous(), fed_back)
             self._mirror.advance(step.fed_back)
+        self._edits.count(tokens, rows)
         return Launched(rows, self._download(tokens, logprobs), logprobs, prompts)
 
     def _mixed_pass(self, step: MixedStep, tensors: MixedTensors) -> torch.Tensor:
@@ -234,19 +229,6 @@ class DeviceSteps:
     def _download(self, tokens: torch.Tensor, logprobs: Logprobs) -> Download:
         return Download([tokens, *logprobs.of(tokens)])
 
-    def _with_pending(self, rows: Sequence[Row]) -> list[Draw]:
-        """The draws, those that count their output with the token that is still on its way: for it the host waits."""
-        draws: list[Draw] = []
-        for row in rows:
-            if row.tokens[-1] == PENDING and processors.counts_output(row.draws[0]):
-                assert self._before is not None
-                (draw,) = row.draws
-                output = [*draw.output, self._before.token_of(row.row_id)]
-                draws.append(dataclasses.replace(draw, output=output))
-            else:
-                draws += row.draws
-        return draws
-
     # --- before the first step ---
 
     def record(self, capture: Capture) -> None:
@@ -264,7 +246,7 @@ class DeviceSteps:
     def forget(self) -> None:
         self._mirror = Mirror(self._mirror.max_rows, self._mirror.max_blocks)
         self._rows.clear()
-        self._active = self._before = None
+        self._active = None
 
     def _made_up(self) -> MadeUpRows:
         return MadeUpRows(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.batch import DeviceRows, PagedBatch, RowTensors
-from kernels.reference.sample import DrawTensors
+from kernels.draws import DrawTensors
 from workers.engine.device_rows import draw_tensors, numbers
 from workers.engine.plan import Draw, Row
 from workers.engine.static_batch import TableViews

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 
 from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
 from kernels.dispatch import TWINS, Ops
-from kernels.reference.sample import DrawTensors
+from kernels.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
 from workers.engine.kv_store import KVShape
 from workers.engine.model.hf import AttentionSite
 from workers.engine.plan import KernelState
@@ -222,15 +222,52 @@ def _rms_norm(ops: Ops, bench: Bench) -> list[torch.Tensor]:
 
 
 def _sample(ops: Ops, bench: Bench) -> list[torch.Tensor]:
-    logits = 3.0 * bench.random(4, bench.shapes.vocab_size, dtype=torch.float32)
-    numbers = torch.tensor(
-        ((1.0, 1.0, 0.0), (0.7, 0.9, 0.0), (1.5, 1.0, 0.05), (1.0, 0.5, 0.0)), device=bench.device
-    )
+    logits = 3.0 * bench.random(5, bench.shapes.vocab_size, dtype=torch.float32)
+    draws = ((1.0, 1.0, 0.0), (0.7, 0.9, 0.0), (1.5, 1.0, 0.05), (1.0, 0.5, 0.0), (0.0, 1.0, 0.0))
+    numbers = torch.tensor(draws, device=bench.device)
     temperature, top_p, min_p = (line.contiguous() for line in numbers.T)
-    top_k = bench.integers((0, 20, 0, 3), torch.int64)
-    seeds = bench.integers(((1, 0), (2, 7), (3, 0xFFFFFFFF), (4, 1)), torch.int64)
-    positions = bench.integers((0, 5, 100, 100_000), torch.int64)
+    top_k = bench.integers((0, 20, 0, 3, 0), torch.int64)
+    seeds = bench.integers(((1, 0), (2, 7), (3, 0xFFFFFFFF), (4, 1), (5, 5)), torch.int64)
+    positions = bench.integers((0, 5, 100, 100_000, 3), torch.int64)
     return [ops.sample(logits, DrawTensors(temperature, top_k, top_p, min_p, seeds, positions))]
+
+
+def _logits(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    vocab, inf = bench.shapes.vocab_size, float("inf")
+    raw = bench.random(3, vocab, dtype=torch.float32)
+    counts = torch.zeros((2, vocab), dtype=torch.int32, device=bench.device)
+    counts[1, ::5] = 2
+    words = num_words(vocab)
+    edits = EditTensors(
+        penalty_lines=bench.integers((1, -1, 0)),
+        repetition=torch.tensor((1.3, 1.0, 0.8), device=bench.device),
+        frequency=torch.tensor((0.5, 0.0, 0.0), device=bench.device),
+        presence=torch.tensor((-0.2, 0.0, 0.4), device=bench.device),
+        prompt_bits=bench.integers(range(2 * words)).view(2, words),
+        counts=counts,
+        bias_tokens=bench.integers(((0, 7), (3, NO_TOKEN), (NO_TOKEN, NO_TOKEN))),
+        biases=torch.tensor(((1.5, -2.0), (-inf, 0.0), (0.0, 0.0)), device=bench.device),
+        mask_lines=bench.integers((-1, -1, 0)),
+        mask_bits=torch.full((1, words), 0x5A5A5A5A, dtype=torch.int32, device=bench.device),
+    )
+    out = torch.full_like(raw, float("nan"))
+    ops.logits(out, raw, edits, torch.tensor((1.0, 0.7, 0.0), device=bench.device))
+    return [out.clamp(min=-1e4)]
+
+
+def _count_tokens(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    counts = torch.zeros((3, bench.shapes.vocab_size), dtype=torch.int32, device=bench.device)
+    ops.count_tokens(counts, bench.integers((2, -1, 0)), bench.integers((5, 6, 7), torch.int64))
+    return [counts]
+
+
+def _verify(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    draws = bench.integers(((4, 5, 6), (4, 5, 6), (1, 2, 3)), torch.int64)
+    proposals = bench.integers(((4, 5), (9, 5), (1, 0)), torch.int64)
+    accepted = torch.full((3,), 77, dtype=torch.int32, device=bench.device)
+    following = torch.full((3,), 77, device=bench.device)
+    ops.verify(accepted, following, draws, proposals, bench.integers((2, 2, 1)))
+    return [accepted, following]
 
 
 CASES: dict[str, Case] = {
@@ -238,16 +275,19 @@ CASES: dict[str, Case] = {
     "attention_decode": _attention_decode,
     "attention_prefill": _attention_prefill,
     "block_copy": _block_copy,
+    "count_tokens": _count_tokens,
     "gather_blocks": _gather_blocks,
     "gelu_mul": _gated("gelu_mul"),
     "input_prep": _input_prep,
     "kv_write": _kv_write,
+    "logits": _logits,
     "rms_norm": _rms_norm,
     "rope": _rope,
     "rope_kv_write": _rope_kv_write,
     "sample": _sample,
     "scatter_blocks": _scatter_blocks,
     "silu_mul": _gated("silu_mul"),
+    "verify": _verify,
 }
 
 
@@ -263,7 +303,8 @@ def checked(ops: Ops, shapes: Shapes) -> tuple[Ops, list[KernelState]]:
             if state == "differs":
                 chosen[name] = TWINS[name]
             if fault:
-                log.warning("kernel %s: %s", name, fault, extra={"event": f"kernel_{state}"})
+                level = logging.WARNING if state == "differs" else logging.INFO
+                log.log(level, "kernel %s: %s", name, fault, extra={"event": f"kernel_{state}"})
         on_device = chosen[name] is not TWINS[name]
         states.append(KernelState(name, "triton" if on_device else "torch", state))
     return dataclasses.replace(ops, chosen=chosen), states

@@ -11,7 +11,7 @@ from typing import overload
 import torch
 
 from kernels.batch import PagedBatch, RowTensors, Slots, StepInputs
-from kernels.reference.sample import DrawTensors
+from kernels.draws import DrawTensors
 from workers.engine.device_rows import Field, draw_tensors
 from workers.engine.model.hf import StepContext
 

@@ -280,7 +280,7 @@ def test_a_step_that_does_not_fit_leaves_no_trace(
     table = [3, 1, 2]
     draw = Draw(PARAMS[1], PARAMS[1].seed, 4, [4, 5, 6, 7], ())
     ticket = runner.launch([Row([4, 5, 6, 7], 0, table, (draw,), row_id=1)])
-    parts = ("upload", "Logprobs", "processors.needs_processing")
+    parts = ("upload", "Logprobs", "DeviceEdits.apply")
     for position in range(4, 11):
         draw = Draw(PARAMS[1], PARAMS[1].seed, position + 1, [4, 5, 6, 7], list(output))
         row = Row([PENDING], position, table, (draw,), row_id=1)

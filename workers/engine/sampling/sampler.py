@@ -6,65 +6,44 @@ the rows beside it.
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import Ops
-from kernels.reference.sample import DrawTensors
+from kernels.draws import DrawTensors
 from workers.engine.plan import Draw, Drawn
 from workers.engine.sampling import processors
 from workers.engine.transport import upload
 from workers.protocol.messages import TokenLogprob, TopLogprob
 
-_COLDEST = 1e-6
-"""Below this temperature the largest logit wins every draw that float32 can tell apart, and division overflows."""
-
 
 class Sampler:
     def __init__(self, ops: Ops, eos_token_ids: Sequence[int]) -> None:
         self._ops = ops
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
 
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """`logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
         logprobs = Logprobs(logits, draws)
-        if any(map(processors.needs_processing, draws)):
-            logits = logits.clone()
-            self.process(logits, draws)
-        tokens = self._choose(logits, draws)
+        tokens = self._ops.sample(self._process(logits, draws), _draw_tensors(draws, logits.device))
         found = logprobs.read(logprobs.of(tokens))
         return [Drawn(token, found.get(row)) for row, token in enumerate(tokens.tolist())]
 
-    def process(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
-        """Penalties, bias and bans, in place."""
-        for row, draw in enumerate(draws):
-            if processors.needs_processing(draw):
-                processors.process(logits[row], draw, self._eos_token_ids)
-
-    def choose(self, logits: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
-        """`[rows]` tokens, greedy where the temperature is 0. Nothing of the draws is known to the host, which waits
-        for nothing but what the chosen `sample` waits for."""
-        greedy = draws.temperature < _COLDEST
-        warm = dataclasses.replace(draws, temperature=draws.temperature.masked_fill(greedy, 1.0))
-        return torch.where(greedy, logits.argmax(dim=-1), self._ops.sample(logits, warm))
-
-    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-        """The same where the host knows which rows are greedy, and spares them the noise."""
-        greedy = logits.argmax(dim=-1)
-        random = [row for row, draw in enumerate(draws) if is_random(draw)]
-        if random:
-            rows = torch.tensor(random, device=logits.device)
-            tensors = _draw_tensors([draws[row] for row in random], logits.device)
-            part = logits if len(random) == len(draws) else logits[rows]
-            greedy[rows] = self._ops.sample(part, tensors)
-        return greedy
-
-
-def is_random(draw: Draw) -> bool:
-    return draw.params.temperature >= _COLDEST
+    def _process(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        rows = [row for row, draw in enumerate(draws) if processors.needs_processing(draw)]
+        if not rows:
+            return logits
+        device, vocab = logits.device, logits.shape[1]
+        edits = processors.edit_tensors(
+            [draws[row] for row in rows], vocab, self.eos_token_ids, device
+        )
+        ids = torch.tensor(rows, device=device)
+        edited = logits.new_empty((len(rows), vocab))
+        unscaled = logits.new_ones(len(rows))
+        self._ops.logits(edited, logits[ids], edits, unscaled)
+        return logits.index_copy(0, ids, edited)
 
 
 class Logprobs:
@@ -76,14 +55,17 @@ class Logprobs:
         self._num_top = [draws[row].params.logprobs for row in self._rows]
         if self._rows:
             (self._ids,) = upload(logits.device, array("i", self._rows))
-            self._raw = logits.index_select(0, self._ids)
+            raw = logits.index_select(0, self._ids)
+            self._sums = raw.logsumexp(dim=-1, keepdim=True)
+            best = raw.topk(min(max(self._num_top), raw.shape[1]), dim=-1)
+            self._raw, self._best = raw, (best.indices, best.values - self._sums)
 
     def of(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """On the device: nothing, or the tokens' own logprobs, the best ids and theirs."""
         if not self._rows:
             return []
         ids = tokens.index_select(0, self._ids)
-        return [*_logprob_tensors(self._raw, ids, max(self._num_top))]
+        return [(self._raw.gather(1, ids[:, None]) - self._sums).squeeze(1), *self._best]
 
     def read(self, found: Sequence[torch.Tensor]) -> dict[int, TokenLogprob]:
         """What `of` gave, in values, by draw."""
@@ -98,16 +80,10 @@ class Logprobs:
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
     """Log-softmax of raw logits: of one given token per row, and of the `num_top` best."""
-    ids = torch.tensor(tokens, device=logits.device)
-    return _token_logprobs(*_logprob_tensors(logits, ids, num_top))
-
-
-def _logprob_tensors(
-    logits: torch.Tensor, tokens: torch.Tensor, num_top: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logprobs = logits.log_softmax(dim=-1)
+    ids = torch.tensor(tokens, device=logits.device)[:, None]
     best = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
-    return logprobs.gather(1, tokens[:, None]).squeeze(1), best.indices, best.values
+    return _token_logprobs(logprobs.gather(1, ids).squeeze(1), best.indices, best.values)
 
 
 def _token_logprobs(
