@@ -83,8 +83,14 @@ class DeviceSteps:
         sizes = bucket_sizes(max_rows, loaded.min_tokens)
         self._mirror = Mirror(max_rows, max_blocks)
         self._rows = RowStore(max_rows, max_blocks, loaded.device)
+        attention = (loaded.num_heads, loaded.store.shape.head_dim)
         self.static = StaticBatch(
-            sizes[-1], max_blocks, self._block_size, vocab_size, loaded.device
+            sizes[-1],
+            max_blocks,
+            self._block_size,
+            vocab_size,
+            loaded.device,
+            None if self._reads_lists else attention,
         )
         self.graphs = Graphs(sizes, self._forward, self._draw)
         self._workspace = loaded.ops.sample_workspace(sizes[-1], vocab_size)

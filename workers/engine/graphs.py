@@ -56,16 +56,15 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, launch: Launch) -> Launch:
-        aside = torch.cuda.Stream(self._device)
-        aside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UPS):
-                launch()
-        torch.cuda.current_stream(self._device).wait_stream(aside)
-        torch.cuda.synchronize(self._device)
+        for _ in range(_WARM_UPS):
+            launch()
         graph = torch.cuda.CUDAGraph()
+        # The outer context gives the stream back if a recording breaks off: the inner one then does not.
         # Other threads of a worker may use the device meanwhile: only this one must keep to what can be recorded.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self._device)),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             launch()
         return graph.replay
 

@@ -148,14 +148,19 @@ class ModelRunner:
         llama.install(model, sites, store, ops, step)
         hf.attach(sites, store, ops, step)
         pack_linears(model)
-        head = hf.Head(model, min_tokens)
-        sampler = Sampler(ops, self.eos_token_ids)
-        leads = self._parallel.leads
-        hidden_states = fused.build(model, ops, step, self.max_model_len) or partial(
-            hf.hidden_states, model
-        )
         return LoadedModel(
-            model, hidden_states, head, store, ops, sampler, step, device, min_tokens, leads
+            model=model,
+            hidden_states=fused.build(model, ops, step, self.max_model_len)
+            or partial(hf.hidden_states, model),
+            head=hf.Head(model, min_tokens),
+            store=store,
+            ops=ops,
+            sampler=Sampler(ops, self.eos_token_ids),
+            step=step,
+            device=device,
+            num_heads=sites[0].num_heads,
+            min_tokens=min_tokens,
+            leads=self._parallel.leads,
         )
 
     def _ready(self, settings: RunnerSettings, capture: Capture | None) -> Steps:

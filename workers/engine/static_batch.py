@@ -12,6 +12,7 @@ import torch
 
 from kernels.batch import PagedBatch, RowTensors, Slots, StepInputs
 from kernels.draws import DrawTensors
+from kernels.splits import DecodeWorkspace, most_splits
 from workers.engine.device_rows import Field, draw_tensors
 from workers.engine.model.hf import StepContext
 
@@ -47,7 +48,10 @@ class StaticBatch:
         block_size: int,
         vocab_size: int,
         device: torch.device,
+        attention: tuple[int, int] | None,
     ) -> None:
+        """`attention`: query heads and their size, where compiled attention wants a place for partial sums."""
+
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -66,6 +70,10 @@ class StaticBatch:
         self._lines = torch.ones(
             (len(Field) - Field.TEMPERATURE, max_rows), dtype=torch.int32, device=device
         )
+        self._workspace: DecodeWorkspace | None = None
+        if attention is not None:
+            splits = most_splits(self._max_seq_len)
+            self._workspace = DecodeWorkspace.of(max_rows, *attention, splits, device)
         self.logits = zeros(max_rows, vocab_size, dtype=torch.float32)
         self.drawn = zeros(max_rows)
 
@@ -100,7 +108,8 @@ class StaticBatch:
         if context_lens is not None:
             return StepContext(slots, self.decode_batch(context_lens), None)
         given = self.row_tensors(size, self._max_seq_len)
-        batch = PagedBatch([1] * size, [0] * size, [], self._block_size, given)
+        lens = ([1] * size, [0] * size)
+        batch = PagedBatch(*lens, [], self._block_size, given, self._workspace)
         return StepContext(slots, batch, None)
 
     def decode_batch(self, context_lens: Sequence[int]) -> PagedBatch:
@@ -110,4 +119,4 @@ class StaticBatch:
             self._inputs.block_table, [length // self._block_size + 1 for length in lens]
         )
         given = self.row_tensors(number, max(lens) + 1)
-        return PagedBatch([1] * number, lens, tables, self._block_size, given)
+        return PagedBatch([1] * number, lens, tables, self._block_size, given, self._workspace)

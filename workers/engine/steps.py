@@ -38,6 +38,8 @@ class LoadedModel:
     step: hf.StepSlot
     """Where the context of a pass is put before it runs."""
     device: torch.device
+    num_heads: int
+    """Query heads of a layer."""
     min_tokens: int
     """A pass is filled up to so many."""
     leads: bool = True
