@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cache.prefix_cache import PrefixCache
 from workers.engine.engine import Engine, Event
 from workers.engine.plan import StepRunner
-from workers.engine.scheduler import Limits
+from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     Failed,
     Finished,
@@ -93,7 +93,7 @@ def serve(engine: Engine, asks: Sequence[Ask], temperature: float, cache_read: b
     while waiting:
         output = engine.step(inbox)
         inbox = []
-        served.num_steps += output.step is not None
+        served.num_steps += len(output.steps)
         now = time.perf_counter() - started
         for _, message in output.messages:
             if isinstance(message, StepFrame):

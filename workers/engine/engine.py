@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -24,8 +24,8 @@ from workers.engine.pipeline import Pipeline, row_of
 from workers.engine.plan import StepRunner
 from workers.engine.record import Rate, StepRecord, StepTotals
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Attempt
-from workers.engine.step_plan import Limits, StepPlan
+from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.protocol.messages import (
     CacheCommand,
     Cancel,
@@ -207,7 +207,7 @@ class Engine:
         flight = self._pipeline.first()
         failure = self._guarded(flight.plan.step, lambda: self._pipeline.collect(flight))
         if failure is not None:
-            self._failed(flight.plan, failure)
+            self._failed(flight.plan, failure, flight.void)
             return False
         record = self._commit.step(flight)
         if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
@@ -228,20 +228,27 @@ class Engine:
             return error
         return None
 
-    def _failed(self, plan: StepPlan, error: Exception) -> None:
-        """Nothing of the step counts. Steps before it are collected, those behind it lose the rows that built on it."""
+    def _failed(self, plan: StepPlan, error: Exception, void: Set[Sequence] = frozenset()) -> None:
+        """Nothing of the step counts. Steps before it are collected, those behind it lose the rows that built on it.
+        A step that has no other rows itself failed for the one before."""
         for work in plan.work:
             self.scheduler.retract(work)
         self._pipeline.void(plan)
         self.scheduler.collected(plan.step)
-        if isinstance(error, DeviceOutOfMemory):
-            self._too_large(plan, error)
+        live = [
+            w for w in plan.work if w.sequence.status is not Status.ENDED and w.sequence not in void
+        ]
+        out_of_memory = isinstance(error, DeviceOutOfMemory)
+        self._out.num_out_of_memory += out_of_memory
+        if not live:
+            return
+        if out_of_memory and not plan.copies:
+            self._too_large(plan, live, error)
         else:
-            self._poisoned(plan)
+            self._poisoned(live)
 
-    def _too_large(self, plan: StepPlan, error: DeviceOutOfMemory) -> None:
-        self._out.num_out_of_memory += 1
-        unable = self.scheduler.shrink(plan)
+    def _too_large(self, plan: StepPlan, live: list[Work], error: Exception) -> None:
+        unable = self.scheduler.shrink(plan, live)
         logger.warning(
             "step %d did not fit the device: %s; %d tokens from here on",
             plan.step, error, self.scheduler.budget.num_tokens,
@@ -252,14 +259,15 @@ class Engine:
                 unable.attempt, "internal", "one token did not fit the device's memory"
             )
 
-    def _poisoned(self, plan: StepPlan) -> None:
-        """The attempts of the step fail, all others go on. A step that has none left was built on one that failed."""
-        hurt = {work.sequence.attempt for work in plan.work} & set(self.attempts.values())
-        self._num_poisoned += bool(hurt)
-        for attempt in sorted(hurt, key=lambda a: a.serial):
-            self._attempts.fail(
-                attempt, "internal", "the model failed in this step", retryable=True
-            )
+    def _poisoned(self, live: list[Work]) -> None:
+        """The attempts of the step fail, all others go on."""
+        for work in live:
+            attempt = work.sequence.attempt
+            if self.attempts.get(attempt.key) is attempt:
+                self._attempts.fail(
+                    attempt, "internal", "the model failed in this step", retryable=True
+                )
+        self._num_poisoned += 1
         if self._num_poisoned >= MAX_POISONED_STEPS:
             raise EngineBroken(f"{self._num_poisoned} steps in a row failed")
 

@@ -83,6 +83,7 @@ class Pipeline:
         begun_at = self._clock()
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
+            plan.copies = []  # what a failure below does not undo
         ticket = self._runner.launch(rows)
         record = StepRecord(
             plan.step,

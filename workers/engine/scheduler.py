@@ -105,12 +105,13 @@ class Scheduler:
                 continue
             if plan.budget == 0:
                 break
-            if plan.ahead and attempt.forked and self._ends_decide_turns(attempt):
+            forked = len(attempt.sequences) > 1
+            if forked and plan.ahead and self._ends_decide_turns(attempt):
                 continue
             index = position // block_size
             if (
                 index == len(sequence.block_ids)
-                or (attempt.forked and self.holdings.shares(sequence, index))
+                or (forked and self.holdings.shares(sequence, index))
             ) and not self._take_block(sequence, index, plan):
                 continue
             lease.in_flight += 1
@@ -250,16 +251,16 @@ class Scheduler:
 
     # --- a step that was too large for the device ---
 
-    def shrink(self, plan: StepPlan) -> Sequence | None:
-        """Smaller steps for a while, and the latest arrivals of this one out of the way, batch first. Returns the
-        sequence that cannot run at all: one token of it was too much."""
+    def shrink(self, plan: StepPlan, live: list[Work]) -> Sequence | None:
+        """Smaller steps for a while, and the latest arrivals of this one out of the way, batch first. `live`: its rows
+        that somebody still wants. Returns the sequence that cannot run at all: one token of it was too much."""
         num_tokens = sum(work.num_tokens for work in plan.work)
         self.budget.cut(num_tokens)
         self._num_preempted_before += plan.num_preempted
         self._num_cached_before += plan.num_cached_tokens
-        left = [work for work in plan.work if work.sequence.status is Status.RUNNING]
         if num_tokens == 1:
-            return left[0].sequence if left else None
+            return live[0].sequence
+        left = [work for work in live if work.sequence.status is Status.RUNNING]
         left.sort(key=lambda w: (TIERS.index(w.sequence.attempt.message.tier), w.sequence.order))
         num_lost = 0
         while len(left) > 1 and num_lost < num_tokens - self.budget.num_tokens:

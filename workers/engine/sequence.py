@@ -237,11 +237,6 @@ class Attempt:
         return self.lease.bound <= self.lease.spent and self.message.max_tokens > 0
 
     @property
-    def forked(self) -> bool:
-        """Its choices may share blocks."""
-        return len(self.sequences) > 1
-
-    @property
     def open_indices(self) -> list[int]:
         """Choices without an ending."""
         if not self.drawn:

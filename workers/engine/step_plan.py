@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from workers.engine.sequence import Sequence
 
-RECOVERY_STEPS = 16
+RECOVERY_STEPS = 64
 """A budget that was cut grows to twice itself after so many steps that ran."""
 
 
@@ -58,7 +58,7 @@ class TokenBudget:
 
     def cut(self, num_tokens: int) -> None:
         """A step of `num_tokens` was too large."""
-        self.num_tokens = max(1, num_tokens // 2)
+        self.num_tokens = max(1, min(self.num_tokens, num_tokens // 2))
         self._num_steps = 0
 
     def step_ran(self) -> None:

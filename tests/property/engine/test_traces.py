@@ -170,16 +170,17 @@ def test_any_trace_ends_with_the_right_tokens_and_balanced_books(shape, arrivals
         st.tuples(st.integers(0, 6), st.integers(0, 40), st.booleans(), st.booleans()), max_size=12
     ),
     st.booleans(),
+    st.sampled_from([0, 1]),
 )
-@example(3, 12, [(0, 0, False, True), (1, 16, True, False)], True).via(
+@example(3, 12, [(0, 0, False, True), (1, 16, True, False)], True, 0).via(
     "the last lease ran out while a preempted sibling was in prefill again"
 )
 @settings(max_examples=60, deadline=None)
 def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
-    num_choices, first, extensions, preempt
+    num_choices, first, extensions, preempt, lag
 ):
     """Against a model of the rule: newest lease_seq wins, bounds never fall."""
-    drive = Driver(ScriptedRunner(num_blocks=64, block_size=4))
+    drive = Driver(ScriptedRunner(num_blocks=64, block_size=4), lag=lag)
     drive.send(
         generate_request(
             "r", TEXT[:13], 30, num_choices=num_choices, lease_bound=first, temperature=1.0
@@ -209,3 +210,24 @@ def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
         assert spent == 0
     drive.send(Cancel("r"))
     drive.run().check_idle()
+
+
+@given(shapes, st.lists(arrivals, min_size=1, max_size=10))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_trace_is_heard_the_same_with_lag_and_without(shape, arrivals):
+    """Tokens, endings, billed counts. How much was cached or computed again is a matter of time where prompts overlap;
+    so is which of several choices ended last and gave the attempt its reason."""
+    heard = []
+    for lag in (0, 1):
+        calm = [arrival | {"cancel_after": None} for arrival in arrivals]
+        drive = Trace(shape | {"lag": lag}, calm, None).play().check_idle()
+        endings = {
+            key: (
+                drive.requests[key].num_choices > 1 or getattr(e, "reason", None) or e.code,
+                e.usage.prompt,
+                e.usage.output,
+            )
+            for key, e in drive.endings.items()
+        }
+        heard.append(({k: v for k, v in drive.tokens.items() if v}, drive.finishes, endings))
+    assert heard[0] == heard[1]

@@ -2,14 +2,20 @@
 rows and blocks itself (lagged_runner.py): a broken rule raises wherever it happens."""
 
 import itertools
+import queue
+import time
 
 import pytest
 from engine_driver import EOS, LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
-from lagged_runner import GARBAGE
+from lagged_runner import GARBAGE, LaggedRunner
 
-from workers.engine.engine import Drain, LinkClosed
+from workers.engine import settings
+from workers.engine.__main__ import build_engine
+from workers.engine.engine import Drain, LinkClosed, Stop
 from workers.engine.errors import DeviceOutOfMemory
+from workers.engine.journal import EngineJournal
+from workers.engine.metrics import Metrics
 from workers.engine.plan import PENDING
 from workers.engine.sequence import Status
 from workers.engine.step_plan import RECOVERY_STEPS
@@ -92,6 +98,41 @@ def test_forks_and_prompt_logprobs_are_collected_before_the_next_plan(fields):
     for index in range(request.num_choices):
         drive.check_alone(request, index=index)
     assert drive.runner.num_late > 20
+
+
+def test_the_loop_of_the_engine_thread_never_waits_while_somebody_could_run(monkeypatch):
+    """Nor in a round that plans nothing, because the first one's last token is pending, and collects it."""
+    drive = driver(max_running=1)
+    drive.engine._clock = time.monotonic
+    monkeypatch.setattr("workers.engine.engine.POLL_S", 3600)
+    inbox = queue.SimpleQueue()
+    outputs = []
+
+    def deliver(output):
+        outputs.append(output)
+        if sum(len(output.ended) for output in outputs) == 2:
+            assert drive.engine.num_in_flight == 0
+            inbox.put((0, Stop()))
+
+    for name in ("r", "next"):
+        inbox.put((LINK, generate_request(name, LONG, 40)))
+    drive.engine.run(inbox, deliver)
+    assert sum(len(output.steps) for output in outputs) == 80
+    assert drive.runner.num_late == 78
+
+
+@pytest.mark.parametrize(("setting", "used"), [("auto", 1), ("off", 0)])
+def test_the_setting_decides_whether_a_worker_uses_what_its_runner_offers(
+    monkeypatch, tmp_path, setting, used
+):
+    monkeypatch.setenv("HEADGATE_MODEL", "/models/demo")
+    monkeypatch.setenv("HEADGATE_ENGINE_LAG", setting)
+    runner = LaggedRunner(ScriptedRunner(num_blocks=64, block_size=4), 256)
+    journal = EngineJournal(tmp_path, "worker-0", "process", runner.root)
+    engine = build_engine(settings.load(), runner, journal)
+    engine.step([(LINK, generate_request("r", LONG, 8))])
+    assert engine.num_in_flight == used
+    journal.close()
 
 
 def test_a_plan_without_work_collects_what_is_in_flight():
@@ -429,9 +470,27 @@ def test_only_a_step_of_one_token_that_does_not_fit_fails_its_attempt(lag, late)
     drive.check_alone(request)
 
 
+def test_copies_that_did_not_fit_fail_their_step_instead_of_giving_wrong_tokens(monkeypatch):
+    """The tables name the new blocks already; nobody would copy again."""
+    drive = driver()
+    drive.send(generate_request("r", LONG[:18], 9, num_choices=2, temperature=1.0))
+    drive.step()
+
+    def full(pairs):
+        raise DeviceOutOfMemory("full")
+
+    monkeypatch.setattr(drive.runner, "copy_blocks", full)
+    drive.step()
+    monkeypatch.undo()
+    drive.run().check_idle()
+    assert drive.endings[LINK, "r"].code == "internal"
+    for index in range(2):
+        drive.check_alone(drive.requests[LINK, "r"], index=index, exactly=False)
+
+
 def test_the_budget_grows_back_when_steps_run_again():
     drive = driver(num_blocks=200, max_batch_tokens=64)
-    drive.send(generate_request("r", LONG, 100))
+    drive.send(generate_request("r", LONG, 2 * RECOVERY_STEPS))
     drive.runner.fail_launch = DeviceOutOfMemory("full")
     drive.step()
     assert drive.scheduler.budget.num_tokens == len(LONG) // 2
@@ -474,6 +533,25 @@ def test_the_device_idles_between_steps_without_lag_but_not_for_want_of_requests
     drive.run()
     idle = [record.idle_s for output in drive.outputs for record in output.steps]
     assert idle == pytest.approx([0, 0.01, 0.01, 0, 0.01, 0.01])
+
+
+def test_metrics_count_every_step_of_a_round_and_those_that_did_not_fit():
+    metrics = Metrics("m", 0, 4, 64)
+    drive = driver(eos_every=5, device={"max_step_tokens": 30})
+    drive.send(generate_request("r", LONG, 200))
+    drive.run()
+    for output in drive.outputs:
+        metrics.observe(output)
+    totals = drive.engine.totals
+
+    def value(name):
+        return metrics.registry.get_sample_value(name, {"model_name": "m", "engine": "0"})
+
+    assert value("headgate_lag_discarded_tokens_total") == totals.num_lag_discarded == 1
+    assert value("headgate_out_of_memory_steps_total") == drive.runner.num_out_of_memory == 1
+    assert value("vllm:generation_tokens_total") == totals.num_output_tokens
+    count = metrics.registry.get_sample_value("headgate_step_seconds_count", {"phase": "execute"})
+    assert count == totals.num_steps == sum(len(output.steps) for output in drive.outputs)
 
 
 def test_the_scripted_oracle_knows_how_a_request_ends():

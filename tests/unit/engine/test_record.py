@@ -1,4 +1,4 @@
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,12 +71,21 @@ def test_against_a_set_per_position(num_tokens, data):
 
 def test_totals_sum_every_field_of_a_step_they_know():
     totals = StepTotals()
-    record = StepRecord(1, 2, 3, 4, 5, 6, 7, 8, 0.5, 0.25, 0.125)
+    record = StepRecord(*range(1, 1 + len(fields(StepRecord))))
     totals.add(record)
     totals.add(record)
     step = asdict(record)
     for name, value in asdict(totals).items():
         assert value == (2 if name == "num_steps" else 2 * step[name]), name
+    not_summed = {
+        "step",
+        "num_seqs",
+        "num_decode_seqs",
+        "planned_at",
+        "launched_at",
+        "collected_at",
+    }
+    assert set(step) - set(asdict(totals)) == not_summed
 
 
 def test_a_rate_approaches_tokens_per_busy_second():
