@@ -84,12 +84,13 @@ def refusal(config, size):
     [
         ("gpt_oss", "no plan that splits its layers"),
         ("gpt2", "no plan that splits its layers"),
-        ("phi3", "self_attn.o_proj as rowwise_split_input, and not by heads"),
+        ("experts", "mlp.experts as moe_tp_experts, which is not supported"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_without_a_plan_by_heads_is_refused(name, reason):
-    assert reason in refusal(CONFIGS[name](), 2)
+def test_a_model_whose_plan_cannot_be_followed_is_refused(name, reason):
+    configs = {**CONFIGS, "experts": lambda: transformers.MixtralConfig(**tiny_models._COMMON)}
+    assert reason in refusal(configs[name](), 2)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,12 @@ def test_heads_that_do_not_divide_are_refused_with_the_numbers(num_heads, num_kv
     )
     numbers = f"{size} ranks: {num_heads} attention heads and {num_kv_heads} key-value heads"
     assert numbers in refusal(config, size)
+
+
+def test_a_tensor_beside_split_ones_that_the_plan_forgets_is_refused():
+    """Cohere's norm has weights of its own for every head."""
+    config = transformers.CohereConfig(**tiny_models._COMMON, use_qk_norm=True)
+    assert "does not say how model.layers.0.self_attn.q_norm.weight is split" in refusal(config, 2)
 
 
 def test_a_style_that_is_not_known_is_refused(monkeypatch):

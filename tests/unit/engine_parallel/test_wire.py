@@ -34,7 +34,7 @@ def channels():
 DRAW = Draw(SamplingParams(7), 7, 4, [1, 2, 3, 4], [])
 ROWS = [
     Row([1, 2, 3, 4], 0, [9, 8, 7], (DRAW, DRAW), 3, 77),
-    Row([5], 8, [3, 2, 1]),
+    Row([5], 8, [3, 2, 1], row_id=6),
 ]
 
 
@@ -73,6 +73,7 @@ def test_rows_keep_what_the_pass_needs_and_only_the_blocks_it_reaches():
     assert [row.block_table for row in rows] == [[9], [3, 2, 1]]
     assert [bool(row.draws) for row in rows] == [True, False]
     assert [(row.prompt_logprobs, row.next_token) for row in rows] == [(3, 77), (-1, -1)]
+    assert [row.row_id for row in rows] == [-1, 6]
     assert DRAW not in rows[0].draws
 
 
@@ -80,7 +81,7 @@ class Model:
     """Writes down what it was asked; fails when told to."""
 
     root, block_size, num_blocks, max_model_len = "root", 4, 8, 32
-    eos_token_ids, vocab_size = (2,), 100
+    eos_token_ids, vocab_size, kernels = (2,), 100, ()
 
     def __init__(self):
         self.asked = []

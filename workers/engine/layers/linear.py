@@ -6,6 +6,7 @@ Knows weights and one product. Does not know which layer it is in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -19,38 +20,51 @@ single row in another order than those of two and more: with it a token's result
 share its step."""
 
 
-Join = Callable[[torch.Tensor], torch.Tensor]
-"""Makes a layer's output of the outputs that the ranks have of their parts."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the layer's output comes from the outputs that the ranks have of their parts."""
+
+    join: Callable[[torch.Tensor], torch.Tensor]
+    inputs: slice | None = None
+    """What this rank's part takes of an input that every rank has whole; None: the input is its own."""
+
+    def apply(
+        self,
+        product: Callable[[torch.Tensor, None], torch.Tensor],
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The bias is the whole layer's: it is added behind the join, once."""
+        own = x if self.inputs is None else x[..., self.inputs]
+        whole = self.join(product(own, None))
+        return whole if bias is None else whole + bias
 
 
 class SplitLinear(nn.Linear):
-    """One rank's part of a linear layer whose output exists only once the ranks' outputs are joined. The bias is the
-    whole layer's and is added behind that, once."""
+    """One rank's part of a linear layer whose output exists only once the ranks' outputs are joined."""
 
-    def __init__(self, part: nn.Linear, join: Join) -> None:
+    def __init__(self, part: nn.Linear, split: Split) -> None:
         """Takes over the tensors of `part`."""
         nn.Module.__init__(self)
         self.weight, self.bias = part.weight, part.bias
         self.out_features, self.in_features = part.weight.shape
-        self.join = join
+        self.split = split
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _joined(self.join, F.linear(x, self.weight), self.bias)
+        return self.split.apply(self._product, x, self.bias)
 
-
-def _joined(join: Join, product: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    whole = join(product)
-    return whole if bias is None else whole + bias
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(x, self.weight, bias)
 
 
 class PackedLinear(nn.Module):
     """`F.linear` on a reordered weight. The original is not kept; where the reordering is not available, it is."""
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, join: Join | None = None
+        self, weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
     ) -> None:
         super().__init__()
-        self.join = join
+        self.split = split
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         # Not parameters: oneDNN's layout is opaque, nothing but its own product may read it.
@@ -62,9 +76,9 @@ class PackedLinear(nn.Module):
             self._plain = weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.join is None:
+        if self.split is None:
             return self._product(x, self.bias)
-        return _joined(self.join, self._product(x, None), self.bias)
+        return self.split.apply(self._product, x, self.bias)
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if self._packed is None:
@@ -93,7 +107,7 @@ def pack_linears(model: nn.Module) -> int:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) in (nn.Linear, SplitLinear):
-                join = getattr(child, "join", None)
-                setattr(module, name, PackedLinear(child.weight.detach(), child.bias, join))
+                split = getattr(child, "split", None)
+                setattr(module, name, PackedLinear(child.weight.detach(), child.bias, split))
                 number += 1
     return number

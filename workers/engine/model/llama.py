@@ -149,10 +149,10 @@ def _checked(
 
 def _joined(*linears: nn.Linear) -> PackedLinear:
     weight = torch.cat([linear.weight for linear in linears])
-    join = getattr(linears[0], "join", None)
+    split = getattr(linears[0], "split", None)
     if linears[0].bias is None:
-        return PackedLinear(weight, None, join)
-    return PackedLinear(weight, torch.cat([linear.bias for linear in linears]), join)
+        return PackedLinear(weight, None, split)
+    return PackedLinear(weight, torch.cat([linear.bias for linear in linears]), split)
 
 
 def _qk_norm(

@@ -4,6 +4,10 @@ Knows transformers' tensor-parallel plans (names to styles) and what they mean h
 whose plan is missing or says something else is refused; that the split model computes what the whole one does is
 `probe`'s to show.
 
+Two of the plans' styles join and divide inside a layer, because its projections are packed or normed as one (Phi-3,
+OLMo 2, GLM-4): "gather the output" and "take a part of the input". They are done as they say; where they stand around
+attention, every rank attends with all heads and holds all their KV: such a model gains room for weights alone.
+
 Megatron's split (arXiv 1909.08053): q, k, v, gate and up by their outputs, o and down by their inputs with a sum
 behind them, so a layer costs two sums. Embedding and head are split by the vocabulary, as the plans have it: tied
 they stay one tensor, the head's bytes, which every step reads, are divided, and one sum is the price.
@@ -20,18 +24,16 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.engine.errors import ModelError
-from workers.engine.layers.linear import SplitLinear
+from workers.engine.layers.linear import Split, SplitLinear
 from workers.engine.model import loader
 from workers.engine.model.checkpoint import Part
 from workers.engine.parallel.group import Parallel
 
-_COLUMN, _ROW, _EMBEDDING, _HEAD = (
-    "colwise",
-    "rowwise",
-    "embedding_rowwise",
-    "colwise_gather_output",
-)
+_COLUMN, _ROW, _EMBEDDING = "colwise", "rowwise", "embedding_rowwise"
+_GATHERED, _SLICED = "colwise_gather_output", "rowwise_split_input"
 _WHOLE = ("replicated_with_grad_allreduce",)
+_JOINED = (_ROW, _GATHERED, _SLICED)
+_STYLES = frozenset({_COLUMN, _EMBEDDING, *_JOINED, *_WHOLE, None})
 _KEY_VALUE = re.compile(r"\.(k|v)_proj$")
 
 
@@ -45,15 +47,19 @@ def split(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
             f"The model type '{model.config.model_type}' cannot be split over {parallel.size} ranks: {reason}."
         )
     parts = _cut_tensors(model, parallel)
+    head = model.get_output_embeddings()
     for path, module in list(model.named_modules()):
         style = _style(model, path)
         if style == _EMBEDDING:
             module.forward = VocabularyPart(module, parts[f"{path}.weight"], parallel)
-        elif style in (_ROW, _HEAD):
-            gather = partial(parallel.gather, whole=module.out_features)
+        elif style in _JOINED:
+            gather = parallel.gather if module is head else parallel.gather_everywhere
+            join = partial(gather, whole=module.out_features)
+            part = parts[f"{path}.weight"]
+            inputs = slice(part.start, part.end) if style == _SLICED else None
+            how = Split(join if style == _GATHERED else parallel.sum, inputs)
             parent, _, name = path.rpartition(".")
-            join = parallel.sum if style == _ROW else gather
-            setattr(model.get_submodule(parent), name, SplitLinear(module, join))
+            setattr(model.get_submodule(parent), name, SplitLinear(module, how))
         elif style == _COLUMN:
             module.out_features = len(module.weight)
     return parts
@@ -85,11 +91,11 @@ def _cut_tensors(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
         if part is None:
             continue
         parts[name] = part
-        local = torch.empty(part.local(tensor.shape), dtype=tensor.dtype, device=tensor.device)
         if getattr(*homes[0]) is tensor:  # else it was cut under the other name of a tied tensor
-            local = nn.Parameter(local, requires_grad=False)
+            local = torch.empty(part.local(tensor.shape), dtype=tensor.dtype, device=tensor.device)
+            parameter = nn.Parameter(local, requires_grad=False)
             for module, attribute in homes:
-                setattr(module, attribute, local)
+                setattr(module, attribute, parameter)
     return parts
 
 
@@ -98,12 +104,12 @@ def _part(
 ) -> Part | None:
     path, _, attribute = name.rpartition(".")
     style = _style(model, path)
-    if style is None or style in _WHOLE or (style in (_ROW, _HEAD) and attribute != "weight"):
+    if style is None or style in _WHOLE or (style in _JOINED and attribute != "weight"):
         return None
-    dim = 1 if style == _ROW else 0
+    dim = 1 if style in (_ROW, _SLICED) else 0
     whole = tensor.shape[dim]
     num_heads = _num_kv_heads(model.config)
-    if _KEY_VALUE.search(path) and num_heads < parallel.size:
+    if style == _COLUMN and _KEY_VALUE.search(path) and num_heads < parallel.size:
         size = whole // num_heads
         start = parallel.rank * num_heads // parallel.size * size
         return Part(dim, start, start + size, whole)
@@ -116,21 +122,18 @@ def _style(model: PreTrainedModel, path: str) -> str | None:
 
 def _reasons(model: PreTrainedModel, size: int) -> Iterator[str]:
     styles = {path: _style(model, path) for path, _ in model.named_modules()}
-    if _COLUMN not in styles.values() and _ROW not in styles.values():
-        named = {path: style for path, style in styles.items() if style}
-        layers = [f"{path} as {style}" for path, style in named.items() if ".layers." in path]
-        yield (
-            f"its plan splits {layers[0]}, and not by heads"
-            if layers
-            else ("transformers has no plan that splits its layers")
-        )
-    head = next((p for p, m in model.named_modules() if m is model.get_output_embeddings()), None)
-    known = {_COLUMN, _ROW, _EMBEDDING, *_WHOLE, None}
+    if not {_ROW, _SLICED} & set(styles.values()):
+        yield "transformers has no plan that splits its layers"
     for path, style in styles.items():
-        if style not in known and (path, style) != (head, _HEAD):
+        if style not in _STYLES:
             yield f"its plan splits {path} as {style}, which is not supported"
-        if style in (_COLUMN, _ROW) and type(model.get_submodule(path)) is not nn.Linear:
+        if style in (_COLUMN, *_JOINED) and type(model.get_submodule(path)) is not nn.Linear:
             yield f"{path} is not a plain linear layer"
+    beside = {path.rpartition(".")[0] for path, style in styles.items() if style == _COLUMN}
+    for name in loader.places(model):
+        path = name.rpartition(".")[0]
+        if styles[path] is None and beside & {path, path.rpartition(".")[0]}:
+            yield f"its plan does not say how {name} is split"
     num_heads, num_kv_heads = model.config.num_attention_heads, _num_kv_heads(model.config)
     if num_heads % size or (num_kv_heads % size and size % num_kv_heads):
         yield f"{num_heads} attention heads and {num_kv_heads} key-value heads do not divide evenly"

@@ -56,16 +56,27 @@ class Parallel:
         """`[rows, own part]` of each rank → `[rows, whole]` on rank 0, `[0, whole]` on the others."""
         if self.size == 1:
             return x
-        width = -(-whole // self.size)
-        padded = F.pad(x, (0, width - x.shape[-1])).contiguous()
+        padded = self._padded(x, whole)
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.leads else None
         dist.gather(padded, parts, dst=0)
-        if parts is None:
-            return x.new_empty((0, whole))
-        own = [
-            p[:, : end - start] for p, (start, end) in zip(parts, self.spans(whole), strict=True)
-        ]
-        return torch.cat(own, dim=-1)
+        return x.new_empty((0, whole)) if parts is None else self._joined(parts, whole)
+
+    def gather_everywhere(self, x: torch.Tensor, whole: int) -> torch.Tensor:
+        """`[..., own part]` of each rank → `[..., whole]` on all."""
+        if self.size == 1:
+            return x
+        padded = self._padded(x, whole)
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return self._joined(parts, whole)
+
+    def _padded(self, x: torch.Tensor, whole: int) -> torch.Tensor:
+        """Collectives want equal shapes; parts differ by one."""
+        return F.pad(x, (0, -(-whole // self.size) - x.shape[-1])).contiguous()
+
+    def _joined(self, parts: list[torch.Tensor], whole: int) -> torch.Tensor:
+        spans = zip(parts, self.spans(whole), strict=True)
+        return torch.cat([part[..., : end - start] for part, (start, end) in spans], dim=-1)
 
     def smallest(self, number: int, device: torch.device) -> int:
         if self.size == 1:

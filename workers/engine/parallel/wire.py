@@ -29,6 +29,7 @@ class RowPart(msgspec.Struct, frozen=True, array_like=True):
     draws: bool
     prompt_logprobs: int
     next_token: int
+    row_id: int
 
 
 class Execute(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -108,6 +109,7 @@ def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
             bool(row.draws),
             row.prompt_logprobs,
             row.next_token,
+            row.row_id,
         )
         for row in rows
     ]
@@ -123,6 +125,7 @@ def rows_of(parts: Sequence[RowPart]) -> list[Row]:
             _ELSEWHERE if part.draws else (),
             part.prompt_logprobs,
             part.next_token,
+            part.row_id,
         )
         for part in parts
     ]
