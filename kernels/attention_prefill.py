@@ -247,15 +247,18 @@ def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype, short: 
     6 TB/s, which its last cache hardly gives (derived). With 8 warps of more than 128 registers one program fits on a
     multiprocessor, so fewer keys a tile only where more would spill."""
     refuse_kv(cap, kv)
-    wide = head_dim > 128
+    wide, narrow, is_8_bit = head_dim > 128, head_dim <= 64, kv.itemsize == 1
     if query.itemsize == 4:  # no tensor cores: full precision multiplies a tile out of registers
         return Tiling(16, 16, 4, 2) if wide else Tiling(16, 32, 8, 2)
     if short:
-        tokens = 32 if wide else 64
-        return Tiling(16, tokens, 8, 4) if kv.itemsize == 1 else Tiling(16, tokens, 4, 3)
+        if is_8_bit:
+            return Tiling(16, 32, 8 if wide else 4, 4)
+        return Tiling(16, 32 if wide else 64, 4, 3)
     if wide:
-        return Tiling(64, 32 // (2 // kv.itemsize), 8, 3)
-    return Tiling(128, 32 if cap < 90 and head_dim > 64 else 64, 8, 3)
+        return Tiling(64, 16 if is_8_bit else 32, 8, 3)
+    if is_8_bit:
+        return Tiling(64 if cap < 90 else 128, 32, 8, 3)
+    return Tiling(128, 64 if cap >= 90 or narrow else 32, 8, 3)
 
 
 def attention_prefill(
@@ -365,22 +368,23 @@ class _Shape:
 
 _INT8, _HALF, _FULL = torch.int8, torch.float16, torch.float32
 _SHAPES = (
-    _Shape((255, 255), 128, 4),
-    _Shape((255, 255), 128, 8, 64, window_and_cap=True),
-    _Shape((255, 255), 128, 4, sinks_and_tree=True),
-    _Shape((255, 255), 64, 7),
-    _Shape((255, 255), 80, 1),
-    _Shape((255, 255), 96, 1, 32, _HALF, _HALF),
-    _Shape((255, 255), 256, 2, window_and_cap=True),
-    _Shape((255, 255), 128, 4, kv=_INT8, window_and_cap=True),
-    _Shape((255, 255), 256, 2, kv=_INT8),
-    _Shape((255, 255), 128, 4, kv=torch.float8_e4m3fn),
-    _Shape((255, 255), 128, 4, 16, _FULL, _FULL),
-    _Shape((255, 255), 128, 4, short=True),
-    _Shape((255, 255), 256, 2, short=True, window_and_cap=True),
-    _Shape((255, 255), 128, 4, kv=_INT8, short=True),
-    _Shape((255, 255), 256, 4, 16, _FULL, _FULL, short=True),
+    _Shape((208, 208), 128, 4),
+    _Shape((208, 232), 128, 8, 64, window_and_cap=True),
+    _Shape((192, 128), 64, 7),
+    _Shape((208, 208), 80, 1),
+    _Shape((208, 208), 96, 1, 32, _HALF, _HALF, sinks_and_tree=True),
+    _Shape((255, 200), 256, 2, window_and_cap=True),
+    _Shape((240, 208), 128, 4, kv=_INT8, window_and_cap=True),
+    _Shape((255, 232), 256, 2, kv=_INT8),
+    _Shape((255, 200), 128, 4, kv=torch.float8_e4m3fn),
+    _Shape((80, 80), 128, 4, 16, _FULL, _FULL),
+    _Shape((176, 152), 128, 4, short=True),
+    _Shape((176, 184), 256, 2, short=True, window_and_cap=True),
+    _Shape((176, 176), 128, 4, kv=_INT8, short=True),
+    _Shape((216, 216), 256, 2, kv=_INT8, short=True, window_and_cap=True),
+    _Shape((160, 160), 256, 4, 16, _FULL, _FULL, short=True),
 )
+"""Budgets are a little above what Triton 3.6.0 and 3.9.0 use. 128 at head size 64: two programs a multiprocessor."""
 
 
 def specimens(capability: int) -> Iterator[Specimen]:

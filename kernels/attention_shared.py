@@ -41,7 +41,7 @@ def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype) -> Tili
     refuse_kv(cap, kv)
     wide = triton.next_power_of_2(head_dim) > 128
     if query.itemsize == 4:
-        return Tiling(ROWS, 16 if wide else 32, 8, 2)
+        return Tiling(ROWS, 16, 8, 2)
     if kv.itemsize == 1:
         return Tiling(64, 16 if wide else 32, 8, 4)
     if wide:
@@ -199,7 +199,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
             arguments,
             constants(tiling, torch.Size((1, 2, 8, 16, head_dim)), group, False, scales is not None)
             | {"UPCAST": False},
-            budget(tiling, head_dim, dtype, kv, unit, 232),
+            budget(tiling, head_dim, dtype, kv, unit, 220),
             tiling.num_warps,
             tiling.num_stages,
         )

@@ -42,14 +42,17 @@ class Tiling:
 
 @functools.cache
 def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype) -> Tiling:
-    """ValueError: a device that cannot read this KV."""
+    """ValueError: a device that cannot read this KV. A tile of K and V is 32 KB in 16 bits, and half of it in 8: two
+    or three of them under way in each of three programs keep a multiprocessor's memory busy."""
     refuse_kv(cap, kv)
-    wide = triton.next_power_of_2(head_dim) > 128
+    dim = triton.next_power_of_2(head_dim)
     if query.itemsize == 4:  # no tensor cores: full precision multiplies a tile out of registers
-        return Tiling(ROWS, 16 if wide else 32, 8, 2)
-    if kv.itemsize == 1:  # half the bytes per tile, and a cast of each: more warps, one stage more
-        return Tiling(ROWS, 32 if wide else 64, 8, 4)
-    return Tiling(ROWS, 32 if wide else 64, 4, 3)
+        return Tiling(ROWS, 16, 8, 2)
+    if kv.itemsize == 1:  # each number is cast: more warps, one stage more
+        return Tiling(ROWS, 32 if dim > 128 else 64, 8, 4)
+    if dim > 128:
+        return Tiling(ROWS, 32, 8, 3)
+    return Tiling(ROWS, 64, 4, 3) if dim == 128 else Tiling(ROWS, 128, 8, 3)
 
 
 def refuse_kv(cap: int, kv: torch.dtype) -> None:
@@ -91,6 +94,9 @@ def attend(
 ):
     """Queries `[ROWS, DIM]` over keys begin...end of the blocks in `table`: weighted values, largest score in base 2,
     sum of probabilities."""
+    half: tl.constexpr = (
+        KV_HEADS * BLOCK_SIZE
+    )  # slots of a block's keys; those of its values lie behind them
     token = tl.arange(0, TOKENS)
     dim = tl.arange(0, DIM)
     filled = dim < HEAD_DIM
@@ -107,15 +113,14 @@ def attend(
         later = place + TOKENS
         next_blocks = tl.load(table + later // BLOCK_SIZE, mask=later < end, other=0)
         slot = (blocks.to(tl.int64) * (2 * KV_HEADS) + kv_head) * BLOCK_SIZE + place % BLOCK_SIZE
-        value_slot = slot + KV_HEADS * BLOCK_SIZE
-        inside = seen[None, :] if HEAD_DIM == DIM else seen[None, :] & filled[:, None]
-        keys = tl.load(kv + slot[None, :] * HEAD_DIM + dim[:, None], mask=inside, other=0.0)
-        scores = tl.dot(query, keys.to(query.dtype), input_precision="ieee") * factor
+        spot = kv + slot[:, None] * HEAD_DIM + dim[None, :]
+        inside = seen[:, None] if HEAD_DIM == DIM else seen[:, None] & filled[None, :]
+        keys = tl.trans(tl.load(spot, mask=inside, other=0.0).to(query.dtype))
+        scores = tl.dot(query, keys, input_precision="ieee") * factor
         if QUANTIZED:
             scores *= tl.load(scales + slot, mask=seen, other=0.0)[None, :]
-        if (
-            HAS_CAP
-        ):  # cap * tanh, by the sigmoid of twice its argument: 2s(2x) - 1; `factor` holds 2 / cap
+        # cap * tanh, by the sigmoid of twice its argument: 2s(2x) - 1; `factor` holds 2 / cap
+        if HAS_CAP:
             scores = (2.0 / (1.0 + tl.exp2(-scores)) - 1.0) * cap
         scores = tl.where(seen[None, :], scores, float("-inf"))
         new_peak = tl.maximum(peak, tl.max(scores, 1))
@@ -123,11 +128,9 @@ def attend(
         fade = tl.exp2(peak - new_peak)
         total = total * fade + tl.sum(weights, 1)
         if QUANTIZED:
-            weights *= tl.load(scales + value_slot, mask=seen, other=0.0)[None, :]
-        inside = seen[:, None] if HEAD_DIM == DIM else seen[:, None] & filled[None, :]
-        values = tl.load(kv + value_slot[:, None] * HEAD_DIM + dim[None, :], mask=inside, other=0.0)
-        sums = sums * fade[:, None]
-        sums = tl.dot(weights.to(query.dtype), values.to(query.dtype), sums, input_precision="ieee")
+            weights *= tl.load(scales + slot + half, mask=seen, other=0.0)[None, :]
+        values = tl.load(spot + half * HEAD_DIM, mask=inside, other=0.0).to(query.dtype)
+        sums = tl.dot(weights.to(query.dtype), values, sums * fade[:, None], input_precision="ieee")
         peak = new_peak
         blocks = next_blocks
     return sums, peak, total

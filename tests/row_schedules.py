@@ -63,7 +63,8 @@ class LaggedEngine:
         self._random.shuffle(self._row_ids)
         self._flying: tuple[Ticket, list[Running]] | None = None
         with torch.inference_mode():
-            runner.store.tensor.fill_(float("nan"))
+            poisoned = runner.store.tensor if runner.store.scales is None else runner.store.scales
+            poisoned.fill_(float("nan"))
 
     def run(self) -> None:
         for number in itertools.count():

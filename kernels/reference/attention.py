@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels.batch import PagedBatch
+from kernels.reference.quant import widen
 from kernels.shared import SharedGroups
 
 
@@ -134,7 +135,7 @@ def _gather_wide(
     kv: torch.Tensor, blocks: torch.Tensor, num_tokens: int, kv_scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of the first tokens of some blocks in float32, each `[KVH, tokens, D]`."""
-    wide = kv.index_select(0, blocks).float()
+    wide = widen(kv.index_select(0, blocks))
     if kv_scales is not None:
         wide = wide * kv_scales.index_select(0, blocks)[..., None]
     _, _, kv_heads, _, head_dim = kv.shape

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernels import dispatch
 from kernels.batch import Slots
 from kernels.kv_write import select, specimens
-from kernels.reference.quant import LIMITS, quantize
+from kernels.reference.quant import LIMITS, quantize, widen
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)
@@ -190,6 +190,11 @@ def test_rows_of_zeros_have_scale_one():
         assert scale.tolist()[:2] == [1.0, 1.0]
         assert stored.float()[:2].abs().sum() == 0
         assert stored.float()[2, 0] == LIMITS[dtype]
+
+
+def test_all_numbers_of_fp8_are_widened_exactly():
+    numbers = torch.arange(256, dtype=torch.uint8).view(2, 128).view(FP8)
+    assert torch.equal(widen(numbers).nan_to_num(999), numbers.float().nan_to_num(999))
 
 
 def test_the_twin_stores_fp8_within_its_own_rounding():

@@ -21,6 +21,7 @@ def load(
             told.model,
             device=device,
             dtype=told.engine_dtype,
+            kv_dtype=told.engine_kv_dtype,
             block_size=told.engine_block_size,
             num_blocks=told.engine_num_blocks,
             kv_memory=told.engine_kv_memory,

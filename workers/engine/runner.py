@@ -32,6 +32,8 @@ from workers.engine.steps import LoadedModel, PlainSteps, Steps
 T = TypeVar("T")
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class RunnerSettings:
     """auto: cuda where there is one, else cpu."""
     dtype: str = "auto"
     """auto: the checkpoint's on cuda, float32 on a CPU, where results are to be exact."""
+    kv_dtype: str = "auto"
+    """What KV is stored in. auto: the dtype; int8 or fp8: 8 bits and a scale per token, head, and K or V."""
     block_size: int = 16
     num_blocks: int | None = None
     """The null block included. None: as many as the KV memory holds."""
@@ -84,12 +88,14 @@ class ModelRunner:
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
         dtype = _dtype(settings.dtype, self._device, config.dtype)
+        kv_dtype = _kv_dtype(settings.kv_dtype, self._device, dtype)
         limit = support.context_limit(config)
         self.max_model_len = min(settings.max_model_len or limit, limit)
         self.block_size = settings.block_size
         self.vocab_size = config.vocab_size
         self.eos_token_ids = loader.eos_token_ids(found.directory, config)
-        self.root = found.identity(f"{config.model_type} kv={dtype}")
+        kept = f"{kv_dtype}" if kv_dtype == dtype else f"{kv_dtype} of {dtype}"
+        self.root = found.identity(f"{config.model_type} kv={kept}")
         with torch.inference_mode():
             model = loader.build(config, dtype, self._device, hf.ATTENTION)
             parts = sharding.split(model, parallel)
@@ -98,9 +104,8 @@ class ModelRunner:
             else:
                 loader.fill(model, found, self._device, parts)
             parallel.meet()
-            self._loaded = self._load(model, dtype)
-            self._model = self._loaded.model
-            self.store = self._loaded.store
+            self.loaded = self._load(model, kv_dtype)
+            self.store = self.loaded.store
             self._steps = self._ready(settings, capture)
         self.num_blocks = self.store.num_blocks
 
@@ -132,16 +137,16 @@ class ModelRunner:
 
     # --- at start ---
 
-    def _load(self, model: PreTrainedModel, dtype: torch.dtype) -> LoadedModel:
+    def _load(self, model: PreTrainedModel, kv_dtype: torch.dtype) -> LoadedModel:
         """With a KV store of no blocks yet."""
         device, step = self._device, hf.StepSlot()
         min_tokens = MIN_ROWS if device.type == "cpu" else 1
         sites = hf.discover(model)
         shape = KVShape(
-            len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, dtype
+            len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, kv_dtype
         )
         ops, self.kernels = self_check.checked(
-            dispatch.choose(device), self_check.shapes_of(model.config, shape, sites)
+            dispatch.choose(device), self_check.shapes_of(model, shape, sites)
         )
         probe(model, device, ops, self._parallel)
         store = KVStore(shape, 0, device, ops)
@@ -169,11 +174,11 @@ class ModelRunner:
         # Followers of a parallel model learn drawn tokens from rank 0, so nothing is fed back on their devices.
         by_itself = on_cuda and self._parallel.size == 1
         if settings.steps == "plain" or (settings.steps == "auto" and not by_itself):
-            plain = PlainSteps(self._loaded)
+            plain = PlainSteps(self.loaded)
             self._take_memory(settings, plain, 0)
             return plain
         steps = DeviceSteps(
-            self._loaded,
+            self.loaded,
             settings.max_rows,
             self.max_model_len,
             self.vocab_size,
@@ -216,3 +221,18 @@ def _dtype(name: str, device: torch.device, checkpoints: torch.dtype | None) -> 
     if name not in _DTYPES:
         raise ModelError(f"The dtype {name} is not one of auto, {', '.join(_DTYPES)}.")
     return _DTYPES[name]
+
+
+def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    if name == "auto":
+        return dtype
+    if name not in _KV_DTYPES:
+        raise ModelError(f"The KV dtype {name} is not one of auto, {', '.join(_KV_DTYPES)}.")
+    if name == "fp8" and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _FP8_CAPABILITY:
+            major, minor = capability
+            raise ModelError(
+                f"fp8 KV needs a device of capability 8.9; this one has {major}.{minor}."
+            )
+    return _KV_DTYPES[name]

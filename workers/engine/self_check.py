@@ -13,17 +13,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedModel
 
 from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
 from kernels.dispatch import TWINS, Ops
 from kernels.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
-from workers.engine.kv_store import KVShape
+from kernels.reference.quant import quantize
+from workers.engine.kv_store import KVShape, LayerKV
 from workers.engine.model.hf import AttentionSite
 from workers.engine.plan import KernelState
 
 log = logging.getLogger(__name__)
 
+_QUANTIZED_TOLERANCE = 1e-2
+"""Of what has to do with 8-bit KV: one step of 127."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of the largest expected number: the rounding of another order of sums. Integers are equal or they are not."""
 _CONTEXTS = (0, 1, 15, 16, 63, 130, 300)
@@ -45,15 +48,19 @@ class Attention:
 @dataclass(frozen=True, slots=True)
 class Shapes:
     kv: KVShape
+    dtype: torch.dtype
+    """Of the model; KV may be 8-bit."""
     num_heads: int
     hidden: int
     vocab_size: int
     attention: Sequence[Attention]
 
 
-def shapes_of(config: PreTrainedConfig, kv: KVShape, sites: Sequence[AttentionSite]) -> Shapes:
+def shapes_of(model: PreTrainedModel, kv: KVShape, sites: Sequence[AttentionSite]) -> Shapes:
     ways = {Attention(s.scale, s.window, s.softcap, s.has_sinks): None for s in sites}
-    return Shapes(kv, sites[0].num_heads, config.hidden_size, config.vocab_size, tuple(ways))
+    config = model.config
+    sizes = (sites[0].num_heads, config.hidden_size, config.vocab_size)
+    return Shapes(kv, model.dtype, *sizes, tuple(ways))
 
 
 @dataclass(slots=True)
@@ -69,14 +76,18 @@ class Bench:
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         values = torch.randn(shape, generator=self.generator, device=self.device)
-        return values.to(self.shapes.kv.dtype if dtype is None else dtype)
+        return values.to(self.shapes.dtype if dtype is None else dtype)
 
     def integers(self, values: Sequence[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
 
-    def kv(self, num_blocks: int) -> torch.Tensor:
+    def kv(self, *blocks: int) -> LayerKV:
+        """So many blocks; or layers, and blocks in each."""
         kv = self.shapes.kv
-        return self.random(num_blocks, 2, kv.num_kv_heads, kv.block_size, kv.head_dim)
+        values = self.random(*blocks, 2, kv.num_kv_heads, kv.block_size, kv.head_dim)
+        if not kv.is_quantized:
+            return values, None
+        return quantize(values, kv.dtype)
 
     def batch(self, contexts: Sequence[int], lengths: Sequence[int]) -> tuple[PagedBatch, int]:
         """Rows with blocks of their own, highest ids first; and how many blocks there must be."""
@@ -132,45 +143,52 @@ def _attend(
     op: Callable[..., None], bench: Bench, batch: PagedBatch, num_blocks: int
 ) -> list[torch.Tensor]:
     shapes = bench.shapes
-    kv = bench.kv(num_blocks)
+    kv, scales = bench.kv(num_blocks)
     query = bench.random(batch.starts[-1], shapes.num_heads, shapes.kv.head_dim)
     results = []
     for how in shapes.attention:
         out = torch.full_like(query, float("nan"))
         sinks = bench.random(shapes.num_heads) if how.has_sinks else None
-        op(out, query, kv, batch, how.scale, how.window, how.softcap, sinks)
+        op(out, query, kv, batch, how.scale, how.window, how.softcap, sinks, scales)
         results.append(out)
     return results
 
 
 def _kv_write(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     shape, size = bench.shapes.kv, bench.shapes.kv.block_size
-    kv = bench.kv(4)
+    kv, scales = bench.kv(4)
     key, value = bench.random(2, 4, shape.num_kv_heads, shape.head_dim)
     slots = bench.integers((2 * size, -1, 3 * size - 1, size), torch.int64)
-    ops.kv_write(kv, key, value, Slots(slots, size))
-    return [kv]
+    ops.kv_write(kv, key, value, Slots(slots, size), scales)
+    return _values(kv, scales)
+
+
+def _values(kv: torch.Tensor, scales: torch.Tensor | None) -> list[torch.Tensor]:
+    """8-bit KV as the values it stands for: the last bit may be rounded either way."""
+    return [kv if scales is None else kv.float() * scales[..., None]]
 
 
 def _block_copy(ops: Ops, bench: Bench) -> list[torch.Tensor]:
-    kv = torch.stack((bench.kv(6), bench.kv(6)))
+    kv, scales = bench.kv(2, 6)
     source, target = bench.integers(((1, 4), (5, 2)), torch.int64)
-    ops.block_copy(kv, source, target)
-    return [kv]
+    ops.block_copy(kv, source, target, scales)
+    return _values(kv, scales)
 
 
 def _gather_blocks(ops: Ops, bench: Bench) -> list[torch.Tensor]:
-    kv = torch.stack((bench.kv(6), bench.kv(6)))
-    staging = torch.zeros((3, 2, *kv.shape[2:]), dtype=kv.dtype, device=bench.device)
-    ops.gather_blocks(staging, kv, bench.integers((5, 1, 4), torch.int64))
-    return [staging]
+    kv, scales = bench.kv(2, 6)
+    staging, staging_scales = bench.kv(3, 2)
+    ids = bench.integers((5, 1, 4), torch.int64)
+    ops.gather_blocks(staging, kv, ids, staging_scales, scales)
+    return _values(staging, staging_scales)
 
 
 def _scatter_blocks(ops: Ops, bench: Bench) -> list[torch.Tensor]:
-    kv = torch.stack((bench.kv(6), bench.kv(6)))
-    staging = bench.random(3, 2, *kv.shape[2:])
-    ops.scatter_blocks(kv, staging, bench.integers((5, 1, 4), torch.int64))
-    return [kv]
+    kv, scales = bench.kv(2, 6)
+    staging, staging_scales = bench.kv(3, 2)
+    ids = bench.integers((5, 1, 4), torch.int64)
+    ops.scatter_blocks(kv, staging, ids, scales, staging_scales)
+    return _values(kv, scales)
 
 
 def _gated(name: str) -> Case:
@@ -205,10 +223,11 @@ def _rope_kv_write(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     norms = (bench.random(kv_shape.head_dim), bench.random(kv_shape.head_dim))
     results = []
     for weights in (None, norms):
-        kv, width = bench.kv(4), bench.shapes.num_heads + 2 * kv_shape.num_kv_heads
+        width = bench.shapes.num_heads + 2 * kv_shape.num_kv_heads
+        kv, scales = bench.kv(4)
         qkv = bench.random(5, width * kv_shape.head_dim)
-        ops.rope_kv_write(kv, qkv, table, positions, slots, weights, 1e-6)
-        results += [kv, qkv[:, : bench.shapes.num_heads * kv_shape.head_dim]]
+        ops.rope_kv_write(kv, qkv, table, positions, slots, weights, 1e-6, kv_scales=scales)
+        results += [*_values(kv, scales), qkv[:, : bench.shapes.num_heads * kv_shape.head_dim]]
     return results
 
 
@@ -320,10 +339,15 @@ def _fault(name: str, ops: Ops, twins: Ops, shapes: Shapes) -> str:
         errors = [_error(a, b) for a, b in zip(found, expected, strict=True)]
     except Exception as error:  # noqa: BLE001  # a compiler or a launch may raise anything, and the twin works
         return f"its twin takes its place, it raised {type(error).__name__}: {error}"
-    limits = [_TOLERANCE.get(tensor.dtype, 0.0) for tensor in expected]
+    limits = [_tolerance(tensor.dtype, shapes) for tensor in expected]
     if all(error <= limit for error, limit in zip(errors, limits, strict=True)):
         return ""
     return f"its twin takes its place, it is off by {max(errors):.1e} of the largest number"
+
+
+def _tolerance(dtype: torch.dtype, shapes: Shapes) -> float:
+    exact = _TOLERANCE.get(dtype, 0.0)
+    return max(exact, _QUANTIZED_TOLERANCE) if exact and shapes.kv.is_quantized else exact
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:

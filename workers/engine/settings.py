@@ -41,6 +41,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
 
     engine_device: str = "auto"
     engine_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    engine_kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
     engine_tensor_parallel: int = pydantic.Field(default=1, ge=1, le=64)
     """Processes (GPUs) that one copy of the model is split over."""
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)

@@ -72,6 +72,20 @@ def test_every_kind_of_model_takes_the_way(tiny_model: TinyModels, name: str) ->
     assert_same(sequences, plain_outputs(model, sequences_of(5)))
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_kv_in_8_bits_takes_the_way(tiny_model: TinyModels, kv_dtype: str) -> None:
+    model = tiny_model("qwen3")
+    sequences, expected = sequences_of(5), []
+    LaggedEngine(device_runner(model, kv_dtype=kv_dtype), sequences, 1, 1).run()
+    for sequence in sequences_of(5):
+        alone = Driven(sequence.prompt, sequence.params)
+        drive(model.runner(kv_dtype=kv_dtype), [alone], NUM_TOKENS)
+        expected.append(alone.drawn)
+    assert [[d.token for d in s.drawn] for s in sequences] == [
+        [d.token for d in drawn] for drawn in expected
+    ]
+
+
 def test_choices_forked_from_one_row_are_drawn_as_the_plain_way_draws_them(
     tiny_model: TinyModels,
 ) -> None:

@@ -59,7 +59,7 @@ def test_the_family_takes_the_fused_pass_and_says_the_same_tokens(
 ) -> None:
     model = tiny_model(name)
     runner = runner_of(model.directory, steps=steps)
-    assert isinstance(runner._loaded.hidden_states, FusedPass)
+    assert isinstance(runner.loaded.hidden_states, FusedPass)
     sequence = Driven(list(range(20, 40)))
     drive_with_rows(runner, sequence, 20)
     ids = torch.tensor([sequence.prompt])
@@ -90,7 +90,7 @@ def test_other_models_keep_their_own_pass(
     tiny_model: TinyModels, compiled: dict[str, dispatch.Kernel]
 ) -> None:
     runner = runner_of(tiny_model("gemma2").directory)
-    assert not isinstance(runner._loaded.hidden_states, FusedPass)
+    assert not isinstance(runner.loaded.hidden_states, FusedPass)
 
 
 def test_a_fused_layer_that_differs_leaves_all_unfused(
@@ -103,4 +103,4 @@ def test_a_fused_layer_that_differs_leaves_all_unfused(
     with caplog.at_level(logging.WARNING):
         runner = runner_of(tiny_model("llama").directory)
     assert "the layers stay unfused: layer 0 is off by" in caplog.text
-    assert not isinstance(runner._loaded.hidden_states, FusedPass)
+    assert not isinstance(runner.loaded.hidden_states, FusedPass)

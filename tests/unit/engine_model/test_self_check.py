@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
@@ -18,11 +19,14 @@ from workers.engine.self_check import CASES, Attention, Shapes, checked
 CPU = torch.device("cpu")
 SHAPES = Shapes(
     KVShape(2, 2, 16, 16, torch.float32),
+    torch.float32,
     num_heads=4,
     hidden=64,
     vocab_size=90,
     attention=(Attention(0.25, 0, 0.0, False), Attention(0.25, 24, 5.0, True)),
 )
+
+QUANTIZED = dataclasses.replace(SHAPES, kv=KVShape(2, 2, 16, 16, torch.int8))
 
 
 def ops_with(name: str, kernel: dispatch.Kernel) -> dispatch.Ops:
@@ -34,12 +38,13 @@ def state_of(name: str, states: list[KernelState]) -> KernelState:
     return state
 
 
+@pytest.mark.parametrize("shapes", [SHAPES, QUANTIZED], ids=["kv float32", "kv int8"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_that_equals_its_twin_stays(name: str) -> None:
+def test_a_kernel_that_equals_its_twin_stays(name: str, shapes: Shapes) -> None:
     def same(*args: object) -> object:
         return TWINS[name](*args)
 
-    ops, states = checked(ops_with(name, same), SHAPES)
+    ops, states = checked(ops_with(name, same), shapes)
     assert ops.chosen[name] is same
     assert state_of(name, states) == KernelState(name, "triton", "equal")
     assert {state.state for state in states if state.op != name} == {"twin"}

@@ -62,19 +62,19 @@ class FusedPass:
     def _attend(
         self, layer: LlamaLayer, qkv: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        step, kv = self._step.context, layer.paged.kv
+        step, (kv, scales) = self._step.context, layer.paged.kv
         assert step is not None, "a pass outside a step"
         number = len(step.slots)
         *norms, eps = layer.qk_norms or (None, 0.0)
         weights = (norms[0], norms[1]) if layer.qk_norms else None
         where = (self._table, positions[:number], step.slots)
-        self._ops.rope_kv_write(kv, qkv[:number], *where, weights, eps)
+        self._ops.rope_kv_write(kv, qkv[:number], *where, weights, eps, kv_scales=scales)
         heads = qkv.view(len(qkv), -1, layer.head_dim)
         query, key, value = heads.split(
             (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), dim=1
         )
         call = Call(query, key, value, layer.scale, layer.window, 0.0, None)
-        return layer.paged.attend_written(call, kv, step).view(len(qkv), -1)
+        return layer.paged.attend_written(call, step).view(len(qkv), -1)
 
     def _normed(
         self, x: torch.Tensor, norm: nn.Module, residual: torch.Tensor | None

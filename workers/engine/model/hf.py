@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kernels.batch import PagedBatch, Slots
 from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
 from workers.engine.errors import ModelError
-from workers.engine.kv_store import KVStore
+from workers.engine.kv_store import KVStore, LayerKV
 
 ATTENTION = "headgate_paged"
 _LAYER = "headgate_layer"
@@ -69,20 +69,21 @@ class PagedLayer:
         self._step = step
 
     @property
-    def kv(self) -> torch.Tensor:
+    def kv(self) -> LayerKV:
         return self._store.layer(self._index)
 
     def attend(self, call: Call) -> torch.Tensor:
-        step, kv = self._step.context, self.kv
+        step, (kv, scales) = self._step.context, self.kv
         assert step is not None, "a pass outside a step"
         num_tokens = len(step.slots)
-        self._ops.kv_write(kv, call.key[:num_tokens], call.value[:num_tokens], step.slots)
-        return self.attend_written(call, kv, step)
+        key, value = call.key[:num_tokens], call.value[:num_tokens]
+        self._ops.kv_write(kv, key, value, step.slots, scales)
+        return self.attend_written(call, step)
 
-    def attend_written(self, call: Call, kv: torch.Tensor, step: StepContext) -> torch.Tensor:
+    def attend_written(self, call: Call, step: StepContext) -> torch.Tensor:
         """Over KV that holds the keys and values of this pass already."""
-        out = torch.empty_like(call.query)
-        how = (call.scale, call.window, call.softcap, call.sinks)
+        out, (kv, scales) = torch.empty_like(call.query), self.kv
+        how = (call.scale, call.window, call.softcap, call.sinks, scales)
         end = 0
         if step.decode is not None:
             end = step.decode.num_rows

@@ -108,7 +108,7 @@ def install(
         if not _fits(layer, site):
             continue
         mine, error = _checked(model, layer, site, rope, ops)
-        if error <= TOLERANCE[store.shape.dtype]:
+        if error <= TOLERANCE[model.dtype]:
             mine.paged = PagedLayer(store, index, ops, step)
             layers[index] = mine
             number += 1
