@@ -417,6 +417,16 @@ def _check_heads(query: torch.Tensor, sinks: torch.Tensor | None, lse: torch.Ten
         assert lse.dtype == torch.float32, lse.dtype
 
 
+def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
+    assert logits.dim() == 2, logits.shape
+    assert logits.dtype == torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    if workspace is not None:
+        cut = workspace.geometry
+        assert len(workspace.bounds) >= len(logits), logits.shape
+        assert cut.segments * cut.segment_size >= logits.shape[1], (cut, logits.shape)
+
+
 def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
     lines = (edits.penalty_lines, edits.mask_lines)
     assert all(len(line) == rows and line.dtype == torch.int32 for line in lines), rows
@@ -428,10 +438,3 @@ def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
     assert len(edits.biases) == rows, (edits.biases.shape, rows)
     tables = (edits.counts, edits.prompt_bits, edits.mask_bits, edits.bias_tokens, edits.biases)
     assert all(table.is_contiguous() for table in tables)
-
-
-def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
-    assert logits.dim() == 2, logits.shape
-    assert logits.dtype == torch.float32, logits.dtype
-    assert logits.stride(1) == 1, logits.stride()
-    assert workspace is None or len(workspace.bounds) >= len(logits), logits.shape

@@ -122,7 +122,8 @@ def _bound(chunk_peaks, row, peak, mass, k, p, least, by_k, vocab, CHUNKS: tl.co
     bound = _value(low.to(tl.int32))
     if not by_k:
         if p < 1.0:
-            bound = tl.maximum(bound, peak + tl.log((1.0 - p) * (1.0 - _MARGIN) * mass / vocab))
+            each = (1.0 - p) * (1.0 - _MARGIN) * mass / vocab
+            bound = tl.maximum(bound, peak + tl.log(tl.maximum(each, 1e-30)))
         bound = tl.maximum(bound, _floor(peak, least))
     return tl.minimum(bound, peak)
 
@@ -483,6 +484,9 @@ def _finish(
                 logits, row, 0, vocab, divisor, lowest, seeds, positions, BLOCK // 4
             )
         tl.store(bounds + row, lowest)
+    token = tl.minimum(
+        token, vocab - 1
+    )  # whatever the logits: an id beyond would be read by the next step
     tl.store(out + row, token.to(tl.int64))
     if LOGPROBS:
         peak, mass = _row_mass(peaks, row, SEGMENTS, 2)

@@ -22,6 +22,8 @@ _LOW32 = 0xFFFFFFFF
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 _SPARSE = 8
 """Noise is made for the kept tokens alone where they are fewer than one in so many."""
+_ROWS_OF = 2**18
+"""So many logits are worked on at once: their integers of noise stay in a core's cache."""
 _CHUNKS = 2048
 """A row's tokens are dealt to so many chunks, whose largest logits bound the thresholds."""
 _MARGIN = 1e-6
@@ -48,11 +50,8 @@ def sample(
     tokens = torch.empty_like(draws.positions) if tokens is None else tokens
     if bool(greedy.any()):
         tokens.copy_(logits.argmax(dim=-1))
-    if not bool(greedy.all()):
-        rows = (~greedy).nonzero().squeeze(1)
-        part, drawn = logits, draws
-        if len(rows) < len(logits):
-            part, drawn = logits[rows], _rows_of(draws, rows)
+    for rows in (~greedy).nonzero().squeeze(1).split(max(1, _ROWS_OF // logits.shape[1])):
+        part, drawn = logits[rows], _rows_of(draws, rows)
         tokens[rows] = _draw(part if raw is not None else part / drawn.temperature[:, None], drawn)
     if logprobs is not None:
         source = logits if raw is None else raw
