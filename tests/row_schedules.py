@@ -54,7 +54,15 @@ class LaggedEngine:
     """What the real one does with rows, without its reasons: random chunks, pauses, preemptions, other blocks under
     a running sequence. With `lag` a step is collected only behind the launch of the next one."""
 
-    def __init__(self, runner: ModelRunner, sequences: Sequence[Running], seed: int, lag: int):
+    def __init__(
+        self,
+        runner: ModelRunner,
+        sequences: Sequence[Running],
+        seed: int,
+        lag: int,
+        num_tokens: int = NUM_TOKENS,
+    ) -> None:
+        self._num_tokens = num_tokens
         self._runner, self._sequences, self._lag = runner, sequences, lag
         self._random = random.Random(seed)
         self._free = list(range(1, runner.num_blocks))
@@ -68,13 +76,15 @@ class LaggedEngine:
 
     def run(self) -> None:
         for number in itertools.count():
-            open_ = [s for s in self._sequences if len(s.output) < NUM_TOKENS]
+            open_ = [s for s in self._sequences if len(s.output) < self._num_tokens]
             if not open_ and self._flying is None:
                 return
             chosen = [
                 s
                 for s in open_
-                if s.arrival <= number and s.num_drawn < NUM_TOKENS and self._random.random() < 0.9
+                if s.arrival <= number
+                and s.num_drawn < self._num_tokens
+                and self._random.random() < 0.9
             ]
             self._step([s for s in chosen if self._seated(s)])
 
@@ -153,7 +163,7 @@ class LaggedEngine:
             sequence.output.append(drawn.token)
             still_in_flight = self._flying is not None and sequence in self._flying[1]
             sequence.pending = still_in_flight
-            if len(sequence.output) == NUM_TOKENS:
+            if len(sequence.output) == self._num_tokens:
                 self._leave(sequence)
 
     def _leave(self, sequence: Running) -> None:

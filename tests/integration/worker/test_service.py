@@ -338,7 +338,7 @@ async def test_an_engine_that_breaks_ends_the_service_and_its_links(tmp_path, ca
         async with await GatewayLink.dial(worker.address) as gateway:
             await gateway.of(WorkerStatus)
 
-            def broken(*_):
+            def broken(*_, **__):
                 raise AssertionError("a law is broken")
 
             worker.engine.scheduler.plan = broken

@@ -488,6 +488,18 @@ def test_copies_that_did_not_fit_fail_their_step_instead_of_giving_wrong_tokens(
         drive.check_alone(drive.requests[LINK, "r"], index=index, exactly=False)
 
 
+def test_copies_made_before_a_launch_that_did_not_fit_are_kept():
+    drive = driver()
+    drive.send(generate_request("r", LONG[:18], 9, num_choices=2, temperature=1.0))
+    drive.step()
+    drive.runner.fail_launch = DeviceOutOfMemory("full")
+    drive.step()
+    drive.run().check_idle()
+    assert len(drive.runner.copies) == 1
+    for index in range(2):
+        drive.check_alone(drive.requests[LINK, "r"], index=index)
+
+
 def test_the_budget_grows_back_when_steps_run_again():
     drive = driver(num_blocks=200, max_batch_tokens=64)
     drive.send(generate_request("r", LONG, 2 * RECOVERY_STEPS))
