@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar
@@ -96,7 +97,7 @@ class ModelRunner:
         self.eos_token_ids = loader.eos_token_ids(found.directory, config)
         kept = f"{kv_dtype}" if kv_dtype == dtype else f"{kv_dtype} of {dtype}"
         self.root = found.identity(f"{config.model_type} kv={kept}")
-        with torch.inference_mode():
+        with torch.inference_mode(), _current(self._device):
             model = loader.build(config, dtype, self._device, hf.ATTENTION)
             parts = sharding.split(model, parallel)
             if settings.random_weights:
@@ -124,7 +125,7 @@ class ModelRunner:
         self._guarded(lambda: self.store.copy_blocks(pairs))
 
     def _guarded(self, run: Callable[[], T]) -> T:
-        with torch.inference_mode():
+        with torch.inference_mode(), _current(self._device):
             try:
                 return run()
             except torch.OutOfMemoryError as error:
@@ -213,6 +214,11 @@ def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ModelError(f"The device {name} is not there.")
     return torch.device(name)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """The current device belongs to a thread; steps are launched from another one than the model was loaded in."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _dtype(name: str, device: torch.device, checkpoints: torch.dtype | None) -> torch.dtype:

@@ -45,7 +45,7 @@ class Download:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
         if tensors and tensors[0].is_cuda:
-            self._host = [torch.empty_like(t, device="cpu", pin_memory=True) for t in tensors]
+            self._host = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
             for mine, theirs in zip(self._host, tensors, strict=True):
                 mine.copy_(theirs, non_blocking=True)
             self._event = torch.cuda.Event()
