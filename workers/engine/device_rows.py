@@ -7,6 +7,7 @@ the mirror says, one token further; any other row says everything anew.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ import torch
 from kernels.batch import DeviceRows
 from kernels.draws import DrawTensors
 from workers.engine.plan import PENDING, Draw, Row
-from workers.engine.transport import float_bits, word_bits
 from workers.protocol.messages import SamplingParams
 
 _NOBODYS = Draw(SamplingParams(seed=0), 0, 0, (), ())
@@ -140,12 +140,24 @@ class RowStore:
             self.block_table.view(-1).index_copy_(0, places.long(), blocks)
 
 
+_NUMBERS = struct.Struct("=fffiII")
+
+
 def numbers(draw: Draw) -> array[int]:
     """The sampling numbers of a draw, in the order of `Field`."""
-    params = draw.params
-    line = float_bits((params.temperature, params.top_p, params.min_p))
-    line.append(min(params.top_k, 0x7FFFFFFF))
-    return line + word_bits((draw.seed & 0xFFFFFFFF, draw.seed >> 32))
+    params, seed = draw.params, draw.seed
+    line = array("i")
+    line.frombytes(
+        _NUMBERS.pack(
+            params.temperature,
+            params.top_p,
+            params.min_p,
+            min(params.top_k, 0x7FFFFFFF),
+            seed & 0xFFFFFFFF,
+            seed >> 32,
+        )
+    )
+    return line
 
 
 def draw_tensors(lines: torch.Tensor, positions: torch.Tensor) -> DrawTensors:
