@@ -12,17 +12,24 @@ from collections.abc import Sequence
 import torch
 
 
+_ALIGNED = 4
+"""Integers in 16 bytes: a compiled kernel exists once for tensors that begin at a multiple of that, and would be
+compiled again, in the middle of serving, for one that does not."""
+
+
 def upload(device: torch.device, *parts: array[int]) -> tuple[torch.Tensor, ...]:
     """Arrays of 32-bit integers → int32 tensors on the device, in one copy."""
-    whole = array("i")
+    whole, spans = array("i"), []
     for part in parts:
+        spans.append((len(whole), len(whole) + len(part)))
         whole += part
+        whole.extend([0] * (-len(part) % _ALIGNED))
     if not whole:
         return tuple(torch.empty(0, dtype=torch.int32, device=device) for _ in parts)
     tensor = torch.frombuffer(whole, dtype=torch.int32)
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.split([len(part) for part in parts])
+    return tuple(tensor[start:end] for start, end in spans)
 
 
 def float_bits(values: Sequence[float]) -> array[int]:
