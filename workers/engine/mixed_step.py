@@ -16,6 +16,7 @@ from kernels.draws import DrawTensors
 from workers.engine.device_rows import draw_tensors, numbers
 from workers.engine.plan import Draw, Row
 from workers.engine.static_batch import TableViews
+from workers.engine.transport import ALIGNED
 
 
 def _integers() -> array[int]:
@@ -149,4 +150,6 @@ class MixedTensors:
 
     def draws(self) -> DrawTensors:
         lines = self.lines.view(-1, 7).T
-        return draw_tensors(lines[:6].contiguous(), lines[6].long())
+        # Padded, so that each line begins at a multiple of 16 bytes (transport).
+        numbers = torch.nn.functional.pad(lines[:6], (0, -lines.shape[1] % ALIGNED)).contiguous()
+        return draw_tensors(numbers[:, : lines.shape[1]], lines[6].long())

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-
-_ALIGNED = 4
+ALIGNED = 4
 """Integers in 16 bytes: a compiled kernel exists once for tensors that begin at a multiple of that, and would be
 compiled again, in the middle of serving, for one that does not."""
 
@@ -23,7 +22,7 @@ def upload(device: torch.device, *parts: array[int]) -> tuple[torch.Tensor, ...]
     for part in parts:
         spans.append((len(whole), len(whole) + len(part)))
         whole += part
-        whole.extend([0] * (-len(part) % _ALIGNED))
+        whole.extend([0] * (-len(part) % ALIGNED))
     if not whole:
         return tuple(torch.empty(0, dtype=torch.int32, device=device) for _ in parts)
     tensor = torch.frombuffer(whole, dtype=torch.int32)

@@ -9,6 +9,7 @@ import torch
 
 from workers.engine.device_rows import Delta, Field, Mirror, RowStore, draw_tensors
 from workers.engine.graphs import bucket_sizes
+from workers.engine.mixed_step import MixedTensors, mix
 from workers.engine.plan import PENDING, Draw, Row
 from workers.engine.transport import upload
 from workers.protocol.messages import SamplingParams
@@ -97,6 +98,17 @@ def test_sampling_numbers_arrive_as_they_were() -> None:
     assert (draws.top_p.item(), draws.min_p.item()) == (0.25, 0.125)
     assert draws.top_k.item() == 2**31 - 1  # more than any vocabulary: off
     assert draws.seeds.tolist() == [[5, 2**31]]
+
+
+@pytest.mark.parametrize("number", [1, 3, 4, 7])
+def test_numbers_of_a_mixed_step_begin_where_compiled_kernels_want_them(number: int) -> None:
+    step = mix([row([1, 2], 0, [3], row_id) for row_id in range(number)], 16)
+    tensors = MixedTensors(*upload(torch.device("cpu"), *step.parts()))
+    draws = tensors.draws()
+    for line in (draws.temperature, draws.top_p, draws.min_p):
+        assert line.is_contiguous() and line.storage_offset() % 4 == 0
+    assert draws.top_p.tolist() == [0.25] * number
+    assert draws.positions.tolist() == [2] * number
 
 
 @pytest.mark.parametrize(
