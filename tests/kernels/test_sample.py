@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sorted_sampling import kept_by_sorting
 from transformers import TopPLogitsWarper
 
-from kernels import dispatch, logits, sample
+from kernels import dispatch, logits, noise
 from kernels.draws import DrawTensors, Workspace, geometry
 from kernels.reference import sample as reference
 
@@ -202,7 +202,7 @@ def _philox_words(out, counters, keys, SIZE: tl.constexpr):
     c3 = tl.load(counters + 3 * SIZE + place).to(tl.uint32)
     k0 = tl.load(keys + place).to(tl.uint32)
     k1 = tl.load(keys + SIZE + place).to(tl.uint32)
-    w0, w1, w2, w3 = sample._philox(c0, c1, c2, c3, k0, k1)
+    w0, w1, w2, w3 = noise.philox(c0, c1, c2, c3, k0, k1)
     tl.store(out + place, w0.to(tl.int64))
     tl.store(out + SIZE + place, w1.to(tl.int64))
     tl.store(out + 2 * SIZE + place, w2.to(tl.int64))
