@@ -91,6 +91,14 @@ class Largest:
         return Row([0] * length, 0, list(table), (draw,), row_id=row_id)
 
 
+def warm_up(store: KVStore, largest: Largest, steps: Steps) -> None:
+    """Runs the largest steps where they fit the store: kernels compile now and not in front of the first request."""
+    if largest.num_blocks() <= store.num_blocks:
+        for rows in (largest.many_rows(), largest.one_row()):
+            steps.launch(rows).collect()
+        steps.forget()
+
+
 def measure(
     store: KVStore,
     device: torch.device,

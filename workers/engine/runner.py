@@ -193,18 +193,23 @@ class ModelRunner:
         return steps
 
     def _take_memory(self, settings: RunnerSettings, steps: Steps, num_graphs: int) -> None:
-        number = self._plan_blocks(settings, steps, num_graphs)
+        bounds = (settings.max_batch_tokens, settings.max_rows, self.max_model_len, self.block_size)
+        largest = memory.Largest(*bounds)
+        number = self._plan_blocks(settings, largest, steps, num_graphs)
         self.store.resize(self._parallel.smallest(number, self._device))
+        if self._device.type == "cuda":
+            memory.warm_up(self.store, largest, steps)
 
-    def _plan_blocks(self, settings: RunnerSettings, steps: Steps, num_graphs: int) -> int:
-        device, max_len, share = self._device, self.max_model_len, settings.memory_share
+    def _plan_blocks(
+        self, settings: RunnerSettings, largest: memory.Largest, steps: Steps, num_graphs: int
+    ) -> int:
+        device, share = self._device, settings.memory_share
         if settings.num_blocks is not None:
             return settings.num_blocks
         if settings.kv_memory is not None or device.type == "cpu":
             given, num_ranks = settings.kv_memory, self._parallel.size
-            return plan_num_blocks(self.store.shape, device, max_len, given, num_ranks)
-        bounds = (settings.max_batch_tokens, settings.max_rows, max_len, self.block_size)
-        largest = memory.Largest(*bounds)
+            shape, max_len = self.store.shape, self.max_model_len
+            return plan_num_blocks(shape, device, max_len, given, num_ranks)
         return memory.measure(self.store, device, share, largest, steps, num_graphs)
 
 

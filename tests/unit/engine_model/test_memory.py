@@ -10,7 +10,7 @@ from tiny_models import GREEDY, Driven, TinyModel, drive
 
 from workers.engine.errors import ModelError
 from workers.engine.graphs import DirectCall
-from workers.engine.memory import Largest, MemoryPlan, measure
+from workers.engine.memory import Largest, MemoryPlan, measure, warm_up
 from workers.engine.plan import Draw, Row
 from workers.engine.runner import ModelRunner, RunnerSettings
 
@@ -82,8 +82,14 @@ def test_the_largest_steps_are_run_and_their_store_is_given_up(
     assert number == min(left // runner.store.shape.bytes_per_block, 1 + 256 * 16)
     assert [len(rows) for rows in launched] == [6, 1]
     assert runner.store.tensor.numel() == 0
+    runner.store.resize(8)
+    with torch.inference_mode():
+        warm_up(runner.store, largest, steps)  # too few blocks: nothing is run
+        assert len(launched) == 2
+        runner.store.resize(largest.num_blocks())
+        warm_up(runner.store, largest, steps)
+    assert len(launched) == 4
     # Nothing of it is left: the next row starts from nothing.
-    runner.store.resize(16)
     alone = Driven([5, 6, 7, 8])
     drive(model.runner(), [alone], 1)
     draw = Draw(GREEDY, 0, 4, alone.prompt, ())
