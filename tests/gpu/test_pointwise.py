@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from captured import captured
 
 from kernels import dispatch
 
@@ -71,3 +72,32 @@ def test_norms_of_every_width_equal_the_twin(hidden, gemma, dtype):
     error = float((results[0][0] - results[1][0]).abs().max())
     # one step of the output; the normalised row is rounded to bf16 before the product
     assert error <= largest * (2**-7 + (0 if dtype is BF16 else 1 / 127))
+
+
+def test_a_replayed_chain_reads_new_inputs():
+    """Norm with residual, gate and rotation of one decode step."""
+    ops, twin = dispatch.choose(CUDA), dispatch.choose(CUDA, ())
+    x, residual, out = (torch.randn((16, 4096), device=CUDA, dtype=BF16) for _ in range(3))
+    gated = torch.empty((16, 2048), device=CUDA, dtype=BF16)
+    weight = torch.rand(4096, device=CUDA).to(BF16) + 0.5
+    table = torch.rand((4096, 128), device=CUDA)
+    positions = torch.zeros(16, device=CUDA, dtype=torch.int64)
+
+    def step(own: dispatch.Ops, tensors: tuple[torch.Tensor, ...]) -> None:
+        own_x, own_residual, own_out, own_gated = tensors
+        own.rms_norm(own_out, own_x, weight, 1e-6, own_residual)
+        own.silu_mul(own_gated, own_out)
+        heads = own_gated.view(16, 16, 128)
+        own.rope(heads, heads, table, positions)
+
+    graph = captured(lambda: step(ops, (x, residual, out, gated)))
+    for number in range(3):
+        x.normal_()
+        residual.normal_()
+        positions.fill_(number * 100)
+        expected = (x.clone(), residual.clone(), torch.empty_like(out), torch.empty_like(gated))
+        graph.replay()
+        step(twin, expected)
+        assert torch.equal(residual, expected[1])
+        torch.testing.assert_close(out, expected[2], rtol=2**-6, atol=2**-6)
+        torch.testing.assert_close(gated, expected[3], rtol=2**-5, atol=2**-5)

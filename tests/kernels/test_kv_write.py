@@ -259,6 +259,23 @@ def test_a_normed_and_quantized_key_is_within_a_step(ops):
     assert bool(((layer.stored(0).flatten(0, 1) - expected).abs() <= bound).all())
 
 
+def test_a_token_alone_has_the_bits_that_it_has_among_others():
+    shape = (4, 2, 32, 32, True, False)
+    together, alone = (Layer(3, 2, 32, torch.int8) for _ in range(2))
+    step, single = Step(torch.float32, *shape), Step(torch.float32, *shape)
+    step.run(TRITON, together)
+    for token in range(3):
+        own = slice(token, token + 1)
+        slots = Slots(alone.slots.slots[own], BLOCK_SIZE)
+        how = (single.norms, EPS, False, alone.scales)
+        TRITON.rope_kv_write(
+            alone.kv, single.qkv[own], single.table, single.positions[own], slots, *how
+        )
+    assert torch.equal(step.qkv, single.qkv)
+    assert torch.equal(together.kv, alone.kv)
+    assert torch.equal(together.scales.nan_to_num(7), alone.scales.nan_to_num(7))
+
+
 def test_the_norm_comes_before_the_rotation_and_not_on_values():
     """Weights that differ within a pair of columns would show the other order."""
     step, layer = Step(torch.float32, 1, 1, 16, 16, True, False), Layer(3, 1, 16, torch.float32)

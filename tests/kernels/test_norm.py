@@ -58,6 +58,16 @@ def test_the_product_in_every_order(ops, dtype, plus_one, cast_first, rows, hidd
     assert relative_error(out.tensor, normed(x, weight, plus_one)) <= DTYPES[dtype]
 
 
+@pytest.mark.parametrize(("rows", "hidden"), [(9, 128), (3, 300)])
+def test_a_row_alone_has_the_bits_that_it_has_among_others(rows, hidden):
+    x, _, weight = inputs(rows, hidden, torch.float32)
+    together, alone = torch.empty_like(x), torch.empty_like(x)
+    TRITON.rms_norm(together, x, weight, 1e-6)
+    for row in range(rows):
+        TRITON.rms_norm(alone[row : row + 1], x[row : row + 1], weight, 1e-6)
+    assert torch.equal(together, alone)
+
+
 def test_the_product_is_rounded_as_transformers_rounds_it():
     x, _, weight = inputs(3, 64, torch.bfloat16)
     wide = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
