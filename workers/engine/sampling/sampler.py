@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from kernels.dispatch import Ops
-from kernels.draws import DrawTensors
+from kernels.draws import COLDEST, DrawTensors
 from workers.engine.plan import Draw, Drawn
 from workers.engine.sampling import processors
 from workers.engine.transport import upload
@@ -27,9 +27,21 @@ class Sampler:
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """`logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
         logprobs = Logprobs(logits, draws)
-        tokens = self._ops.sample(self._process(logits, draws), _draw_tensors(draws, logits.device))
+        tokens = self._choose(self._process(logits, draws), draws)
         found = logprobs.read(logprobs.of(tokens))
         return [Drawn(token, found.get(row)) for row, token in enumerate(tokens.tolist())]
+
+    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """Here the host knows which rows are greedy, and spares them the noise."""
+        random = [row for row, draw in enumerate(draws) if draw.params.temperature >= COLDEST]
+        if len(random) == len(draws):
+            return self._ops.sample(logits, _draw_tensors(draws, logits.device))
+        tokens = logits.argmax(dim=-1)
+        if random:
+            rows = torch.tensor(random, device=logits.device)
+            tensors = _draw_tensors([draws[row] for row in random], logits.device)
+            tokens[rows] = self._ops.sample(logits[rows], tensors)
+        return tokens
 
     def _process(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         rows = [row for row, draw in enumerate(draws) if processors.needs_processing(draw)]
