@@ -201,6 +201,13 @@ class Ops:
         source, target = source.to(kv.device), target.to(kv.device)
         self.chosen["block_copy"](kv, source, target, kv_scales)
 
+    def count_tokens(self, counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor) -> None:
+        assert counts.dim() == 2, counts.shape
+        assert counts.is_contiguous(), counts.stride()
+        assert counts.dtype == lines.dtype == torch.int32, (counts.dtype, lines.dtype)
+        assert lines.shape == tokens.shape, (lines.shape, tokens.shape)
+        self.chosen["count_tokens"](counts, lines, tokens)
+
     def gather_blocks(
         self,
         staging: torch.Tensor,
@@ -246,13 +253,6 @@ class Ops:
         assert key.dtype == kv.dtype or kv_scales is not None, (key.dtype, kv.dtype)
         assert key.stride(2) == value.stride(2) == 1, (key.stride(), value.stride())
         self.chosen["kv_write"](kv, key, value, slots, kv_scales)
-
-    def count_tokens(self, counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor) -> None:
-        assert counts.dim() == 2, counts.shape
-        assert counts.is_contiguous(), counts.stride()
-        assert counts.dtype == lines.dtype == torch.int32, (counts.dtype, lines.dtype)
-        assert lines.shape == tokens.shape, (lines.shape, tokens.shape)
-        self.chosen["count_tokens"](counts, lines, tokens)
 
     def logits(
         self,
@@ -352,6 +352,25 @@ class Ops:
         """Buffers for `logits` and `sample` of up to so many rows; a step that is captured needs them."""
         return Workspace.create(max_rows, geometry(vocab), self.device)
 
+    def scatter_blocks(
+        self,
+        kv: torch.Tensor,
+        staging: torch.Tensor,
+        ids: torch.Tensor,
+        kv_scales: torch.Tensor | None = None,
+        staging_scales: torch.Tensor | None = None,
+    ) -> None:
+        checks.check_staging(staging, kv, ids, staging_scales, kv_scales)
+        if self._looks_into(ids):
+            checks.check_targets(ids)
+        self.chosen["scatter_blocks"](kv, staging, ids.to(kv.device), kv_scales, staging_scales)
+
+    def silu_mul(
+        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
+    ) -> None:
+        checks.check_gated(out, x, out_scales)
+        self.chosen["silu_mul"](out, x, out_scales)
+
     def top_logprobs(self, values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
         assert values.shape == tokens.shape, (values.shape, tokens.shape)
         assert len(raw) == len(tokens), (raw.shape, tokens.shape)
@@ -373,25 +392,6 @@ class Ops:
         assert draws.is_contiguous(), draws.stride()
         assert proposals.is_contiguous(), proposals.stride()
         self.chosen["verify"](accepted, following, draws, proposals, numbers)
-
-    def scatter_blocks(
-        self,
-        kv: torch.Tensor,
-        staging: torch.Tensor,
-        ids: torch.Tensor,
-        kv_scales: torch.Tensor | None = None,
-        staging_scales: torch.Tensor | None = None,
-    ) -> None:
-        checks.check_staging(staging, kv, ids, staging_scales, kv_scales)
-        if self._looks_into(ids):
-            checks.check_targets(ids)
-        self.chosen["scatter_blocks"](kv, staging, ids.to(kv.device), kv_scales, staging_scales)
-
-    def silu_mul(
-        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
-    ) -> None:
-        checks.check_gated(out, x, out_scales)
-        self.chosen["silu_mul"](out, x, out_scales)
 
     def _looks_into(self, tensor: torch.Tensor) -> bool:
         return self.debug or tensor.device.type == "cpu"
@@ -423,29 +423,6 @@ def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
     checks.check_scales(kv, kv_scales)
 
 
-def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
-    assert logits.dim() == 2, logits.shape
-    assert logits.dtype == torch.float32, logits.dtype
-    assert logits.stride(1) == 1, logits.stride()
-    if workspace is not None:
-        cut = workspace.geometry
-        assert len(workspace.bounds) >= len(logits), logits.shape
-        assert cut.segments * cut.segment_size >= logits.shape[1], (cut, logits.shape)
-
-
-def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
-    lines = (edits.penalty_lines, edits.mask_lines)
-    assert all(len(line) == rows and line.dtype == torch.int32 for line in lines), rows
-    assert edits.counts.shape[1] == vocab, (edits.counts.shape, vocab)
-    words = (edits.prompt_bits.shape[1], edits.mask_bits.shape[1])
-    assert words == (num_words(vocab),) * 2, (words, vocab)
-    assert len(edits.prompt_bits) == len(edits.counts), edits.prompt_bits.shape
-    assert edits.bias_tokens.shape == edits.biases.shape, edits.biases.shape
-    assert len(edits.biases) == rows, (edits.biases.shape, rows)
-    tables = (edits.counts, edits.prompt_bits, edits.mask_bits, edits.bias_tokens, edits.biases)
-    assert all(table.is_contiguous() for table in tables)
-
-
 def _check_attention(
     out: torch.Tensor,
     query: torch.Tensor,
@@ -473,3 +450,26 @@ def _check_heads(query: torch.Tensor, sinks: torch.Tensor | None, lse: torch.Ten
     if lse is not None:
         assert lse.shape == query.shape[:2] and lse.is_contiguous(), (lse.shape, query.shape)
         assert lse.dtype == torch.float32, lse.dtype
+
+
+def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
+    assert logits.dim() == 2, logits.shape
+    assert logits.dtype == torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    if workspace is not None:
+        cut = workspace.geometry
+        assert len(workspace.bounds) >= len(logits), logits.shape
+        assert cut.segments * cut.segment_size >= logits.shape[1], (cut, logits.shape)
+
+
+def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
+    lines = (edits.penalty_lines, edits.mask_lines)
+    assert all(len(line) == rows and line.dtype == torch.int32 for line in lines), rows
+    assert edits.counts.shape[1] == vocab, (edits.counts.shape, vocab)
+    words = (edits.prompt_bits.shape[1], edits.mask_bits.shape[1])
+    assert words == (num_words(vocab),) * 2, (words, vocab)
+    assert len(edits.prompt_bits) == len(edits.counts), edits.prompt_bits.shape
+    assert edits.bias_tokens.shape == edits.biases.shape, edits.biases.shape
+    assert len(edits.biases) == rows, (edits.biases.shape, rows)
+    tables = (edits.counts, edits.prompt_bits, edits.mask_bits, edits.bias_tokens, edits.biases)
+    assert all(table.is_contiguous() for table in tables)

@@ -72,7 +72,7 @@ class _Set:
     def __init__(
         self, device: torch.device, kernel: str, rows: int, columns: int, depth: int
     ) -> None:
-        self._op = getattr(dispatch.choose(device), kernel)
+        self._op = getattr(dispatch.choose(device).weights, kernel)
         self._x = torch.randn((rows, depth), device=device, dtype=_DTYPE)
         self._out = torch.empty((rows, columns), device=device, dtype=_DTYPE)
         weight = torch.randn((columns, depth), device=device, dtype=_DTYPE) / depth**0.5

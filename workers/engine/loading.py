@@ -28,6 +28,10 @@ def load(
             kv_memory=told.engine_kv_memory,
             max_model_len=told.engine_max_model_len,
             num_threads=threads_of(told.threads, size),
+            max_rows=told.engine_max_running,
+            max_batch_tokens=told.engine_max_batch_tokens,
+            memory_share=told.engine_memory_share,
+            graphs=told.engine_graphs,
         ),
         parallel,
     )

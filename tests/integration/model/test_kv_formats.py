@@ -10,7 +10,6 @@ import torch
 from tiny_models import Driven, TinyModel, drive, place
 
 from workers.engine.errors import ModelError
-from workers.engine.model import hf
 from workers.engine.model.packing import pack
 from workers.engine.plan import Row
 from workers.engine.runner import ModelRunner
@@ -33,9 +32,9 @@ def logits(runner: ModelRunner, tokens: list[int], cuts: list[int]) -> torch.Ten
     parts = []
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         packed = pack([Row(tokens[start:end], start, sequence.table)], runner.block_size, "cpu", 2)
-        runner._step.context = packed.context
-        hidden = hf.hidden_states(runner._model, packed.token_ids, packed.positions)
-        parts.append(runner._head(hidden[: end - start]))
+        runner.loaded.step.context = packed.context
+        hidden = runner.loaded.hidden_states(packed.token_ids, packed.positions)
+        parts.append(runner.loaded.head(hidden[: end - start]))
     return torch.cat(parts)
 
 
@@ -109,8 +108,8 @@ def last_logits(runner: ModelRunner, tokens: list[int], table: list[int]) -> tor
     """Only the last token is computed; all others are read from the blocks."""
     row = Row(tokens[-1:], len(tokens) - 1, table)
     packed = pack([row], runner.block_size, "cpu", 2)
-    runner._step.context = packed.context
-    return runner._head(hf.hidden_states(runner._model, packed.token_ids, packed.positions)[:1])
+    runner.loaded.step.context = packed.context
+    return runner.loaded.head(runner.loaded.hidden_states(packed.token_ids, packed.positions)[:1])
 
 
 def test_eight_bits_hold_more_tokens_in_the_same_memory(tiny_model: TinyModels) -> None:

@@ -22,7 +22,7 @@ FAMILY = ("llama", "llama-tied-biased", "qwen2", "qwen3", "mistral")
 def test_the_llama_family_runs_on_hand_written_layers_and_the_others_on_their_own(
     tiny_model: TinyModels, name: str
 ) -> None:
-    model = tiny_model(name).runner()._model
+    model = tiny_model(name).runner().loaded.model
     written = [module for module in model.modules() if isinstance(module, llama.LlamaLayer)]
     assert len(written) == (3 if name in FAMILY else 0)
     assert not [module for module in model.modules() if type(module) is nn.Linear]

@@ -123,7 +123,7 @@ def test_only_the_head_stays_exact():
 
 @pytest.mark.parametrize("kind", COSINES)
 def test_leading_dimensions_and_no_rows_at_all_come_back_as_they_were(kind):
-    layer = quant.linear_maker(kind, OPS)(torch.randn(32, 64), torch.randn(32))
+    layer = quant.linear_maker(kind, OPS)(torch.randn(32, 64), torch.randn(32), None)
     x = torch.randn(2, 3, 64)
     assert torch.equal(layer(x).view(6, 32), layer(x.view(6, 64)))
     assert layer(x[:0]).shape == (0, 3, 32)
@@ -132,4 +132,4 @@ def test_leading_dimensions_and_no_rows_at_all_come_back_as_they_were(kind):
 @pytest.mark.parametrize(("kind", "width"), [("int4", 48), ("fp8", 40)])
 def test_a_width_that_a_format_cannot_take_is_refused_in_one_sentence(kind, width):
     with pytest.raises(ModelError, match=f"but one has {width}"):
-        quant.linear_maker(kind, OPS)(torch.randn(16, width), None)
+        quant.linear_maker(kind, OPS)(torch.randn(16, width), None, None)

@@ -30,7 +30,13 @@ def linear_maker(kind: Format, ops: Ops) -> MakeLinear:
             raise ModelError(
                 f"This GPU (capability {major}.{minor}) has no 8-bit floats: use int8."
             )
-    return lambda weight, bias, split: layer(weight, bias, ops, split)
+
+    def make(
+        weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
+    ) -> nn.Module:
+        return layer(weight, bias, ops, split)
+
+    return make
 
 
 class _QuantLinear(nn.Module):

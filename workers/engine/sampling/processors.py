@@ -18,7 +18,7 @@ from workers.protocol.messages import SamplingParams
 
 def needs_processing(draw: Draw) -> bool:
     params = draw.params
-    return _penalizes(params) or bool(params.logit_bias) or len(draw.output) < params.min_tokens
+    return penalizes(params) or bool(params.logit_bias) or _num_output(draw) < params.min_tokens
 
 
 def edit_tensors(
@@ -32,7 +32,7 @@ def edit_tensors(
     def numbers(values: Sequence[float] | Sequence[Sequence[float]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
-    penalized = [row for row, draw in enumerate(draws) if _penalizes(draw.params)]
+    penalized = [row for row, draw in enumerate(draws) if penalizes(draw.params)]
     lines = {row: line for line, row in enumerate(penalized)}
     bits = torch.zeros((len(penalized), num_words(vocab)), dtype=torch.int32, device=device)
     counts = torch.zeros((len(penalized), vocab), dtype=torch.int32, device=device)
@@ -41,9 +41,9 @@ def edit_tensors(
         output = torch.tensor(draws[row].output, dtype=torch.int64, device=device)
         bits[line] = pack_bits(prompt, vocab)
         counts[line] = torch.bincount(output, minlength=vocab)
-    biases = [_biases(draw, eos_token_ids) for draw in draws]
-    longest = max(1, *map(len, biases))
-    filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in biases]
+    given = [biases(draw, eos_token_ids) for draw in draws]
+    longest = max(1, *map(len, given))
+    filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in given]
     return EditTensors(
         penalty_lines=ids([lines.get(row, -1) for row in range(len(draws))]),
         repetition=numbers([draw.params.repetition_penalty for draw in draws]),
@@ -63,7 +63,7 @@ def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int
     return [*eos_token_ids, *params.stop_token_ids]
 
 
-def _penalizes(params: SamplingParams) -> bool:
+def penalizes(params: SamplingParams) -> bool:
     return (
         params.repetition_penalty != 1.0
         or params.presence_penalty != 0.0
@@ -71,9 +71,14 @@ def _penalizes(params: SamplingParams) -> bool:
     )
 
 
-def _biases(draw: Draw, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
+def _num_output(draw: Draw) -> int:
+    """A token that is not known yet counted too."""
+    return draw.position - len(draw.prompt)
+
+
+def biases(draw: Draw, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
     """Rising by token; a ban is a bias of -inf."""
-    biases = list(draw.params.logit_bias)
-    if len(draw.output) < draw.params.min_tokens:
-        biases += [(token, float("-inf")) for token in end_tokens(draw.params, eos_token_ids)]
-    return sorted(biases)
+    found = list(draw.params.logit_bias)
+    if _num_output(draw) < draw.params.min_tokens:
+        found += [(token, float("-inf")) for token in end_tokens(draw.params, eos_token_ids)]
+    return sorted(found)
