@@ -54,8 +54,14 @@ class SharedGroups:
         return most_shared_splits(self.max_shared_len)
 
     @classmethod
-    def of(cls, batch: PagedBatch, groups: Sequence[tuple[Sequence[int], int]]) -> SharedGroups:
-        """`groups`: rows, and how many of their first blocks are the same ones. At least one group."""
+    def of(
+        cls,
+        batch: PagedBatch,
+        groups: Sequence[tuple[Sequence[int], int]],
+        tables: Sequence[torch.Tensor] | None = None,
+    ) -> SharedGroups:
+        """`groups`: rows, and how many of their first blocks are the same ones. At least one group. `tables`: those
+        blocks, where the batch's own tables are written later."""
         lens = [context + 1 for context in batch.context_lens]
         own_starts, places = [0] * batch.num_rows, [0] * batch.num_rows
         order: list[int] = []
@@ -67,7 +73,8 @@ class SharedGroups:
                 own_starts[row], places[row] = shared_len, len(order)
                 order.append(row)
             starts.append(len(order))
-        tables = [batch.block_tables[rows[0]][:num_blocks] for rows, num_blocks in groups]
+        if tables is None:
+            tables = [batch.block_tables[rows[0]][:num_blocks] for rows, num_blocks in groups]
 
         def tensor(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32, device=tables[0].device)
@@ -75,7 +82,7 @@ class SharedGroups:
         return cls(
             tensor(order),
             tensor(starts),
-            torch.nn.utils.rnn.pad_sequence(tables, batch_first=True).to(torch.int32),
+            torch.nn.utils.rnn.pad_sequence(list(tables), batch_first=True).to(torch.int32),
             tensor([num_blocks * batch.block_size for _, num_blocks in groups]),
             tensor(own_starts),
             tensor(places),

@@ -22,6 +22,7 @@ from workers.engine.model import hf
 from workers.engine.plan import Drawn, Row, RowResult, Ticket
 from workers.engine.sampling.device_edits import DeviceEdits
 from workers.engine.sampling.sampler import Logprobs
+from workers.engine.shared_rows import shared_groups
 from workers.engine.static_batch import StaticBatch
 from workers.engine.steps import LoadedModel
 from workers.engine.transport import Download, upload
@@ -72,8 +73,11 @@ class DeviceSteps:
         vocab_size: int,
         *,
         checks: bool = False,
+        shared_attention: bool = False,
     ) -> None:
-        """With `checks` each replay is compared with a call."""
+        """With `checks` each replay is compared with a call. With `shared_attention` decode rows that share a long
+        prefix read it once."""
+        self._shared_attention = shared_attention
         self._loaded = loaded
         self._reads_lists = loaded.ops.chosen["attention_decode"] is TWINS["attention_decode"]
         self._checks = checks
@@ -113,8 +117,13 @@ class DeviceSteps:
         active = row_ids + array("i", [-1]) * (bucket.size - len(rows))
         self._place(rows, active)
         self._edits.begin(rows)
-        self._set_context(bucket.size, [row.start for row in rows])
-        self._forward_checked(bucket, len(rows))
+        if self._shared_attention and (groups := shared_groups(rows, self._block_size)):
+            # What is shared differs from step to step, so nothing of it can be recorded.
+            self._loaded.step.context = self.static.shared_context(bucket.size, rows, groups)
+            self.graphs.called(bucket.size).forward()
+        else:
+            self._set_context(bucket.size, [row.start for row in rows])
+            self._forward_checked(bucket, len(rows))
         logits = self.static.logits[: len(rows)]
         draws = [row.draws[0] for row in rows]
         logprobs = Logprobs(logits, draws)

@@ -32,6 +32,7 @@ def load(
             max_batch_tokens=told.engine_max_batch_tokens,
             memory_share=told.engine_memory_share,
             graphs=told.engine_graphs,
+            shared_attention=told.engine_shared_attention == "on",
         ),
         parallel,
     )

@@ -67,6 +67,8 @@ class RunnerSettings:
     """Of a GPU's memory, for everything."""
     graphs: Literal["on", "off", "check"] = "on"
     """Decode steps on cuda are recorded and replayed; called; recorded, replayed, and compared with a call each time."""
+    shared_attention: bool = False
+    """Decode rows over device rows read a long common prefix once."""
     steps: Literal["auto", "plain", "device"] = "auto"
     """auto: device rows on cuda, where the next step is launched before the one before it is collected."""
     random_weights: bool = False
@@ -191,6 +193,7 @@ class ModelRunner:
             self.max_model_len,
             self.vocab_size,
             checks=settings.graphs == "check",
+            shared_attention=settings.shared_attention,
         )
         if capture is None and on_cuda and settings.graphs != "off":
             capture = CudaCapture(self._device)

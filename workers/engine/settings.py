@@ -59,6 +59,9 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_memory_share: float = pydantic.Field(default=0.9, gt=0, le=1)
     """Of a GPU's memory, for weights, a step's activations, recorded steps and KV together. KV gets what the rest
     leaves, measured at start; not used where blocks or KV memory are given, nor on a CPU."""
+    engine_shared_attention: Literal["off", "on"] = "off"
+    """On a GPU: a long prefix that many rows share is read once for all of them. A row's last bits then depend on its
+    neighbours, and such steps are called, not replayed."""
     engine_graphs: Literal["on", "off", "check"] = "on"
     """Decode steps on a GPU: recorded at start and replayed; called; replayed and compared with a call each time, for
     finding faults."""

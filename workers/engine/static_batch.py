@@ -12,9 +12,12 @@ import torch
 
 from kernels.batch import PagedBatch, RowTensors, Slots, StepInputs
 from kernels.draws import DrawTensors
+from kernels.shared import SharedGroups
 from kernels.splits import DecodeWorkspace, most_splits
 from workers.engine.device_rows import Field, draw_tensors
 from workers.engine.model.hf import StepContext
+from workers.engine.plan import Row
+from workers.engine.shared_rows import Group
 
 
 class TableViews(Sequence[torch.Tensor]):
@@ -111,6 +114,19 @@ class StaticBatch:
         lens = ([1] * size, [0] * size)
         batch = PagedBatch(*lens, [], self._block_size, given, self._workspace)
         return StepContext(slots, batch, None)
+
+    def shared_context(
+        self, size: int, rows: Sequence[Row], groups: Sequence[Group]
+    ) -> StepContext:
+        """As `context`, with rows that read their common prefix together."""
+        batch = self.decode_batch([row.start for row in rows])
+        slots = Slots(self._inputs.slots[:size], self._block_size)
+        # Not from the buffers: the pass that reads them writes them first.
+        tables = [
+            torch.tensor(rows[members[0]].block_table[:number], device=self.active.device)
+            for members, number in groups
+        ]
+        return StepContext(slots, batch, None, SharedGroups.of(batch, groups, tables))
 
     def decode_batch(self, context_lens: Sequence[int]) -> PagedBatch:
         """The first rows of the buffers, as lists too."""

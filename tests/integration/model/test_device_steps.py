@@ -11,7 +11,7 @@ import torch
 from row_schedules import MAX_ROWS, NUM_TOKENS, PARAMS, LaggedEngine, Running, sequences_of
 from tiny_models import Driven, TinyModel, drive
 
-from workers.engine import graphs
+from workers.engine import device_steps, graphs, shared_rows
 from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.graphs import DirectCall, Launch
 from workers.engine.plan import PENDING, Draw, Drawn, Row
@@ -228,3 +228,45 @@ def test_with_checks_every_replay_is_compared_with_a_call(
     LaggedEngine(runner, sequences, 3, 1).run()
     assert "the recorded step of 4 rows has other logits" in caplog.text
     assert_same(sequences, plain_outputs(tiny_model("llama"), sequences_of(4)))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_rows_that_read_a_common_prefix_once_draw_the_same_tokens(
+    tiny_model: TinyModels, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers with a window of gemma2 go on as before."""
+    model = tiny_model(name)
+    used: list[int] = []
+
+    def few(rows: Sequence[Row], block_size: int) -> list[shared_rows.Group]:
+        groups = shared_rows.shared_groups(rows, block_size, lambda _, number: number >= 2)
+        used.append(len(groups))
+        return groups
+
+    monkeypatch.setattr(device_steps, "shared_groups", few)
+    # The same blocks in every table, as rows that hit one prefix node have them.
+    prefix = list(range(1, 5))
+
+    def decode(shared_attention: bool) -> list[list[int]]:
+        runner = device_runner(model, shared_attention=shared_attention)
+        tokens = [(7 * n) % 90 + 3 for n in range(16)]
+        runner.execute([Row(tokens, 0, prefix, row_id=0)])
+        ends = [[n + 20] for n in range(4)]
+        for _ in range(6):
+            position = len(tokens) + len(ends[0]) - 1
+            rows = [
+                Row(
+                    [ends[n][-1]],
+                    position,
+                    [*prefix, 10 + 2 * n, 11 + 2 * n],
+                    (Draw(SamplingParams(seed=n, temperature=0.0), n, position + 1, tokens, ()),),
+                    row_id=n,
+                )
+                for n in range(4)
+            ]
+            for n, result in enumerate(runner.execute(rows)):
+                ends[n].append(result.drawn[0].token)
+        return ends
+
+    assert decode(shared_attention=True) == decode(shared_attention=False)
+    assert used == [1] * 6

@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kernels.batch import PagedBatch, Slots
 from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
+from kernels.shared import SharedGroups
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVStore, LayerKV
 
@@ -37,6 +38,8 @@ class StepContext:
     decode: PagedBatch | None
     """The rows with one token, packed first."""
     prefill: PagedBatch | None
+    shared: SharedGroups | None = None
+    """Decode rows whose common prefix is read once for all of them."""
 
 
 @dataclass(slots=True)
@@ -57,6 +60,10 @@ class Call:
     window: int
     softcap: float
     sinks: torch.Tensor | None
+
+
+How = tuple[float, int, float, torch.Tensor | None, torch.Tensor | None]
+"""Scale, window, softcap, sinks, scales of 8-bit KV."""
 
 
 class PagedLayer:
@@ -87,12 +94,22 @@ class PagedLayer:
         end = 0
         if step.decode is not None:
             end = step.decode.num_rows
-            self._ops.attention_decode(out[:end], call.query[:end], kv, step.decode, *how)
+            self._decode(out[:end], call, kv, step, how)
         if step.prefill is not None:
             tokens = slice(end, end := len(step.slots))
             self._ops.attention_prefill(out[tokens], call.query[tokens], kv, step.prefill, *how)
         out[end:] = 0.0  # padding attends to nothing
         return out
+
+    def _decode(
+        self, out: torch.Tensor, call: Call, kv: torch.Tensor, step: StepContext, how: How
+    ) -> None:
+        assert step.decode is not None
+        query, scale, window, softcap, *rest = call.query[: len(out)], *how
+        if step.shared is None or window:  # with a window each row sees another end of the prefix
+            self._ops.attention_decode(out, query, kv, step.decode, *how)
+            return
+        self._ops.attention_shared(out, query, kv, step.decode, step.shared, scale, softcap, *rest)
 
 
 @dataclass(frozen=True, slots=True)
