@@ -34,6 +34,8 @@ sys.path.insert(0, str(TESTS))
 pytest_plugins = ("running",)
 
 FOLDER_MARKERS = ("integration", "e2e", "chaos", "gpu")
+WHOLE_SERVER_S = 240
+"""Limit of a test that starts `headgate up`, once or twice, on a machine that does other things too."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in FOLDER_MARKERS:
             item.add_marker(folder)
+        if folder in ("e2e", "chaos") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(WHOLE_SERVER_S))
         if item.get_closest_marker("slow") and not soak:
             item.add_marker(pytest.mark.skip(reason="slow: runs under `make soak`"))
 
