@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from workers.engine.deferral import MAX_STEPS, Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.holdings import Holdings
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.sequence import Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan
+from workers.engine.waiting import Group
 from workers.protocol.messages import Tier
 
 MAX_SHARED_PREFILLS = 4
@@ -27,10 +29,16 @@ MAX_TICK_TIMES = 4096
 
 class Admission:
     def __init__(
-        self, ranks: Ranks, holdings: Holdings, counters: VirtualCounters, limits: Limits
+        self,
+        ranks: Ranks,
+        holdings: Holdings,
+        deferral: Deferral,
+        counters: VirtualCounters,
+        limits: Limits,
     ) -> None:
         self._ranks = ranks
         self._holdings = holdings
+        self._deferral = deferral
         self._counters = counters
         self._limits = limits
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
@@ -59,12 +67,21 @@ class Admission:
     def _next(self, tier: Tier, plan: StepPlan) -> Sequence | None:
         sequence = self._ranks.first_preempted(tier, plan)
         if sequence is None:
-            sequence = self._ranks.waiting[tier].peek()
+            sequence = self._ranks.waiting[tier].peek(lambda group: self._waits(group, plan.step))
         elif sequence.handle is not None:
             return None  # it was preempted a moment ago: a step in flight still uses its blocks
         if sequence is None or self._sibling_prefills(sequence):
             return None
         return sequence
+
+    def _waits(self, group: Group, step: int) -> bool:
+        """Somebody is computing what these miss."""
+        probe = group.probe
+        if self._deferral.leader(group.head, probe.num_tokens, probe.next_key) is None:
+            return False
+        if group.deferred_at < 0:
+            group.deferred_at = step
+        return step - group.deferred_at < MAX_STEPS
 
     def _sibling_prefills(self, sequence: Sequence) -> bool:
         """Choices that were preempted come back one after the other: the next one finds the prompt in the tree."""
@@ -110,7 +127,11 @@ class Admission:
         self._ranks.run(sequence)
         num_new = attempt.account.read_until(handle.num_tokens)
         plan.num_cached_tokens += num_new
-        self._counters.charge(attempt.message.tenant, cached=num_new)
+        if not attempt.charged:
+            # The whole prompt at once, or a tenant could fill every place before its first chunk is charged.
+            attempt.charged = True
+            num_left = attempt.account.num_tokens - attempt.account.num_seen
+            self._counters.charge(attempt.message.tenant, computed=num_left, cached=num_new)
         if attempt.wants_prompt_logprobs:
             attempt.prompt_logprobs = [None]
         attempt.admitted(handle, self._age_ms(handle.evicted_age, plan.now))

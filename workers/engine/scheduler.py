@@ -17,14 +17,16 @@ a preempted one waits; and a plan that lacks blocks while a step is in flight is
 
 from __future__ import annotations
 
-from cache.prefix_cache import PrefixCache
+from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.admission import Admission
+from workers.engine.deferral import Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.holdings import Holdings
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.record import StepRecord
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan, TokenBudget, Work
+from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
 
 
@@ -33,12 +35,24 @@ class Scheduler:
         self.cache = cache
         self.limits = limits
         self.counters = VirtualCounters()
-        self.holdings = Holdings(cache, limits.max_running)
-        self.ranks = Ranks(self.holdings, self.counters)
-        self.admission = Admission(self.ranks, self.holdings, self.counters, limits)
         self.budget = TokenBudget(limits.max_batch_tokens)
+        self.holdings = Holdings(cache, limits.max_running)
+        self.deferral = Deferral(cache)
+        waiting = {tier: self._waiting_queue() for tier in TIERS}
+        self.ranks = Ranks(self.holdings, waiting, self.deferral)
+        self.admission = Admission(self.ranks, self.holdings, self.deferral, self.counters, limits)
         self._num_preempted_before = 0
         self._num_cached_before = 0
+
+    def _waiting_queue(self) -> WaitingQueue:
+        return WaitingQueue(self.counters, self._look, lambda: self.budget.num_tokens)
+
+    def _look(self, sequence: Sequence) -> Probe:
+        """How far the tree goes for a waiting sequence, and where it ends."""
+        attempt = sequence.attempt
+        if not attempt.message.cache_read or attempt.wants_prompt_logprobs:
+            return Probe(0, None)
+        return self.cache.probe(attempt.path, sequence.tokens)
 
     # --- attempts come, hear from their gateway, go ---
 
@@ -56,6 +70,9 @@ class Scheduler:
     def leave(self, attempt: Attempt) -> None:
         """After the last of its sequences ended."""
         self.ranks.leave(attempt)
+        if attempt.charged:
+            num_left = attempt.account.num_tokens - attempt.account.num_seen
+            self.counters.refund(attempt.message.tenant, computed=num_left)
         self.counters.leave(attempt.message.tenant)
 
     def expire(self, now: float) -> list[Attempt]:
@@ -216,10 +233,16 @@ class Scheduler:
             attempt.num_recomputed += num_prefill - num_fresh
             record.num_prefill_tokens += num_prefill
             record.num_recomputed += num_prefill - num_fresh
-            self.counters.charge(attempt.message.tenant, computed=num_fresh)
         if end // self.cache.block_size > sequence.num_offered_blocks:
-            self.holdings.publish(sequence)
+            self._publish(sequence)
         return num_prefill
+
+    def _publish(self, sequence: Sequence) -> None:
+        keys = self.holdings.publish(sequence)
+        if not sequence.output:
+            self.deferral.lead(sequence)
+        for waiting in self.ranks.waiting.values():
+            waiting.committed(keys)
 
     def fork(self, sequence: Sequence, indices: list[int]) -> list[Sequence]:
         """The choices that continue from a finished prefill, the carrier itself first."""

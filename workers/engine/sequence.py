@@ -209,6 +209,8 @@ class Attempt:
         self.path: NamespacePath = tuple(PathEntry(r.id, r.end) for r in message.namespace)
         self.lease = Lease(message.lease_bound, message.lease_seq, message.num_output_spent, now)
         self.account = PromptAccount(len(self.prompt))
+        self.charged = False
+        """Its prompt is in its tenant's counter."""
         self.num_output = 0
         self.num_recomputed = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []
