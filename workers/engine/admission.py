@@ -48,6 +48,14 @@ class Admission:
         self._holdings.cache.tick()
         self._tick_times.append(now)
 
+    def admit_below_floor(self, plan: StepPlan) -> None:
+        """Batch below its floor comes before interactive, one sequence in a step."""
+        running, floor = self._ranks.running["batch"], self._ranks.floor
+        if plan.num_preempted == 0 and floor.due and len(running) < floor.num_protected:
+            sequence = self._next("batch", plan)
+            if sequence is not None:
+                self._try(sequence, plan)
+
     def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
         """Adds to `prefills`."""
         claimed = sum(s.num_unscheduled for s in prefills)
@@ -58,8 +66,9 @@ class Admission:
             if sequence is None:
                 return
             if not self._try(sequence, plan):
-                if tier == "interactive" and self._ranks.running["batch"]:
-                    self._make_room(plan)
+                victim = self._ranks.batch_victim()
+                if tier == "interactive" and victim is not None:
+                    self._make_room(victim, plan)
                 return
             prefills.append(sequence)
             claimed += sequence.num_unscheduled
@@ -90,12 +99,12 @@ class Admission:
             for other in sequence.attempt.sequences
         )
 
-    def _make_room(self, plan: StepPlan) -> None:
+    def _make_room(self, victim: Sequence, plan: StepPlan) -> None:
         """A batch sequence goes, for an interactive one."""
         if plan.ahead:
             plan.holds_next = True
         else:
-            self._ranks.preempt(self._ranks.running["batch"][-1], plan.now, plan)
+            self._ranks.preempt(victim, plan.now, plan)
 
     def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
         running = [s for tier in TIERS for s in self._ranks.running[tier]]

@@ -212,7 +212,9 @@ class Engine:
         record = self._commit.step(flight)
         if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
             self._num_poisoned = 0
-            self.scheduler.budget.step_ran()
+            self.scheduler.budget.step_ran(
+                record.num_tokens, record.num_kv_tokens, record.execute_s
+            )
         record.commit_s = self._clock() - record.collected_at
         self._account(record)
         return True

@@ -10,6 +10,7 @@ from bisect import insort
 from operator import attrgetter
 
 from workers.engine.deferral import Deferral
+from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan
@@ -23,9 +24,14 @@ _order = attrgetter("order")
 
 class Ranks:
     def __init__(
-        self, holdings: Holdings, waiting: dict[Tier, WaitingQueue], deferral: Deferral
+        self,
+        holdings: Holdings,
+        waiting: dict[Tier, WaitingQueue],
+        deferral: Deferral,
+        floor: BatchFloor,
     ) -> None:
         self.waiting = waiting
+        self.floor = floor
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
         """By arrival."""
         self.preempted: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
@@ -63,6 +69,7 @@ class Ranks:
         if plan is not None:
             step = plan.step
             plan.num_preempted += 1
+            sequence.num_preempted += 1
         sequence.attempt.event("preempted", now, step, sequence.num_computed)
         self._stop(sequence)
         if sequence.attempt.at_bound:
@@ -126,7 +133,19 @@ class Ranks:
                         self.preempt(sequence, now)
         return lost
 
+    # --- batch below its floor ---
+
+    def batch_victim(self) -> Sequence | None:
+        """The batch sequence that goes first, if one may be made to."""
+        batch = self.running["batch"]
+        protected = self.floor.num_protected if self.floor.due else 0
+        return batch[-1] if len(batch) > protected else None
+
     # --- figures ---
+
+    def present(self, tier: Tier) -> bool:
+        """Somebody of this tier runs or wants to."""
+        return bool(self.running[tier]) or self.wanted(tier)
 
     def wanted(self, tier: Tier) -> bool:
         """Somebody of this tier waits for blocks or a place."""

@@ -21,13 +21,18 @@ from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.admission import Admission
 from workers.engine.deferral import Deferral
 from workers.engine.fairness import VirtualCounters
+from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
+from workers.engine.pace import TokenBudget
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.record import StepRecord
 from workers.engine.sequence import Attempt, Sequence, Status
-from workers.engine.step_plan import Limits, StepPlan, TokenBudget, Work
+from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
+
+MAX_PREEMPTED = 2
+"""Who lost its blocks so often for others is chosen only where there is nobody else."""
 
 
 class Scheduler:
@@ -35,14 +40,16 @@ class Scheduler:
         self.cache = cache
         self.limits = limits
         self.counters = VirtualCounters()
-        self.budget = TokenBudget(limits.max_batch_tokens)
+        self.budget = TokenBudget(limits.max_batch_tokens, limits.token_gap_s)
+        self.floor = BatchFloor(limits.max_running)
         self.holdings = Holdings(cache, limits.max_running)
         self.deferral = Deferral(cache)
         waiting = {tier: self._waiting_queue() for tier in TIERS}
-        self.ranks = Ranks(self.holdings, waiting, self.deferral)
+        self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
         self.admission = Admission(self.ranks, self.holdings, self.deferral, self.counters, limits)
         self._num_preempted_before = 0
         self._num_cached_before = 0
+        self._num_kv_tokens = 0
 
     def _waiting_queue(self) -> WaitingQueue:
         return WaitingQueue(self.counters, self._look, lambda: self.budget.num_tokens)
@@ -87,18 +94,38 @@ class Scheduler:
         plan = StepPlan(
             step,
             now,
-            self.budget.num_tokens,
+            self.budget.pace(self._num_kv_tokens, hurried=self.ranks.present("interactive")),
             ahead,
             num_preempted=self._num_preempted_before,
             num_cached_tokens=self._num_cached_before,
         )
         self._num_preempted_before = self._num_cached_before = 0
-        for tier in TIERS:
-            prefills = self._plan_decodes(plan, tier)
-            if tier == "interactive" or not self.ranks.wanted("interactive"):
-                self.admission.admit(plan, tier, prefills)
-            self._plan_chunks(plan, prefills)
+        batch_waits = self.ranks.present("batch")
+        if batch_waits:
+            self.admission.admit_below_floor(plan)
+        prefills = self._plan_decodes(plan, "interactive")
+        self.admission.admit(plan, "interactive", prefills)
+        reserve = self.floor.reserve(plan.budget) if batch_waits and self.floor.due else 0
+        plan.budget -= reserve
+        self._plan_chunks(plan, prefills)
+        plan.budget += reserve
+        num_rows = len(plan.work)
+        prefills = self._plan_decodes(plan, "batch")
+        if not self.ranks.wanted("interactive"):
+            self.admission.admit(plan, "batch", prefills)
+        self._plan_chunks(plan, prefills)
+        self._count(plan, num_rows)
         return plan
+
+    def _count(self, plan: StepPlan, num_interactive: int) -> None:
+        """Rows of the interactive tier come first in a plan."""
+        num_tokens = sum(work.num_tokens for work in plan.work[:num_interactive])
+        num_batch = sum(work.num_tokens for work in plan.work[num_interactive:])
+        plan.num_tokens = num_tokens + num_batch
+        plan.num_kv_tokens = sum(work.sequence.num_scheduled for work in plan.work)
+        self._num_kv_tokens = plan.num_kv_tokens
+        batch_rows = len(plan.work) - num_interactive
+        self.floor.count(plan.now, (num_batch, batch_rows), (num_tokens, num_interactive))
 
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
         """Returns the running ones that are in prefill."""
@@ -161,12 +188,28 @@ class Scheduler:
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence:
-        """Batch before interactive, the latest arrival, its last choice; at the worst the one that asks.
+        """Who loses its blocks for this one: batch, the latest; else of those that came with it or later the tenant
+        with the largest counter, its latest arrival, its last choice, but nobody for the third time if another can.
 
-        It is never planned yet: a tier's decodes are planned in order of arrival, batch after interactive.
+        It is never planned yet: a tier's decodes are planned in order of arrival, batch after interactive; and never
+        an earlier arrival of the tier, which would be the first to come back. At the worst it is the one that asks.
         """
-        running = self.ranks.running
-        return (running["batch"] or running[sequence.attempt.message.tier])[-1]
+        tier = sequence.attempt.message.tier
+        batch = self.ranks.batch_victim()
+        if tier == "interactive" and batch is not None:
+            return batch
+        running = self.ranks.running[tier]
+        later = running[running.index(sequence) or 1 :] or running  # the first would be back first
+        victim = max(later, key=self._sacrifice)
+        # A floor does not cost an interactive sequence its last resort.
+        if victim is sequence and tier == "interactive" and self.ranks.running["batch"]:
+            return self.ranks.running["batch"][-1]
+        return victim
+
+    def _sacrifice(self, sequence: Sequence) -> tuple[bool, float, tuple[int, int]]:
+        counter = self.counters[sequence.attempt.message.tenant]
+        spared = sequence.num_preempted >= MAX_PREEMPTED
+        return not spared, 0.0 if spared else counter, sequence.order
 
     def _plan_chunks(self, plan: StepPlan, prefills: list[Sequence]) -> None:
         """Equal shares of the budget; what a short prompt leaves over goes to the longer ones."""

@@ -67,7 +67,7 @@ class Trace:
         self._watch_victims()
 
     def _watch_victims(self):
-        """The earliest arrival is never preempted before a later one, batch goes before interactive; nobody enters in a
+        """The earliest arrival is never preempted beside others, batch above its floor goes before interactive; nobody enters in a
         step that preempted, nor past one of its tier that was preempted."""
         scheduler = self.drive.scheduler
         preempt = scheduler.ranks.preempt
@@ -76,8 +76,9 @@ class Trace:
             tier = sequence.attempt.message.tier
             if plan is not None:
                 assert not plan.ahead, "preempted while a step is in flight"
-                assert sequence is scheduler.running[tier][-1]
-                assert tier == "batch" or not scheduler.running["batch"]
+                running = scheduler.running[tier]
+                assert sequence is not running[0] or len(running) == 1
+                assert tier == "batch" or scheduler.ranks.batch_victim() is None
                 assert all(sequence is not work.sequence for work in plan.work)
             preempt(sequence, now, plan)
 

@@ -16,9 +16,9 @@ from workers.engine.engine import Drain, LinkClosed, Stop
 from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
+from workers.engine.pace import RECOVERY_STEPS
 from workers.engine.plan import PENDING
 from workers.engine.sequence import Status
-from workers.engine.step_plan import RECOVERY_STEPS
 from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 
 LONG = encode("the quick brown fox jumps over the lazy dog and then sleeps")
