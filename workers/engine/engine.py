@@ -110,7 +110,7 @@ class Engine:
         self._clock = clock
         self._step = 0
         self._num_poisoned = 0
-        self._prefill_rate = Rate()
+        self._prefill_rate = self.scheduler.prefill_rate
         self._decode_rate = Rate()
         self._totals_due = 0.0
         self._out = StepOutput(WorkerStatus(), 0)

@@ -33,7 +33,7 @@ class VirtualCounters:
         self._weights[tenant] = weight
         count = self._num_requests.get(tenant, 0)
         if count == 0:
-            self._counters[tenant] = max(self[tenant], self._smallest_active())
+            self._counters[tenant] = self.level(tenant)
         self._num_requests[tenant] = count + 1
 
     def leave(self, tenant: str) -> None:
@@ -45,6 +45,15 @@ class VirtualCounters:
         del self._num_requests[tenant], self._weights[tenant]
         if self._counters[tenant] <= self._floor:
             del self._counters[tenant]
+
+    def level(self, tenant: str) -> float:
+        """Its counter, or what that would be if it became active now."""
+        if tenant in self._num_requests:
+            return self._counters[tenant]
+        return max(self[tenant], self._smallest_active())
+
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
 
     def charge(self, tenant: str, *, computed: int = 0, cached: int = 0, output: int = 0) -> None:
         cost = COMPUTED_CHARGE * computed + CACHED_CHARGE * cached + OUTPUT_CHARGE * output

@@ -23,9 +23,10 @@ from workers.engine.deferral import Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
+from workers.engine.overload import Arrival, Overload
 from workers.engine.pace import TokenBudget
 from workers.engine.ranks import TIERS, Ranks
-from workers.engine.record import StepRecord
+from workers.engine.record import Rate, StepRecord
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.engine.waiting import WaitingQueue
@@ -47,6 +48,8 @@ class Scheduler:
         waiting = {tier: self._waiting_queue() for tier in TIERS}
         self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
         self.admission = Admission(self.ranks, self.holdings, self.deferral, self.counters, limits)
+        self.overload = Overload(self.counters)
+        self.prefill_rate = Rate()
         self._num_preempted_before = 0
         self._num_cached_before = 0
         self._num_kv_tokens = 0
@@ -62,6 +65,25 @@ class Scheduler:
         return self.cache.probe(attempt.path, sequence.tokens)
 
     # --- attempts come, hear from their gateway, go ---
+
+    def refuse(self, attempt: Attempt, now: float) -> float:
+        """Seconds after which it should come again, if its first token would come too late now; 0: welcome. Who goes
+        on elsewhere is not refused, nor a fill, nor batch, which has time."""
+        message, waiting = attempt.message, self.ranks.waiting["interactive"]
+        limit_s = min(self.limits.ttft_s, attempt.deadline - now)
+        if message.tier == "batch" or message.resume or message.max_tokens == 0:
+            return 0.0
+        rate = self.overload.drain.per_second(self.prefill_rate.per_second)
+        num_running = sum(
+            s.num_unscheduled for s in self.ranks.running["interactive"] if not s.output
+        )
+        most = waiting.num_uncached + self.overload.num_kept + num_running
+        if most <= rate * limit_s:
+            return 0.0
+        sequence = attempt.sequences[0]
+        num_tokens = len(sequence.tokens) - self._look(sequence).num_tokens
+        arrival = Arrival(message.tenant, message.weight, num_tokens, hash(message.prompt), limit_s)
+        return self.overload.refuse(arrival, waiting.uncached, num_running, now, rate)
 
     def add(self, attempt: Attempt) -> None:
         self.counters.enter(attempt.message.tenant, attempt.message.weight)
@@ -91,6 +113,8 @@ class Scheduler:
     def plan(self, step: int, now: float, *, ahead: bool = False) -> StepPlan:
         """Between a plan and its `launched` nothing else may touch the scheduler."""
         self.admission.tick(now)
+        waiting = self.ranks.waiting["interactive"]
+        self.overload.drain.observe(now, waiting.num_taken, backlog=len(waiting) > 0)
         plan = StepPlan(
             step,
             now,

@@ -16,6 +16,8 @@ class Limits:
     """Tokens of prompt and output together: what model and pool can hold."""
     lease_wait_s: float = 2.0
     lease_silence_s: float = 15.0
+    ttft_s: float = 10.0
+    """Target of the interactive tier to the first token: who would wait longer in the queue is refused."""
     token_gap_s: float = 0.05
     """Target of the interactive tier between two tokens: what a step should take at most."""
 

@@ -226,6 +226,8 @@ class WaitingQueue:
     def __init__(self, counters: VirtualCounters, look: Look, budget: Callable[[], int]) -> None:
         self.num_uncached = 0
         """Prompt tokens that somebody has yet to compute, as far as is known."""
+        self.num_taken = 0
+        """Of those, tokens whose sequences have entered."""
         self._counters = counters
         self._look = look
         self._budget = budget
@@ -274,6 +276,7 @@ class WaitingQueue:
         """It enters."""
         queue = self._tenants[sequence.attempt.message.tenant]
         num_uncached = self.remove(sequence)
+        self.num_taken += num_uncached
         queue.served(num_uncached)
         if not queue:
             return
