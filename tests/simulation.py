@@ -12,6 +12,7 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import LinkClosed
+from workers.engine.plan import Drawn, RowResult
 from workers.protocol.messages import Cancel, ExtendLease
 
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
@@ -33,6 +34,19 @@ class PacedRunner(ScriptedRunner):
         results = super().execute(rows)
         self.steps.clear()
         return results
+
+
+class BlindRunner(PacedRunner):
+    """Of the same speed, but it looks at no KV and draws one letter for ever: for load, not for correctness."""
+
+    def execute(self, rows):
+        a, b, c = self.pace
+        num_tokens = sum(len(row.tokens) for row in rows)
+        self.elapse(a + b * num_tokens + c * sum(row.start for row in rows))
+        return [RowResult(tuple(LETTER for _ in row.draws)) for row in rows]
+
+
+LETTER = Drawn(97)
 
 
 def paced_driver(runner, **options):
@@ -267,4 +281,4 @@ def play(seed):
     return drive.now, len(drive.outputs), dict(drive.tokens), endings, trace.num_handed_over
 
 
-__all__ = ["LINK", "TEXT", "PacedRunner", "Trace", "history", "paced_driver", "play"]
+__all__ = ["LINK", "TEXT", "BlindRunner", "PacedRunner", "Trace", "history", "paced_driver", "play"]

@@ -21,6 +21,9 @@ MAX_SHARED_PREFILLS = 4
 """Prompts in prefill at once when the budget is short: a few, so that a short one is not stuck behind a long one;
 not all, because equal shares would make everybody late."""
 
+MAX_PREFILLS = 16
+"""With those of tenants that have one each."""
+
 WATERMARK_SHARE = 100
 """1 % of the pool stays free at admission, at least a block per running sequence."""
 
@@ -60,10 +63,10 @@ class Admission:
         """Adds to `prefills`."""
         claimed = sum(s.num_unscheduled for s in prefills)
         while plan.num_preempted == 0 and plan.budget > 0:
-            if claimed >= plan.budget and len(prefills) >= MAX_SHARED_PREFILLS:
-                return
             sequence = self._next(tier, plan)
             if sequence is None:
+                return
+            if claimed >= plan.budget and self._crowded(sequence, prefills):
                 return
             if not self._try(sequence, plan):
                 victim = self._ranks.batch_victim()
@@ -72,6 +75,12 @@ class Admission:
                 return
             prefills.append(sequence)
             claimed += sequence.num_unscheduled
+
+    def _crowded(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
+        """A tenant that has no prompt in prefill comes in beside those that have: it will be served before them."""
+        tenant = sequence.attempt.message.tenant
+        own = sum(s.attempt.message.tenant == tenant for s in prefills)
+        return len(prefills) >= (MAX_SHARED_PREFILLS if own else MAX_PREFILLS)
 
     def _next(self, tier: Tier, plan: StepPlan) -> Sequence | None:
         sequence = self._ranks.first_preempted(tier, plan)
@@ -109,13 +118,23 @@ class Admission:
     def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
         running = [s for tier in TIERS for s in self._ranks.running[tier]]
         num_places = sum(s.num_choices for s in running) + self._holdings.num_leaving
-        if num_places + sequence.num_choices > self._limits.max_running:
+        num_free = self._limits.max_running - num_places
+        if sequence.num_choices > num_free - self._kept_free(sequence, running):
             return False
         num_spare = self._spare_blocks(sequence, len(running)) if running else 0
         if not self._holdings.acquire(sequence, num_spare):
             return False
         self._enter(sequence, plan)
         return True
+
+    def _kept_free(self, sequence: Sequence, running: list[Sequence]) -> int:
+        """Places that are not for this one: so that interactive arrivals need not preempt batch, and a tenant that has
+        nothing here need not wait for one that has much."""
+        message = sequence.attempt.message
+        if message.tier == "batch":
+            return self._limits.max_running // 8
+        others = all(s.attempt.message.tenant != message.tenant for s in running)
+        return 0 if others else self._limits.max_running // 16
 
     def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:
         """What has to stay available behind an admission: the first lease, a tail per further choice, the watermark;

@@ -7,11 +7,15 @@ becomes active is lifted to the smallest active counter, so that idling earns no
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Generator
 
 COMPUTED_CHARGE = 1.0
 CACHED_CHARGE = 0.1
 OUTPUT_CHARGE = 2.0
+
+RECENT_S = 30.0
+MAX_REMEMBERED = 4096
 
 MAX_NAMED = 64
 """Tenants looked at for one choice. Those passed over wait for a prefix that is being computed."""
@@ -66,6 +70,27 @@ class VirtualCounters:
     def _smallest_active(self) -> float:
         """With nobody active: the level at which the last one left."""
         return min((self._counters[tenant] for tenant in self._num_requests), default=self._floor)
+
+
+class RecentService:
+    """What each tenant was given lately, fading. Unlike a counter it remembers who was idle: of prompts being computed,
+    those of the tenant that got least go first (least attained service), so a flood does not stretch the prompt of
+    somebody who rarely asks. Who gets how much in the long run is the counters' matter alone."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[float, float]] = {}
+        """Tenant -> (amount, when it was that)."""
+
+    def add(self, tenant: str, amount: float, now: float) -> None:
+        self._given[tenant] = self.of(tenant, now) + amount, now
+        if len(self._given) > MAX_REMEMBERED:
+            known = sorted(self._given, key=lambda t: self.of(t, now))
+            for forgotten in known[: len(known) // 2]:
+                del self._given[forgotten]
+
+    def of(self, tenant: str, now: float) -> float:
+        amount, at = self._given.get(tenant, (0.0, now))
+        return amount * math.exp((at - now) / RECENT_S)
 
 
 class TenantOrder:

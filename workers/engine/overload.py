@@ -29,6 +29,10 @@ GRACE_S = 5.0
 LONGEST_S = 120.0
 """Told to come later than this, clients do not come again: no place is kept."""
 
+SHORT = 0.25
+"""Of the target: with a real queue as short as that anybody is let in, or places of those who never come would keep
+the device idle."""
+
 SLACK = 1.25
 """Who comes at the time he was told is let in though the wait is so much longer than the target."""
 
@@ -89,6 +93,11 @@ class Overload:
         """Tokens of all places."""
         return sum(self._kept.values())
 
+    def claim(self, tenant: str, prompt: int) -> None:
+        """He came, and there is room anyway."""
+        if (tenant, prompt) in self._places:
+            self._give_up((tenant, prompt))
+
     def refuse(
         self, arrival: Arrival, queued: Mapping[str, int], num_running: int, now: float, rate: float
     ) -> float:
@@ -101,10 +110,10 @@ class Overload:
             self._give_up(key)
         if rate <= 0:
             return 0.0
-        if place is not None and now >= place.due:
-            wait = (self._ahead(arrival, queued) + num_running) / rate
-            if wait <= SLACK * arrival.limit_s:
-                return 0.0
+        on_time = place is not None and now >= place.due
+        wait = (self._ahead(arrival, queued) + num_running) / rate
+        if wait <= (SLACK if on_time else SHORT) * arrival.limit_s:
+            return 0.0
         tenants = queued.keys() | self._kept.keys()
         with_places = {t: queued.get(t, 0) + self._kept.get(t, 0) for t in tenants}
         wait = (self._ahead(arrival, with_places) + num_running) / rate

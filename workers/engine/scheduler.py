@@ -17,10 +17,12 @@ a preempted one waits; and a plan that lacks blocks while a step is in flight is
 
 from __future__ import annotations
 
+import math
+
 from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.admission import Admission
 from workers.engine.deferral import Deferral
-from workers.engine.fairness import VirtualCounters
+from workers.engine.fairness import RecentService, VirtualCounters
 from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
 from workers.engine.overload import Arrival, Overload
@@ -31,6 +33,9 @@ from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
+
+HEAVY = 8
+"""Times the recent service of a tenant whose prompt is in the same step: what comes behind it is kept short."""
 
 MAX_PREEMPTED = 2
 """Who lost its blocks so often for others is chosen only where there is nobody else."""
@@ -48,6 +53,7 @@ class Scheduler:
         waiting = {tier: self._waiting_queue() for tier in TIERS}
         self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
         self.admission = Admission(self.ranks, self.holdings, self.deferral, self.counters, limits)
+        self.recent = RecentService()
         self.overload = Overload(self.counters)
         self.prefill_rate = Rate()
         self._num_preempted_before = 0
@@ -79,6 +85,8 @@ class Scheduler:
         )
         most = waiting.num_uncached + self.overload.num_kept + num_running
         if most <= rate * limit_s:
+            if self.overload.num_kept:
+                self.overload.claim(message.tenant, hash(message.prompt))
             return 0.0
         sequence = attempt.sequences[0]
         num_tokens = len(sequence.tokens) - self._look(sequence).num_tokens
@@ -133,6 +141,8 @@ class Scheduler:
         plan.budget -= reserve
         self._plan_chunks(plan, prefills)
         plan.budget += reserve
+        if prefills:
+            plan.keep_short()
         num_rows = len(plan.work)
         prefills = self._plan_decodes(plan, "batch")
         if not self.ranks.wanted("interactive"):
@@ -236,8 +246,22 @@ class Scheduler:
         return not spared, 0.0 if spared else counter, sequence.order
 
     def _plan_chunks(self, plan: StepPlan, prefills: list[Sequence]) -> None:
-        """Equal shares of the budget; what a short prompt leaves over goes to the longer ones."""
-        prefills.sort(key=lambda s: s.num_unscheduled)
+        """Tenants one after the other, who got least of late first; inside a tenant equal shares of the budget, and
+        what a short prompt leaves over goes to the longer ones."""
+        tenants: dict[str, list[Sequence]] = {}
+        for sequence in sorted(prefills, key=lambda s: s.num_unscheduled):
+            tenants.setdefault(sequence.attempt.message.tenant, []).append(sequence)
+        light = math.inf
+        for tenant in sorted(tenants, key=lambda t: self.recent.of(t, plan.now)):
+            if self.recent.of(tenant, plan.now) > HEAVY * light:
+                plan.keep_short()
+            before = plan.budget
+            self._plan_shares(plan, tenants[tenant])
+            weight = self.counters.weight(tenant)
+            self.recent.add(tenant, (before - plan.budget) / weight, plan.now)
+            light = min(light, self.recent.of(tenant, plan.now))
+
+    def _plan_shares(self, plan: StepPlan, prefills: list[Sequence]) -> None:
         for position, sequence in enumerate(prefills):
             if plan.budget == 0:
                 return

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from workers.engine.sequence import Sequence
 
+FILL_PART = 4
+"""Of the budget that is left, one in so many tokens is dealt out in a step that is kept short."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -47,6 +50,14 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_preempted: int = 0
     num_cached_tokens: int = 0
+    short: bool = False
+    """See `keep_short`."""
     num_tokens: int = 0
     num_kv_tokens: int = 0
     """Read by attention: positions before each row's own."""
+
+    def keep_short(self) -> None:
+        """Somebody who asks seldom, or before batch, waits for the end of this step: of what is left over, a part."""
+        if not self.short:
+            self.short = True
+            self.budget //= FILL_PART
