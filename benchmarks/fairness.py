@@ -149,11 +149,21 @@ def capacity(seconds: float = 20.0) -> float:
     return len(done) / (seconds / 2)
 
 
-def flood(full: float, seconds: float) -> dict[str, float]:
-    rate = 0.1 * full / 2  # a tenth of the share of one among two
+def flood(full: float, seconds: float) -> dict[str, dict[str, float]]:
+    """Short prompts fit one step, so waiting for the step under way weighs most; long ones take several."""
+    return {
+        "long_prompts": _flood(full, seconds, (1000, 6000)),
+        "short_prompts": _flood(full, seconds, (200, 1000)),
+    }
+
+
+def _flood(full: float, seconds: float, prompt: tuple[int, int]) -> dict[str, float]:
+    # A tenth of the share of one among two; a request of the flood has 600 tokens.
+    rate = 0.1 * full / 2 * 600 / (sum(prompt) / 2)
+    seconds = max(seconds, 5 + 150 / rate)
 
     def victims() -> list[Client]:
-        return poisson("victim", rate, seconds, 1, since=5.0)
+        return poisson("victim", rate, seconds, 1, prompt=prompt, since=5.0)
 
     alone, among = victims(), victims()
     World(alone).run(seconds + 5)

@@ -17,6 +17,8 @@ OUTPUT_CHARGE = 2.0
 RECENT_S = 30.0
 MAX_REMEMBERED = 4096
 
+Rank = tuple[bool, int]
+
 MAX_NAMED = 64
 """Tenants looked at for one choice. Those passed over wait for a prefix that is being computed."""
 
@@ -95,26 +97,34 @@ class RecentService:
 
 class TenantOrder:
     """Tenants with something to serve, the smallest counter first. O(log tenants) amortised per tenant named: counters
-    grow, so an entry that is out of date is moved down when it surfaces; `refund` makes a new one."""
+    grow, so an entry that is out of date is moved down when it surfaces."""
 
     def __init__(self, counters: VirtualCounters) -> None:
         self._counters = counters
-        self._heap: list[tuple[float, int, str]] = []
-        self._live_entry: dict[str, int] = {}
+        self._heap: list[tuple[float, Rank, str]] = []
+        self._live_entry: dict[str, Rank] = {}
         self._num_entries = 0
 
     def add(self, tenant: str) -> None:
-        """Ties: who came first."""
+        """Of equals, who came first, but all before those that were served since: who becomes active is lifted to the
+        smallest counter, often that of the only one served."""
+        self._enter(tenant, served=False)
+
+    def served(self, tenant: str) -> None:
+        self._enter(tenant, served=True)
+
+    def _enter(self, tenant: str, *, served: bool) -> None:
         self._num_entries += 1
-        self._live_entry[tenant] = self._num_entries
-        heapq.heappush(self._heap, (self._counters[tenant], self._num_entries, tenant))
+        rank = (served, self._num_entries)
+        self._live_entry[tenant] = rank
+        heapq.heappush(self._heap, (self._counters[tenant], rank, tenant))
 
     def discard(self, tenant: str) -> None:
         del self._live_entry[tenant]
 
     def smallest_first(self) -> Generator[str, None, None]:
         """At most `MAX_NAMED`; what a caller does not ask for costs nothing. Nobody is added or discarded meanwhile."""
-        named: list[tuple[float, int, str]] = []
+        named: list[tuple[float, Rank, str]] = []
         try:
             while self._heap and len(named) < MAX_NAMED:
                 counter, entry, tenant = self._heap[0]

@@ -132,24 +132,35 @@ class Scheduler:
             num_cached_tokens=self._num_cached_before,
         )
         self._num_preempted_before = self._num_cached_before = 0
-        batch_waits = self.ranks.present("batch")
-        if batch_waits:
+        self._plan_interactive(plan)
+        num_rows = len(plan.work)
+        self._plan_batch(plan)
+        self._count(plan, num_rows)
+        return plan
+
+    def _plan_interactive(self, plan: StepPlan) -> None:
+        below = self.ranks.present("batch") and self.floor.due
+        if below:
             self.admission.admit_below_floor(plan)
         prefills = self._plan_decodes(plan, "interactive")
         self.admission.admit(plan, "interactive", prefills)
-        reserve = self.floor.reserve(plan.budget) if batch_waits and self.floor.due else 0
+        reserve = self.floor.reserve(plan.budget) if below else 0
         plan.budget -= reserve
-        self._plan_chunks(plan, prefills)
-        plan.budget += reserve
-        if prefills:
-            plan.keep_short()
         num_rows = len(plan.work)
+        self._plan_chunks(plan, prefills)
+        if len(plan.work) > num_rows:  # somebody waits for a first token, behind this step
+            plan.budget, plan.short = 0, True
+        plan.budget += reserve
+
+    def _plan_batch(self, plan: StepPlan) -> None:
+        """What is left over: of a step that has interactive prompts the floor alone, of one that has interactive
+        streams a part, so that who arrives meanwhile does not wait for long."""
+        if plan.work:
+            plan.keep_short()
         prefills = self._plan_decodes(plan, "batch")
         if not self.ranks.wanted("interactive"):
             self.admission.admit(plan, "batch", prefills)
         self._plan_chunks(plan, prefills)
-        self._count(plan, num_rows)
-        return plan
 
     def _count(self, plan: StepPlan, num_interactive: int) -> None:
         """Rows of the interactive tier come first in a plan."""

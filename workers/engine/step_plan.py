@@ -60,4 +60,4 @@ class StepPlan:
         """Somebody who asks seldom, or before batch, waits for the end of this step: of what is left over, a part."""
         if not self.short:
             self.short = True
-            self.budget //= FILL_PART
+            self.budget = -(-self.budget // FILL_PART)

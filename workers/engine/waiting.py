@@ -280,6 +280,7 @@ class WaitingQueue:
         queue.served(num_uncached)
         if not queue:
             return
+        self._order.served(queue.tenant)
         if queue is not self._chosen or self._quantum_left <= 0:
             self._chosen, self._quantum_left = queue, self._quantum
         self._quantum_left -= max(1, num_uncached)

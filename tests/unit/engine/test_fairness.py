@@ -61,6 +61,8 @@ def test_tenants_are_named_from_the_smallest_counter_up():
         counters.enter(tenant, 1.0)
         order.add(tenant)
     assert named(order) == ["a", "b", "c"]
+    order.served("a")
+    assert named(order) == ["b", "c", "a"]
     counters.charge("a", computed=5)
     counters.charge("b", computed=3)
     assert named(order) == named(order) == ["c", "b", "a"]

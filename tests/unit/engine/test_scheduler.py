@@ -105,9 +105,11 @@ def test_a_step_that_preempted_admits_nobody():
 
 def test_a_step_that_preempted_for_a_running_sequence_admits_nobody_either():
     drive = driver(num_blocks=40, max_batch_tokens=200)
-    drive.send(generate_request("chat", prompt(20), 40, lease_bound=8))
+    drive.send(generate_request("chat", prompt(19), 40, lease_bound=8))
     drive.send(generate_request("batch", prompt(30, 1), 20, tier="batch"))
     drive.step()
+    drive.step()
+    assert running(drive, "batch") == ["batch"]
     chat = drive.attempt("chat").sequences[0]
     assert chat.num_computed == 4 * len(chat.block_ids), "the next token needs a block"
     taken = drive.cache.allocate(drive.cache.num_available)
