@@ -1,8 +1,8 @@
 """The batch tier's floor: a share of what is scheduled, so that it always moves (engine.md 3.3). Pure; knows numbers.
 
-Counted twice, in tokens and in rows, each fading over `WINDOW_S`: batch is below its floor where it has less than its
-share of both. Tokens alone would say so of many batch streams beside one long prompt, rows alone of one long batch
-prompt beside many streams.
+Counted twice, in tokens computed and in tokens drawn, each fading over `WINDOW_S`: batch is below its floor where it
+has less than its share of both. Computed alone would say so of many batch streams beside one long prompt, drawn alone
+of one long batch prompt beside many streams.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BatchFloor:
         return max(1, int(SHARE * budget)) if budget > 1 else 0
 
     def count(self, now: float, batch: tuple[int, int], interactive: tuple[int, int]) -> None:
-        """A step was planned: (tokens, rows) of each tier."""
+        """A step was planned: (tokens computed, tokens drawn) of each tier."""
         fade = math.exp((self._at - now) / WINDOW_S)
         self._at = now
         for kind in (0, 1):

@@ -164,13 +164,14 @@ class Scheduler:
 
     def _count(self, plan: StepPlan, num_interactive: int) -> None:
         """Rows of the interactive tier come first in a plan."""
-        num_tokens = sum(work.num_tokens for work in plan.work[:num_interactive])
-        num_batch = sum(work.num_tokens for work in plan.work[num_interactive:])
-        plan.num_tokens = num_tokens + num_batch
+        interactive, batch = (
+            (sum(work.num_tokens for work in works), sum(work.num_draws for work in works))
+            for works in (plan.work[:num_interactive], plan.work[num_interactive:])
+        )
+        self.floor.count(plan.now, batch, interactive)
+        plan.num_tokens = interactive[0] + batch[0]
         plan.num_kv_tokens = sum(work.sequence.num_scheduled for work in plan.work)
         self._num_kv_tokens = plan.num_kv_tokens
-        batch_rows = len(plan.work) - num_interactive
-        self.floor.count(plan.now, (num_batch, batch_rows), (num_tokens, num_interactive))
 
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
         """Returns the running ones that are in prefill."""

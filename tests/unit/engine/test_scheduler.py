@@ -195,3 +195,23 @@ def test_waiting_tokens_are_those_of_prompts_that_never_ran():
         18,
     )
     drive.run().check_idle()
+
+
+def sacrificed(*, spared=()):
+    """Who goes when the second of four wants a block: tenants a, a, b, a; b was given most."""
+    drive = driver(num_blocks=200)
+    for i, tenant in enumerate("aaba"):
+        drive.send(generate_request(f"r{i}", prompt(9, i), 40, tenant=tenant))
+    drive.step()
+    drive.scheduler.counters.charge("b", computed=1000)
+    sequences = drive.scheduler.running["interactive"]
+    for index in spared:
+        sequences[index].num_preempted = 2
+    return drive.scheduler._victim(sequences[1]).attempt.message.request_id
+
+
+def test_the_tenant_that_got_most_loses_its_blocks_and_nobody_a_third_time():
+    assert sacrificed() == "r2"
+    assert sacrificed(spared=[2]) == "r3"
+    assert sacrificed(spared=[2, 3]) == "r1"
+    assert sacrificed(spared=[1, 2, 3]) == "r3"
