@@ -17,12 +17,11 @@ a preempted one waits; and a plan that lacks blocks while a step is in flight is
 
 from __future__ import annotations
 
-import math
-
 from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.admission import Admission
+from workers.engine.chunks import Chunks
 from workers.engine.deferral import Deferral
-from workers.engine.fairness import RecentService, VirtualCounters
+from workers.engine.fairness import VirtualCounters
 from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
 from workers.engine.overload import Arrival, Overload
@@ -33,9 +32,6 @@ from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
-
-HEAVY = 8
-"""Times the recent service of a tenant whose prompt is in the same step: what comes behind it is kept short."""
 
 MAX_PREEMPTED = 2
 """Who lost its blocks so often for others is chosen only where there is nobody else."""
@@ -53,7 +49,7 @@ class Scheduler:
         waiting = {tier: self._waiting_queue() for tier in TIERS}
         self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
         self.admission = Admission(self.ranks, self.holdings, self.deferral, self.counters, limits)
-        self.recent = RecentService()
+        self.chunks = Chunks(self.ranks, self.counters)
         self.overload = Overload(self.counters)
         self.prefill_rate = Rate()
         self._num_preempted_before = 0
@@ -147,7 +143,7 @@ class Scheduler:
         reserve = self.floor.reserve(plan.budget) if below else 0
         plan.budget -= reserve
         num_rows = len(plan.work)
-        self._plan_chunks(plan, prefills)
+        self.chunks.deal(plan, prefills)
         if len(plan.work) > num_rows:  # somebody waits for a first token, behind this step
             plan.budget, plan.short = 0, True
         plan.budget += reserve
@@ -160,7 +156,7 @@ class Scheduler:
         prefills = self._plan_decodes(plan, "batch")
         if not self.ranks.wanted("interactive"):
             self.admission.admit(plan, "batch", prefills)
-        self._plan_chunks(plan, prefills)
+        self.chunks.deal(plan, prefills)
 
     def _count(self, plan: StepPlan, num_interactive: int) -> None:
         """Rows of the interactive tier come first in a plan."""
@@ -256,57 +252,6 @@ class Scheduler:
         counter = self.counters[sequence.attempt.message.tenant]
         spared = sequence.num_preempted >= MAX_PREEMPTED
         return not spared, 0.0 if spared else counter, sequence.order
-
-    def _plan_chunks(self, plan: StepPlan, prefills: list[Sequence]) -> None:
-        """Tenants one after the other, who got least of late first; inside a tenant equal shares of the budget, and
-        what a short prompt leaves over goes to the longer ones."""
-        tenants: dict[str, list[Sequence]] = {}
-        for sequence in sorted(prefills, key=lambda s: s.num_unscheduled):
-            tenants.setdefault(sequence.attempt.message.tenant, []).append(sequence)
-        light = math.inf
-        for tenant in sorted(tenants, key=lambda t: self.recent.of(t, plan.now)):
-            if self.recent.of(tenant, plan.now) > HEAVY * light:
-                plan.keep_short()
-            before = plan.budget
-            self._plan_shares(plan, tenants[tenant])
-            weight = self.counters.weight(tenant)
-            self.recent.add(tenant, (before - plan.budget) / weight, plan.now)
-            light = min(light, self.recent.of(tenant, plan.now))
-
-    def _plan_shares(self, plan: StepPlan, prefills: list[Sequence]) -> None:
-        for position, sequence in enumerate(prefills):
-            if plan.budget == 0:
-                return
-            share = max(1, plan.budget // (len(prefills) - position))
-            num_tokens = min(sequence.num_unscheduled, share)
-            num_draws = 0
-            if num_tokens == sequence.num_unscheduled:
-                num_draws = self._draws_within_lease(sequence)
-                if num_draws < 0:
-                    num_tokens -= 1  # the last token waits for the lease: its logits are wanted
-            if num_tokens == 0:
-                self.ranks.park(sequence.attempt, plan.now, plan.step)
-                continue
-            self._deal_chunk(plan, Work(sequence, num_tokens, max(0, num_draws)))
-
-    def _deal_chunk(self, plan: StepPlan, work: Work) -> None:
-        sequence, num_tokens, num_draws = work
-        attempt = sequence.attempt
-        forks = num_draws > 0 and len(attempt.unforked) > 1
-        if forks or attempt.wants_prompt_logprobs:
-            plan.holds_next = True
-        elif num_draws and attempt.unforked:
-            sequence.take_index(attempt.take_unforked(1)[0])
-        attempt.lease.in_flight += num_draws
-        plan.budget -= num_tokens
-        plan.work.append(work)
-
-    def _draws_within_lease(self, sequence: Sequence) -> int:
-        """Draws at the end of a prefill; -1: the lease has to grow before."""
-        lease = sequence.attempt.lease
-        if lease.left >= sequence.num_draws:
-            return sequence.num_draws
-        return lease.left if lease.last and lease.left > 0 else -1
 
     # --- the step goes to the device, and comes back ---
 
