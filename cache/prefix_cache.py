@@ -55,6 +55,17 @@ class Handle:
     released: bool = False
 
 
+BlockKey = tuple[bytes, int]
+"""(region, chained hash): names a block and all before it. A hint for order; equality of tokens is checked elsewhere."""
+
+
+class Probe(NamedTuple):
+    num_tokens: int
+    """Cached: what `acquire` would give now."""
+    next_key: BlockKey | None
+    """Of the first block that is not cached; None if what is left is shorter than a block."""
+
+
 class CommitResult(NamedTuple):
     block_ids: list[int]
     """The block table from now on; the very list that was passed in unless a duplicate was replaced."""
@@ -129,6 +140,37 @@ class PrefixCache:
         """Cached tokens that `acquire` would give now: whole blocks, at most len(tokens) - 1. Changes nothing.
         O(matched tokens) at the speed of a C comparison for array('i'); a list is converted as far as it matches."""
         return self._walk(segments(path, self.block_size), tokens).num_blocks * self.block_size
+
+    def probe(self, path: NamespacePath, tokens: Sequence[int]) -> Probe:
+        """As `match`, with the name of the block at which it ended."""
+        blocks = segments(path, self.block_size)
+        walk = self._walk(blocks, tokens)
+        depth = walk.num_blocks
+        key = None
+        if (depth + 1) * self.block_size < len(tokens):
+            region = next(segment.region for segment in blocks if depth < segment.end)
+            key = region, self._tree.hash_of(self._tree.hash_at(walk), region, tokens, depth)
+        return Probe(depth * self.block_size, key)
+
+    def next_key(self, handle: Handle, tokens: Sequence[int]) -> BlockKey | None:
+        """Names the block that a commit of this handle would insert next; None if it may insert none, or the tokens
+        end before. O(block)."""
+        depth = handle.num_tree_blocks
+        public_end = handle.path[-2].end if len(handle.path) > 1 else 0
+        if handle.node.doomed or depth < public_end or (depth + 1) * self.block_size > len(tokens):
+            return None
+        region = handle.path[-1].region
+        return region, self._tree.hash_of(handle.node.end_hash, region, tokens, depth)
+
+    def last_keys(self, handle: Handle, num_blocks: int) -> list[BlockKey]:
+        """Names of the last blocks that the tree holds for this handle, the deepest first. O(num_blocks)."""
+        keys: list[BlockKey] = []
+        node: Node | None = handle.node
+        while node is not None and len(keys) < num_blocks:
+            missing = num_blocks - len(keys)
+            keys += [(node.region, h) for h in reversed(node.hashes[-missing:])]
+            node = node.parent
+        return keys
 
     def acquire(
         self,

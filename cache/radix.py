@@ -213,6 +213,12 @@ class RadixTree:
             node = node.parent
         return [block for edge in reversed(edges) for block in edge]
 
+    def hash_at(self, walk: Walk) -> int:
+        """Chained hash of everything up to where the walk ended. O(1)."""
+        if walk.num_in_edge:
+            return walk.node.hashes[walk.num_in_edge - 1]
+        return walk.node.parent.end_hash if walk.node.parent else ROOT_HASH
+
     def hash_of(self, before: int, region: bytes, tokens: Sequence[int], block: int) -> int:
         """Chained hash of that block of the tokens, behind everything that hashed to `before`."""
         return chain_hash(before, region, self._block_bytes(tokens, block))

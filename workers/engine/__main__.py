@@ -82,6 +82,8 @@ def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJourna
         told.engine_max_running,
         min(runner.max_model_len, capacity),
         told.engine_lease_wait_ms / 1000,
+        ttft_s=told.engine_ttft_target_ms / 1000,
+        token_gap_s=told.engine_token_gap_target_ms / 1000,
     )
     cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
     return Engine(runner, cache, limits, journal, lag=told.engine_lag == "auto")

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 
+from workers.engine.deferral import MAX_STEPS, Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.holdings import Holdings
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.sequence import Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan
+from workers.engine.waiting import Group
 from workers.protocol.messages import Tier
 
 MAX_SHARED_PREFILLS = 4
 """Prompts in prefill at once when the budget is short: a few, so that a short one is not stuck behind a long one;
 not all, because equal shares would make everybody late."""
+
+MAX_PREFILLS = 16
+"""With those of tenants that have one each."""
 
 WATERMARK_SHARE = 100
 """1 % of the pool stays free at admission, at least a block per running sequence."""
@@ -27,10 +32,16 @@ MAX_TICK_TIMES = 4096
 
 class Admission:
     def __init__(
-        self, ranks: Ranks, holdings: Holdings, counters: VirtualCounters, limits: Limits
+        self,
+        ranks: Ranks,
+        holdings: Holdings,
+        deferral: Deferral,
+        counters: VirtualCounters,
+        limits: Limits,
     ) -> None:
         self._ranks = ranks
         self._holdings = holdings
+        self._deferral = deferral
         self._counters = counters
         self._limits = limits
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
@@ -40,31 +51,55 @@ class Admission:
         self._holdings.cache.tick()
         self._tick_times.append(now)
 
+    def admit_below_floor(self, plan: StepPlan) -> None:
+        """Batch below its floor comes before interactive, one sequence in a step."""
+        running, floor = self._ranks.running["batch"], self._ranks.floor
+        if plan.num_preempted == 0 and floor.due and len(running) < floor.num_protected:
+            sequence = self._next("batch", plan)
+            if sequence is not None:
+                self._try(sequence, plan)
+
     def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
         """Adds to `prefills`."""
         claimed = sum(s.num_unscheduled for s in prefills)
         while plan.num_preempted == 0 and plan.budget > 0:
-            if claimed >= plan.budget and len(prefills) >= MAX_SHARED_PREFILLS:
-                return
             sequence = self._next(tier, plan)
             if sequence is None:
                 return
+            if claimed >= plan.budget and self._crowded(sequence, prefills):
+                return
             if not self._try(sequence, plan):
-                if tier == "interactive" and self._ranks.running["batch"]:
-                    self._make_room(plan)
+                victim = self._ranks.batch_victim()
+                if tier == "interactive" and victim is not None:
+                    self._make_room(victim, plan)
                 return
             prefills.append(sequence)
             claimed += sequence.num_unscheduled
 
+    def _crowded(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
+        """A tenant that has no prompt in prefill comes in beside those that have: it will be served before them."""
+        tenant = sequence.attempt.message.tenant
+        own = sum(s.attempt.message.tenant == tenant for s in prefills)
+        return len(prefills) >= (MAX_SHARED_PREFILLS if own else MAX_PREFILLS)
+
     def _next(self, tier: Tier, plan: StepPlan) -> Sequence | None:
         sequence = self._ranks.first_preempted(tier, plan)
         if sequence is None:
-            sequence = self._ranks.waiting[tier].peek()
+            sequence = self._ranks.waiting[tier].peek(lambda group: self._waits(group, plan.step))
         elif sequence.handle is not None:
             return None  # it was preempted a moment ago: a step in flight still uses its blocks
         if sequence is None or self._sibling_prefills(sequence):
             return None
         return sequence
+
+    def _waits(self, group: Group, step: int) -> bool:
+        """Somebody is computing what these miss."""
+        probe = group.probe
+        if self._deferral.leader(group.head, probe.num_tokens, probe.next_key) is None:
+            return False
+        if group.deferred_at < 0:
+            group.deferred_at = step
+        return step - group.deferred_at < MAX_STEPS
 
     def _sibling_prefills(self, sequence: Sequence) -> bool:
         """Choices that were preempted come back one after the other: the next one finds the prompt in the tree."""
@@ -73,23 +108,33 @@ class Admission:
             for other in sequence.attempt.sequences
         )
 
-    def _make_room(self, plan: StepPlan) -> None:
+    def _make_room(self, victim: Sequence, plan: StepPlan) -> None:
         """A batch sequence goes, for an interactive one."""
         if plan.ahead:
             plan.holds_next = True
         else:
-            self._ranks.preempt(self._ranks.running["batch"][-1], plan.now, plan)
+            self._ranks.preempt(victim, plan.now, plan)
 
     def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
         running = [s for tier in TIERS for s in self._ranks.running[tier]]
         num_places = sum(s.num_choices for s in running) + self._holdings.num_leaving
-        if num_places + sequence.num_choices > self._limits.max_running:
+        num_free = self._limits.max_running - num_places
+        if sequence.num_choices > num_free - self._kept_free(sequence, running):
             return False
         num_spare = self._spare_blocks(sequence, len(running)) if running else 0
         if not self._holdings.acquire(sequence, num_spare):
             return False
         self._enter(sequence, plan)
         return True
+
+    def _kept_free(self, sequence: Sequence, running: list[Sequence]) -> int:
+        """Places that are not for this one: so that interactive arrivals need not preempt batch, and a tenant that has
+        nothing here need not wait for one that has much."""
+        message = sequence.attempt.message
+        if message.tier == "batch":
+            return self._limits.max_running // 8
+        others = all(s.attempt.message.tenant != message.tenant for s in running)
+        return 0 if others else self._limits.max_running // 16
 
     def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:
         """What has to stay available behind an admission: the first lease, a tail per further choice, the watermark;
@@ -110,7 +155,11 @@ class Admission:
         self._ranks.run(sequence)
         num_new = attempt.account.read_until(handle.num_tokens)
         plan.num_cached_tokens += num_new
-        self._counters.charge(attempt.message.tenant, cached=num_new)
+        if not attempt.charged:
+            # The whole prompt at once, or a tenant could fill every place before its first chunk is charged.
+            attempt.charged = True
+            num_left = attempt.account.num_tokens - attempt.account.num_seen
+            self._counters.charge(attempt.message.tenant, computed=num_left, cached=num_new)
         if attempt.wants_prompt_logprobs:
             attempt.prompt_logprobs = [None]
         attempt.admitted(handle, self._age_ms(handle.evicted_age, plan.now))

@@ -5,6 +5,7 @@ Every way out goes through `_end`, so that blocks, counters, journal and gateway
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -58,6 +59,14 @@ class Attempts:
             if (link, message.request_id) in self.by_key:
                 raise Refusal("internal", "a request of this id is running on this link")
             attempt = self._intake.admit(message, link, now, self._scheduler.num_waiting)
+            after_s = self._scheduler.refuse(attempt, now)
+            if after_s > 0:
+                raise Refusal(
+                    "overloaded",
+                    "the first token would come too late",
+                    retryable=True,
+                    retry_after_ms=math.ceil(after_s * 1000),
+                )
         except Refusal as refusal:
             failed = Failed(
                 message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal),

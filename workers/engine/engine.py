@@ -110,7 +110,7 @@ class Engine:
         self._clock = clock
         self._step = 0
         self._num_poisoned = 0
-        self._prefill_rate = Rate()
+        self._prefill_rate = self.scheduler.prefill_rate
         self._decode_rate = Rate()
         self._totals_due = 0.0
         self._out = StepOutput(WorkerStatus(), 0)
@@ -212,7 +212,9 @@ class Engine:
         record = self._commit.step(flight)
         if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
             self._num_poisoned = 0
-            self.scheduler.budget.step_ran()
+            self.scheduler.budget.step_ran(
+                record.num_tokens, record.num_kv_tokens, record.execute_s
+            )
         record.commit_s = self._clock() - record.collected_at
         self._account(record)
         return True

@@ -1,4 +1,4 @@
-"""Who is served next among tenants: weighted virtual token counters. Knows opaque tenant ids, queues of anything, numbers.
+"""Who is served next among tenants: weighted virtual token counters. Knows opaque tenant ids and numbers.
 
 A tenant's counter grows by what it is given, divided by its weight; the smallest counter is served. A tenant that
 becomes active is lifted to the smallest active counter, so that idling earns no credit (engine.md section 3.3).
@@ -7,14 +7,20 @@ becomes active is lifted to the smallest active counter, so that idling earns no
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from typing import Generic, TypeVar
+import math
+from collections.abc import Generator
 
 COMPUTED_CHARGE = 1.0
 CACHED_CHARGE = 0.1
 OUTPUT_CHARGE = 2.0
 
-T = TypeVar("T")
+RECENT_S = 30.0
+MAX_REMEMBERED = 4096
+
+Rank = tuple[bool, int]
+
+MAX_NAMED = 64
+"""Tenants looked at for one choice. Those passed over wait for a prefix that is being computed."""
 
 
 class VirtualCounters:
@@ -33,7 +39,7 @@ class VirtualCounters:
         self._weights[tenant] = weight
         count = self._num_requests.get(tenant, 0)
         if count == 0:
-            self._counters[tenant] = max(self[tenant], self._smallest_active())
+            self._counters[tenant] = self.level(tenant)
         self._num_requests[tenant] = count + 1
 
     def leave(self, tenant: str) -> None:
@@ -46,59 +52,89 @@ class VirtualCounters:
         if self._counters[tenant] <= self._floor:
             del self._counters[tenant]
 
+    def level(self, tenant: str) -> float:
+        """Its counter, or what that would be if it became active now."""
+        if tenant in self._num_requests:
+            return self._counters[tenant]
+        return max(self[tenant], self._smallest_active())
+
+    def weight(self, tenant: str) -> float:
+        return self._weights.get(tenant, 1.0)
+
     def charge(self, tenant: str, *, computed: int = 0, cached: int = 0, output: int = 0) -> None:
         cost = COMPUTED_CHARGE * computed + CACHED_CHARGE * cached + OUTPUT_CHARGE * output
         self._counters[tenant] += cost / self._weights[tenant]
+
+    def refund(self, tenant: str, *, computed: int) -> None:
+        """Charged, and not computed after all."""
+        self._counters[tenant] -= COMPUTED_CHARGE * computed / self._weights[tenant]
 
     def _smallest_active(self) -> float:
         """With nobody active: the level at which the last one left."""
         return min((self._counters[tenant] for tenant in self._num_requests), default=self._floor)
 
 
-class FairQueue(Generic[T]):
-    """First come, first served inside a tenant; the smallest counter first across tenants. `peek` and `push` are
-    O(log tenants) amortised: counters only grow, so a stale heap entry is moved down when it surfaces."""
+class RecentService:
+    """What each tenant was given lately, fading. Unlike a counter it remembers who was idle: of prompts being computed,
+    those of the tenant that got least go first (least attained service), so a flood does not stretch the prompt of
+    somebody who rarely asks. Who gets how much in the long run is the counters' matter alone."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[float, float]] = {}
+        """Tenant -> (amount, when it was that)."""
+
+    def add(self, tenant: str, amount: float, now: float) -> None:
+        self._given[tenant] = self.of(tenant, now) + amount, now
+        if len(self._given) > MAX_REMEMBERED:
+            known = sorted(self._given, key=lambda t: self.of(t, now))
+            for forgotten in known[: len(known) // 2]:
+                del self._given[forgotten]
+
+    def of(self, tenant: str, now: float) -> float:
+        amount, at = self._given.get(tenant, (0.0, now))
+        return amount * math.exp((at - now) / RECENT_S)
+
+
+class TenantOrder:
+    """Tenants with something to serve, the smallest counter first. O(log tenants) amortised per tenant named: counters
+    grow, so an entry that is out of date is moved down when it surfaces."""
 
     def __init__(self, counters: VirtualCounters) -> None:
         self._counters = counters
-        self._queues: dict[str, deque[T]] = {}
-        self._heap: list[tuple[float, int, str]] = []
-        self._live_entry: dict[str, int] = {}
+        self._heap: list[tuple[float, Rank, str]] = []
+        self._live_entry: dict[str, Rank] = {}
         self._num_entries = 0
-        self._num_items = 0
 
-    def __len__(self) -> int:
-        return self._num_items
+    def add(self, tenant: str) -> None:
+        """Of equals, who came first, but all before those that were served since: who becomes active is lifted to the
+        smallest counter, often that of the only one served."""
+        self._enter(tenant, served=False)
 
-    def push(self, tenant: str, item: T) -> None:
-        queue = self._queues.get(tenant)
-        if queue is None:
-            queue = self._queues[tenant] = deque()
-            self._num_entries += 1
-            self._live_entry[tenant] = self._num_entries
-            heapq.heappush(self._heap, (self._counters[tenant], self._num_entries, tenant))
-        queue.append(item)
-        self._num_items += 1
+    def served(self, tenant: str) -> None:
+        self._enter(tenant, served=True)
 
-    def peek(self) -> T | None:
-        """Who is next."""
-        while self._heap:
-            counter, entry, tenant = self._heap[0]
-            if self._live_entry.get(tenant) != entry:
-                heapq.heappop(self._heap)
-            elif counter < self._counters[tenant]:
-                heapq.heapreplace(self._heap, (self._counters[tenant], entry, tenant))
-            else:
-                return self._queues[tenant][0]
-        return None
+    def _enter(self, tenant: str, *, served: bool) -> None:
+        self._num_entries += 1
+        rank = (served, self._num_entries)
+        self._live_entry[tenant] = rank
+        heapq.heappush(self._heap, (self._counters[tenant], rank, tenant))
 
-    def remove(self, tenant: str, item: T) -> None:
-        """Takes an item out, from the front in O(1), from elsewhere in O(items of the tenant)."""
-        queue = self._queues[tenant]
-        if queue[0] is item:
-            queue.popleft()
-        else:
-            queue.remove(item)
-        self._num_items -= 1
-        if not queue:
-            del self._queues[tenant], self._live_entry[tenant]
+    def discard(self, tenant: str) -> None:
+        del self._live_entry[tenant]
+
+    def smallest_first(self) -> Generator[str, None, None]:
+        """At most `MAX_NAMED`; what a caller does not ask for costs nothing. Nobody is added or discarded meanwhile."""
+        named: list[tuple[float, Rank, str]] = []
+        try:
+            while self._heap and len(named) < MAX_NAMED:
+                counter, entry, tenant = self._heap[0]
+                if self._live_entry.get(tenant) != entry:
+                    heapq.heappop(self._heap)
+                elif counter < self._counters[tenant]:
+                    heapq.heapreplace(self._heap, (self._counters[tenant], entry, tenant))
+                else:
+                    named.append(heapq.heappop(self._heap))
+                    yield tenant
+        finally:
+            for item in named:
+                heapq.heappush(self._heap, item)

@@ -7,7 +7,7 @@ the steps that were launched with it are. Steps are known by number; the cache i
 
 from __future__ import annotations
 
-from cache.prefix_cache import PrefixCache
+from cache.prefix_cache import BlockKey, PrefixCache
 from workers.engine.sequence import Attempt, Sequence
 from workers.protocol.messages import Tier
 
@@ -87,13 +87,14 @@ class Holdings:
 
     # --- publishing ---
 
-    def publish(self, sequence: Sequence) -> None:
-        """The blocks filled by collected steps go into the tree."""
+    def publish(self, sequence: Sequence) -> list[BlockKey]:
+        """The blocks filled by collected steps go into the tree. Returns their names."""
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
         block_size = self.cache.block_size
         if sequence.num_computed // block_size <= sequence.num_offered_blocks:
-            return
+            return []
+        before = handle.num_tree_blocks
         result = self.cache.commit(
             handle,
             sequence.tokens,
@@ -111,6 +112,7 @@ class Holdings:
         if result.num_inserted_blocks:
             first = result.num_tree_blocks - result.num_inserted_blocks
             attempt.account.insert(first * block_size, result.num_tree_blocks * block_size)
+        return self.cache.last_keys(handle, result.num_tree_blocks - before)
 
     def pin(self, sequence: Sequence) -> None:
         attempt: Attempt = sequence.attempt

@@ -88,6 +88,8 @@ class Pipeline:
         record = StepRecord(
             plan.step,
             num_seqs=len(rows),
+            num_tokens=plan.num_tokens,
+            num_kv_tokens=plan.num_kv_tokens,
             num_cached_tokens=plan.num_cached_tokens,
             num_preempted=plan.num_preempted,
             planned_at=plan.now,

@@ -9,10 +9,12 @@ from __future__ import annotations
 from bisect import insort
 from operator import attrgetter
 
-from workers.engine.fairness import FairQueue, VirtualCounters
+from workers.engine.deferral import Deferral
+from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan
+from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
 
 TIERS: tuple[Tier, ...] = ("interactive", "batch")
@@ -21,8 +23,15 @@ _order = attrgetter("order")
 
 
 class Ranks:
-    def __init__(self, holdings: Holdings, counters: VirtualCounters) -> None:
-        self.waiting: dict[Tier, FairQueue[Sequence]] = {t: FairQueue(counters) for t in TIERS}
+    def __init__(
+        self,
+        holdings: Holdings,
+        waiting: dict[Tier, WaitingQueue],
+        deferral: Deferral,
+        floor: BatchFloor,
+    ) -> None:
+        self.waiting = waiting
+        self.floor = floor
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
         """By arrival."""
         self.preempted: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
@@ -30,23 +39,25 @@ class Ranks:
         self.num_waiting_tokens = 0
         """Of prompts that never ran."""
         self._holdings = holdings
+        self._deferral = deferral
         self._parked: dict[tuple[int, str], Attempt] = {}
 
     # --- in ---
 
     def add(self, sequence: Sequence) -> None:
-        message = sequence.attempt.message
-        self.waiting[message.tier].push(message.tenant, sequence)
+        self.waiting[sequence.attempt.message.tier].push(sequence)
         self.num_waiting_tokens += len(sequence.tokens)
 
     def run(self, sequence: Sequence) -> None:
         """It has its blocks: from the queue, from the preempted, or forked a moment ago."""
         tier = sequence.attempt.message.tier
         if sequence.status is Status.WAITING:
-            self._leave_queue(sequence)
+            self.waiting[tier].take(sequence)
+            self.num_waiting_tokens -= len(sequence.tokens)
         elif sequence.status is Status.PREEMPTED:
             self.preempted[tier].remove(sequence)
         sequence.status = Status.RUNNING
+        self._deferral.lead(sequence)
         insort(self.running[tier], sequence, key=_order)
 
     # --- out, for a while or for good ---
@@ -54,14 +65,13 @@ class Ranks:
     def preempt(self, sequence: Sequence, now: float, plan: StepPlan | None = None) -> None:
         """Takes all blocks back. With a plan: for somebody else's sake; without: because it stood at its bound, or the
         step it was in did not fit the device."""
-        tier = sequence.attempt.message.tier
         step = -1
         if plan is not None:
             step = plan.step
             plan.num_preempted += 1
+            sequence.num_preempted += 1
         sequence.attempt.event("preempted", now, step, sequence.num_computed)
-        self.running[tier].remove(sequence)
-        self._holdings.let_go(sequence)
+        self._stop(sequence)
         if sequence.attempt.at_bound:
             sequence.status = Status.SUSPENDED
             self.park(sequence.attempt, now, step)
@@ -72,10 +82,10 @@ class Ranks:
         """From any state; its blocks are free, or evictable, when no launched step uses them any more."""
         tier = sequence.attempt.message.tier
         if sequence.status is Status.WAITING:
-            self._leave_queue(sequence)
+            self.waiting[tier].remove(sequence)
+            self.num_waiting_tokens -= len(sequence.tokens)
         elif sequence.status is Status.RUNNING:
-            self.running[tier].remove(sequence)
-            self._holdings.let_go(sequence)
+            self._stop(sequence)
         elif sequence.status is Status.PREEMPTED:
             self.preempted[tier].remove(sequence)
         sequence.status = Status.ENDED
@@ -123,7 +133,19 @@ class Ranks:
                         self.preempt(sequence, now)
         return lost
 
+    # --- batch below its floor ---
+
+    def batch_victim(self) -> Sequence | None:
+        """The batch sequence that goes first, if one may be made to."""
+        batch = self.running["batch"]
+        protected = self.floor.num_protected if self.floor.due else 0
+        return batch[-1] if len(batch) > protected else None
+
     # --- figures ---
+
+    def present(self, tier: Tier) -> bool:
+        """Somebody of this tier runs or wants to."""
+        return bool(self.running[tier]) or self.wanted(tier)
 
     def wanted(self, tier: Tier) -> bool:
         """Somebody of this tier waits for blocks or a place."""
@@ -141,7 +163,7 @@ class Ranks:
         sequence.status = Status.PREEMPTED
         insort(self.preempted[sequence.attempt.message.tier], sequence, key=_order)
 
-    def _leave_queue(self, sequence: Sequence) -> None:
-        message = sequence.attempt.message
-        self.waiting[message.tier].remove(message.tenant, sequence)
-        self.num_waiting_tokens -= len(sequence.tokens)
+    def _stop(self, sequence: Sequence) -> None:
+        self.running[sequence.attempt.message.tier].remove(sequence)
+        self._deferral.forget(sequence)
+        self._holdings.let_go(sequence)

@@ -81,6 +81,9 @@ class StepRecord:
 
     step: int
     num_seqs: int = 0
+    num_tokens: int = 0
+    num_kv_tokens: int = 0
+    """Positions that attention read, before each row's own."""
     num_decode_seqs: int = 0
     num_prefill_tokens: int = 0
     num_recomputed: int = 0

@@ -17,15 +17,24 @@ a preempted one waits; and a plan that lacks blocks while a step is in flight is
 
 from __future__ import annotations
 
-from cache.prefix_cache import PrefixCache
+from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.admission import Admission
+from workers.engine.chunks import Chunks
+from workers.engine.deferral import Deferral
 from workers.engine.fairness import VirtualCounters
+from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
+from workers.engine.overload import Arrival, Overload
+from workers.engine.pace import TokenBudget
 from workers.engine.ranks import TIERS, Ranks
-from workers.engine.record import StepRecord
+from workers.engine.record import Rate, StepRecord
 from workers.engine.sequence import Attempt, Sequence, Status
-from workers.engine.step_plan import Limits, StepPlan, TokenBudget, Work
+from workers.engine.step_plan import Limits, StepPlan, Work
+from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
+
+MAX_PREEMPTED = 2
+"""Who lost its blocks so often for others is chosen only where there is nobody else."""
 
 
 class Scheduler:
@@ -33,14 +42,52 @@ class Scheduler:
         self.cache = cache
         self.limits = limits
         self.counters = VirtualCounters()
+        self.budget = TokenBudget(limits.max_batch_tokens, limits.token_gap_s)
+        self.floor = BatchFloor(limits.max_running)
         self.holdings = Holdings(cache, limits.max_running)
-        self.ranks = Ranks(self.holdings, self.counters)
-        self.admission = Admission(self.ranks, self.holdings, self.counters, limits)
-        self.budget = TokenBudget(limits.max_batch_tokens)
+        self.deferral = Deferral(cache)
+        waiting = {tier: self._waiting_queue() for tier in TIERS}
+        self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
+        self.admission = Admission(self.ranks, self.holdings, self.deferral, self.counters, limits)
+        self.chunks = Chunks(self.ranks, self.counters)
+        self.overload = Overload(self.counters)
+        self.prefill_rate = Rate()
         self._num_preempted_before = 0
         self._num_cached_before = 0
+        self._num_kv_tokens = 0
+
+    def _waiting_queue(self) -> WaitingQueue:
+        return WaitingQueue(self.counters, self._look, lambda: self.budget.num_tokens)
+
+    def _look(self, sequence: Sequence) -> Probe:
+        """How far the tree goes for a waiting sequence, and where it ends."""
+        attempt = sequence.attempt
+        if not attempt.message.cache_read or attempt.wants_prompt_logprobs:
+            return Probe(0, None)
+        return self.cache.probe(attempt.path, sequence.tokens)
 
     # --- attempts come, hear from their gateway, go ---
+
+    def refuse(self, attempt: Attempt, now: float) -> float:
+        """Seconds after which it should come again, if its first token would come too late now; 0: welcome. Who goes
+        on elsewhere is not refused, nor a fill, nor batch, which has time."""
+        message, waiting = attempt.message, self.ranks.waiting["interactive"]
+        limit_s = min(self.limits.ttft_s, attempt.deadline - now)
+        if message.tier == "batch" or message.resume or message.max_tokens == 0:
+            return 0.0
+        rate = self.overload.drain.per_second(self.prefill_rate.per_second)
+        num_running = sum(
+            s.num_unscheduled for s in self.ranks.running["interactive"] if not s.output
+        )
+        most = waiting.num_uncached + self.overload.num_kept + num_running
+        if most <= rate * limit_s:
+            if self.overload.num_kept:
+                self.overload.claim(message.tenant, hash(message.prompt))
+            return 0.0
+        sequence = attempt.sequences[0]
+        num_tokens = len(sequence.tokens) - self._look(sequence).num_tokens
+        arrival = Arrival(message.tenant, message.weight, num_tokens, hash(message.prompt), limit_s)
+        return self.overload.refuse(arrival, waiting.uncached, num_running, now, rate)
 
     def add(self, attempt: Attempt) -> None:
         self.counters.enter(attempt.message.tenant, attempt.message.weight)
@@ -56,6 +103,9 @@ class Scheduler:
     def leave(self, attempt: Attempt) -> None:
         """After the last of its sequences ended."""
         self.ranks.leave(attempt)
+        if attempt.charged:
+            num_left = attempt.account.num_tokens - attempt.account.num_seen
+            self.counters.refund(attempt.message.tenant, computed=num_left)
         self.counters.leave(attempt.message.tenant)
 
     def expire(self, now: float) -> list[Attempt]:
@@ -67,21 +117,57 @@ class Scheduler:
     def plan(self, step: int, now: float, *, ahead: bool = False) -> StepPlan:
         """Between a plan and its `launched` nothing else may touch the scheduler."""
         self.admission.tick(now)
+        waiting = self.ranks.waiting["interactive"]
+        self.overload.drain.observe(now, waiting.num_taken, backlog=len(waiting) > 0)
         plan = StepPlan(
             step,
             now,
-            self.budget.num_tokens,
+            self.budget.pace(self._num_kv_tokens, hurried=self.ranks.present("interactive")),
             ahead,
             num_preempted=self._num_preempted_before,
             num_cached_tokens=self._num_cached_before,
         )
         self._num_preempted_before = self._num_cached_before = 0
-        for tier in TIERS:
-            prefills = self._plan_decodes(plan, tier)
-            if tier == "interactive" or not self.ranks.wanted("interactive"):
-                self.admission.admit(plan, tier, prefills)
-            self._plan_chunks(plan, prefills)
+        self._plan_interactive(plan)
+        num_rows = len(plan.work)
+        self._plan_batch(plan)
+        self._count(plan, num_rows)
         return plan
+
+    def _plan_interactive(self, plan: StepPlan) -> None:
+        below = self.ranks.present("batch") and self.floor.due
+        if below:
+            self.admission.admit_below_floor(plan)
+        prefills = self._plan_decodes(plan, "interactive")
+        self.admission.admit(plan, "interactive", prefills)
+        reserve = self.floor.reserve(plan.budget) if below else 0
+        plan.budget -= reserve
+        num_rows = len(plan.work)
+        self.chunks.deal(plan, prefills)
+        if len(plan.work) > num_rows:  # somebody waits for a first token, behind this step
+            plan.budget, plan.short = 0, True
+        plan.budget += reserve
+
+    def _plan_batch(self, plan: StepPlan) -> None:
+        """What is left over: of a step that has interactive prompts the floor alone, of one that has interactive
+        streams a part, so that who arrives meanwhile does not wait for long."""
+        if plan.work:
+            plan.keep_short()
+        prefills = self._plan_decodes(plan, "batch")
+        if not self.ranks.wanted("interactive"):
+            self.admission.admit(plan, "batch", prefills)
+        self.chunks.deal(plan, prefills)
+
+    def _count(self, plan: StepPlan, num_interactive: int) -> None:
+        """Rows of the interactive tier come first in a plan."""
+        interactive, batch = (
+            (sum(work.num_tokens for work in works), sum(work.num_draws for work in works))
+            for works in (plan.work[:num_interactive], plan.work[num_interactive:])
+        )
+        self.floor.count(plan.now, batch, interactive)
+        plan.num_tokens = interactive[0] + batch[0]
+        plan.num_kv_tokens = sum(work.sequence.num_scheduled for work in plan.work)
+        self._num_kv_tokens = plan.num_kv_tokens
 
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
         """Returns the running ones that are in prefill."""
@@ -144,49 +230,28 @@ class Scheduler:
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence:
-        """Batch before interactive, the latest arrival, its last choice; at the worst the one that asks.
+        """Who loses its blocks for this one: batch, the latest; else of those that came with it or later the tenant
+        with the largest counter, its latest arrival, its last choice, but nobody for the third time if another can.
 
-        It is never planned yet: a tier's decodes are planned in order of arrival, batch after interactive.
+        It is never planned yet: a tier's decodes are planned in order of arrival, batch after interactive; and never
+        an earlier arrival of the tier, which would be the first to come back. At the worst it is the one that asks.
         """
-        running = self.ranks.running
-        return (running["batch"] or running[sequence.attempt.message.tier])[-1]
+        tier = sequence.attempt.message.tier
+        batch = self.ranks.batch_victim()
+        if tier == "interactive" and batch is not None:
+            return batch
+        running = self.ranks.running[tier]
+        later = running[running.index(sequence) or 1 :] or running  # the first would be back first
+        victim = max(later, key=self._sacrifice)
+        # A floor does not cost an interactive sequence its last resort.
+        if victim is sequence and tier == "interactive" and self.ranks.running["batch"]:
+            return self.ranks.running["batch"][-1]
+        return victim
 
-    def _plan_chunks(self, plan: StepPlan, prefills: list[Sequence]) -> None:
-        """Equal shares of the budget; what a short prompt leaves over goes to the longer ones."""
-        prefills.sort(key=lambda s: s.num_unscheduled)
-        for position, sequence in enumerate(prefills):
-            if plan.budget == 0:
-                return
-            share = max(1, plan.budget // (len(prefills) - position))
-            num_tokens = min(sequence.num_unscheduled, share)
-            num_draws = 0
-            if num_tokens == sequence.num_unscheduled:
-                num_draws = self._draws_within_lease(sequence)
-                if num_draws < 0:
-                    num_tokens -= 1  # the last token waits for the lease: its logits are wanted
-            if num_tokens == 0:
-                self.ranks.park(sequence.attempt, plan.now, plan.step)
-                continue
-            self._deal_chunk(plan, Work(sequence, num_tokens, max(0, num_draws)))
-
-    def _deal_chunk(self, plan: StepPlan, work: Work) -> None:
-        sequence, num_tokens, num_draws = work
-        attempt = sequence.attempt
-        forks = num_draws > 0 and len(attempt.unforked) > 1
-        if forks or attempt.wants_prompt_logprobs:
-            plan.holds_next = True
-        elif num_draws and attempt.unforked:
-            sequence.take_index(attempt.take_unforked(1)[0])
-        attempt.lease.in_flight += num_draws
-        plan.budget -= num_tokens
-        plan.work.append(work)
-
-    def _draws_within_lease(self, sequence: Sequence) -> int:
-        """Draws at the end of a prefill; -1: the lease has to grow before."""
-        lease = sequence.attempt.lease
-        if lease.left >= sequence.num_draws:
-            return sequence.num_draws
-        return lease.left if lease.last and lease.left > 0 else -1
+    def _sacrifice(self, sequence: Sequence) -> tuple[bool, float, tuple[int, int]]:
+        counter = self.counters[sequence.attempt.message.tenant]
+        spared = sequence.num_preempted >= MAX_PREEMPTED
+        return not spared, 0.0 if spared else counter, sequence.order
 
     # --- the step goes to the device, and comes back ---
 
@@ -216,10 +281,16 @@ class Scheduler:
             attempt.num_recomputed += num_prefill - num_fresh
             record.num_prefill_tokens += num_prefill
             record.num_recomputed += num_prefill - num_fresh
-            self.counters.charge(attempt.message.tenant, computed=num_fresh)
         if end // self.cache.block_size > sequence.num_offered_blocks:
-            self.holdings.publish(sequence)
+            self._publish(sequence)
         return num_prefill
+
+    def _publish(self, sequence: Sequence) -> None:
+        keys = self.holdings.publish(sequence)
+        if not sequence.output:
+            self.deferral.lead(sequence)
+        for waiting in self.ranks.waiting.values():
+            waiting.committed(keys)
 
     def fork(self, sequence: Sequence, indices: list[int]) -> list[Sequence]:
         """The choices that continue from a finished prefill, the carrier itself first."""

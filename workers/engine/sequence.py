@@ -102,6 +102,7 @@ class Sequence:
         "num_computed",
         "num_offered_blocks",
         "num_pending",
+        "num_preempted",
         "num_scheduled",
         "order",
         "output",
@@ -124,6 +125,8 @@ class Sequence:
         """Its row on the device, from when it starts running until the last step launched with it is collected."""
         self.last_step = -1
         """Number of that step."""
+        self.num_preempted = 0
+        """For somebody else's sake."""
         self.num_computed = 0
         self.num_scheduled = 0
         self.num_pending = 0
@@ -209,6 +212,8 @@ class Attempt:
         self.path: NamespacePath = tuple(PathEntry(r.id, r.end) for r in message.namespace)
         self.lease = Lease(message.lease_bound, message.lease_seq, message.num_output_spent, now)
         self.account = PromptAccount(len(self.prompt))
+        self.charged = False
+        """Its prompt is in its tenant's counter."""
         self.num_output = 0
         self.num_recomputed = 0
         self.prompt_logprobs: list[TokenLogprob | None] = []

@@ -69,6 +69,10 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_max_batch_tokens: int = pydantic.Field(default=512, ge=1)
     """Token budget of a step: more is faster for prompts and slower between two tokens of a stream."""
     engine_max_running: int = pydantic.Field(default=256, ge=1)
+    engine_ttft_target_ms: int = pydantic.Field(default=10_000, ge=1)
+    """An interactive request that would wait longer for its first token is refused, with the time to come again."""
+    engine_token_gap_target_ms: int = pydantic.Field(default=50, ge=1)
+    """Between two tokens of an interactive stream: steps are made no larger than that allows, down to 256 tokens."""
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
     engine_lag: Literal["auto", "off"] = "auto"
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from workers.engine.sequence import Sequence
 
-RECOVERY_STEPS = 64
-"""A budget that was cut grows to twice itself after so many steps that ran."""
+FILL_PART = 4
+"""Of the budget that is left, one in so many tokens is dealt out in a step that is kept short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,10 @@ class Limits:
     """Tokens of prompt and output together: what model and pool can hold."""
     lease_wait_s: float = 2.0
     lease_silence_s: float = 15.0
+    ttft_s: float = 10.0
+    """Target of the interactive tier to the first token: who would wait longer in the queue is refused."""
+    token_gap_s: float = 0.05
+    """Target of the interactive tier between two tokens: what a step should take at most."""
 
     def __post_init__(self) -> None:
         if self.max_running > self.max_batch_tokens:
@@ -46,25 +50,14 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_preempted: int = 0
     num_cached_tokens: int = 0
+    short: bool = False
+    """See `keep_short`."""
+    num_tokens: int = 0
+    num_kv_tokens: int = 0
+    """Read by attention: positions before each row's own."""
 
-
-class TokenBudget:
-    """Tokens of a step: the limit, or less for a while after the device ran out of memory."""
-
-    def __init__(self, limit: int) -> None:
-        self.num_tokens = limit
-        self._limit = limit
-        self._num_steps = 0
-
-    def cut(self, num_tokens: int) -> None:
-        """A step of `num_tokens` was too large."""
-        self.num_tokens = max(1, min(self.num_tokens, num_tokens // 2))
-        self._num_steps = 0
-
-    def step_ran(self) -> None:
-        if self.num_tokens == self._limit:
-            return
-        self._num_steps += 1
-        if self._num_steps == RECOVERY_STEPS:
-            self._num_steps = 0
-            self.num_tokens = min(self._limit, 2 * self.num_tokens)
+    def keep_short(self) -> None:
+        """Somebody who asks seldom, or before batch, waits for the end of this step: of what is left over, a part."""
+        if not self.short:
+            self.short = True
+            self.budget = -(-self.budget // FILL_PART)

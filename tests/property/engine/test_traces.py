@@ -4,14 +4,12 @@ every token is the one the request would have got alone, and the books agree wit
 from __future__ import annotations
 
 from engine_driver import LINK, Driver
-from fakes import ScriptedRunner, encode, generate_request
+from fakes import ScriptedRunner, generate_request
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from simulation import TEXT, Trace
 
-from workers.engine.engine import LinkClosed
 from workers.protocol.messages import Cancel, ExtendLease
-
-TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
 
 arrivals = st.fixed_dictionaries(
     {
@@ -45,122 +43,14 @@ shapes = st.fixed_dictionaries(
 )
 
 
-class Trace:
-    """One random history: arrivals, a gateway that extends leases late, cancels, one lost link."""
-
-    def __init__(self, shape, arrivals, lose_link_at):
-        runner = ScriptedRunner(
-            num_blocks=shape["num_blocks"], block_size=4, eos_every=shape["eos_every"]
-        )
-        self.drive = Driver(
-            runner,
-            lag=shape["lag"],
-            device=shape["device"],
-            max_batch_tokens=shape["max_batch_tokens"],
-            max_running=shape["max_running"],
-        )
-        self.drive.eos_every = shape["eos_every"]
-        self.arrivals = arrivals
-        self.lose_link_at = lose_link_at
-        self.cancels = {}
-        self.lost = False
-        self._watch_victims()
-
-    def _watch_victims(self):
-        """The earliest arrival is never preempted before a later one, batch goes before interactive; nobody enters in a
-        step that preempted, nor past one of its tier that was preempted."""
-        scheduler = self.drive.scheduler
-        preempt = scheduler.ranks.preempt
-
-        def watched(sequence, now, plan=None):
-            tier = sequence.attempt.message.tier
-            if plan is not None:
-                assert not plan.ahead, "preempted while a step is in flight"
-                assert sequence is scheduler.running[tier][-1]
-                assert tier == "batch" or not scheduler.running["batch"]
-                assert all(sequence is not work.sequence for work in plan.work)
-            preempt(sequence, now, plan)
-
-        enter = scheduler.admission._enter
-
-        def watched_entry(sequence, plan):
-            tier = sequence.attempt.message.tier
-            assert plan.num_preempted == 0, "admitted in a step that preempted"
-            assert not scheduler.preempted[tier] or sequence is scheduler.preempted[tier][0]
-            enter(sequence, plan)
-
-        scheduler.ranks.preempt = watched
-        scheduler.admission._enter = watched_entry
-
-    def request(self, number, arrival):
-        total = arrival["max_tokens"] * arrival["num_choices"]
-        return generate_request(
-            f"r{number}",
-            (*TEXT[: arrival["length"]], 97 + arrival["variant"]),
-            arrival["max_tokens"],
-            tenant=arrival["tenant"],
-            seed=number,
-            temperature=float(number % 2),
-            tier=arrival["tier"],
-            num_choices=arrival["num_choices"],
-            cache_write=arrival["cache_write"],
-            lease_bound=min(total, arrival["first_lease"]) if total else 0,
-        )
-
-    def play(self, max_steps=4000):
-        step = due = number = 0
-        while number < len(self.arrivals) or not self.drive.idle:
-            while number < len(self.arrivals) and due + self.arrivals[number]["after"] <= step:
-                due += self.arrivals[number]["after"]
-                self._arrive(step, number)
-                number += 1
-            self._gateway(step)
-            self.drive.step()
-            step += 1
-            assert step < max_steps, "livelock"
-        return self.drive
-
-    def _arrive(self, step, number):
-        arrival = self.arrivals[number]
-        if self.lost and arrival["link"] == 2:
-            return
-        self.drive.send(self.request(number, arrival), link=arrival["link"])
-        if arrival["cancel_after"] is not None:
-            self.cancels.setdefault(step + arrival["cancel_after"], []).append(
-                (arrival["link"], number)
-            )
-
-    def _gateway(self, step):
-        for link, number in self.cancels.get(step, ()):
-            self.drive.send(Cancel(f"r{number}", -1 if number % 2 else 0), link=link)
-        if step == self.lose_link_at:
-            self.lost = True
-            self.drive.send(LinkClosed(), link=2)
-        for (link, request_id), attempt in self.drive.engine.attempts.items():
-            short = attempt.lease.left < attempt.message.num_choices
-            if attempt.message.max_tokens and short and (step + attempt.serial) % 3 == 0:
-                bound = attempt.lease.bound + 7
-                self.drive.send(ExtendLease(request_id, attempt.lease.seq + 1, bound), link=link)
-
-
 @given(
     shapes, st.lists(arrivals, min_size=1, max_size=12), st.one_of(st.none(), st.integers(0, 40))
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_trace_ends_with_the_right_tokens_and_balanced_books(shape, arrivals, lose_link_at):
     trace = Trace(shape, arrivals, lose_link_at)
-    drive = trace.play().check_idle()
-    for (link, request_id), request in drive.requests.items():
-        ending = drive.endings.get((link, request_id))
-        if ending is None:
-            assert link == 2 and trace.lost
-            continue
-        if getattr(ending, "code", None) == "too_long":
-            continue
-        cancelled = arrivals[int(request_id[1:])]["cancel_after"] is not None
-        for index in range(request.num_choices):
-            drive.check_alone(request, link=link, index=index, exactly=not cancelled)
-            assert (link, request_id, index) in drive.finishes
+    trace.play()
+    trace.check()
 
 
 @given(

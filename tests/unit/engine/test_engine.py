@@ -356,7 +356,8 @@ def test_equal_request_ids_on_two_links_do_not_meet():
 def test_one_frame_per_step_and_link_carries_all_deltas():
     drive = driver(num_blocks=256, max_batch_tokens=1000)
     for link in (1, 2):
-        drive.send(*[generate_request(f"r{i}", LONG[i:], 5) for i in range(4)], link=link)
+        requests = [generate_request(f"r{i}", LONG[i:], 5, tenant=f"t{link}") for i in range(4)]
+        drive.send(*requests, link=link)
     drive.step()
     output = drive.step()
     frames = {link: m for link, m in output.messages if isinstance(m, StepFrame)}

@@ -1,4 +1,6 @@
-from workers.engine.fairness import FairQueue, VirtualCounters
+from contextlib import closing
+
+from workers.engine.fairness import TenantOrder, VirtualCounters
 
 
 def test_charges_count_output_double_cached_a_tenth_and_divide_by_the_weight():
@@ -47,16 +49,30 @@ def test_idle_tenants_leave_nothing_behind():
     assert len(counters._counters) == 0
 
 
-def test_an_item_may_leave_from_the_middle_of_its_queue():
+def named(order):
+    with closing(order.smallest_first()) as tenants:
+        return list(tenants)
+
+
+def test_tenants_are_named_from_the_smallest_counter_up():
     counters = VirtualCounters()
-    counters.enter("a", 1.0)
-    queue = FairQueue(counters)
-    for item in (1, 2, 3):
-        queue.push("a", item)
-    queue.remove("a", 2)
-    assert queue.peek() == 1
-    queue.remove("a", 1)
-    assert queue.peek() == 3
-    queue.remove("a", 3)
-    assert queue.peek() is None
-    assert len(queue) == 0
+    order = TenantOrder(counters)
+    for tenant in "abc":
+        counters.enter(tenant, 1.0)
+        order.add(tenant)
+    assert named(order) == ["a", "b", "c"]
+    order.served("a")
+    assert named(order) == ["b", "c", "a"]
+    counters.charge("a", computed=5)
+    counters.charge("b", computed=3)
+    assert named(order) == named(order) == ["c", "b", "a"]
+    order.discard("b")
+    assert named(order) == ["c", "a"]
+
+
+def test_what_was_charged_and_not_computed_is_given_back():
+    counters = VirtualCounters()
+    counters.enter("a", 2.0)
+    counters.charge("a", computed=100)
+    counters.refund("a", computed=60)
+    assert counters["a"] == 20

@@ -16,9 +16,9 @@ from workers.engine.engine import Drain, LinkClosed, Stop
 from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
+from workers.engine.pace import RECOVERY_STEPS
 from workers.engine.plan import PENDING
 from workers.engine.sequence import Status
-from workers.engine.step_plan import RECOVERY_STEPS
 from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 
 LONG = encode("the quick brown fox jumps over the lazy dog and then sleeps")
@@ -435,7 +435,8 @@ def test_the_latest_arrivals_go_first_and_batch_before_interactive():
     for i in range(4):
         tier = "batch" if i == 1 else "interactive"
         drive.send(generate_request(f"r{i}", LONG[i:], 30, seed=i, tier=tier))
-    drive.step()
+    for _ in range(6):  # until all of them decode
+        drive.step()
     drive.runner.fail_launch = DeviceOutOfMemory("full")
     drive.step()
     running = [s.attempt.message.request_id for s in drive.scheduler.running["interactive"]]

@@ -80,6 +80,8 @@ def test_totals_sum_every_field_of_a_step_they_know():
     not_summed = {
         "step",
         "num_seqs",
+        "num_tokens",
+        "num_kv_tokens",
         "num_decode_seqs",
         "planned_at",
         "launched_at",

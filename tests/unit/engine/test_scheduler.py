@@ -105,9 +105,11 @@ def test_a_step_that_preempted_admits_nobody():
 
 def test_a_step_that_preempted_for_a_running_sequence_admits_nobody_either():
     drive = driver(num_blocks=40, max_batch_tokens=200)
-    drive.send(generate_request("chat", prompt(20), 40, lease_bound=8))
+    drive.send(generate_request("chat", prompt(19), 40, lease_bound=8))
     drive.send(generate_request("batch", prompt(30, 1), 20, tier="batch"))
     drive.step()
+    drive.step()
+    assert running(drive, "batch") == ["batch"]
     chat = drive.attempt("chat").sequences[0]
     assert chat.num_computed == 4 * len(chat.block_ids), "the next token needs a block"
     taken = drive.cache.allocate(drive.cache.num_available)
@@ -193,3 +195,23 @@ def test_waiting_tokens_are_those_of_prompts_that_never_ran():
         18,
     )
     drive.run().check_idle()
+
+
+def sacrificed(*, spared=()):
+    """Who goes when the second of four wants a block: tenants a, a, b, a; b was given most."""
+    drive = driver(num_blocks=200)
+    for i, tenant in enumerate("aaba"):
+        drive.send(generate_request(f"r{i}", prompt(9, i), 40, tenant=tenant))
+    drive.step()
+    drive.scheduler.counters.charge("b", computed=1000)
+    sequences = drive.scheduler.running["interactive"]
+    for index in spared:
+        sequences[index].num_preempted = 2
+    return drive.scheduler._victim(sequences[1]).attempt.message.request_id
+
+
+def test_the_tenant_that_got_most_loses_its_blocks_and_nobody_a_third_time():
+    assert sacrificed() == "r2"
+    assert sacrificed(spared=[2]) == "r3"
+    assert sacrificed(spared=[2, 3]) == "r1"
+    assert sacrificed(spared=[1, 2, 3]) == "r3"

@@ -1,0 +1,239 @@
+"""Fairness in simulated time: the real engine, scheduler and cache, a device whose steps take a + b * tokens + c * kv.
+
+    python benchmarks/fairness.py            # all scenarios, a table and JSON on stdout
+
+flood     one tenant sends ten times what the device can do, another a tenth of its share: the other's p99 time to first
+          token, as a ratio to the same requests sent to an idle device
+backlog   four tenants of equal weight who always have more to send: Jain index of tokens served
+batch     interactive load with and without a batch lane that never ends: p99 time to first token, as a ratio; and the
+          share of the budget left over that batch got
+overload  twice what the device can do, clients that come again when they are told: how many of them are let in then
+
+No clock is read: the same code gives the same figures anywhere. The default pace is that of an 8B model on one H200,
+derived (engine.md 7.2), not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import random
+import statistics
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from fakes import generate_request, scripted_engine
+from simulation import BlindRunner
+
+from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
+
+PACE = (0.008, 30e-6, 20e-9)
+NUM_BLOCKS = 16_000
+IDLE_S = 0.002
+"""A round without work takes the clock on by so much."""
+
+
+@dataclass
+class Client:
+    """One request, as its sender sees it."""
+
+    at: float
+    request: GenerateRequest
+    first: float = -1.0
+    ended: float = -1.0
+    refusals: list[float] = field(default_factory=list)
+    """Seconds told at each refusal."""
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.at
+
+
+@dataclass
+class World:
+    """An engine, a clock, and everybody who sends to it. Clients are given in any order."""
+
+    clients: list[Client]
+    patient: bool = False
+    """Come again when told."""
+    num_tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Prompt and output tokens that ended requests and streams got, by tenant."""
+    now: float = 0.0
+    totals: object = None
+
+    def run(self, until: float) -> World:
+        runner = BlindRunner(PACE, num_blocks=NUM_BLOCKS, max_model_len=40_000)
+        runner.elapse = self._elapse
+        engine = scripted_engine(
+            runner, max_batch_tokens=2048, max_running=128, clock=lambda: self.now
+        )
+        coming = [(client.at, number) for number, client in enumerate(self.clients)]
+        heapq.heapify(coming)
+        by_id = {client.request.request_id: client for client in self.clients}
+        number_of = {id(client): number for number, client in enumerate(self.clients)}
+        while self.now < until and (coming or engine.attempts):
+            inbox = []
+            while coming and coming[0][0] <= self.now:
+                inbox.append((1, self.clients[heapq.heappop(coming)[1]].request))
+            before = self.now
+            out = engine.step(inbox)
+            if self.now == before:
+                self.now += IDLE_S
+            self.totals = engine.totals
+            for _, message in out.messages:
+                if isinstance(message, StepFrame):
+                    self._deltas(message, by_id)
+                elif isinstance(message, Finished):
+                    by_id[message.request_id].ended = self.now
+                elif isinstance(message, Failed):
+                    client = by_id[message.request_id]
+                    after_s = message.retry_after_ms / 1000
+                    client.refusals.append(after_s)
+                    if self.patient:
+                        heapq.heappush(coming, (self.now + after_s, number_of[id(client)]))
+        return self
+
+    def _elapse(self, seconds: float) -> None:
+        self.now += seconds
+
+    def _deltas(self, frame: StepFrame, by_id: dict[str, Client]) -> None:
+        for delta in frame.deltas:
+            client = by_id[delta.request_id]
+            tenant = client.request.tenant
+            self.num_tokens[tenant] += len(delta.tokens)
+            if client.first < 0:
+                client.first = self.now
+                self.num_tokens[tenant] += len(client.request.prompt)
+
+
+def poisson(
+    tenant: str,
+    rate: float,
+    until: float,
+    seed: int,
+    *,
+    prompt: tuple[int, int] = (200, 1000),
+    output: tuple[int, int] = (20, 80),
+    tier: str = "interactive",
+    since: float = 0.0,
+) -> list[Client]:
+    """Requests of one tenant, `rate` a second, no two prompts alike."""
+    rng = random.Random(f"{tenant}/{seed}")
+    clients, at = [], since
+    while (at := at + rng.expovariate(rate)) < until:
+        name = f"{tenant}{len(clients)}"
+        head = [rng.randrange(256) for _ in range(16)]
+        tokens = (head + [98] * rng.randint(*prompt))[: rng.randint(*prompt)]
+        request = generate_request(name, tokens, rng.randint(*output), tenant=tenant, tier=tier)
+        clients.append(Client(at, request))
+    return clients
+
+
+def p99(clients: list[Client]) -> float:
+    values = sorted(c.ttft for c in clients if c.first >= 0)
+    assert len(values) >= 100, f"only {len(values)} requests: no 99th percentile"
+    return values[min(len(values) - 1, int(0.99 * len(values)))]
+
+
+def capacity(seconds: float = 20.0) -> float:
+    """Requests per second that end when there is always more to do."""
+    clients = poisson("load", 400, seconds, 0)
+    world = World(clients).run(seconds)
+    done = [c for c in clients if seconds / 2 < c.ended]
+    assert world.now >= seconds
+    return len(done) / (seconds / 2)
+
+
+def flood(full: float, seconds: float) -> dict[str, dict[str, float]]:
+    """Short prompts fit one step, so waiting for the step under way weighs most; long ones take several."""
+    return {
+        "long_prompts": _flood(full, seconds, (1000, 6000)),
+        "short_prompts": _flood(full, seconds, (200, 1000)),
+    }
+
+
+def _flood(full: float, seconds: float, prompt: tuple[int, int]) -> dict[str, float]:
+    # A tenth of the share of one among two; a request of the flood has 600 tokens.
+    rate = 0.1 * full / 2 * 600 / (sum(prompt) / 2)
+    seconds = max(seconds, 5 + 150 / rate)
+
+    def victims() -> list[Client]:
+        return poisson("victim", rate, seconds, 1, prompt=prompt, since=5.0)
+
+    alone, among = victims(), victims()
+    World(alone).run(seconds + 5)
+    World(among + poisson("flood", 10 * full, seconds, 2)).run(seconds + 5)
+    refused = sum(bool(c.refusals) for c in among)
+    return {
+        "alone_p99_s": p99(alone), "flood_p99_s": p99(among), "ratio": p99(among) / p99(alone),
+        "median_ratio": statistics.median(c.ttft for c in among) / statistics.median(c.ttft for c in alone),
+        "requests": len(among), "refused": refused, "target": 1.5,
+    }  # fmt: skip
+
+
+def backlog(full: float, seconds: float) -> dict[str, float]:
+    """Tenants differ in prompt and output length: equal service is equal charge (1 a prompt token, 2 an output token)."""
+    shapes = {"chat": ((200, 1000), (20, 80)), "short": ((50, 100), (20, 40)),
+              "long": ((2000, 4000), (10, 20)), "talk": ((50, 200), (100, 200))}  # fmt: skip
+    clients = []
+    for number, (tenant, (prompt, output)) in enumerate(shapes.items()):
+        clients += poisson(tenant, 3 * full, seconds, number, prompt=prompt, output=output)
+    charges: dict[str, float] = defaultdict(float)
+    World(clients).run(seconds)
+    for client in clients:
+        if client.ended >= 0:
+            message = client.request
+            charges[message.tenant] += len(message.prompt) + 2 * message.max_tokens
+    values = [charges[tenant] for tenant in shapes]
+    jain = sum(values) ** 2 / (len(values) * sum(v * v for v in values))
+    return {"jain": jain, "target": 0.95, **{f"charge_{t}": charges[t] for t in shapes}}
+
+
+def batch(full: float, seconds: float) -> dict[str, float]:
+    def chats() -> list[Client]:
+        return [c for i in range(4) for c in poisson(f"chat{i}", 0.7 * full / 4, seconds, i)]
+
+    alone, beside = chats(), chats()
+    World(alone).run(seconds + 5)
+    lane = poisson("jobs", full, seconds, 9, tier="batch")
+    world = World(beside + lane).run(seconds)
+    return {
+        "alone_p99_s": p99(alone), "batch_p99_s": p99(beside), "ratio": p99(beside) / p99(alone),
+        "batch_tokens": world.num_tokens["jobs"],
+        "interactive_tokens": sum(n for t, n in world.num_tokens.items() if t != "jobs"),
+        "target": 1.1,
+    }  # fmt: skip
+
+
+def overload(full: float, seconds: float) -> dict[str, float]:
+    clients = [c for i in range(4) for c in poisson(f"t{i}", 2 * full / 4, seconds, i)]
+    World(clients, patient=True).run(3 * seconds + 130)
+    told = [c for c in clients if c.refusals and c.refusals[0] <= 120]
+    again = sum(len(c.refusals) > 1 for c in told)
+    return {
+        "refused": len(told), "admitted_at_the_time_told": 1 - again / max(1, len(told)),
+        "longest_told_s": max((c.refusals[0] for c in told), default=0.0), "target": 0.9,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="simulated, per scenario")
+    parser.add_argument("--only", default="", help="one scenario")
+    told = parser.parse_args()
+    full = capacity()
+    figures: dict[str, object] = {"pace": PACE, "capacity_requests_per_s": full}
+    for scenario in (flood, backlog, batch, overload):
+        if told.only in ("", scenario.__name__):
+            figures[scenario.__name__] = scenario(full, told.seconds)
+            print(scenario.__name__, figures[scenario.__name__], file=sys.stderr)
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

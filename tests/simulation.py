@@ -1,0 +1,284 @@
+"""Scheduler, cache and engine in simulated time: a device whose steps take t = a + b * tokens + c * kv_tokens, and
+whole histories (arrivals, late leases, cancels, a lost link, restarts of the worker) drawn from one seed.
+
+Nothing here reads a clock or a global random state, so one seed is one history. `play(seed)` raises what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import random
+
+from engine_driver import LINK, Driver
+from fakes import ScriptedRunner, encode, generate_request
+
+from workers.engine.engine import LinkClosed
+from workers.engine.plan import Drawn, RowResult
+from workers.protocol.messages import Cancel, ExtendLease
+
+TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
+MAY_FAIL = ("too_long", "deadline", "overloaded")
+
+
+class PacedRunner(ScriptedRunner):
+    """A scripted model on a device of known speed: `pace` is (a, b, c) in seconds."""
+
+    def __init__(self, pace=(0.01, 0.0, 0.0), **options):
+        super().__init__(**options)
+        self.pace = pace
+        self.elapse = lambda seconds: None
+
+    def execute(self, rows):
+        a, b, c = self.pace
+        num_tokens = sum(len(row.tokens) for row in rows)
+        self.elapse(a + b * num_tokens + c * sum(row.start for row in rows))
+        results = super().execute(rows)
+        self.steps.clear()
+        return results
+
+
+class BlindRunner(PacedRunner):
+    """Of the same speed, but it looks at no KV and draws one letter for ever: for load, not for correctness."""
+
+    def execute(self, rows):
+        a, b, c = self.pace
+        num_tokens = sum(len(row.tokens) for row in rows)
+        self.elapse(a + b * num_tokens + c * sum(row.start for row in rows))
+        return [RowResult(tuple(LETTER for _ in row.draws)) for row in rows]
+
+
+LETTER = Drawn(97)
+
+
+def paced_driver(runner, **options):
+    """A driver whose clock moves by what its steps take."""
+    drive = Driver(runner, **options)
+
+    def elapse(seconds):
+        drive.now += seconds
+
+    runner.elapse = elapse
+    return drive
+
+
+class Trace:
+    """One history. `arrivals` say how many steps after the one before; `shape` is the worker."""
+
+    def __init__(self, shape, arrivals, lose_link_at=None, restarts=()):
+        self.shape = shape
+        self.arrivals = arrivals
+        self.lose_link_at = lose_link_at
+        self.restarts = set(restarts)
+        self.cancels = {}
+        self.lost = False
+        self.num_handed_over = 0
+        self.drive = self._worker(1000.0)
+
+    def _worker(self, now):
+        shape = self.shape
+        runner = PacedRunner(
+            shape.get("pace", (0.0, 0.0, 0.0)),
+            num_blocks=shape["num_blocks"],
+            block_size=4,
+            eos_every=shape["eos_every"],
+        )
+        drive = paced_driver(
+            runner,
+            lag=shape["lag"],
+            device=shape["device"],
+            max_batch_tokens=shape["max_batch_tokens"],
+            max_running=shape["max_running"],
+            **shape.get("limits", {}),
+        )
+        drive.now = now
+        drive.eos_every = shape["eos_every"]
+        _watch_order(drive.scheduler)
+        return drive
+
+    def request(self, number, arrival):
+        total = arrival["max_tokens"] * arrival["num_choices"]
+        return generate_request(
+            f"r{number}",
+            (*TEXT[: arrival["length"]], 97 + arrival["variant"]),
+            arrival["max_tokens"],
+            tenant=arrival["tenant"],
+            seed=number,
+            temperature=float(number % 2),
+            tier=arrival["tier"],
+            num_choices=arrival["num_choices"],
+            cache_write=arrival["cache_write"],
+            lease_bound=min(total, arrival["first_lease"]) if total else 0,
+            deadline_ms=arrival.get("deadline_ms", 0),
+        )
+
+    def play(self, max_steps=4000):
+        step = due = number = 0
+        while number < len(self.arrivals) or not self.drive.idle:
+            while number < len(self.arrivals) and due + self.arrivals[number]["after"] <= step:
+                due += self.arrivals[number]["after"]
+                self._arrive(step, number)
+                number += 1
+            if step in self.restarts:
+                self._restart()
+            self._gateway(step)
+            self.drive.step()
+            step += 1
+            assert step < max_steps, "livelock"
+        return self.drive
+
+    def check(self):
+        """Behind `play`: each attempt ended, with the tokens it would have got alone."""
+        drive = self.drive.check_idle()
+        for (link, request_id), request in drive.requests.items():
+            ending = drive.endings.get((link, request_id))
+            if ending is None:
+                assert link == 2 and self.lost
+                continue
+            failed = getattr(ending, "code", None)
+            assert failed is None or failed in MAY_FAIL
+            cancelled = self.arrivals[int(request_id[1:])]["cancel_after"] is not None
+            exactly = failed is None and not cancelled
+            handed = {index for index, _ in request.resume}
+            for index in range(request.num_choices):
+                if request.resume and index not in handed:
+                    continue  # it ended before the restart, and was looked at there
+                drive.check_alone(request, link=link, index=index, exactly=exactly)
+                assert failed or (link, request_id, index) in drive.finishes
+
+    def _arrive(self, step, number):
+        arrival = self.arrivals[number]
+        if self.lost and arrival["link"] == 2:
+            return
+        self.drive.send(self.request(number, arrival), link=arrival["link"])
+        if arrival["cancel_after"] is not None:
+            self.cancels.setdefault(step + arrival["cancel_after"], []).append(
+                (arrival["link"], number)
+            )
+
+    def _gateway(self, step):
+        for link, number in self.cancels.get(step, ()):
+            self.drive.send(Cancel(f"r{number}", -1 if number % 2 else 0), link=link)
+        if step == self.lose_link_at:
+            self.lost = True
+            self.drive.send(LinkClosed(), link=2)
+        for (link, request_id), attempt in self.drive.engine.attempts.items():
+            short = attempt.lease.left < attempt.message.num_choices
+            if attempt.message.max_tokens and short and (step + attempt.serial) % 3 == 0:
+                bound = attempt.lease.bound + 7
+                self.drive.send(ExtendLease(request_id, attempt.lease.seq + 1, bound), link=link)
+
+    def _restart(self):
+        """The worker dies between two steps. Its gateways take what they heard to a fresh one."""
+        old = self.drive
+        self.drive = self._worker(old.now)
+        for event in old.inbox:
+            self.drive.send(event[1], link=event[0])
+        for key, attempt in old.engine.attempts.items():
+            self.num_handed_over += 1
+            self.drive.send(self._handed_over(old, key, attempt), link=key[0])
+
+    def _handed_over(self, old, key, attempt):
+        request = old.requests[key]
+        heard = {}
+        for index in range(request.num_choices):
+            before = dict(request.resume).get(index, ())
+            heard[index] = (*before, *old.tokens[*key, index])
+            if (*key, index) in old.finishes:
+                old.check_alone(request, link=key[0], index=index, exactly=False)
+        ended = {index for index in heard if (*key, index) in old.finishes}
+        if request.resume:
+            ended |= set(heard) - set(dict(request.resume))
+        open_choices = tuple((i, tokens) for i, tokens in heard.items() if i not in ended)
+        begun = bool(request.resume) or any(tokens for tokens in heard.values()) or bool(ended)
+        spent = request.num_output_spent + sum(
+            len(old.tokens[*key, index]) for index in range(request.num_choices)
+        )
+        return _replaced(
+            request,
+            attempt=request.attempt + 1,
+            resume=open_choices if begun else (),
+            lease_bound=attempt.lease.bound,
+            num_output_spent=spent,
+        )
+
+
+def _replaced(request, **changes):
+    fields = {name: getattr(request, name) for name in request.__struct_fields__}
+    return type(request)(**(fields | changes))
+
+
+def _watch_order(scheduler):
+    """The earliest arrival is never preempted beside others, batch above its floor goes before interactive; nobody
+    enters in a step that preempted, nor past one of its tier that was preempted."""
+    preempt, enter = scheduler.ranks.preempt, scheduler.admission._enter
+
+    def watched(sequence, now, plan=None):
+        tier = sequence.attempt.message.tier
+        if plan is not None:
+            assert not plan.ahead, "preempted while a step is in flight"
+            running = scheduler.running[tier]
+            assert sequence is not running[0] or len(running) == 1
+            assert tier == "batch" or scheduler.ranks.batch_victim() is None
+            assert all(sequence is not work.sequence for work in plan.work)
+        preempt(sequence, now, plan)
+
+    def watched_entry(sequence, plan):
+        tier = sequence.attempt.message.tier
+        assert plan.num_preempted == 0, "admitted in a step that preempted"
+        assert not scheduler.preempted[tier] or sequence is scheduler.preempted[tier][0]
+        enter(sequence, plan)
+
+    scheduler.ranks.preempt = watched
+    scheduler.admission._enter = watched_entry
+
+
+# --- histories out of one number ---
+
+
+def history(seed):
+    """The trace of a seed."""
+    rng = random.Random(seed)
+    shape = {
+        "num_blocks": rng.randint(20, 60),
+        "max_batch_tokens": rng.randint(4, 64),
+        "max_running": rng.randint(3, 4),
+        "eos_every": rng.choice([0, 13, 5]),
+        "lag": rng.choice([0, 1, 1]),
+        "pace": (rng.uniform(0.001, 0.02), rng.uniform(0, 2e-3), rng.uniform(0, 1e-5)),
+        "device": {
+            "max_step_tokens": rng.choice([None, None, None, None, 2, 7]),
+            "late": rng.random() < 0.5,
+        },
+    }
+    arrivals = [_arrival(rng) for _ in range(rng.randint(1, 8))]
+    lose_link_at = rng.randint(0, 40) if rng.random() < 0.3 else None
+    restarts = [rng.randint(1, 40) for _ in range(rng.choice([0, 0, 1, 1, 2]))]
+    return Trace(shape, arrivals, lose_link_at, restarts)
+
+
+def _arrival(rng):
+    return {
+        "after": rng.randint(0, 4),
+        "tenant": rng.choice("ABC"),
+        "tier": rng.choice(["interactive", "interactive", "batch"]),
+        "length": rng.randint(1, 40),
+        "variant": rng.randint(0, 2),
+        "max_tokens": rng.randint(0, 16),
+        "num_choices": rng.choice([1, 1, 1, 2, 3]),
+        "cache_write": rng.random() < 0.7,
+        "link": rng.randint(1, 2),
+        "first_lease": rng.randint(1, 30),
+        "cancel_after": rng.choice([None, None, None, rng.randint(0, 12)]),
+        "deadline_ms": rng.choice([0, 0, 0, rng.randint(1, 800)]),
+    }
+
+
+def play(seed):
+    """Plays and checks the history of a seed; returns what it did, for comparing two runs."""
+    trace = history(seed)
+    drive = trace.play()
+    trace.check()
+    endings = {key: (type(e).__name__, e.usage) for key, e in sorted(drive.endings.items())}
+    return drive.now, len(drive.outputs), dict(drive.tokens), endings, trace.num_handed_over
+
+
+__all__ = ["LINK", "TEXT", "BlindRunner", "PacedRunner", "Trace", "history", "paced_driver", "play"]

@@ -1,0 +1,81 @@
+import random
+
+import pytest
+
+from workers.engine.pace import LEAST_BUDGET, MIN_STEPS, StepTime, TokenBudget
+
+A, B, C = 0.008, 30e-6, 20e-9
+
+
+def took(num_tokens, num_kv_tokens):
+    return A + B * num_tokens + C * num_kv_tokens
+
+
+def fed(steps=200, noise=0.0):
+    rng = random.Random(1)
+    step_time = StepTime()
+    for _ in range(steps):
+        n, kv = rng.randint(1, 2000), rng.randint(0, 500_000)
+        step_time.add(n, kv, took(n, kv) * rng.uniform(1 - noise, 1 + noise))
+    return step_time
+
+
+def test_the_fit_finds_the_three_terms_of_a_device():
+    a, b, c = fed().fit
+    assert (a, b, c) == pytest.approx((A, B, C), rel=0.02)
+
+
+def test_noise_of_a_tenth_moves_the_prediction_little():
+    step_time = fed(noise=0.1)
+    assert step_time.predict(1000, 200_000) == pytest.approx(took(1000, 200_000), rel=0.05)
+
+
+def test_the_largest_step_within_a_time_is_foretold():
+    num_tokens = fed().tokens_within(0.05, 100_000)
+    assert took(num_tokens, 100_000) == pytest.approx(0.05, rel=0.02)
+
+
+def test_steps_that_are_all_alike_give_no_negative_term():
+    step_time = StepTime()
+    for number in range(100):
+        step_time.add(64, 5000 + 64 * number, 0.02 - number * 1e-5)
+    assert min(step_time.fit) >= 0
+    assert step_time.predict(64, 11_000) == pytest.approx(0.019, rel=0.1)
+
+
+def test_nothing_larger_is_tried_than_twice_what_was_seen():
+    step_time = StepTime()
+    for _ in range(50):
+        step_time.add(10, 100, 0.001)
+    assert step_time.tokens_within(10.0, 0) <= 20
+
+
+def test_a_device_that_became_slower_is_noticed():
+    step_time, rng = fed(), random.Random(2)
+    for _ in range(200):
+        n = rng.randint(1, 2000)
+        step_time.add(n, 0, 3 * took(n, 0))
+    assert step_time.predict(1000, 0) == pytest.approx(3 * took(1000, 0), rel=0.1)
+
+
+def budget_after(steps, *, limit=2048, target_s=0.05):
+    budget = TokenBudget(limit, target_s)
+    for n in range(steps):
+        budget.step_ran(500 + 20 * (n % 60), 0, took(500 + 20 * (n % 60), 0) * 1.5)
+    return budget
+
+
+def test_the_budget_keeps_an_interactive_step_within_its_target():
+    budget = budget_after(100)
+    num_tokens = budget.pace(0, hurried=True)
+    assert took(num_tokens, 0) * 1.5 == pytest.approx(0.05, rel=0.03)
+    assert budget.pace(0, hurried=False) == 2048, "batch alone has no target"
+
+
+def test_the_budget_never_falls_below_what_is_worth_a_step():
+    assert budget_after(100, target_s=0.001).pace(0, hurried=True) == LEAST_BUDGET
+    assert budget_after(100, limit=64, target_s=0.001).pace(0, hurried=True) == 64
+
+
+def test_a_few_steps_foretell_nothing():
+    assert budget_after(MIN_STEPS - 1).pace(0, hurried=True) == 2048

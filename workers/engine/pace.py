@@ -1,0 +1,131 @@
+"""How long a step takes, learned from those that ran, and how many tokens the next one may therefore have. Pure.
+
+t = a + b * tokens + c * kv_tokens, least squares over recent steps, older ones forgotten (engine.md 3.2). Knows numbers
+only; whose tokens they are is the planner's.
+"""
+
+from __future__ import annotations
+
+RECOVERY_STEPS = 64
+"""A budget that was cut grows to twice itself after so many steps that ran."""
+
+LEAST_BUDGET = 256
+"""Tokens of a step, however slow: below, fixed costs are most of what is paid."""
+
+FORGET = 0.98
+"""Of the weight of all steps so far, at each step: some 50 of them count."""
+
+MIN_STEPS = 8
+"""Nothing is foretold from fewer."""
+
+UNITS = (1.0, 256.0, 65536.0)
+"""Of the three terms, so that the equations are of one size."""
+
+RIDGE = 1e-4
+"""Where steps are too much alike to tell the terms apart, the smallest coefficients that fit."""
+
+
+class StepTime:
+    """The fit. `add` and the first question behind it are O(1): sums of products, three equations."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.largest = 0.0
+        """Tokens of the largest step not forgotten."""
+        self._products = [[0.0] * 3 for _ in range(3)]
+        self._results = [0.0] * 3
+        self._fit: tuple[float, float, float] | None = None
+
+    def add(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
+        """A step that took no time at all (a clock that stands) says nothing."""
+        if seconds <= 0:
+            return
+        self.num_steps += 1
+        self.largest = max(self.largest * FORGET, float(num_tokens))
+        terms = (1.0, num_tokens / UNITS[1], num_kv_tokens / UNITS[2])
+        for row, term in enumerate(terms):
+            self._results[row] = FORGET * self._results[row] + term * seconds
+            for column, other in enumerate(terms):
+                self._products[row][column] = FORGET * self._products[row][column] + term * other
+        self._fit = None
+
+    @property
+    def fit(self) -> tuple[float, float, float]:
+        """(a, b, c) in seconds, seconds per token, seconds per KV token; none is negative."""
+        if self._fit is None:
+            terms = [0, 1, 2]
+            while True:
+                found = self._solve(terms)
+                worst = min(terms, key=lambda term: found[term])
+                if found[worst] >= 0:
+                    break
+                terms.remove(worst)
+            self._fit = (found[0], found[1] / UNITS[1], found[2] / UNITS[2])
+        return self._fit
+
+    def predict(self, num_tokens: int, num_kv_tokens: int) -> float:
+        a, b, c = self.fit
+        return a + b * num_tokens + c * num_kv_tokens
+
+    def tokens_within(self, seconds: float, num_kv_tokens: int) -> float:
+        """The largest step that is thought to end in time; at most twice the largest that was seen."""
+        a, b, c = self.fit
+        left = seconds - a - c * num_kv_tokens
+        bound = 2 * self.largest
+        return min(bound, left / b) if b > 0 else bound
+
+    def _solve(self, terms: list[int]) -> list[float]:
+        """Gaussian elimination on the terms given, the others being 0; sums of squares, so pivots are positive."""
+        weight = self._products[0][0]
+        rows = [
+            [self._products[r][c] + (RIDGE * weight if r == c else 0.0) for c in terms]
+            + [self._results[r]]
+            for r in terms
+        ]
+        size = len(terms)
+        for pivot in range(size):
+            for below in range(pivot + 1, size):
+                factor = rows[below][pivot] / rows[pivot][pivot]
+                rows[below] = [
+                    x - factor * y for x, y in zip(rows[below], rows[pivot], strict=True)
+                ]
+        found = [0.0] * 3
+        for row in reversed(range(size)):
+            known = sum(rows[row][k] * found[terms[k]] for k in range(row + 1, size))
+            found[terms[row]] = (rows[row][size] - known) / rows[row][row]
+        return found
+
+
+class TokenBudget:
+    """Tokens of a step: the limit, or less to keep the pace, or less for a while after the device ran out of memory."""
+
+    def __init__(self, limit: int, target_s: float) -> None:
+        """`target_s`: what a step may take while an interactive sequence waits for its next token."""
+        self.num_tokens = limit
+        self.step_time = StepTime()
+        self._ceiling = limit
+        self._limit = limit
+        self._target_s = target_s
+        self._num_steps = 0
+
+    def pace(self, num_kv_tokens: int, *, hurried: bool) -> int:
+        """The budget of the next step, which is thought to read so many tokens of KV."""
+        self.num_tokens = self._ceiling
+        if hurried and self.step_time.num_steps >= MIN_STEPS:
+            within = self.step_time.tokens_within(self._target_s, num_kv_tokens)
+            self.num_tokens = min(self._ceiling, max(LEAST_BUDGET, int(within)))
+        return self.num_tokens
+
+    def cut(self, num_tokens: int) -> None:
+        """A step of `num_tokens` was too large."""
+        self._ceiling = self.num_tokens = max(1, min(self._ceiling, num_tokens // 2))
+        self._num_steps = 0
+
+    def step_ran(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
+        self.step_time.add(num_tokens, num_kv_tokens, seconds)
+        if self._ceiling == self._limit:
+            return
+        self._num_steps += 1
+        if self._num_steps == RECOVERY_STEPS:
+            self._num_steps = 0
+            self._ceiling = self.num_tokens = min(self._limit, 2 * self._ceiling)
