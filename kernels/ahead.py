@@ -22,7 +22,23 @@ from typing import Any
 
 from kernels.specimen import Specimen
 
-MODULES = ("norm",)
+MODULES = (
+    "attention_decode",
+    "attention_prefill",
+    "attention_shared",
+    "block_copy",
+    "group_rows",
+    "kv_write",
+    "linear",
+    "linear_quant",
+    "logits",
+    "lora",
+    "moe",
+    "norm",
+    "pointwise",
+    "rows",
+    "sample",
+)
 """Triton modules; each has `specimens(capability)`."""
 CAPABILITIES = (80, 90)
 SHARED_LIMIT = {80: 166_912, 90: 232_448}

@@ -10,13 +10,15 @@ from functools import cached_property
 
 import torch
 
+from kernels.splits import DecodeWorkspace
+
 
 @dataclass(frozen=True)
 class Slots:
     """Where the tokens of a step are stored."""
 
     slots: torch.Tensor
-    """int64 per token: block id * block size + offset in it; -1 stores nothing."""
+    """int32 or int64 per token: block id * block size + offset in it; -1 stores nothing."""
     block_size: int
     _rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
 
@@ -29,11 +31,17 @@ class Slots:
         keep = self.slots >= 0
         return None if bool(keep.all()) else keep.nonzero().squeeze(1)
 
+    @cached_property
+    def distinct(self) -> bool:
+        """Whether no slot is written twice."""
+        slots = self.slots if self.stored is None else self.slots[self.stored]
+        return len(slots.unique()) == len(slots)
+
     def head_rows(self, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the stored tokens: rows of the layer seen as `[num_blocks * 2 * KVH * block_size, head_dim]`, of their
         keys and of their values, in the order token, head."""
         if num_kv_heads not in self._rows:
-            slots = self.slots if self.stored is None else self.slots[self.stored]
+            slots = (self.slots if self.stored is None else self.slots[self.stored]).long()
             heads = torch.arange(num_kv_heads, device=slots.device) * self.block_size
             half = num_kv_heads * self.block_size
             first = slots // self.block_size * (2 * half) + slots % self.block_size
@@ -72,6 +80,8 @@ class PagedBatch:
     block_size: int
     given: RowTensors | None = None
     """Tensors that outlive a step (a captured one reads the same again and again); None: built from the lists."""
+    workspace: DecodeWorkspace | None = None
+    """Of decode attention, likewise; None: every call makes its own."""
     _row_ids: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict, repr=False)
     _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
@@ -133,3 +143,32 @@ class PagedBatch:
                 seen &= keys > queries - window
             self._masks[key] = seen
         return self._masks[key]
+
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """What running sequences own on the device, a row each: the host only sends changes. A row's `positions[i]` is the
+    place of its last token, whose KV the next step writes; the block of that place is in the table by then."""
+
+    last_tokens: torch.Tensor
+    """`[max_rows]`, int32 or int64."""
+    positions: torch.Tensor
+    """`[max_rows]` int32, from 0."""
+    block_table: torch.Tensor
+    """`[max_rows, max_blocks]` int32; unused entries 0."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The static buffers that a captured decode step of `bucket` rows reads."""
+
+    token_ids: torch.Tensor
+    """`[bucket]`, int32 or int64. transformers' embeddings take both; its own type is int64."""
+    positions: torch.Tensor
+    """`[bucket]`, int32 or int64 likewise."""
+    slots: torch.Tensor
+    """`[bucket]`, int32 or int64 (`Slots`)."""
+    seq_lens: torch.Tensor
+    """`[bucket]` int32 (`RowTensors`)."""
+    block_table: torch.Tensor
+    """`[bucket, max_blocks]` int32 (`RowTensors`): the rows' tables, side by side."""

@@ -13,25 +13,88 @@ from typing import Any
 
 import torch
 
-from kernels.batch import PagedBatch, Slots
-from kernels.reference import attention, norm, sample
+from kernels import checks
+from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
+from kernels.draws import DrawTensors, EditTensors, Workspace, geometry, num_words
+from kernels.reference import (
+    attention,
+    group_rows,
+    kv,
+    linear,
+    logits,
+    lora,
+    moe,
+    norm,
+    pointwise,
+    rows,
+    sample,
+)
+from kernels.shared import SharedGroups
+from kernels.weight_ops import WeightOps
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
 """16 and 32 exist for small models on a CPU."""
-SUPPORTED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 Kernel = Callable[..., Any]
 
 TWINS: dict[str, Kernel] = {
-    "kv_write": attention.kv_write,
+    "advance_rows": rows.advance_rows,
     "attention_decode": attention.attention_decode,
     "attention_prefill": attention.attention_prefill,
-    "block_copy": attention.block_copy,
+    "attention_shared": attention.attention_shared,
+    "block_copy": kv.block_copy,
+    "count_tokens": logits.count_tokens,
+    "gather_blocks": kv.gather_blocks,
+    "gelu_mul": pointwise.gelu_mul,
+    "group_rows": group_rows.group_rows,
+    "input_prep": rows.input_prep,
+    "kv_write": kv.kv_write,
+    "linear_fp8": linear.linear_fp8,
+    "linear_small": linear.linear_small,
+    "linear_w4": linear.linear_w4,
+    "linear_w8": linear.linear_w8,
+    "logits": logits.logits,
+    "lora": lora.lora,
+    "moe": moe.moe,
+    "quantize_tokens": linear.quantize_tokens,
     "rms_norm": norm.rms_norm,
+    "rope": pointwise.rope,
+    "rope_kv_write": kv.rope_kv_write,
+    "route_experts": moe.route_experts,
     "sample": sample.sample,
+    "scatter_blocks": kv.scatter_blocks,
+    "silu_mul": pointwise.silu_mul,
+    "top_logprobs": sample.top_logprobs,
+    "verify": sample.verify,
 }
 COMPILED: dict[str, str] = {
+    "advance_rows": "kernels.rows",
+    "attention_decode": "kernels.attention_decode",
+    "attention_prefill": "kernels.attention_prefill",
+    "attention_shared": "kernels.attention_shared",
+    "block_copy": "kernels.block_copy",
+    "count_tokens": "kernels.logits",
+    "gather_blocks": "kernels.block_copy",
+    "gelu_mul": "kernels.pointwise",
+    "group_rows": "kernels.group_rows",
+    "input_prep": "kernels.rows",
+    "kv_write": "kernels.kv_write",
+    "linear_fp8": "kernels.linear_quant",
+    "linear_small": "kernels.linear",
+    "linear_w4": "kernels.linear_quant",
+    "linear_w8": "kernels.linear_quant",
+    "logits": "kernels.logits",
+    "lora": "kernels.lora",
+    "moe": "kernels.moe",
+    "quantize_tokens": "kernels.linear_quant",
     "rms_norm": "kernels.norm",
+    "rope": "kernels.pointwise",
+    "rope_kv_write": "kernels.kv_write",
+    "route_experts": "kernels.moe",
+    "sample": "kernels.sample",
+    "scatter_blocks": "kernels.block_copy",
+    "silu_mul": "kernels.pointwise",
+    "verify": "kernels.sample",
 }
 """Op name to the Triton module that has a function of the same name and signature."""
 
@@ -44,14 +107,19 @@ class Ops:
     chosen: dict[str, Kernel]
     """Kernel name to what was chosen, for the log and the tests."""
 
-    def kv_write(
-        self, kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots
-    ) -> None:
-        _check_kv(kv)
-        assert slots.block_size == kv.shape[3], (slots.block_size, kv.shape)
-        assert key.shape == value.shape == (len(slots), kv.shape[2], kv.shape[4]), key.shape
-        assert key.dtype == value.dtype == kv.dtype, key.dtype
-        self.chosen["kv_write"](kv, key, value, slots)
+    debug: bool = False
+    """Checks look also at the contents of tensors, for which the host waits for the device."""
+
+    @property
+    def weights(self) -> WeightOps:
+        return WeightOps(self.chosen)
+
+    def advance_rows(self, rows: DeviceRows, active: torch.Tensor, tokens: torch.Tensor) -> None:
+        checks.check_rows(rows)
+        assert tokens.shape == active.shape, (tokens.shape, active.shape)
+        assert active.dtype == torch.int32, active.dtype
+        assert checks.is_index(tokens), tokens.dtype
+        self.chosen["advance_rows"](rows, active, tokens)
 
     def attention_decode(
         self,
@@ -63,10 +131,15 @@ class Ops:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
     ) -> None:
         assert batch.starts[-1] == batch.num_rows, "a decode row has one query"
-        _check_attention(out, query, kv, batch)
-        self.chosen["attention_decode"](out, query, kv, batch, scale, window, softcap, sinks)
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, lse)
+        self.chosen["attention_decode"](
+            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, lse
+        )
 
     def attention_prefill(
         self,
@@ -78,14 +151,123 @@ class Ops:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+        tree: torch.Tensor | None = None,
     ) -> None:
-        _check_attention(out, query, kv, batch)
-        self.chosen["attention_prefill"](out, query, kv, batch, scale, window, softcap, sinks)
+        assert scale > 0.0, scale
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, None)
+        if tree is not None:
+            assert tree.shape == query.shape[:1], (tree.shape, query.shape)
+            assert tree.dtype == torch.int64, tree.dtype
+            assert window == 0, "nodes of a tree have no place in a window"
+            assert max(batch.query_lens, default=0) <= 64, batch.query_lens
+        self.chosen["attention_prefill"](
+            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, tree
+        )
 
-    def block_copy(self, kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
-        assert kv.dim() == 6, kv.shape
+    def attention_shared(
+        self,
+        out: torch.Tensor,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        batch: PagedBatch,
+        groups: SharedGroups,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        assert batch.starts[-1] == batch.num_rows == len(groups.own_starts), "one query per row"
+        _check_attention(out, query, kv, batch, kv_scales)
+        _check_heads(query, sinks, None)
+        self.chosen["attention_shared"](
+            out, query, kv, batch, groups, scale, softcap, sinks, kv_scales
+        )
+
+    def block_copy(
+        self,
+        kv: torch.Tensor,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        """Ids may lie on the host: then they are looked at too."""
+        checks.check_layers(kv, kv_scales)
         assert source.shape == target.shape, (source.shape, target.shape)
-        self.chosen["block_copy"](kv, source, target)
+        if self._looks_into(target):
+            checks.check_targets(target)
+            assert not bool(torch.isin(target, source).any()), "a source is also a target"
+        source, target = source.to(kv.device), target.to(kv.device)
+        self.chosen["block_copy"](kv, source, target, kv_scales)
+
+    def count_tokens(self, counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor) -> None:
+        assert counts.dim() == 2, counts.shape
+        assert counts.is_contiguous(), counts.stride()
+        assert counts.dtype == lines.dtype == torch.int32, (counts.dtype, lines.dtype)
+        assert lines.shape == tokens.shape, (lines.shape, tokens.shape)
+        self.chosen["count_tokens"](counts, lines, tokens)
+
+    def gather_blocks(
+        self,
+        staging: torch.Tensor,
+        kv: torch.Tensor,
+        ids: torch.Tensor,
+        staging_scales: torch.Tensor | None = None,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        checks.check_staging(staging, kv, ids, staging_scales, kv_scales)
+        self.chosen["gather_blocks"](staging, kv, ids.to(kv.device), staging_scales, kv_scales)
+
+    def gelu_mul(
+        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
+    ) -> None:
+        checks.check_gated(out, x, out_scales)
+        self.chosen["gelu_mul"](out, x, out_scales)
+
+    def input_prep(
+        self, inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int
+    ) -> None:
+        checks.check_rows(rows)
+        bucket, max_blocks = len(active), rows.block_table.shape[1]
+        assert active.dtype == inputs.seq_lens.dtype == torch.int32, active.dtype
+        vectors = (inputs.token_ids, inputs.positions, inputs.slots, inputs.seq_lens)
+        assert all(len(vector) == bucket and checks.is_index(vector) for vector in vectors), bucket
+        assert inputs.block_table.shape == (bucket, max_blocks), inputs.block_table.shape
+        assert inputs.block_table.dtype == torch.int32, inputs.block_table.dtype
+        assert inputs.block_table.is_contiguous(), inputs.block_table.stride()
+        self.chosen["input_prep"](inputs, rows, active, block_size)
+
+    def kv_write(
+        self,
+        kv: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        slots: Slots,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        _check_kv(kv, kv_scales)
+        self._check_slots(slots, kv)
+        assert key.shape == value.shape == (len(slots), kv.shape[2], kv.shape[4]), key.shape
+        assert key.dtype == value.dtype, (key.dtype, value.dtype)
+        assert key.dtype == kv.dtype or kv_scales is not None, (key.dtype, kv.dtype)
+        assert key.stride(2) == value.stride(2) == 1, (key.stride(), value.stride())
+        self.chosen["kv_write"](kv, key, value, slots, kv_scales)
+
+    def logits(
+        self,
+        out: torch.Tensor,
+        raw: torch.Tensor,
+        edits: EditTensors,
+        temperature: torch.Tensor,
+        workspace: Workspace | None = None,
+    ) -> None:
+        _check_rows(out, workspace)
+        _check_rows(raw, workspace)
+        assert out.shape == raw.shape, (out.shape, raw.shape)
+        assert out.data_ptr() != raw.data_ptr(), "raw logits are needed for logprobs"
+        _check_edits(edits, *raw.shape)
+        self.chosen["logits"](out, raw, edits, temperature, workspace)
 
     def rms_norm(
         self,
@@ -94,22 +276,134 @@ class Ops:
         weight: torch.Tensor,
         eps: float,
         residual: torch.Tensor | None = None,
+        plus_one: bool = False,
+        cast_first: bool = True,
+        out_scales: torch.Tensor | None = None,
     ) -> None:
         assert x.dim() == 2, x.shape
         assert x.is_contiguous(), x.stride()
         assert weight.shape == x.shape[1:], (weight.shape, x.shape)
         assert out.shape == x.shape, (out.shape, x.shape)
-        assert residual is None or residual.shape == x.shape, x.shape
-        self.chosen["rms_norm"](out, x, weight, eps, residual)
+        assert residual is None or (residual.shape == x.shape and residual.is_contiguous()), x.shape
+        checks.check_out(out, out_scales)
+        how = (residual, plus_one, cast_first, out_scales)
+        self.chosen["rms_norm"](out, x, weight, eps, *how)
 
-    def sample(self, logits: torch.Tensor, draws: sample.DrawTensors) -> torch.Tensor:
-        assert logits.dim() == 2, logits.shape
-        assert logits.dtype == torch.float32, logits.dtype
-        assert len(draws.seeds) == len(logits), (len(draws.seeds), len(logits))
-        return self.chosen["sample"](logits, draws)
+    def rope(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        table: torch.Tensor,
+        positions: torch.Tensor,
+        interleaved: bool = False,
+    ) -> None:
+        assert x.dim() == 3, x.shape
+        assert out.shape == x.shape, (out.shape, x.shape)
+        assert out.dtype == x.dtype, (out.dtype, x.dtype)
+        assert out.stride(2) == x.stride(2) == 1, (out.stride(), x.stride())
+        checks.check_table(table, positions, *x.shape[::2])
+        self.chosen["rope"](out, x, table, positions, interleaved)
+
+    def rope_kv_write(
+        self,
+        kv: torch.Tensor,
+        qkv: torch.Tensor,
+        table: torch.Tensor,
+        positions: torch.Tensor,
+        slots: Slots,
+        norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+        eps: float = 0.0,
+        interleaved: bool = False,
+        kv_scales: torch.Tensor | None = None,
+    ) -> None:
+        _check_kv(kv, kv_scales)
+        self._check_slots(slots, kv)
+        num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
+        assert qkv.dim() == 2, qkv.shape
+        assert qkv.stride(1) == 1, qkv.stride()
+        assert qkv.shape[1] % head_dim == 0, (qkv.shape, kv.shape)
+        assert qkv.shape[1] > 2 * num_kv_heads * head_dim, (qkv.shape, kv.shape)
+        assert len(slots) == len(qkv), (len(slots), qkv.shape)
+        assert qkv.dtype == kv.dtype or kv_scales is not None, (qkv.dtype, kv.dtype)
+        assert norms is None or all(weight.shape == (head_dim,) for weight in norms), head_dim
+        checks.check_table(table, positions, len(qkv), head_dim)
+        how = (norms, eps, interleaved, kv_scales)
+        self.chosen["rope_kv_write"](kv, qkv, table, positions, slots, *how)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        draws: DrawTensors,
+        tokens: torch.Tensor | None = None,
+        logprobs: torch.Tensor | None = None,
+        raw: torch.Tensor | None = None,
+        workspace: Workspace | None = None,
+    ) -> torch.Tensor:
+        _check_rows(logits, workspace)
+        rows = len(logits)
+        assert len(draws.seeds) == len(draws.temperature) == rows, (draws.seeds.shape, rows)
+        assert draws.seeds.is_contiguous(), draws.seeds.stride()
+        assert tokens is None or (tokens.shape, tokens.dtype) == ((rows,), torch.int64)
+        assert logprobs is None or (logprobs.shape, logprobs.dtype) == ((rows,), torch.float32)
+        assert raw is None or raw.shape == logits.shape, (raw.shape, logits.shape)
+        return self.chosen["sample"](logits, draws, tokens, logprobs, raw, workspace)
+
+    def sample_workspace(self, max_rows: int, vocab: int) -> Workspace:
+        """Buffers for `logits` and `sample` of up to so many rows; a step that is captured needs them."""
+        return Workspace.create(max_rows, geometry(vocab), self.device)
+
+    def scatter_blocks(
+        self,
+        kv: torch.Tensor,
+        staging: torch.Tensor,
+        ids: torch.Tensor,
+        kv_scales: torch.Tensor | None = None,
+        staging_scales: torch.Tensor | None = None,
+    ) -> None:
+        checks.check_staging(staging, kv, ids, staging_scales, kv_scales)
+        if self._looks_into(ids):
+            checks.check_targets(ids)
+        self.chosen["scatter_blocks"](kv, staging, ids.to(kv.device), kv_scales, staging_scales)
+
+    def silu_mul(
+        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
+    ) -> None:
+        checks.check_gated(out, x, out_scales)
+        self.chosen["silu_mul"](out, x, out_scales)
+
+    def top_logprobs(self, values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
+        assert values.shape == tokens.shape, (values.shape, tokens.shape)
+        assert len(raw) == len(tokens), (raw.shape, tokens.shape)
+        assert tokens.shape[1] <= raw.shape[1], (tokens.shape, raw.shape)
+        self.chosen["top_logprobs"](values, tokens, raw)
+
+    def verify(
+        self,
+        accepted: torch.Tensor,
+        following: torch.Tensor,
+        draws: torch.Tensor,
+        proposals: torch.Tensor,
+        numbers: torch.Tensor,
+    ) -> None:
+        rows, most = proposals.shape
+        assert draws.shape == (rows, most + 1), (draws.shape, proposals.shape)
+        assert accepted.shape == following.shape == numbers.shape == (rows,), accepted.shape
+        assert draws.dtype == proposals.dtype == following.dtype == torch.int64, draws.dtype
+        assert draws.is_contiguous(), draws.stride()
+        assert proposals.is_contiguous(), proposals.stride()
+        self.chosen["verify"](accepted, following, draws, proposals, numbers)
+
+    def _looks_into(self, tensor: torch.Tensor) -> bool:
+        return self.debug or tensor.device.type == "cpu"
+
+    def _check_slots(self, slots: Slots, kv: torch.Tensor) -> None:
+        assert slots.block_size == kv.shape[3], (slots.block_size, kv.shape)
+        assert not self.debug or slots.distinct, "a slot is written twice"
 
 
-def choose(device: torch.device, compiled: Collection[str] | None = None) -> Ops:
+def choose(
+    device: torch.device, compiled: Collection[str] | None = None, debug: bool = False
+) -> Ops:
     """The ops of a device. `compiled`: names of those that take the Triton kernel; None: all on a GPU, none on a CPU.
     Named on a CPU they run in Triton's interpreter, which tests use."""
     if compiled is None:
@@ -117,26 +411,65 @@ def choose(device: torch.device, compiled: Collection[str] | None = None) -> Ops
     chosen = dict(TWINS)
     for name in compiled:
         chosen[name] = getattr(importlib.import_module(COMPILED[name]), name)
-    return Ops(device, chosen)
+    return Ops(device, chosen, debug)
 
 
-def _check_kv(kv: torch.Tensor) -> None:
+def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
+    """KV of a layer; 8-bit KV comes with scales, other KV without."""
     assert kv.dim() == 5, kv.shape
     assert kv.shape[1] == 2, kv.shape
     assert kv.is_contiguous(), kv.stride()
-    assert kv.dtype in SUPPORTED_DTYPES, kv.dtype
     assert kv.shape[4] in SUPPORTED_HEAD_DIMS, kv.shape
+    checks.check_scales(kv, kv_scales)
 
 
 def _check_attention(
-    out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch
+    out: torch.Tensor,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    batch: PagedBatch,
+    kv_scales: torch.Tensor | None = None,
 ) -> None:
-    _check_kv(kv)
+    _check_kv(kv, kv_scales)
     assert out.shape == query.shape, (out.shape, query.shape)
     assert query.shape[0] == batch.starts[-1], (query.shape, batch.starts)
     assert query.shape[1] % kv.shape[2] == 0, (query.shape, kv.shape)
     assert query.shape[2] == kv.shape[4], (query.shape, kv.shape)
-    assert query.dtype == out.dtype == kv.dtype, (query.dtype, out.dtype, kv.dtype)
+    assert query.dtype == out.dtype, (query.dtype, out.dtype)
+    assert query.dtype == kv.dtype or kv_scales is not None, (query.dtype, kv.dtype)
+    assert query.dtype in checks.SUPPORTED_DTYPES, query.dtype
     assert query.stride(2) == 1, query.stride()
     assert out.stride(2) == 1, out.stride()
     assert batch.block_size == kv.shape[3], (batch.block_size, kv.shape)
+
+
+def _check_heads(query: torch.Tensor, sinks: torch.Tensor | None, lse: torch.Tensor | None) -> None:
+    if sinks is not None:
+        assert sinks.shape == query.shape[1:2], (sinks.shape, query.shape)
+        assert sinks.is_contiguous(), sinks.stride()
+    if lse is not None:
+        assert lse.shape == query.shape[:2] and lse.is_contiguous(), (lse.shape, query.shape)
+        assert lse.dtype == torch.float32, lse.dtype
+
+
+def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
+    assert logits.dim() == 2, logits.shape
+    assert logits.dtype == torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    if workspace is not None:
+        cut = workspace.geometry
+        assert len(workspace.bounds) >= len(logits), logits.shape
+        assert cut.segments * cut.segment_size >= logits.shape[1], (cut, logits.shape)
+
+
+def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
+    lines = (edits.penalty_lines, edits.mask_lines)
+    assert all(len(line) == rows and line.dtype == torch.int32 for line in lines), rows
+    assert edits.counts.shape[1] == vocab, (edits.counts.shape, vocab)
+    words = (edits.prompt_bits.shape[1], edits.mask_bits.shape[1])
+    assert words == (num_words(vocab),) * 2, (words, vocab)
+    assert len(edits.prompt_bits) == len(edits.counts), edits.prompt_bits.shape
+    assert edits.bias_tokens.shape == edits.biases.shape, edits.biases.shape
+    assert len(edits.biases) == rows, (edits.biases.shape, rows)
+    tables = (edits.counts, edits.prompt_bits, edits.mask_bits, edits.bias_tokens, edits.biases)
+    assert all(table.is_contiguous() for table in tables)

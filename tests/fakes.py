@@ -21,7 +21,7 @@ from cache.prefix_cache import PrefixCache
 from workers.engine.engine import Engine
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
-from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
+from workers.engine.plan import Collected, Draw, Drawn, KernelState, Row, RowResult, Ticket
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
@@ -102,6 +102,7 @@ class ScriptedRunner:
         self.max_model_len = max_model_len
         self.eos_token_ids = (EOS,)
         self.vocab_size = VOCAB_SIZE
+        self.kernels: tuple[KernelState, ...] = ()
         self.steps: list[list[Row]] = []
         self.copies: list[tuple[int, int]] = []
         self.hanging = threading.Event()

@@ -135,7 +135,8 @@ def place(
     """Gives each sequence blocks for `num_tokens` output tokens, in random order. KV starts poisoned: a slot read
     before it was written shows in every later token."""
     with torch.inference_mode():
-        runner.store.tensor.fill_(float("nan"))
+        poisoned = runner.store.tensor if runner.store.scales is None else runner.store.scales
+        poisoned.fill_(float("nan"))
     free = list(range(1, runner.num_blocks))
     random.Random(shuffle_seed).shuffle(free)
     for sequence in sequences:

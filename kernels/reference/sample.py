@@ -1,4 +1,4 @@
-"""Plain-torch twin of the sampling kernel: thresholds, counter-based noise, one token per row.
+"""Plain-torch twins of `kernels.sample`: thresholds, counter-based noise, one token per row; and what proposals pass.
 
 Knows logits and numbers per row. Does not know requests, penalties or grammars. A row's token is a function of that
 row alone: its logits, its parameters, its seed and its position.
@@ -6,9 +6,12 @@ row alone: its logits, its parameters, its seed and its position.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import fields
 
 import torch
+
+from kernels.draws import COLDEST, DrawTensors, Workspace
 
 PURPOSE_SAMPLE, PURPOSE_ACCEPT, PURPOSE_RESIDUAL = 0, 1, 2
 """Last word of the counter, so that different uses of one position never share a number."""
@@ -19,28 +22,50 @@ _LOW32 = 0xFFFFFFFF
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 _SPARSE = 8
 """Noise is made for the kept tokens alone where they are fewer than one in so many."""
-_FIRST_TRY = 1024
-"""Candidates looked at before a whole row is sorted: a nucleus is almost always smaller."""
+_ROWS_OF = 2**18
+"""So many logits are worked on at once: their integers of noise stay in a core's cache."""
+_CHUNKS = 2048
+"""A row's tokens are dealt to so many chunks, whose largest logits bound the thresholds."""
+_MARGIN = 1e-6
+"""Relative error allowed to sums where they only bound a threshold."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrawTensors:
-    """One entry per row of the logits, on their device. Off: temperature 1, top_k 0, top_p 1, min_p 0."""
+def sample(
+    logits: torch.Tensor,
+    draws: DrawTensors,
+    tokens: torch.Tensor | None = None,
+    logprobs: torch.Tensor | None = None,
+    raw: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
+) -> torch.Tensor:
+    """One token per row, int64: scale by temperature, cut to top-k, top-p, min-p, add Gumbel noise, take the largest.
+    A greedy row takes its largest logit, a row without a finite logit token 0.
 
-    temperature: torch.Tensor
-    """> 0; greedy rows do not come here."""
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seeds: torch.Tensor
-    """`[rows, 2]` int64: the low and the high 32 bits of each seed."""
-    positions: torch.Tensor
-    """int64: index of the token to be drawn in prompt + output."""
+    `logits`: `[rows, vocab]` float32, not changed. `tokens` `[rows]` receives the answer; None: made here.
+    `logprobs` `[rows]` float32 receives the log-softmax of the raw logits at the token; None: not wanted.
+    `raw`: the logits before the op `logits`, whose output `logits` then is (divided by temperature already) and whose
+    scan lies in `workspace`; None: `logits` are raw. `workspace` is for the compiled kernel, which allocates without.
+    """
+    greedy = draws.temperature < COLDEST
+    tokens = torch.empty_like(draws.positions) if tokens is None else tokens
+    if bool(greedy.any()):
+        tokens.copy_(logits.argmax(dim=-1))
+    for rows in (~greedy).nonzero().squeeze(1).split(max(1, _ROWS_OF // logits.shape[1])):
+        part, drawn = logits[rows], _rows_of(draws, rows)
+        tokens[rows] = _draw(part if raw is not None else part / drawn.temperature[:, None], drawn)
+    if logprobs is not None:
+        source = logits if raw is None else raw
+        own = source.gather(1, tokens[:, None]).squeeze(1)
+        logprobs.copy_(own - source.logsumexp(dim=-1))
+    return tokens
 
 
-def sample(logits: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
-    """One token per row: scale by temperature, cut to top-k, top-p, min-p, add Gumbel noise, take the largest."""
-    scaled = keep_candidates(logits / draws.temperature[:, None], draws)
+def _rows_of(draws: DrawTensors, rows: torch.Tensor) -> DrawTensors:
+    return DrawTensors(*(getattr(draws, field.name)[rows] for field in fields(draws)))
+
+
+def _draw(scaled: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
+    scaled = keep_candidates(scaled, draws)
     rows, tokens = scaled.isfinite().nonzero(as_tuple=True)
     if len(rows) * _SPARSE > scaled.numel():
         return (scaled - dense_noise(draws, scaled.shape[1], PURPOSE_SAMPLE)).argmax(dim=-1)
@@ -55,53 +80,65 @@ def keep_candidates(scaled: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
     filtered = (draws.top_k > 0) | (draws.top_p < 1.0) | (draws.min_p > 0.0)
     if not bool(filtered.any()):
         return scaled
-    rows = filtered.nonzero().squeeze(1)
-    part = scaled[rows]
-    threshold = _threshold(part, draws.top_k[rows], draws.top_p[rows], draws.min_p[rows])
     scaled = scaled.clone()
-    scaled[rows] = part.masked_fill(part < threshold[:, None], float("-inf"))
+    for row in filtered.nonzero().squeeze(1).tolist():
+        threshold = _threshold(
+            scaled[row], int(draws.top_k[row]), float(draws.top_p[row]), float(draws.min_p[row])
+        )
+        scaled[row].masked_fill_(scaled[row] < threshold, float("-inf"))
     return scaled
 
 
-def _threshold(
-    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> torch.Tensor:
-    """The smallest logit that stays in each row."""
-    vocab = scaled.shape[1]
-    top_k = torch.where((top_k <= 0) | (top_k > vocab), vocab, top_k)
-    values, enough = _largest(scaled, top_k, top_p)
-    if not enough:
-        values = scaled.sort(dim=-1, descending=True).values
-    last = values.gather(1, (top_k.clamp(max=values.shape[1]) - 1)[:, None])
-    # Ties with the k-th are inside; what the k best (with ties) do not hold carries no mass from here on.
-    inside = scaled >= last
-    cut = (top_k < vocab)[:, None]
-    mass = torch.where(cut & ~inside, float("-inf"), scaled).logsumexp(dim=-1, keepdim=True)
-    probs = torch.where(cut & (values < last), 0.0, (values - mass).exp())
-    before = probs.cumsum(dim=-1, dtype=torch.float64) - probs  # near 1 float32 is too coarse
-    in_nucleus = (before < top_p[:, None]) | (top_p >= 1.0)[:, None]
-    in_nucleus[:, 0] = True
-    in_nucleus &= values >= last
-    number = in_nucleus.sum(dim=-1, keepdim=True)
-    threshold = values.gather(1, number - 1)
-    threshold = torch.where((top_p >= 1.0)[:, None] & ~cut, scaled.amin(-1, True), threshold)
+def _threshold(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> float:
+    """The smallest logit that stays. Only the few that are not below a bound are sorted."""
+    peak = float(row.max())
+    if peak == -math.inf:
+        return -math.inf
+    by_k = 0 < top_k < len(row)
+    floor = peak + math.log(min_p) if min_p > 0 else -math.inf
+    threshold = -math.inf
+    if by_k or top_p < 1.0:
+        # Sums are of float64: near p = 1, float32 cannot tell what a token adds.
+        weights = (row - peak).exp()
+        total = float(weights.sum(dtype=torch.float64))
+        bound = _bound_by_k(row, top_k) if by_k else _bound_by_p(row, peak, top_p, total)
+        inside = (row >= bound).nonzero().squeeze(1)
+        best, order = row[inside].sort(descending=True)
+        mass = weights[inside[order]].double()
+        if by_k:
+            best = best[best >= best[min(top_k, len(best)) - 1]]
+            mass = mass[: len(best)]
+            total = float(mass.sum())
+        threshold = float(best[-1])
+        if top_p < 1.0:
+            before = mass.cumsum(0) - mass
+            threshold = float(best[max(1, int((before < top_p * total).sum())) - 1])
     # min-p compares with the largest probability: the normalisation cancels.
-    floor = torch.where(min_p > 0, values[:, 0] + min_p.log(), float("-inf"))
-    return torch.maximum(threshold.squeeze(1), floor)
+    return max(threshold, floor)
 
 
-def _largest(
-    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
-) -> tuple[torch.Tensor, bool]:
-    """The first candidates of each row in falling order, and whether every threshold lies among them."""
-    vocab = scaled.shape[1]
-    values = scaled.topk(min(vocab, _FIRST_TRY), dim=-1).values
-    if values.shape[1] == vocab:
-        return values, True
-    mass = (values - scaled.logsumexp(dim=-1, keepdim=True)).exp().sum(dim=-1)
-    by_k = top_k <= values.shape[1]
-    by_p = (mass >= top_p) | (top_p >= 1.0)
-    return values, bool((by_k | ((top_k >= vocab) & by_p)).all())
+def _chunk_peaks(row: torch.Tensor) -> torch.Tensor:
+    """The largest logit of each chunk, falling; empty if the row is short."""
+    deep = len(row) // _CHUNKS
+    chunks = row[: deep * _CHUNKS].view(deep, _CHUNKS)
+    return chunks.amax(dim=0).sort(descending=True).values if deep > 1 else row[:0]
+
+
+def _bound_by_k(row: torch.Tensor, top_k: int) -> float:
+    """The k-th largest of some logits is not above the k-th largest of all."""
+    peaks = _chunk_peaks(row)
+    return float(peaks[top_k - 1]) if top_k <= len(peaks) else -math.inf
+
+
+def _bound_by_p(row: torch.Tensor, peak: float, top_p: float, total: float) -> float:
+    """Where some logits hold the nucleus' mass already; or what all could weigh together if they lay at a value."""
+    outside = (1.0 - top_p) * total / len(row)
+    bound = peak + math.log(outside) - 1e-3
+    peaks = _chunk_peaks(row)
+    enough = (peaks - peak).exp().cumsum(0, dtype=torch.float64) >= (top_p + _MARGIN) * total
+    if bool(enough.any()):
+        bound = max(bound, float(peaks[int(enough.int().argmax())]))
+    return bound
 
 
 def dense_noise(draws: DrawTensors, vocab: int, purpose: int) -> torch.Tensor:
@@ -153,3 +190,31 @@ def philox4x32(
         )
         k0, k1 = (k0 + _WEYL[0]) & _LOW32, (k1 + _WEYL[1]) & _LOW32
     return c0, c1, c2, c3
+
+
+def top_logprobs(values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
+    """The n best tokens of each row, best first: `tokens` `[rows, n]` int64, and their log-softmax, `values` `[rows, n]`
+    float32."""
+    best = raw.topk(tokens.shape[1], dim=-1)
+    tokens.copy_(best.indices)
+    torch.sub(best.values, raw.logsumexp(dim=-1, keepdim=True), out=values)
+
+
+def verify(
+    accepted: torch.Tensor,
+    following: torch.Tensor,
+    draws: torch.Tensor,
+    proposals: torch.Tensor,
+    numbers: torch.Tensor,
+) -> None:
+    """What a row's proposals pass: they are accepted up to the first that differs from the draw at its place, and that
+    draw follows them. For proposals that were certain (one-hot) this is rejection sampling, exactly (Leviathan 2023).
+
+    `draws` `[rows, k + 1]`, `proposals` `[rows, k]` int64, of which row i has `numbers[i]` (int32; draws behind place
+    `numbers[i]` are not read). `accepted` `[rows]` int32; `following` `[rows]` int64: `draws` at `accepted`. A row's
+    output is the first accepted + 1 draws.
+    """
+    places = torch.arange(proposals.shape[1], device=proposals.device)
+    equal = (draws[:, :-1] == proposals) & (places < numbers[:, None])
+    accepted.copy_(equal.int().cumprod(dim=1).sum(dim=1))
+    following.copy_(draws.gather(1, accepted.long()[:, None]).squeeze(1))

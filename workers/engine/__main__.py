@@ -51,6 +51,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
     engine = build_engine(told, runner, journal)
     metrics = Metrics(told.served_name, told.slot, runner.block_size, runner.num_blocks)
+    metrics.tell_kernels(runner.kernels)
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
     hello = hello_of(engine, told.served_name, process)
     service = Service(identity, engine, hello, metrics, journal.unacked, told.drain_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,6 +16,7 @@ from prometheus_client import (
 from prometheus_client.core import HistogramMetricFamily
 
 from workers.engine.engine import StepOutput
+from workers.engine.plan import KernelState
 from workers.engine.sequence import Attempt
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -112,6 +113,17 @@ class Metrics:
         info.labels(**self._labels).info(
             {"block_size": str(block_size), "num_gpu_blocks": str(num_blocks)}
         )
+
+    def tell_kernels(self, kernels: Iterable[KernelState]) -> None:
+        """What the worker runs for each op; known once, at start."""
+        info = Gauge(
+            "headgate_kernel_info",
+            "What runs for an op, and how its check at start ended",
+            ["op", "implementation", "state"],
+            registry=self.registry,
+        )
+        for kernel in kernels:
+            info.labels(kernel.op, kernel.implementation, kernel.state).set(1)
 
     def observe(self, out: StepOutput) -> None:
         status = out.status

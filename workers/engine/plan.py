@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from workers.protocol.messages import SamplingParams, TokenLogprob
 
@@ -96,6 +96,16 @@ class Collected:
         return self.results
 
 
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """What a runner runs for one op, and why."""
+
+    op: str
+    implementation: Literal["triton", "torch"]
+    state: Literal["twin", "equal", "differs", "unchecked"]
+    """twin: nothing else was chosen; equal: as its twin; differs: its twin took its place; unchecked: no case."""
+
+
 class StepRunner(Protocol):
     """What the engine needs of a model. Real: `runner.ModelRunner`; in tests: a scripted one."""
 
@@ -110,6 +120,7 @@ class StepRunner(Protocol):
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    kernels: Sequence[KernelState]
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         """Starts one packed forward pass. Never called with an empty list. Raises `DeviceOutOfMemory`: then nothing

@@ -43,11 +43,25 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     engine_tensor_parallel: int = pydantic.Field(default=1, ge=1, le=64)
     """Processes (GPUs) that one copy of the model is split over."""
+    engine_kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
+    engine_quant: Literal["none", "int8", "int4", "fp8"] = "none"
+    """Linear layers are rounded to it at load, the head is not: less memory and faster steps of few rows on a GPU."""
+    engine_kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
+    engine_tensor_parallel: int = pydantic.Field(default=1, ge=1, le=64)
+    """Processes (GPUs) that one copy of the model is split over."""
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
     engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
     """The null block included; unset: what the memory holds."""
     engine_kv_memory: int | None = pydantic.Field(default=None, ge=1)
     """Bytes for KV on each rank, where the number of blocks is not given."""
+    engine_memory_share: float = pydantic.Field(default=0.9, gt=0, le=1)
+    """Of a GPU's memory, for weights, a step's activations, recorded steps and KV together. KV gets what the rest
+    leaves, measured at start; not used where blocks or KV memory are given, nor on a CPU."""
+    engine_graphs: Literal["on", "off", "check"] = "on"
+    """Decode steps on a GPU: recorded at start and replayed; called; replayed and compared with a call each time, for
+    finding faults."""
     engine_max_model_len: int | None = pydantic.Field(default=None, ge=2)
     engine_max_batch_tokens: int = pydantic.Field(default=512, ge=1)
     """Token budget of a step: more is faster for prompts and slower between two tokens of a stream."""

@@ -10,7 +10,7 @@ import torch
 from tiny_models import CONFIGS, Driven, TinyModel, drive
 from torch import nn
 
-from kernels.reference import attention as reference
+from kernels.dispatch import TWINS
 from workers.engine.errors import ModelError
 from workers.engine.model import hf, llama
 
@@ -22,7 +22,7 @@ FAMILY = ("llama", "llama-tied-biased", "qwen2", "qwen3", "mistral")
 def test_the_llama_family_runs_on_hand_written_layers_and_the_others_on_their_own(
     tiny_model: TinyModels, name: str
 ) -> None:
-    model = tiny_model(name).runner()._model
+    model = tiny_model(name).runner().loaded.model
     written = [module for module in model.modules() if isinstance(module, llama.LlamaLayer)]
     assert len(written) == (3 if name in FAMILY else 0)
     assert not [module for module in model.modules() if type(module) is nn.Linear]
@@ -53,13 +53,13 @@ def test_attention_that_is_off_is_refused(
     tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The window ends one token early, in decode alone: nothing shorter than the window could show it."""
-    true_decode = reference.attention_decode
+    true_decode = TWINS["attention_decode"]
 
     def off(out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, *rest: object) -> None:
         batch, scale, window, *others = rest
         true_decode(out, query, kv, batch, scale, window - 1 if window else 0, *others)
 
-    monkeypatch.setattr(reference, "attention_decode", off)
+    monkeypatch.setitem(TWINS, "attention_decode", off)
     refused(tiny_model("mistral"))
     tiny_model("llama").runner()
 

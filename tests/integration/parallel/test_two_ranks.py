@@ -106,10 +106,10 @@ def test_logits_are_those_of_one_rank_and_prompts_have_their_logprobs(pair, tiny
 def test_a_rank_holds_its_own_heads_and_rows_and_the_hand_written_layers(pair, tiny_model):
     model = tiny_model("llama")
     one, two = model.runner(), pair.runner(model)._runner
-    written = [m for m in two._model.modules() if isinstance(m, llama.LlamaLayer)]
+    written = [m for m in two.loaded.model.modules() if isinstance(m, llama.LlamaLayer)]
     assert len(written) == 3
     assert (one.store.shape.num_kv_heads, two.store.shape.num_kv_heads) == (2, 1)
-    assert len(two._model.get_input_embeddings().weight) == 150
+    assert len(two.loaded.model.get_input_embeddings().weight) == 150
 
 
 def test_all_ranks_have_the_blocks_of_the_one_with_the_least_memory(pair, tiny_model, monkeypatch):

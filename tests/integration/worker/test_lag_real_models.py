@@ -48,7 +48,8 @@ def requests(root, seed):
 
 def play(runner, seed, lag, **device):
     """Requests arrive while others run, leases grow late, one request is cancelled before it runs."""
-    drive = Driver(runner, lag=lag, device=device, max_batch_tokens=13, max_running=5)
+    told = {} if runner.lag else {"lag": lag, "device": device}
+    drive = Driver(runner, **told, max_batch_tokens=13, max_running=5)
     for number, request in enumerate(requests(runner.root, seed)):
         drive.send(request)
         if number == 5:
@@ -89,6 +90,19 @@ def test_one_step_late_changes_no_token(tmp_path, seed, num_blocks):
     assert drive.runner.num_late > 40
     assert drive.engine.totals.num_lag_discarded > 0
     assert drive.engine.totals.num_preempted > 0 or seed != 3
+
+
+@pytest.mark.parametrize(("name", "seed"), [("llama", 1), ("qwen3", 2), ("gemma2", 3)])
+def test_device_rows_and_tokens_fed_back_change_no_token(tmp_path, name, seed):
+    """The way of a GPU worker under the real engine, its step of lag included."""
+    model = TinyModel.make(name, tmp_path)
+    settings = {"num_blocks": 24, "steps": "device", "max_rows": 5}
+    _, expected, at_once = play(model.runner(num_blocks=24), seed, lag=0)
+    drive, logprobs, late = play(model.runner(**settings), seed, lag=1)
+    assert late == at_once
+    check_near(logprobs, expected)
+    assert drive.runner.lag == 1
+    assert drive.engine.totals.num_lag_discarded > 0
 
 
 def test_a_device_short_of_memory_changes_no_token(tmp_path):

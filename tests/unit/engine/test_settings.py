@@ -32,6 +32,10 @@ def test_only_the_model_has_to_be_named(monkeypatch, tmp_path):
         ("HEADGATE_OPS_BIND", "9400"),
         ("HEADGATE_ENGINE_DTYPE", "int3"),
         ("HEADGATE_ENGINE_LAG", "2"),
+        ("HEADGATE_ENGINE_KV_DTYPE", "int4"),
+        ("HEADGATE_ENGINE_QUANT", "int3"),
+        ("HEADGATE_ENGINE_GRAPHS", "sometimes"),
+        ("HEADGATE_ENGINE_MEMORY_SHARE", "1.5"),
         ("HEADGATE_ENGINE_UNHEARD_OF", "1"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_block_takes_keys_and_values_of_every_layer() -> None:
     assert SHAPE.bytes_per_block == 3 * 2 * 2 * 64 * 16 * 2
     store = KVStore(SHAPE, 5, CPU, dispatch.choose(CPU))
     assert store.tensor.nbytes == 5 * SHAPE.bytes_per_block
-    assert store.layer(1).shape == (5, 2, 2, 16, 64)
+    assert store.layer(1)[0].shape == (5, 2, 2, 16, 64)
 
 
 def test_blocks_fill_the_given_memory_and_no_more() -> None:

@@ -42,9 +42,10 @@ def draw(params: SamplingParams, output: list[int] | None = None) -> Draw:
 def processed(
     logits: torch.Tensor, params: SamplingParams, output: list[int] | None = None
 ) -> torch.Tensor:
-    row = logits[0].clone()
-    processors.process(row, draw(params, output), EOS)
-    return row
+    edits = processors.edit_tensors([draw(params, output)], VOCAB, EOS, logits.device)
+    out = torch.empty_like(logits)
+    dispatch.choose(logits.device).logits(out, logits, edits, torch.ones(1))
+    return out[0]
 
 
 def test_repetition_penalty_counts_prompt_and_output_as_transformers_does() -> None:

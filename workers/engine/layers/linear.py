@@ -40,6 +40,10 @@ class Split:
         return whole if bias is None else whole + bias
 
 
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None, Split | None], nn.Module]
+"""From a weight `[out_features, in_features]`, its bias and its split over ranks to a layer."""
+
+
 class SplitLinear(nn.Linear):
     """One rank's part of a linear layer whose output exists only once the ranks' outputs are joined."""
 
@@ -100,14 +104,17 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Puts a packed layer in the place of every plain one; returns how many. A weight that something else still
-    uses (a tied embedding) stays for that use."""
+def pack_linears(
+    model: nn.Module, make: MakeLinear = PackedLinear, head: nn.Module | None = None
+) -> int:
+    """Puts a layer of `make` in the place of every plain one, a packed one in that of the `head`; returns how many. A
+    weight that something else still uses (a tied embedding) stays for that use."""
     number = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) in (nn.Linear, SplitLinear):
                 split = getattr(child, "split", None)
-                setattr(module, name, PackedLinear(child.weight.detach(), child.bias, split))
+                layer = PackedLinear if child is head else make
+                setattr(module, name, layer(child.weight.detach(), child.bias, split))
                 number += 1
     return number

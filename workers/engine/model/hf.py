@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kernels.batch import PagedBatch, Slots
 from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
 from workers.engine.errors import ModelError
-from workers.engine.kv_store import KVStore
+from workers.engine.kv_store import KVStore, LayerKV
 
 ATTENTION = "headgate_paged"
 _LAYER = "headgate_layer"
@@ -33,7 +33,7 @@ class StepContext:
     """What the tokens of the running step are. Owned by one runner, set before each pass, read by its layers."""
 
     slots: Slots
-    """Of the tokens that belong to rows; those behind them in the pass are padding."""
+    """Of the tokens that belong to rows, or to padding rows (-1); those behind them in the pass are padding."""
     decode: PagedBatch | None
     """The rows with one token, packed first."""
     prefill: PagedBatch | None
@@ -62,27 +62,36 @@ class Call:
 class PagedLayer:
     """The KV of one layer and how its module attends over it."""
 
-    def __init__(self, kv: torch.Tensor, ops: Ops, step: StepSlot) -> None:
-        self._kv = kv
+    def __init__(self, store: KVStore, index: int, ops: Ops, step: StepSlot) -> None:
+        self._store = store
+        self._index = index
         self._ops = ops
         self._step = step
 
+    @property
+    def kv(self) -> LayerKV:
+        return self._store.layer(self._index)
+
     def attend(self, call: Call) -> torch.Tensor:
-        step = self._step.context
+        step, (kv, scales) = self._step.context, self.kv
         assert step is not None, "a pass outside a step"
         num_tokens = len(step.slots)
-        self._ops.kv_write(self._kv, call.key[:num_tokens], call.value[:num_tokens], step.slots)
-        out = torch.empty_like(call.query)
-        out[num_tokens:] = 0.0  # padding attends to nothing
-        how = (call.scale, call.window, call.softcap, call.sinks)
-        num_decode = 0 if step.decode is None else step.decode.num_rows
+        key, value = call.key[:num_tokens], call.value[:num_tokens]
+        self._ops.kv_write(kv, key, value, step.slots, scales)
+        return self.attend_written(call, step)
+
+    def attend_written(self, call: Call, step: StepContext) -> torch.Tensor:
+        """Over KV that holds the keys and values of this pass already."""
+        out, (kv, scales) = torch.empty_like(call.query), self.kv
+        how = (call.scale, call.window, call.softcap, call.sinks, scales)
+        end = 0
         if step.decode is not None:
-            query = call.query[:num_decode]
-            self._ops.attention_decode(out[:num_decode], query, self._kv, step.decode, *how)
+            end = step.decode.num_rows
+            self._ops.attention_decode(out[:end], call.query[:end], kv, step.decode, *how)
         if step.prefill is not None:
-            tokens = slice(num_decode, num_tokens)
-            query = call.query[tokens]
-            self._ops.attention_prefill(out[tokens], query, self._kv, step.prefill, *how)
+            tokens = slice(end, end := len(step.slots))
+            self._ops.attention_prefill(out[tokens], call.query[tokens], kv, step.prefill, *how)
+        out[end:] = 0.0  # padding attends to nothing
         return out
 
 
@@ -91,6 +100,7 @@ class AttentionSite:
     """A module that calls the hook, the shape of its KV, and how it attends."""
 
     module: nn.Module
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     scale: float
@@ -117,7 +127,8 @@ class Discovery:
                 "One attention layer of the model runs twice in a pass, which is not supported."
             )
         how = (call.scale, call.window, call.softcap, call.sinks is not None)
-        self._sites.append(AttentionSite(self._module, num_kv_heads, head_dim, *how))
+        num_heads = call.query.shape[1]
+        self._sites.append(AttentionSite(self._module, num_heads, num_kv_heads, head_dim, *how))
         return torch.zeros_like(call.query)
 
 
@@ -192,7 +203,7 @@ def _refuse_sites(sites: Sequence[AttentionSite], num_layers: int) -> None:
 def attach(sites: Sequence[AttentionSite], store: KVStore, ops: Ops, step: StepSlot) -> None:
     """Gives each attention module its own layer of the store, in the order they run in."""
     for index, site in enumerate(sites):
-        setattr(site.module, _LAYER, PagedLayer(store.layer(index), ops, step))
+        setattr(site.module, _LAYER, PagedLayer(store, index, ops, step))
 
 
 def hidden_states(
@@ -217,8 +228,8 @@ class Head:
         self._scale /= getattr(config, "logits_scaling", None) or 1.0
         self._softcap = getattr(config, "final_logit_softcapping", None)
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[num_rows, vocab]` in float32."""
+    def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`[num_rows, vocab]` in float32; into `out`, if given."""
         num_rows = len(hidden)
         if num_rows < self._min_rows:
             hidden = torch.cat((hidden, hidden[:1].expand(self._min_rows - num_rows, -1)))
@@ -227,4 +238,4 @@ class Head:
             logits = logits * self._scale
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits.float()
+        return logits.float() if out is None else out.copy_(logits)

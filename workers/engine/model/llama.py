@@ -20,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVShape, KVStore
-from workers.engine.layers.linear import PackedLinear
+from workers.engine.layers.linear import MakeLinear, PackedLinear
 from workers.engine.model.hf import AttentionSite, Call, PagedLayer, StepSlot, attach
 from workers.engine.model.packing import pack
 from workers.engine.plan import Row
@@ -28,7 +28,7 @@ from workers.engine.plan import Row
 log = logging.getLogger(__name__)
 
 _LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-_TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of the largest output of a layer: the rounding of one operation more or less."""
 
 
@@ -53,20 +53,28 @@ class Rope:
 class LlamaLayer(nn.Module):
     """Holds nothing of the layer it replaces but the norms, so that the weights exist once."""
 
-    def __init__(self, layer: Any, site: AttentionSite, paged: PagedLayer, rope: Rope) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        site: AttentionSite,
+        paged: PagedLayer,
+        rope: Rope,
+        make: MakeLinear = PackedLinear,
+    ) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.paged = paged
         self._rope = rope
-        self._scale, self._window = site.scale, site.window
-        self._head_dim, self._num_kv_heads = site.head_dim, site.num_kv_heads
-        self._num_heads = attention.q_proj.out_features // site.head_dim
-        self._qkv = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self._output = _joined(attention.o_proj)
-        self._gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-        self._down = _joined(mlp.down_proj)
-        self._norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        self._qk_weight, self._qk_eps = _qk_norm(attention, self._num_heads, site.num_kv_heads)
+        self.scale, self.window = site.scale, site.window
+        self.head_dim, self.num_kv_heads = site.head_dim, site.num_kv_heads
+        self.num_heads = attention.q_proj.out_features // site.head_dim
+        self.qkv = _joined(make, attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = _joined(make, attention.o_proj)
+        self.gate_up = _joined(make, mlp.gate_proj, mlp.up_proj)
+        self.down = _joined(make, mlp.down_proj)
+        self.norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self.qk_norms = _qk_norms(attention)
+        self._qk_weight, self._qk_eps = _qk_norm(attention, self.num_heads, site.num_kv_heads)
 
     def forward(
         self,
@@ -76,39 +84,48 @@ class LlamaLayer(nn.Module):
     ) -> torch.Tensor:
         """`[1, num_tokens, hidden]`, as transformers' model calls its layers."""
         hidden = hidden_states[0]
-        hidden = hidden + self._attend(_normed(hidden, self._norms[0]), position_embeddings)
-        gate, up = self._gate_up(_normed(hidden, self._norms[1])).chunk(2, dim=-1)
-        hidden = hidden + self._down(F.silu(gate) * up)
+        hidden = hidden + self._attend(_normed(hidden, self.norms[0]), position_embeddings)
+        gate, up = self.gate_up(_normed(hidden, self.norms[1])).chunk(2, dim=-1)
+        hidden = hidden + self.down(F.silu(gate) * up)
         return hidden[None]
 
     def _attend(
         self, x: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         cos, sin = self._rope.of(position_embeddings)
-        num_tokens, head_dim = len(x), self._head_dim
-        rotated = self._num_heads + self._num_kv_heads
-        qkv = self._qkv(x).view(num_tokens, rotated + self._num_kv_heads, head_dim)
+        num_tokens, head_dim = len(x), self.head_dim
+        rotated = self.num_heads + self.num_kv_heads
+        qkv = self.qkv(x).view(num_tokens, rotated + self.num_kv_heads, head_dim)
         qk = qkv[:, :rotated]
         if self._qk_weight is not None:
             qk = F.rms_norm(qk, (head_dim,), None, self._qk_eps) * self._qk_weight
         qk = qk * cos + qk.roll(head_dim // 2, dims=-1) * sin
-        query, key = qk[:, : self._num_heads], qk[:, self._num_heads :]
-        call = Call(query, key, qkv[:, rotated:], self._scale, self._window, 0.0, None)
-        return self._output(self.paged.attend(call).view(num_tokens, -1))
+        query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        call = Call(query, key, qkv[:, rotated:], self.scale, self.window, 0.0, None)
+        return self.output(self.paged.attend(call).view(num_tokens, -1))
 
 
 def install(
-    model: PreTrainedModel, sites: list[AttentionSite], store: KVStore, ops: Ops, step: StepSlot
+    model: PreTrainedModel,
+    sites: list[AttentionSite],
+    store: KVStore,
+    ops: Ops,
+    step: StepSlot,
+    make: MakeLinear = PackedLinear,
 ) -> int:
-    """Replaces every layer that can be; returns how many. Leaves the attention modules of all others unattached."""
+    """Replaces every layer that can be; returns how many. Leaves the attention modules of all others unattached.
+    `make` builds the linear layers once the layer has been found right with exact ones."""
     layers = getattr(model.base_model, "layers", ())
     rope, number = Rope(), 0
     for index, (layer, site) in enumerate(zip(layers, sites, strict=False)):
         if not _fits(layer, site):
             continue
         mine, error = _checked(model, layer, site, rope, ops)
-        if error <= _TOLERANCE[store.shape.dtype]:
-            mine.paged = PagedLayer(store.layer(index), ops, step)
+        if error <= TOLERANCE[model.dtype]:
+            paged = PagedLayer(store, index, ops, step)
+            if make is not PackedLinear:  # what was compared had the exact weights
+                mine = LlamaLayer(layer, site, paged, rope, make)
+            mine.paged = paged
             layers[index] = mine
             number += 1
         else:
@@ -139,19 +156,19 @@ def _checked(
     packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
     step.context = packed.context
     attach([site], store, ops, step)
-    mine = LlamaLayer(layer, site, PagedLayer(store.layer(0), ops, step), rope)
+    mine = LlamaLayer(layer, site, PagedLayer(store, 0, ops, step), rope)
     embeddings = model.base_model.rotary_emb(x, packed.positions[None])
     expected = layer(x, position_embeddings=embeddings)
     found = mine(x, position_embeddings=embeddings)
     return mine, ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def _joined(*linears: nn.Linear) -> PackedLinear:
+def _joined(make: MakeLinear, *linears: nn.Linear) -> nn.Module:
     weight = torch.cat([linear.weight for linear in linears])
     split = getattr(linears[0], "split", None)
     if linears[0].bias is None:
-        return PackedLinear(weight, None, split)
-    return PackedLinear(weight, torch.cat([linear.bias for linear in linears]), split)
+        return make(weight, None, split)
+    return make(weight, torch.cat([linear.bias for linear in linears]), split)
 
 
 def _qk_norm(
@@ -163,6 +180,14 @@ def _qk_norm(
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat((q.weight.expand(num_heads, -1), k.weight.expand(num_kv_heads, -1)))
     return weight, q.variance_epsilon
+
+
+def _qk_norms(attention: nn.Module) -> tuple[torch.Tensor, torch.Tensor, float] | None:
+    """Weights `[head_dim]` of the norms of queries and of keys, and their epsilon."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    q, k = attention.q_norm, attention.k_norm
+    return q.weight, k.weight, q.variance_epsilon
 
 
 def _normed(x: torch.Tensor, norm: nn.Module) -> torch.Tensor:

@@ -56,6 +56,7 @@ class ParallelRunner:
         self.max_model_len = runner.max_model_len
         self.eos_token_ids = runner.eos_token_ids
         self.vocab_size = runner.vocab_size
+        self.kernels = runner.kernels
         ranks.wait_until_loaded()
 
     def launch(self, rows: Sequence[Row]) -> Ticket:

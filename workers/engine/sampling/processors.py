@@ -1,44 +1,61 @@
-"""Changes to logits before a token is drawn: penalties, bias, the ban on end tokens.
+"""What a draw asks to be changed about its logits, as the tables that the op `logits` reads.
 
-Order: repetition, frequency and presence penalty, bias, min_tokens. Works on one row at a time, because a row that
-asks for any of it is the exception; a row's own tokens are few beside the vocabulary.
+Knows draws and the order of `kernels.reference.logits`: penalties, bias, bans. Builds the tables of one step from the
+ids on the host; only rows that use a table have a line in it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
 
+from kernels.draws import NO_TOKEN, EditTensors, num_words
+from kernels.reference.logits import pack_bits
 from workers.engine.plan import Draw
 from workers.protocol.messages import SamplingParams
 
 
 def needs_processing(draw: Draw) -> bool:
     params = draw.params
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-        or bool(params.logit_bias)
-        or len(draw.output) < params.min_tokens
+    return penalizes(params) or bool(params.logit_bias) or _num_output(draw) < params.min_tokens
+
+
+def edit_tensors(
+    draws: Sequence[Draw], vocab: int, eos_token_ids: Sequence[int], device: torch.device
+) -> EditTensors:
+    """The edits of one step's draws, row by row."""
+
+    def ids(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def numbers(values: Sequence[float] | Sequence[Sequence[float]]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    penalized = [row for row, draw in enumerate(draws) if penalizes(draw.params)]
+    lines = {row: line for line, row in enumerate(penalized)}
+    bits = torch.zeros((len(penalized), num_words(vocab)), dtype=torch.int32, device=device)
+    counts = torch.zeros((len(penalized), vocab), dtype=torch.int32, device=device)
+    for row, line in lines.items():
+        prompt = torch.tensor(draws[row].prompt, dtype=torch.int64, device=device)
+        output = torch.tensor(draws[row].output, dtype=torch.int64, device=device)
+        bits[line] = pack_bits(prompt, vocab)
+        counts[line] = torch.bincount(output, minlength=vocab)
+    given = [biases(draw, eos_token_ids) for draw in draws]
+    longest = max(1, *map(len, given))
+    filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in given]
+    return EditTensors(
+        penalty_lines=ids([lines.get(row, -1) for row in range(len(draws))]),
+        repetition=numbers([draw.params.repetition_penalty for draw in draws]),
+        frequency=numbers([draw.params.frequency_penalty for draw in draws]),
+        presence=numbers([draw.params.presence_penalty for draw in draws]),
+        prompt_bits=bits,
+        counts=counts,
+        bias_tokens=ids([[token for token, _ in bias] for bias in filled]),
+        biases=numbers([[value for _, value in bias] for bias in filled]),
+        mask_lines=ids([-1] * len(draws)),
+        mask_bits=torch.zeros((0, num_words(vocab)), dtype=torch.int32, device=device),
     )
-
-
-def process(logits: torch.Tensor, draw: Draw, eos_token_ids: Sequence[int]) -> None:
-    """Changes one row `[vocab]` in place."""
-    params = draw.params
-    if params.repetition_penalty != 1.0:
-        _penalize_repetition(logits, draw)
-    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
-        _penalize_output(logits, draw)
-    if params.logit_bias:
-        ids = [token for token, _ in params.logit_bias]
-        bias = [value for _, value in params.logit_bias]
-        logits.index_add_(0, _ids(ids, logits), _values(bias, logits))
-    if len(draw.output) < params.min_tokens:
-        logits[_ids(end_tokens(params, eos_token_ids), logits)] = float("-inf")
 
 
 def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
@@ -46,28 +63,22 @@ def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int
     return [*eos_token_ids, *params.stop_token_ids]
 
 
-def _penalize_repetition(logits: torch.Tensor, draw: Draw) -> None:
-    """Over prompt and output, once per token: towards zero from above, away from it below."""
-    ids = _ids(sorted({*draw.prompt, *draw.output}), logits)
-    scores, penalty = logits[ids], draw.params.repetition_penalty
-    logits[ids] = torch.where(scores < 0, scores * penalty, scores / penalty)
-
-
-def _penalize_output(logits: torch.Tensor, draw: Draw) -> None:
-    """Over the output only: per occurrence, and once for having occurred."""
-    counts = Counter(draw.output)
-    if not counts:
-        return
-    number = _values(list(counts.values()), logits)
-    params = draw.params
-    logits[_ids(list(counts), logits)] -= (
-        params.frequency_penalty * number + params.presence_penalty
+def penalizes(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
     )
 
 
-def _ids(tokens: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+def _num_output(draw: Draw) -> int:
+    """A token that is not known yet counted too."""
+    return draw.position - len(draw.prompt)
 
 
-def _values(values: Sequence[float], logits: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=logits.dtype, device=logits.device)
+def biases(draw: Draw, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
+    """Rising by token; a ban is a bias of -inf."""
+    found = list(draw.params.logit_bias)
+    if _num_output(draw) < draw.params.min_tokens:
+        found += [(token, float("-inf")) for token in end_tokens(draw.params, eos_token_ids)]
+    return sorted(found)

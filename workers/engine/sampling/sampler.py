@@ -6,50 +6,107 @@ the rows beside it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
 
 from kernels.dispatch import Ops
-from kernels.reference.sample import DrawTensors
+from kernels.draws import COLDEST, DrawTensors
 from workers.engine.plan import Draw, Drawn
 from workers.engine.sampling import processors
+from workers.engine.transport import upload
 from workers.protocol.messages import TokenLogprob, TopLogprob
-
-_COLDEST = 1e-6
-"""Below this temperature the largest logit wins every draw that float32 can tell apart, and division overflows."""
 
 
 class Sampler:
     def __init__(self, ops: Ops, eos_token_ids: Sequence[int]) -> None:
         self._ops = ops
-        self._eos_token_ids = tuple(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
 
     def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
         """`logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
-        processed = self._process(logits, draws)
-        tokens = self._choose(processed, draws)
-        logprobs = _drawn_logprobs(logits, draws, tokens)
-        return [Drawn(token, logprobs.get(row)) for row, token in enumerate(tokens)]
+        logprobs = Logprobs(logits, draws)
+        tokens = self._choose(self._process(logits, draws), draws)
+        found = logprobs.read(logprobs.of(tokens))
+        return [Drawn(token, found.get(row)) for row, token in enumerate(tokens.tolist())]
+
+    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+        """Here the host knows which rows are greedy, and spares them the noise."""
+        random = [row for row, draw in enumerate(draws) if draw.params.temperature >= COLDEST]
+        if len(random) == len(draws):
+            return self._ops.sample(logits, _draw_tensors(draws, logits.device))
+        tokens = logits.argmax(dim=-1)
+        if random:
+            rows = torch.tensor(random, device=logits.device)
+            tensors = _draw_tensors([draws[row] for row in random], logits.device)
+            tokens[rows] = self._ops.sample(logits[rows], tensors)
+        return tokens
 
     def _process(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         rows = [row for row, draw in enumerate(draws) if processors.needs_processing(draw)]
         if not rows:
             return logits
-        logits = logits.clone()
-        for row in rows:
-            processors.process(logits[row], draws[row], self._eos_token_ids)
-        return logits
+        device, vocab = logits.device, logits.shape[1]
+        edits = processors.edit_tensors(
+            [draws[row] for row in rows], vocab, self.eos_token_ids, device
+        )
+        ids = torch.tensor(rows, device=device)
+        edited = logits.new_empty((len(rows), vocab))
+        unscaled = logits.new_ones(len(rows))
+        self._ops.logits(edited, logits[ids], edits, unscaled)
+        return logits.index_copy(0, ids, edited)
 
-    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-        greedy = logits.argmax(dim=-1)
-        random = [row for row, draw in enumerate(draws) if draw.params.temperature >= _COLDEST]
-        if random:
-            rows = torch.tensor(random, device=logits.device)
-            tensors = _draw_tensors([draws[row] for row in random], logits.device)
-            part = logits if len(random) == len(draws) else logits[rows]
-            greedy[rows] = self._ops.sample(part, tensors)
-        return greedy.tolist()
+
+class Logprobs:
+    """Raw logits of the draws that want logprobs, kept until their tokens are there: log-softmax before every
+    transformation."""
+
+    def __init__(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+        self._rows = [row for row, draw in enumerate(draws) if draw.params.logprobs >= 0]
+        self._num_top = [draws[row].params.logprobs for row in self._rows]
+        if self._rows:
+            (self._ids,) = upload(logits.device, array("i", self._rows))
+            raw = logits.index_select(0, self._ids)
+            self._sums = raw.logsumexp(dim=-1, keepdim=True)
+            best = raw.topk(min(max(self._num_top), raw.shape[1]), dim=-1)
+            self._raw, self._best = raw, (best.indices, best.values - self._sums)
+
+    def of(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        """On the device: nothing, or the tokens' own logprobs, the best ids and theirs."""
+        if not self._rows:
+            return []
+        ids = tokens.index_select(0, self._ids)
+        return [(self._raw.gather(1, ids[:, None]) - self._sums).squeeze(1), *self._best]
+
+    def read(self, found: Sequence[torch.Tensor]) -> dict[int, TokenLogprob]:
+        """What `of` gave, in values, by draw."""
+        if not self._rows:
+            return {}
+        values = _token_logprobs(*found)
+        return {
+            row: TokenLogprob(value.logprob, value.top[:num_top])
+            for row, num_top, value in zip(self._rows, self._num_top, values, strict=True)
+        }
+
+
+def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Log-softmax of raw logits: of one given token per row, and of the `num_top` best."""
+    logprobs = logits.log_softmax(dim=-1)
+    ids = torch.tensor(tokens, device=logits.device)[:, None]
+    best = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
+    return _token_logprobs(logprobs.gather(1, ids).squeeze(1), best.indices, best.values)
+
+
+def _token_logprobs(
+    own: torch.Tensor, best: torch.Tensor, best_values: torch.Tensor
+) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(logprob, tuple(map(TopLogprob, top, values)))
+        for logprob, top, values in zip(
+            own.tolist(), best.tolist(), best_values.tolist(), strict=True
+        )
+    ]
 
 
 def _draw_tensors(draws: Sequence[Draw], device: torch.device) -> DrawTensors:
@@ -67,34 +124,3 @@ def _draw_tensors(draws: Sequence[Draw], device: torch.device) -> DrawTensors:
         seeds=integers([(draw.seed & 0xFFFFFFFF, draw.seed >> 32) for draw in draws]),
         positions=integers([draw.position for draw in draws]),
     )
-
-
-def _drawn_logprobs(
-    logits: torch.Tensor, draws: Sequence[Draw], tokens: Sequence[int]
-) -> dict[int, TokenLogprob]:
-    rows = [row for row, draw in enumerate(draws) if draw.params.logprobs >= 0]
-    if not rows:
-        return {}
-    found = token_logprobs(
-        logits[torch.tensor(rows, device=logits.device)],
-        [tokens[row] for row in rows],
-        max(draws[row].params.logprobs for row in rows),
-    )
-    return {
-        row: TokenLogprob(logprob.logprob, logprob.top[: draws[row].params.logprobs])
-        for row, logprob in zip(rows, found, strict=True)
-    }
-
-
-def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """Log-softmax of raw logits: of one given token per row, and of the `num_top` best."""
-    logprobs = logits.log_softmax(dim=-1)
-    ids = torch.tensor(tokens, device=logits.device)[:, None]
-    own = logprobs.gather(1, ids).squeeze(1).tolist()
-    best = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
-    return [
-        TokenLogprob(logprob, tuple(map(TopLogprob, top, values)))
-        for logprob, top, values in zip(
-            own, best.indices.tolist(), best.values.tolist(), strict=True
-        )
-    ]

@@ -1,0 +1,85 @@
+"""What ops assert of their tensors. A wrong argument is our own mistake, so nothing here is an error for callers.
+
+Knows shapes, dtypes and strides. Only `targets` looks at contents.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.batch import DeviceRows
+from kernels.reference.quant import is_quantized
+
+SUPPORTED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def is_index(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.int32, torch.int64)
+
+
+def check_scales(kv: torch.Tensor, kv_scales: torch.Tensor | None) -> None:
+    if kv_scales is None:
+        assert kv.dtype in SUPPORTED_DTYPES, kv.dtype
+        return
+    assert is_quantized(kv.dtype), kv.dtype
+    assert kv_scales.dtype == torch.float32, kv_scales.dtype
+    assert kv_scales.shape == kv.shape[:-1], (kv_scales.shape, kv.shape)
+    assert kv_scales.is_contiguous(), kv_scales.stride()
+
+
+def check_layers(kv: torch.Tensor, kv_scales: torch.Tensor | None) -> None:
+    """KV of all layers, or blocks packed over all layers."""
+    assert kv.dim() == 6, kv.shape
+    assert kv.is_contiguous(), kv.stride()
+    check_scales(kv, kv_scales)
+
+
+def check_staging(
+    staging: torch.Tensor,
+    kv: torch.Tensor,
+    ids: torch.Tensor,
+    staging_scales: torch.Tensor | None,
+    kv_scales: torch.Tensor | None,
+) -> None:
+    check_layers(kv, kv_scales)
+    check_layers(staging, staging_scales)
+    assert staging.dtype == kv.dtype, (staging.dtype, kv.dtype)
+    assert staging.shape == (len(ids), kv.shape[0], *kv.shape[2:]), (staging.shape, kv.shape)
+
+
+def check_targets(ids: torch.Tensor) -> None:
+    """Waits for the device if the ids are there."""
+    assert len(ids.unique()) == len(ids), "a block is written twice"
+
+
+def check_out(out: torch.Tensor, scales: torch.Tensor | None) -> None:
+    assert out.is_contiguous(), out.stride()
+    assert is_quantized(out.dtype) == (scales is not None), out.dtype
+    assert scales is None or scales.shape == out.shape[:1], (scales, out.shape)
+    assert scales is None or scales.dtype == torch.float32, scales
+
+
+def check_gated(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None) -> None:
+    assert x.dim() == 2, x.shape
+    assert x.is_contiguous(), x.stride()
+    assert (x.shape[0], x.shape[1]) == (out.shape[0], 2 * out.shape[1]), (x.shape, out.shape)
+    check_out(out, out_scales)
+
+
+def check_table(
+    table: torch.Tensor, positions: torch.Tensor, num_tokens: int, head_dim: int
+) -> None:
+    assert table.dim() == 2, table.shape
+    assert table.dtype == torch.float32, table.dtype
+    assert table.is_contiguous(), table.stride()
+    assert table.shape[1] % 2 == 0, table.shape
+    assert table.shape[1] <= head_dim, (table.shape, head_dim)
+    assert positions.shape == (num_tokens,), (positions.shape, num_tokens)
+    assert is_index(positions), positions.dtype
+
+
+def check_rows(rows: DeviceRows) -> None:
+    assert rows.positions.dtype == rows.block_table.dtype == torch.int32, rows.positions.dtype
+    assert is_index(rows.last_tokens), rows.last_tokens.dtype
+    assert len(rows.last_tokens) == len(rows.positions) == len(rows.block_table)
+    assert rows.block_table.is_contiguous(), rows.block_table.stride()

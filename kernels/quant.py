@@ -1,0 +1,37 @@
+"""8-bit numbers with one float32 scale per row, inside other kernels: bit for bit as `kernels.reference.quant`.
+
+The product with the reciprocal and the rounding behind it must not melt into one operation: a kernel that calls
+`encode` is launched with `enable_fp_fusion=False`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.reference import quant
+
+LIMITS = quant.LIMITS | dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), 0.0)
+"""The constant LIMIT of a kernel that writes this dtype; 0: not quantized."""
+_TINY = tl.constexpr(quant.TINY)
+_INT8 = tl.constexpr(quant.LIMITS[torch.int8])
+_ROUND = tl.constexpr(1.5 * 2.0**23)
+"""Added and taken away again it leaves the nearest integer, ties to even, of a small float32."""
+
+
+@triton.jit
+def scale_of(largest, LIMIT: tl.constexpr):
+    """Of the largest magnitudes of rows: their scales, and what to multiply the rows with."""
+    limit = tl.full(largest.shape, LIMIT, tl.float32)
+    largest = tl.where(largest < _TINY, limit, largest)
+    return tl.div_rn(largest, limit), tl.div_rn(limit, largest)
+
+
+@triton.jit
+def encode(x, inverse, LIMIT: tl.constexpr):
+    """What remains is the cast to the 8-bit type."""
+    x = x * inverse
+    if LIMIT == _INT8:
+        x = (x + _ROUND) - _ROUND
+    return x

@@ -1,0 +1,53 @@
+"""Rows put together by the group they belong to: tokens by expert, tokens by adapter. Plain-torch twin of
+`kernels.group_rows`.
+
+Knows group numbers and tiles. Does not know what a group is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """The rows of each group in ascending order, every group filled up to whole tiles, so that a program that takes
+    one tile meets one group. `ids` are given, the rest is written by the op `group_rows`; all tensors int32, on the
+    device, and of sizes that the host knows without looking at the ids."""
+
+    ids: torch.Tensor
+    """`[num_rows]`: group of each row; -1: none, the row appears nowhere."""
+    rows: torch.Tensor
+    """`[num_tiles * tile]`; -1 fills a group's last tile. Behind the last used tile anything."""
+    tiles: torch.Tensor
+    """`[num_tiles]`: the group of each tile, -1 behind the last used one."""
+    counts: torch.Tensor
+    """`[num_groups]`"""
+    tile: int
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, num_groups: int, tile: int) -> RowGroups:
+        """Around these ids. A group leaves at most one tile unfilled, and a used tile has a row at least."""
+        num_tiles = min(len(ids), len(ids) // tile + num_groups)
+        sizes = (num_tiles * tile, num_tiles, num_groups)
+        return cls(
+            ids, *(torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes), tile
+        )
+
+
+def group_rows(groups: RowGroups) -> None:
+    """Writes `rows`, `tiles` and `counts` from `ids`."""
+    num_groups, tile = len(groups.counts), groups.tile
+    groups.tiles.fill_(-1)
+    groups.counts.copy_(torch.bincount(groups.ids[groups.ids >= 0], minlength=num_groups))
+    first = 0
+    for group in range(num_groups):
+        members = (groups.ids == group).nonzero().squeeze(1)
+        used = -(-len(members) // tile)
+        groups.tiles[first : first + used] = group
+        place = groups.rows[first * tile : (first + used) * tile]
+        place.fill_(-1)
+        place[: len(members)] = members.to(torch.int32)
+        first += used

@@ -1,0 +1,191 @@
+"""Plain-torch twins of `kernels.linear` and `kernels.linear_quant`, and the formats of quantized weights.
+
+Knows matrices: `x` `[num_tokens, in_features]`, `weight` `[out_features, in_features]` or its quantized form. Quantizing
+is by rounding to nearest; it happens once, at load.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+GROUPS = (32, 64, 128)
+"""Weights along in_features that share an int4 scale."""
+MAX_ROWS_SMALL = 16
+"""Rows of `linear_small`: one tile of the matrix unit."""
+MAX_ROWS_SPLIT = 64
+"""Up to so many rows a quantized weight is dequantized in registers; above, into a workspace for the library."""
+MAX_SPLITS = 16
+FP8_MAX = 448.0
+"""Largest number of e4m3; torch gives NaN above it."""
+_SYMMETRIC_ZERO = 8
+
+
+def linear_small(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """`out` = `x` `weight`ᵀ + `bias`, for at most 16 rows, computed in float32 and rounded once.
+
+    `norm` `[in_features]`: `x` is first divided by its root mean square and multiplied by it. `gated`: the halves of
+    the outputs are gate and up, and `out` `[num_tokens, out_features / 2]` is silu(gate) · up. `residual`, shaped like
+    `out` and possibly the same tensor, is added last. `workspace`: see `workspace_size`; a twin needs none."""
+    wide = x.float()
+    if norm is not None:
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.float()
+    result = F.linear(wide, weight.float(), None if bias is None else bias.float())
+    if gated:
+        gate, up = result.chunk(2, dim=-1)
+        result = F.silu(gate) * up
+    out.copy_(result if residual is None else result + residual.float())
+
+
+def linear_w8(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """`weight` int8 `[out_features, in_features]`, `scale` `[out_features]`."""
+    out.copy_(F.linear(x, dequantize_int8(weight, scale, x.dtype), bias))
+
+
+def linear_w4(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """`weight` int32 `[in_features / 8, out_features]`, `scale` `[in_features / group, out_features]`, `zero` int8 of
+    the same shape (none: 8 everywhere), `order` int32 `[in_features]`: packed row k belongs to column `order[k]` of
+    `x`."""
+    if order is not None:
+        x = x.index_select(1, order)
+    out.copy_(F.linear(x, dequantize_int4(weight, scale, zero, x.dtype).T, bias))
+
+
+def linear_fp8(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """`x` and `weight` e4m3, `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. The 8-bit products are
+    exact in float32."""
+    result = F.linear(x.float(), weight.float()) * x_scale[:, None] * scale
+    out.copy_(result if bias is None else result + bias.float())
+
+
+def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
+    """`out` e4m3 `[num_tokens, in_features]` and `scale` float32 `[num_tokens]` with out · scale ≈ `x`. A row of
+    zeros has scale 1."""
+    quantized, found = quantize_fp8(x)
+    out.copy_(quantized)
+    scale.copy_(found)
+
+
+def workspace_size(
+    num_tokens: int, out_features: int, in_features: int, dtype: torch.dtype = torch.bfloat16
+) -> int:
+    """Float32 elements that any product of this shape needs as workspace: partial sums (and sums of squares) of its
+    splits, or the dequantized weight of a large one."""
+    partial = MAX_SPLITS * min(num_tokens, MAX_ROWS_SPLIT) * (out_features + 1)
+    if num_tokens <= MAX_ROWS_SPLIT:
+        return partial
+    return max(partial, out_features * in_features * dtype.itemsize // 4)
+
+
+def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 `[out_features, in_features]` in ±127 and float32 scales `[out_features]`: error at most half a scale."""
+    scale = _scales(weight.float().abs().amax(1) / 127)
+    return (weight.float() / scale[:, None]).round_().to(torch.int8), scale
+
+
+def quantize_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 and float32 scales per row: error at most 1/16 of an element, or 2⁻¹⁰ scales near zero."""
+    wide = weight.float()
+    scale = _scales(wide.abs().amax(1) / FP8_MAX)
+    return (wide / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+
+def quantize_int4(
+    weight: torch.Tensor, group: int = 128, symmetric: bool = True
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Packed weight, scale in the dtype of the weight, zero point (None if symmetric), as `linear_w4` takes them.
+    Error at most half a scale, at most a whole one with zero points (they are rounded too)."""
+    out_features, in_features = weight.shape
+    if group not in GROUPS or in_features % group:
+        raise ValueError(f"in_features {in_features} cannot be cut into groups of {group}")
+    wide = weight.float().T.reshape(in_features // group, group, out_features)
+    if symmetric:
+        scale, zero = _scales(wide.abs().amax(1) / 7), None
+    else:
+        low, high = wide.amin(1).clamp_(max=0), wide.amax(1).clamp_(min=0)
+        scale = _scales((high - low) / 15)
+        zero = (-low / scale).round_().clamp_(0, 15).to(torch.int8)
+    scale = _scales(scale.to(weight.dtype))
+    quantized = (wide / scale.float()[:, None]).round_()
+    quantized += _SYMMETRIC_ZERO if zero is None else zero[:, None]
+    numbers = quantized.clamp_(0, 15).to(torch.int32).view(in_features, out_features)
+    return pack_int4(numbers), scale, zero
+
+
+def dequantize_int8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (weight.float() * scale.float()[:, None]).to(dtype)
+
+
+def dequantize_int4(
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """`[in_features, out_features]`, in packed order."""
+    numbers = unpack_int4(weight)
+    in_features, out_features = numbers.shape
+    grouped = numbers.view(len(scale), in_features // len(scale), out_features)
+    offset = _SYMMETRIC_ZERO if zero is None else zero[:, None].to(torch.int32)
+    wide = (grouped - offset).float() * scale.float()[:, None]
+    return wide.view(in_features, out_features).to(dtype)
+
+
+def pack_int4(numbers: torch.Tensor) -> torch.Tensor:
+    """int32 `[in_features, out_features]` in 0…15 → `[in_features / 8, out_features]`, the first in the lowest bits."""
+    nibbles = numbers.to(torch.int64).view(len(numbers) // 8, 8, -1)
+    packed = (nibbles << _shifts(numbers.device)[:, None]).sum(1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of `pack_int4`."""
+    nibbles = (packed[:, None] >> _shifts(packed.device)[:, None]) & 15
+    return nibbles.to(torch.int32).view(8 * len(packed), -1)
+
+
+def sort_groups(packed: torch.Tensor, group_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A GPTQ weight with activation order: its row k is of group `group_ids[k]` (`g_idx`). Sorts the rows by group, as
+    `linear_w4` wants them, and gives the `order` to pass with them."""
+    order = torch.argsort(group_ids, stable=True)
+    return pack_int4(unpack_int4(packed)[order]), order.to(torch.int32)
+
+
+def _scales(scale: torch.Tensor) -> torch.Tensor:
+    """Without zeros, which nothing can be divided by."""
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+def _shifts(device: torch.device) -> torch.Tensor:
+    return torch.arange(0, 32, 4, device=device)

@@ -1,0 +1,77 @@
+"""Plain-torch twins of `kernels.moe`: the choice of experts, and the experts themselves.
+
+Knows tokens, experts and their weights. Does not know which model they are of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from kernels.reference.group_rows import RowGroups
+
+MAX_TOP_K = 8
+_TALL_TILE_FROM = 24
+"""Rows per expert from which a tile of 64 is better filled than four of 16 are read often."""
+
+
+@dataclass(frozen=True)
+class MoeWorkspace:
+    """What the op `moe` writes on its way. A pair is a token and one of its experts: pair p is of token p // top_k."""
+
+    groups: RowGroups
+    """Its `ids` are the chosen experts, `[num_tokens * top_k]`."""
+    activated: torch.Tensor
+    """`[num_tokens * top_k, inner]`"""
+    products: torch.Tensor
+    """`[num_tokens * top_k, hidden]`"""
+
+    @classmethod
+    def of(cls, experts: torch.Tensor, x: torch.Tensor, down: torch.Tensor) -> MoeWorkspace:
+        num_experts, hidden, inner = down.shape
+        ids = experts.view(-1)
+        groups = RowGroups.of(ids, num_experts, tile_of(len(ids), num_experts))
+        return cls(groups, x.new_empty((len(ids), inner)), x.new_empty((len(ids), hidden)))
+
+
+def tile_of(num_pairs: int, num_experts: int) -> int:
+    """Rows of a tile: known without looking at the choice of experts."""
+    return 64 if num_pairs >= _TALL_TILE_FROM * num_experts else 16
+
+
+def route_experts(
+    weights: torch.Tensor, experts: torch.Tensor, logits: torch.Tensor, renormalise: bool
+) -> None:
+    """`weights` float32 and `experts` int32, both `[num_tokens, top_k]`: the largest of softmax(`logits`
+    `[num_tokens, num_experts]`) in descending order, the lower expert first among equals. `renormalise`: they sum to
+    1 (always in Mixtral; `norm_topk_prob` in Qwen3-MoE)."""
+    top_k = weights.shape[1]
+    shares, order = logits.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    chosen = shares[:, :top_k]
+    weights.copy_(chosen / chosen.sum(-1, keepdim=True) if renormalise else chosen)
+    experts.copy_(order[:, :top_k])
+
+
+def moe(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    workspace: MoeWorkspace | None = None,
+) -> None:
+    """`out` `[num_tokens, hidden]` = Σ over a token's experts of weight · down(silu(gate(x)) · up(x)).
+
+    `gate_up` `[num_experts, 2 · inner, hidden]`, gate first; `down` `[num_experts, hidden, inner]`; `weights` and
+    `experts` `[num_tokens, top_k]` as `route_experts` gives them; an expert of -1 adds nothing. The experts of a token
+    are summed in float32 in the order of `experts`."""
+    products = torch.zeros((*experts.shape, x.shape[1]), dtype=torch.float32, device=x.device)
+    for expert in range(len(down)):
+        token, choice = (experts == expert).nonzero(as_tuple=True)
+        gate, up = F.linear(x[token], gate_up[expert]).chunk(2, dim=-1)
+        products[token, choice] = F.linear(F.silu(gate) * up, down[expert]).float()
+    shares = torch.where(experts >= 0, weights, 0.0)
+    out.copy_((products * shares[:, :, None]).sum(1))

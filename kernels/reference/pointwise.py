@@ -1,0 +1,59 @@
+"""Plain-torch twins of `kernels.pointwise`: rotary embedding and gated activations.
+
+Knows tokens, heads and columns. All arithmetic in float32, rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from kernels.reference.quant import quantize
+
+
+def rope(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    table: torch.Tensor,
+    positions: torch.Tensor,
+    interleaved: bool = False,
+) -> None:
+    """Rotary position embedding (RoFormer, arXiv 2104.09864) of `[num_tokens, heads, D]`; `out` may be `x`. `table` is
+    `[max_positions, R]` float32: the cosines of a position's R / 2 angles, then the sines. The first R columns of a
+    head turn, the rest stays. Angle i turns the columns (i, i + R / 2), or (2i, 2i + 1) if `interleaved`."""
+    out.copy_(rotate(x.float(), table[positions], interleaved))
+
+
+def rotate(x: torch.Tensor, rows: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """`x` `[num_tokens, heads, D]` in float32 turned by `rows` `[num_tokens, R]` of a table."""
+    size = rows.shape[1]
+    cos, sin = rows[:, None].chunk(2, dim=-1)
+    turning = x[..., :size]
+    pairs = turning.unflatten(-1, (-1, 2)) if interleaved else turning.unflatten(-1, (2, -1)).mT
+    low, high = pairs.unbind(-1)
+    pairs = torch.stack((low * cos - high * sin, high * cos + low * sin), dim=-1)
+    turned = (pairs if interleaved else pairs.mT).flatten(-2)
+    return torch.cat((turned, x[..., size:]), dim=-1)
+
+
+def silu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
+    """`x` is `[num_tokens, 2 * width]`, gates then values; `out` `[num_tokens, width]` = silu(gate) * value. With
+    `out_scales` `[num_tokens]`: 8-bit, one scale per token (`kernels.reference.quant`)."""
+    gate, value = x.float().chunk(2, dim=-1)
+    store(out, F.silu(gate) * value, out_scales)
+
+
+def gelu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
+    """As `silu_mul`, with the tanh form of GELU."""
+    gate, value = x.float().chunk(2, dim=-1)
+    store(out, F.gelu(gate, approximate="tanh") * value, out_scales)
+
+
+def store(out: torch.Tensor, wide: torch.Tensor, scales: torch.Tensor | None) -> None:
+    """float32 rows into `out`, quantized if there are scales to fill."""
+    if scales is None:
+        out.copy_(wide)
+        return
+    quantized, row_scales = quantize(wide, out.dtype)
+    out.copy_(quantized)
+    scales.copy_(row_scales)

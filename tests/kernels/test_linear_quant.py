@@ -1,0 +1,217 @@
+"""Quantized weights: the formats against float64, the products in the interpreter against float64 and the twins."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from guarded import Guarded, relative_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import dispatch, linear, linear_quant
+from kernels.reference import linear as formats
+
+OPS = ("linear_w8", "linear_w4", "linear_fp8")
+TWIN = dispatch.choose(torch.device("cpu"))
+TRITON = dispatch.choose(torch.device("cpu"), set(OPS))
+DTYPES = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+BOTH = pytest.mark.parametrize("ops", [TWIN, TRITON], ids=["twin", "triton"])
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def weights(columns: int, depth: int) -> torch.Tensor:
+    """With a row of zeros, one of one sign, and an outlier."""
+    weight = draw(columns, depth) / depth**0.5
+    weight[0] = 0
+    weight[-1].abs_()
+    weight[columns // 2, 0] = 4
+    return weight
+
+
+class TestFormats:
+    def test_int8_is_off_by_at_most_half_a_scale(self):
+        weight = weights(9, 70)
+        numbers, scale = formats.quantize_int8(weight)
+        error = (numbers.double() * scale.double()[:, None] - weight.double()).abs()
+        assert bool((error <= scale.double()[:, None] * (0.5 + 1e-5)).all())
+        assert numbers.abs().max() == 127
+
+    def test_fp8_is_off_by_at_most_a_sixteenth_of_an_element(self):
+        weight = weights(9, 70)
+        numbers, scale = formats.quantize_fp8(weight)
+        found = numbers.double() * scale.double()[:, None]
+        bound = torch.maximum(weight.double().abs() / 16, scale.double()[:, None] * 2**-10)
+        assert bool(((found - weight.double()).abs() <= bound * (1 + 1e-5)).all())
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("symmetric", [True, False])
+    @pytest.mark.parametrize("group", [32, 64, 128])
+    def test_int4_is_off_by_at_most_half_a_scale_and_with_zero_points_a_whole(
+        self, group, symmetric, dtype
+    ):
+        weight = weights(10, 256).to(dtype)
+        packed, scale, zero = formats.quantize_int4(weight, group, symmetric)
+        assert packed.shape == (32, 10) and packed.dtype == torch.int32
+        assert scale.shape == (256 // group, 10) and scale.dtype == dtype
+        found = formats.dequantize_int4(packed, scale, zero, torch.float64)
+        error = (found.T - weight.double()).abs()
+        bound = scale.double().repeat_interleave(group, 0).T * (0.5 if symmetric else 1)
+        assert bool((error <= bound * 1.001).all())
+
+    def test_a_group_that_does_not_divide_the_weight_is_refused(self):
+        with pytest.raises(ValueError, match="groups of 128"):
+            formats.quantize_int4(draw(4, 192), 128)
+
+    def test_packing_comes_back(self):
+        numbers = torch.arange(24 * 5).view(24, 5).to(torch.int32) * 7 % 16
+        packed = formats.pack_int4(numbers)
+        assert packed[0, 0] & 15 == numbers[0, 0] and (packed[0, 0] >> 4) & 15 == numbers[1, 0]
+        assert torch.equal(formats.unpack_int4(packed), numbers)
+        every = torch.full((8, 1), 15, dtype=torch.int32)
+        assert formats.pack_int4(every).item() == -1
+
+    def test_rows_of_an_activation_order_are_sorted_by_group(self):
+        numbers = torch.arange(64 * 3).view(64, 3).to(torch.int32) % 16
+        group_ids = torch.arange(64) * 5 % 64 // 32
+        packed, order = formats.sort_groups(formats.pack_int4(numbers), group_ids)
+        assert torch.equal(formats.unpack_int4(packed), numbers[order])
+        assert group_ids[order].tolist() == [0] * 32 + [1] * 32
+
+    def test_tokens_are_quantized_one_by_one_and_a_zero_row_is_no_trouble(self):
+        x = draw(4, 50) * torch.tensor([[1.0], [1000.0], [0.0], [1e-6]])
+        out, scale = Guarded((4, 50), torch.float8_e4m3fn), Guarded((4,), torch.float32)
+        TWIN.weights.quantize_tokens(out.tensor, scale.tensor, x)
+        out.check()
+        scale.check()
+        found = out.tensor.float() * scale.tensor[:, None]
+        assert bool(((found - x).abs() <= x.abs() / 16 + scale.tensor[:, None] * 2**-10).all())
+
+
+def run(ops, name: str, x: torch.Tensor, columns: int, *told, **options) -> torch.Tensor:
+    out = Guarded((len(x), columns), options.pop("dtype", x.dtype))
+    getattr(ops, name)(out.tensor, x, *told, **options)
+    out.check()
+    return out.tensor
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 16, 17, 65], ids=lambda rows: f"{rows} rows")
+def test_int8_products_are_those_of_float64(ops, dtype, rows):
+    x, bias = draw(rows, 300, dtype=dtype), draw(70, dtype=dtype)
+    weight, scale = formats.quantize_int8(weights(70, 300))
+    expected = x.double() @ (weight.double() * scale.double()[:, None]).T + bias.double()
+    assert (
+        relative_error(run(ops, "linear_w8", x, 70, weight, scale, bias), expected) <= DTYPES[dtype]
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [1, 33, 65], ids=lambda rows: f"{rows} rows")
+@pytest.mark.parametrize(
+    ("group", "symmetric", "dtype", "ordered"),
+    [
+        (32, False, torch.float32, True),
+        (64, True, torch.bfloat16, False),
+        (128, True, torch.float32, True),
+        (128, False, torch.float16, False),
+    ],
+)
+def test_int4_products_are_those_of_float64(ops, rows, group, symmetric, dtype, ordered):
+    x, bias = draw(rows, 384, dtype=dtype), draw(66, dtype=dtype)
+    packed, scale, zero = formats.quantize_int4(weights(66, 384).to(dtype), group, symmetric)
+    wide = formats.dequantize_int4(packed, scale, zero, torch.float64)
+    order = torch.randperm(384, generator=torch.Generator().manual_seed(1)).to(torch.int32)
+    expected = (x[:, order] if ordered else x).double() @ wide + bias.double()
+    options = {"bias": bias, "order": order if ordered else None}
+    found = run(ops, "linear_w4", x, 66, packed, scale, zero, **options)
+    assert relative_error(found, expected) <= DTYPES[dtype]
+
+
+@BOTH
+@pytest.mark.parametrize("rows", [1, 17, 65], ids=lambda rows: f"{rows} rows")
+def test_fp8_products_are_those_of_float64(ops, rows):
+    x, x_scale = formats.quantize_fp8(draw(rows, 304))
+    weight, scale = formats.quantize_fp8(weights(80, 304))
+    bias = draw(80, dtype=torch.bfloat16)
+    expected = x.double() @ weight.double().T * x_scale[:, None] * scale + bias.double()
+    told = (x_scale, weight, scale, bias)
+    found = run(ops, "linear_fp8", x, 80, *told, dtype=torch.bfloat16)
+    assert relative_error(found, expected) <= 1e-2
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+def test_a_given_workspace_is_used_within_its_size(rows):
+    x = draw(rows, 512)
+    weight, scale = formats.quantize_int8(weights(40, 512))
+    packed, group_scale, zero = formats.quantize_int4(weights(40, 512), 64, False)
+    size = formats.workspace_size(rows, 40, 512, torch.float32)
+    space = Guarded((size,), torch.float32)
+    for name, told in (("linear_w8", (weight, scale)), ("linear_w4", (packed, group_scale, zero))):
+        expected = run(TWIN, name, x, 40, *told)
+        found = run(TRITON, name, x, 40, *told, workspace=space.tensor)
+        assert relative_error(found, expected) <= 2e-6
+        space.check()
+
+
+def test_a_row_is_the_same_whatever_is_beside_it():
+    packed, scale, zero = formats.quantize_int4(weights(40, 512), 64)
+    x = draw(5, 512)
+    together = run(TRITON, "linear_w4", x, 40, packed, scale, zero)
+    x[:4] = 7
+    assert torch.equal(run(TRITON, "linear_w4", x, 40, packed, scale, zero)[4], together[4])
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 70),
+    st.integers(1, 5),
+    st.sampled_from([32, 64, 128]),
+    st.booleans(),
+)
+@settings(max_examples=10, deadline=None)
+def test_drawn_shapes_agree_with_the_twin(rows, columns, num_groups, group, symmetric):
+    x = draw(rows, num_groups * group)
+    told = formats.quantize_int4(draw(columns, num_groups * group), group, symmetric)
+    found = run(TRITON, "linear_w4", x, columns, *told)
+    assert relative_error(found, run(TWIN, "linear_w4", x, columns, *told)) <= 2e-6
+
+
+def test_zero_points_of_another_shape_are_refused():
+    packed, scale, zero = formats.quantize_int4(draw(8, 64), 32, False)
+    with pytest.raises(AssertionError):
+        run(TWIN, "linear_w4", draw(1, 64), 8, packed, scale, zero[:1])
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_every_shape_has_a_configuration_that_is_compiled_ahead(capability):
+    compiled = {"8 bit": set(), "int4": set()}
+    for found in linear_quant.specimens(capability):
+        told, launch = found.constants, (found.num_warps, found.num_stages)
+        if "GROUP" in told and "BLOCK_M" in told:
+            compiled["int4"].add((told["GROUP"], told["BLOCK_M"], told["BLOCK_N"], *launch))
+        elif "BLOCK_M" in told:
+            compiled["8 bit"].add((told["BLOCK_M"], told["BLOCK_N"], told["BLOCK_K"], *launch))
+    sizes = (1000, 1024, 3072, 4096, 14336, 28672)
+    for rows, columns, depth in itertools.product((1, 16, 17, 64), sizes, sizes):
+        config = linear.select(capability, rows, columns, depth, False, 1)
+        assert config.tile in compiled["8 bit"]
+        for group in formats.GROUPS:
+            chosen = linear_quant.select_w4(capability, rows, columns, depth, group)
+            assert (group, *chosen.tile) in compiled["int4"]
+            assert (
+                chosen.splits == linear_quant.select_w4(capability, 1, columns, depth, group).splits
+            )
+
+
+def test_fp8_is_compiled_only_where_the_hardware_has_it():
+    assert not any(
+        "fp8" in s.name or "quantize_" in s.name.split()[0][:9] for s in linear_quant.specimens(80)
+    )
+    assert any("fp8" in s.name for s in linear_quant.specimens(90))

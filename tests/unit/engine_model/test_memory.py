@@ -1,0 +1,97 @@
+"""The arithmetic of KV memory, and the steps it is measured with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import GREEDY, Driven, TinyModel, drive
+
+from workers.engine.errors import ModelError
+from workers.engine.graphs import DirectCall
+from workers.engine.memory import Largest, MemoryPlan, measure, warm_up
+from workers.engine.plan import Draw, Row
+from workers.engine.runner import ModelRunner, RunnerSettings
+
+GIB = 2**30
+PLAN = MemoryPlan(80 * GIB, 0.9, 20 * GIB, 3 * GIB, GIB)
+
+
+def test_kv_gets_what_the_other_terms_leave_of_the_share() -> None:
+    assert PLAN.kv == 48 * GIB
+    assert PLAN.num_blocks(2 << 20, 10**9) == 24 * 1024
+    assert PLAN.num_blocks(2 << 20, 100) == 100
+    assert PLAN.terms() == (
+        "90% of 80.00 GiB - 20.00 used - 3.00 for a step - 1.00 for recorded steps = 48.00 GiB"
+    )
+
+
+def test_no_room_is_one_sentence_with_the_terms() -> None:
+    with pytest.raises(ModelError, match=r"no room for KV: 90% of 80.00 GiB - 71.50 used"):
+        MemoryPlan(80 * GIB, 0.9, 71 * GIB + GIB // 2, GIB, 0).num_blocks(1 << 20, 100)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_rows", "max_model_len"),
+    [(512, 256, 4096), (8192, 16, 1000), (100, 100, 50), (7, 3, 4), (512, 1, 64)],
+)
+def test_the_largest_steps_are_as_large_as_steps_can_be(
+    num_tokens: int, num_rows: int, max_model_len: int
+) -> None:
+    largest = Largest(num_tokens, num_rows, max_model_len, 16)
+    many, (one,) = largest.many_rows(), largest.one_row()
+    assert len(many) == min(num_rows, num_tokens)
+    assert sum(len(row.tokens) for row in many) <= num_tokens
+    assert len(one.tokens) == min(num_tokens, max_model_len - 1)
+    blocks = [block for row in many for block in row.block_table]
+    assert len(set(blocks)) == len(blocks)
+    for row in (*many, one):
+        assert 0 < len(row.tokens) <= min(16 * len(row.block_table), max_model_len - 1)
+        assert max(row.block_table) < largest.num_blocks()
+        assert row.draws[0].position == len(row.tokens)
+    assert {row.row_id for row in many} == set(range(len(many)))
+
+
+def test_the_largest_steps_are_run_and_their_store_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, with a device that tells made-up figures of its memory."""
+    model = TinyModel.make("llama", tmp_path)
+    settings = RunnerSettings(
+        str(tmp_path), device="cpu", steps="device", num_blocks=8, block_size=4, max_rows=6
+    )
+    runner = ModelRunner(settings, capture=DirectCall())
+    steps, launched = runner._steps, []
+    true_launch = steps.launch
+    monkeypatch.setattr(steps, "launch", lambda rows: launched.append(rows) or true_launch(rows))
+    peaks = iter((5 << 20, 7 << 20))
+    for name, answer in {
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "empty_cache": lambda: None,
+        "memory_allocated": lambda device: 1 << 20,
+        "max_memory_allocated": lambda device: next(peaks),
+        "mem_get_info": lambda device: (60 << 20, 100 << 20),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    largest = Largest(40, 6, 64, 4)
+    with torch.inference_mode():
+        number = measure(runner.store, torch.device("cpu"), 0.9, largest, steps, 1)
+    left = (90 << 20) - (40 << 20) - (6 << 20) - ((6 << 20) + (4 << 20))
+    assert number == min(left // runner.store.shape.bytes_per_block, 1 + 256 * 16)
+    assert [len(rows) for rows in launched] == [6, 1]
+    assert runner.store.tensor.numel() == 0
+    runner.store.resize(8)
+    with torch.inference_mode():
+        warm_up(runner.store, largest, steps)  # too few blocks: nothing is run
+        assert len(launched) == 2
+        runner.store.resize(largest.num_blocks())
+        warm_up(runner.store, largest, steps)
+    assert len(launched) == 4
+    # Nothing of it is left: the next row starts from nothing.
+    alone = Driven([5, 6, 7, 8])
+    drive(model.runner(), [alone], 1)
+    draw = Draw(GREEDY, 0, 4, alone.prompt, ())
+    (result,) = runner.execute([Row(alone.prompt, 0, [3], (draw,), row_id=1)])
+    assert [d.token for d in result.drawn] == alone.output

@@ -1,0 +1,132 @@
+"""A pass of the Llama family in few launches: norms with their residual, rotation with the KV write, gated products.
+
+Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place,
+and only where each agrees with its unfused self on random input. Ten launches per layer, attention counted as two.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from kernels.dispatch import TWINS, Ops
+from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.model.hf import Call, PagedLayer, StepSlot
+from workers.engine.model.llama import TOLERANCE, LlamaLayer
+from workers.engine.model.packing import pack
+from workers.engine.plan import Row
+
+log = logging.getLogger(__name__)
+
+_OPS = ("rms_norm", "rope_kv_write", "silu_mul")
+
+
+class FusedPass:
+    """`hf.hidden_states` of one model, with its own loop over the layers: what a layer adds to the residual stream is
+    added by the norm of the next one."""
+
+    def __init__(
+        self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int
+    ) -> None:
+        base = model.base_model
+        self._embed, self._norm, self.layers = base.embed_tokens, base.norm, list(base.layers)
+        self._ops = ops
+        self._step = step
+        self._table = rope_table(base.rotary_emb, max_positions, self._embed.weight.device)
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        hidden, residual = self._embed(token_ids), None
+        for layer in self.layers:
+            hidden, residual = self.run(layer, hidden, residual, positions)
+        return self._normed(hidden, self._norm, residual)
+
+    def run(
+        self,
+        layer: LlamaLayer,
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`hidden` is what the layer before adds to `residual`; the first layer's residual is its input itself."""
+        x = self._normed(hidden, layer.norms[0], residual)
+        residual = hidden if residual is None else residual
+        added = layer.output(self._attend(layer, layer.qkv(x), positions))
+        gates = layer.gate_up(self._normed(added, layer.norms[1], residual))
+        product = gates.new_empty(len(gates), gates.shape[1] // 2)
+        self._ops.silu_mul(product, gates)
+        return layer.down(product), residual
+
+    def _attend(
+        self, layer: LlamaLayer, qkv: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        step, (kv, scales) = self._step.context, layer.paged.kv
+        assert step is not None, "a pass outside a step"
+        number = len(step.slots)
+        *norms, eps = layer.qk_norms or (None, 0.0)
+        weights = (norms[0], norms[1]) if layer.qk_norms else None
+        where = (self._table, positions[:number], step.slots)
+        self._ops.rope_kv_write(kv, qkv[:number], *where, weights, eps, kv_scales=scales)
+        heads = qkv.view(len(qkv), -1, layer.head_dim)
+        query, key, value = heads.split(
+            (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), dim=1
+        )
+        call = Call(query, key, value, layer.scale, layer.window, 0.0, None)
+        return layer.paged.attend_written(call, step).view(len(qkv), -1)
+
+    def _normed(
+        self, x: torch.Tensor, norm: nn.Module, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """With a residual: `x` is added to it in place, and that is what is normalised."""
+        out = torch.empty_like(x)
+        self._ops.rms_norm(out, x, norm.weight, norm.variance_epsilon, residual)
+        return out
+
+
+def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> FusedPass | None:
+    """None where the ops run as their twins (unfused is as fast), where a layer is not ours, or where one differs."""
+    if any(ops.chosen[name] is TWINS[name] for name in _OPS):
+        return None
+    layers = getattr(model.base_model, "layers", ())
+    if not layers or not all(isinstance(layer, LlamaLayer) for layer in layers):
+        return None
+    trial = StepSlot()
+    mine = FusedPass(model, ops, trial, max_positions)
+    for index, layer in enumerate(mine.layers):
+        error = difference(model, mine, layer, ops, trial)
+        if not error <= TOLERANCE[layer.norms[0].weight.dtype]:
+            log.warning("the layers stay unfused: layer %d is off by %.1e", index, error)
+            return None
+    return FusedPass(model, ops, step, max_positions)
+
+
+def difference(
+    model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: Ops, trial: StepSlot
+) -> float:
+    """Largest difference of a fused layer from itself unfused, on a chunk and a single token behind it, relative to
+    the largest output."""
+    weight = layer.norms[0].weight
+    x = torch.randn((6, len(weight)), generator=torch.Generator().manual_seed(1)).to(weight)
+    shape = KVShape(1, layer.num_kv_heads, layer.head_dim, 4, weight.dtype)
+    packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
+    trial.context = packed.context
+    served, layer.paged = (
+        layer.paged,
+        PagedLayer(KVStore(shape, 4, weight.device, ops), 0, ops, trial),
+    )
+    embeddings = model.base_model.rotary_emb(x[None], packed.positions[None])
+    expected = layer(x[None], position_embeddings=embeddings)[0]
+    added, residual = mine.run(layer, x.clone(), None, packed.positions)
+    layer.paged = served
+    return ((residual + added - expected).abs().max() / expected.abs().max()).item()
+
+
+def rope_table(rotary: nn.Module, max_positions: int, device: torch.device) -> torch.Tensor:
+    """`[max_positions, head_dim]` float32: cosines of a position's angles, then their sines. As transformers makes
+    them, but not rounded to the model's dtype."""
+    positions = torch.arange(max_positions, device=device)
+    cos, sin = rotary(torch.empty(1, dtype=torch.float32, device=device), positions[None])
+    half = cos.shape[-1] // 2
+    return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1).contiguous()

@@ -1,0 +1,150 @@
+"""Penalties, bias and bans of rows whose output the host does not know to its end: counts live on the device.
+
+Knows plan.py's rows and the op `logits`. A device row that is penalized owns the line of its number in two tables: which
+tokens its prompt holds, how often its output holds each. A row that says everything about itself has its line written
+anew; behind each draw the token is counted where it was drawn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels.dispatch import Ops
+from kernels.draws import NO_TOKEN, EditTensors, num_words
+from workers.engine.plan import PENDING, Draw, Row
+from workers.engine.sampling import processors
+from workers.engine.transport import float_bits, upload, word_bits
+
+
+@dataclass(slots=True)
+class _Lines:
+    """What is written anew: places in the flat tables, and the numbers there."""
+
+    rows: array[int] = field(default_factory=lambda: array("i"))
+    prompt_lines: array[int] = field(default_factory=lambda: array("i"))
+    words: array[int] = field(default_factory=lambda: array("i"))
+    bits: array[int] = field(default_factory=lambda: array("i"))
+    count_lines: array[int] = field(default_factory=lambda: array("i"))
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    counts: array[int] = field(default_factory=lambda: array("i"))
+
+    def add(self, row_id: int, draw: Draw) -> None:
+        words: dict[int, int] = {}
+        for token in set(draw.prompt):
+            words[token >> 5] = words.get(token >> 5, 0) | 1 << (token & 31)
+        counts = Counter(draw.output)
+        self.rows.append(row_id)
+        self.prompt_lines.extend([row_id] * len(words))
+        self.words.extend(words.keys())
+        self.bits += word_bits(list(words.values()))
+        self.count_lines.extend([row_id] * len(counts))
+        self.tokens.extend(counts.keys())
+        self.counts.extend(counts.values())
+
+
+class DeviceEdits:
+    def __init__(
+        self,
+        ops: Ops,
+        max_rows: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self._ops = ops
+        self._eos_token_ids = eos_token_ids
+        self._device = device
+        self._prompt_bits = torch.zeros(
+            (max_rows, num_words(vocab_size)), dtype=torch.int32, device=device
+        )
+        self._counts = torch.zeros((max_rows, vocab_size), dtype=torch.int32, device=device)
+        self._no_mask = torch.zeros((0, num_words(vocab_size)), dtype=torch.int32, device=device)
+
+    def begin(self, rows: Sequence[Row]) -> None:
+        """Before the draws of these rows. The choices of one row have no output yet, so one line serves them all."""
+        lines = _Lines()
+        for row in rows:
+            if (
+                row.draws
+                and row.tokens[-1] != PENDING
+                and processors.penalizes(row.draws[0].params)
+            ):
+                lines.add(row.row_id, row.draws[0])
+        if not lines.rows:
+            return
+        parts = (lines.rows, lines.prompt_lines, lines.words, lines.bits)
+        counted = (lines.count_lines, lines.tokens, lines.counts)
+        ids, prompt_lines, words, bits, count_lines, tokens, counts = upload(
+            self._device, *parts, *counted
+        )
+        self._prompt_bits.index_fill_(0, ids.long(), 0)
+        self._counts.index_fill_(0, ids.long(), 0)
+        self._prompt_bits.index_put_((prompt_lines.long(), words.long()), bits)
+        self._counts.index_put_((count_lines.long(), tokens.long()), counts)
+
+    def apply(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
+        """In place, on `[num_draws, vocab]`: the draws of the rows, in order."""
+        flat = [(row.row_id, draw) for row in rows for draw in row.draws]
+        edited = [
+            (place, row_id, draw)
+            for place, (row_id, draw) in enumerate(flat)
+            if processors.needs_processing(draw)
+        ]
+        if not edited:
+            return
+        ids = array("i", [place for place, _, _ in edited])
+        tensors, places = self._tensors(ids, edited)
+        raw = logits.index_select(0, places)
+        changed = torch.empty_like(raw)
+        self._ops.logits(changed, raw, tensors, torch.ones_like(tensors.repetition))
+        logits.index_copy_(0, places, changed)
+
+    def count(self, tokens: torch.Tensor, rows: Sequence[Row]) -> None:
+        """The drawn `tokens` `[num_draws]`. A row with several draws begins anew afterwards."""
+        places, lines, first = array("i"), array("i"), 0
+        for row in rows:
+            if len(row.draws) == 1 and processors.penalizes(row.draws[0].params):
+                places.append(first)
+                lines.append(row.row_id)
+            first += len(row.draws)
+        if places:
+            at, counted = upload(self._device, places, lines)
+            self._ops.count_tokens(self._counts, counted, tokens.index_select(0, at))
+
+    def _tensors(
+        self, ids: array[int], edited: Sequence[tuple[int, int, Draw]]
+    ) -> tuple[EditTensors, torch.Tensor]:
+        draws = [draw for _, _, draw in edited]
+        biases = [processors.biases(draw, self._eos_token_ids) for draw in draws]
+        longest = max(1, *map(len, biases))
+        filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in biases]
+        lines = [row_id if processors.penalizes(draw.params) else -1 for _, row_id, draw in edited]
+        params = [draw.params for draw in draws]
+        places, penalty_lines, repetition, frequency, presence, tokens, values, masks = upload(
+            self._device,
+            ids,
+            array("i", lines),
+            float_bits([p.repetition_penalty for p in params]),
+            float_bits([p.frequency_penalty for p in params]),
+            float_bits([p.presence_penalty for p in params]),
+            array("i", [token for bias in filled for token, _ in bias]),
+            float_bits([value for bias in filled for _, value in bias]),
+            array("i", [-1] * len(draws)),
+        )
+        return EditTensors(
+            penalty_lines=penalty_lines,
+            repetition=repetition.view(torch.float32),
+            frequency=frequency.view(torch.float32),
+            presence=presence.view(torch.float32),
+            prompt_bits=self._prompt_bits,
+            counts=self._counts,
+            bias_tokens=tokens.view(-1, longest),
+            biases=values.view(torch.float32).view(-1, longest),
+            mask_lines=masks,
+            mask_bits=self._no_mask,
+        ), places.long()
