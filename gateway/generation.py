@@ -16,6 +16,7 @@ from gateway import errors
 from gateway.admission import Admitted, Ask, Settled
 from gateway.leases import LOW_WATER, LeaseLost
 from gateway.models import ServedModel
+from gateway.structured.form import Form
 from gateway.text.choice import ChoiceText, Piece, TextRules
 from gateway.upstream.base import Call, Event, Lost, Mailbox
 from gateway.upstream.native import LinkDown, WorkerLink
@@ -57,6 +58,7 @@ class Order:
     rules: TextRules
     namespace: tuple[Region, ...]
     tier: Tier
+    form: Form | None = None
     prompt_logprobs: int = -1
     pinned: bool = False
     """The operator's own: what it computes stays on the worker until it is unpinned."""
@@ -94,6 +96,8 @@ class _Choice:
     text: ChoiceText
     num_received: int = 0
     finish: str | None = None
+    whole: list[str] = field(default_factory=list)
+    """The text so far; kept only where it must have a form."""
 
 
 @dataclass
@@ -150,6 +154,7 @@ class Generation:
             weight=order.principal.weight,
             cache_read=order.prompt_logprobs < 0,
             pinned=order.pinned,
+            grammar="" if order.form is None else order.form.grammar,
             traceparent=order.traceparent,
             prompt_logprobs=order.prompt_logprobs,
         )
@@ -205,6 +210,7 @@ class Generation:
         if choice.finish is not None:
             return None  # behind a stop string: the cancel is on its way
         piece = self._to_text(delta, choice)
+        self._check_form(delta, choice, piece.text)
         if choice.text.stop is not None:
             choice.finish = "stop"
             if delta.finish is None and self.call is not None:
@@ -233,6 +239,16 @@ class Generation:
                 pieces.append(choice.text.end())
         text = "".join(piece.text for piece in pieces)
         return Piece(text, tuple(entry for piece in pieces for entry in piece.entries))
+
+    def _check_form(self, delta: TokenDelta, choice: _Choice, text: str) -> None:
+        """A finished text that is not what was asked for is our error, not the client's success."""
+        form = self.order.form
+        if form is None:
+            return
+        choice.whole.append(text)
+        if delta.finish == "stop" and not form.is_kept("".join(choice.whole)):
+            logger.error("output_without_form", extra={"request_id": self.order.request_id})
+            raise errors.internal()
 
     def _stop_reason(self, delta: TokenDelta) -> int | None:
         """Names a token that the client gave; the model's own end is null."""

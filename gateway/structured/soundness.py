@@ -132,5 +132,8 @@ def _kind(value: Json) -> str:
         return "null"
     if isinstance(value, bool):
         return "boolean"
-    names = {str: "string", list: "array", dict: "object"}
-    return names.get(type(value), "number")
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, list):
+        return "array"
+    return "object" if isinstance(value, dict) else "number"

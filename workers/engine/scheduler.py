@@ -43,8 +43,16 @@ class Scheduler:
     # --- attempts come, hear from their gateway, go ---
 
     def add(self, attempt: Attempt) -> None:
+        """One whose grammar is compiling only enters; `release` lets it run."""
         self.counters.enter(attempt.message.tenant, attempt.message.weight)
         for sequence in attempt.sequences:
+            if sequence.status is Status.WAITING:
+                self.ranks.add(sequence)
+
+    def release(self, attempt: Attempt) -> None:
+        """Its grammar is there."""
+        for sequence in attempt.sequences:
+            sequence.status = Status.WAITING
             self.ranks.add(sequence)
 
     def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
@@ -114,6 +122,7 @@ class Scheduler:
                 or (forked and self.holdings.shares(sequence, index))
             ) and not self._take_block(sequence, index, plan):
                 continue
+            plan.holds_next |= sequence.automaton is not None  # the next mask needs this token
             lease.in_flight += 1
             plan.budget -= 1
             plan.work.append(Work(sequence, 1, 1))
@@ -173,9 +182,10 @@ class Scheduler:
         sequence, num_tokens, num_draws = work
         attempt = sequence.attempt
         forks = num_draws > 0 and len(attempt.unforked) > 1
-        if forks or attempt.wants_prompt_logprobs:
+        masked = num_draws > 0 and attempt.grammar is not None
+        if forks or masked or attempt.wants_prompt_logprobs:
             plan.holds_next = True
-        elif num_draws and attempt.unforked:
+        if not forks and not attempt.wants_prompt_logprobs and num_draws and attempt.unforked:
             sequence.take_index(attempt.take_unforked(1)[0])
         attempt.lease.in_flight += num_draws
         plan.budget -= num_tokens

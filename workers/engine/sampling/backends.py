@@ -6,10 +6,13 @@ It takes EBNF text and a vocabulary in bytes. It is not told of end tokens: thos
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from workers.engine.sampling.grammar import Backend, GrammarError, Matcher
+
+_PREFIX = re.compile(r"^\[[\d:]+\] \S+: ")
 
 
 def installed() -> bool:
@@ -44,12 +47,13 @@ class XGrammar:
 class XGrammarCompiled:
     def __init__(self, library: Any, compiled: Any) -> None:
         self.num_bytes: int = compiled.memory_size_bytes
+        self.vocab_size: int = compiled.tokenizer_info.vocab_size
         self._library = library
         self._compiled = compiled
 
     def start(self) -> Matcher:
         matcher = self._library.GrammarMatcher(self._compiled)
-        words = self._library.allocate_token_bitmask(1, self._compiled.tokenizer_info.vocab_size)
+        words = self._library.allocate_token_bitmask(1, self.vocab_size)
         return XGrammarMatcher(matcher, words)
 
 
@@ -74,4 +78,5 @@ class XGrammarMatcher:
 
 
 def _sentence(error: object) -> str:
-    return str(error).strip().partition("\n")[0][-300:]
+    """Without the library's clock and file names."""
+    return _PREFIX.sub("", str(error).strip().partition("\n")[0])[:300]

@@ -6,6 +6,7 @@ Knows token ids and masks: bit `t % 8` of byte `t // 8` allows token t, so that 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -36,6 +37,7 @@ class Compiled(Protocol):
     """A grammar ready for use; any number of choices start from it."""
 
     num_bytes: int
+    vocab_size: int
 
     def start(self) -> Matcher: ...
 
@@ -44,6 +46,15 @@ class Backend(Protocol):
     def compile(self, text: str) -> Compiled:
         """Raises `GrammarError`. `text` is EBNF with the rule `root`."""
         ...
+
+
+Key = tuple[str, bytes]
+"""Whose grammar, and the digest of its text: what a tenant compiled is nobody else's to time."""
+Outcome = Compiled | GrammarError
+
+
+def digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 class Automaton:
@@ -55,6 +66,7 @@ class Automaton:
         """`output`: what was drawn before, here or on another worker."""
         self._matcher = compiled.start()
         self._end_bits = sum(1 << token for token in set(end_ids))
+        self._text_bits = (1 << compiled.vocab_size) - 1 & ~self._end_bits
         self.fault = ""
         self.ended = False
         """The text is complete and nothing but an end can follow."""
@@ -95,7 +107,7 @@ class Automaton:
         begun = time.thread_time()
         mask = self._matcher.mask()
         may_end = self._matcher.may_end()
-        allowed = int.from_bytes(mask, "little") & ~self._end_bits
+        allowed = int.from_bytes(mask, "little") & self._text_bits
         self.ended = may_end and not allowed
         if may_end:
             allowed |= self._end_bits
