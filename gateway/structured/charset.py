@@ -79,7 +79,7 @@ def literal(text: str) -> str:
 def _in_literal(char: str) -> str:
     if char in '"\\':
         return "\\" + char
-    return char if char >= " " and char != "\x7f" else f"\\x{ord(char):02x}"
+    return char if char >= " " and char != "\x7f" else f"\\u{ord(char):04x}"
 
 
 def _range(low: int, high: int) -> str:
@@ -88,4 +88,4 @@ def _range(low: int, high: int) -> str:
 
 def _in_class(code: int) -> str:
     """Of ASCII letters and digits as they are, all else by number: no mark of a class has to be looked up."""
-    return chr(code) if code >= 128 or chr(code).isalnum() else f"\\x{code:02x}"
+    return chr(code) if code >= 128 or chr(code).isalnum() else f"\\u{code:04x}"

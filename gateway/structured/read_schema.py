@@ -90,7 +90,7 @@ class _Reader:
         while self._unread:
             name = self._unread.pop()
             document.named[name] = self._node(self._find(name), name, 1)
-        if circle := termless(document):
+        if (circle := termless(document)) is not None:
             raise SchemaError(circle, "This schema refers to itself without an end.")
         for pointer, nodes in self._exclusive:
             if not excluding(document, nodes):
