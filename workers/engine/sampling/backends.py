@@ -40,7 +40,7 @@ class XGrammar:
     def compile(self, text: str) -> XGrammarCompiled:
         try:
             return XGrammarCompiled(self._library, self._compiler.compile_grammar(text))
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # the latter for a message that is no UTF-8
             raise GrammarError(_sentence(error)) from None
 
 
