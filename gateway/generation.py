@@ -18,6 +18,7 @@ from gateway.leases import LOW_WATER, LeaseLost
 from gateway.models import ServedModel
 from gateway.structured.form import Form
 from gateway.text.choice import ChoiceText, Piece, TextRules
+from gateway.upstream import failures
 from gateway.upstream.base import Call, Event, Lost, Mailbox
 from gateway.upstream.native import LinkDown, WorkerLink
 from workers.protocol.frames import FrameError
@@ -161,7 +162,7 @@ class Generation:
         try:
             self.call = link.start_call(request, self._mailbox, self._number)
         except LinkDown:
-            raise _upstream_lost() from None
+            raise failures.upstream_lost() from None
         except FrameError:
             raise errors.too_large("The prompt is too large.") from None
 
@@ -194,10 +195,10 @@ class Generation:
                 return None
             case Failed():
                 self._state.final = event
-                raise _of_failed(event, len(self.order.prompt))
+                raise failures.of_failed(event, len(self.order.prompt))
             case Lost():
                 self._state.lost = True
-                raise _upstream_lost()
+                raise failures.upstream_lost()
 
     def _on_delta(self, delta: TokenDelta) -> ChoicePiece | None:
         if delta.prompt is not None:
@@ -386,30 +387,3 @@ _FINISH: dict[FinishReason, str] = {"stop": "stop", "length": "length", "budget"
 
 def _usage(counts: PromptCounts | TokenUsage, output: int) -> Usage:
     return Usage(counts.cache_read, counts.cache_write, counts.uncached, output)
-
-
-def _upstream_lost() -> errors.ApiError:
-    return errors.unavailable("upstream_lost", "The worker that ran this request was lost.")
-
-
-def _of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
-    """A worker's refusal as the client sees it; its own words stay in our log."""
-    logger.warning("attempt_failed", extra={"code": failed.code, "why": failed.message})
-    match failed.code:
-        case "too_long":
-            return errors.invalid(
-                f"The prompt of {num_prompt} tokens does not fit the model's context.", None,
-                "context_length_exceeded",
-            )  # fmt: skip
-        case "grammar":
-            return errors.invalid(
-                "The output format cannot be enforced.", None, "unsupported_schema"
-            )
-        case "overloaded" | "deadline":
-            return errors.unavailable(
-                "overloaded", "The model is overloaded.", failed.retry_after_ms or 1000
-            )
-        case "draining" | "wrong_root":
-            return _upstream_lost()
-        case "no_lease" | "internal":
-            return errors.internal()

@@ -56,7 +56,7 @@ STRING = {"type": "string"}
         ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
         ({"type": "string", "pattern": r"(a)\1"}, "/pattern"),
         ({"type": "string", "format": "color"}, "/format"),
-        ({"type": "strin"}, "/type"),
+        ({"type": "text"}, "/type"),
         ({"type": []}, "/type"),
         ({"type": ["string", {}]}, "/type"),
         ({"enum": []}, "/enum"),
