@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from engine_driver import LINK, Driver
 from fakes import generate_request
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from inline_grammars import InlineGrammars
+from schemas import SCHEMAS, pairs_once, satisfies
 from tiny_models import TinyModel
 from walks import tokens_of
 
 from gateway.structured.form import StructuredOutputs, form_of
+from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.sampling import vocabulary
 from workers.engine.sampling.grammar import begin
 from workers.protocol.messages import Cancel, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+DEMO = Path(__file__).parents[3] / "ops" / "demo_model" / "model"
 EOS = 2
 VOCABULARY = [
     b"",
@@ -124,6 +131,29 @@ def test_masked_greedy_is_the_best_token_that_the_grammar_allows(model, grammars
         assert logprob.logprob == raw[delta.tokens[0]], "logprobs are those before the mask"
         if delta.tokens[0] != EOS:
             automaton.advance(delta.tokens[0])
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The demo model under an engine, for one request after the other."""
+    runner = ModelRunner(RunnerSettings(str(DEMO), device="cpu", num_blocks=64, max_model_len=512))
+    return runner, InlineGrammars(vocabulary.read(DEMO, runner.vocab_size), num_rounds=0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SCHEMAS, st.integers(0, 2**32))
+def test_what_the_demo_model_says_satisfies_any_schema(demo, schema, seed):
+    runner, grammars = demo
+    drive = Driver(runner, grammars=grammars, max_running=4, max_batch_tokens=64)
+    params = SamplingParams(seed=seed, temperature=1.0)
+    text = grammar(json=schema)
+    drive.send(request(drive, max_tokens=120, sampling=params, num_choices=2, grammar=text))
+    drive.run().check_idle()
+    texts = vocabulary.read(DEMO, runner.vocab_size)
+    for index in range(2):
+        if drive.finishes[LINK, "r", index] == "stop":
+            written = b"".join(texts[token] for token in drive.tokens[LINK, "r", index]).decode()
+            assert satisfies(schema, json.loads(written, object_pairs_hook=pairs_once)), written
 
 
 def test_the_end_of_a_grammar_ends_the_choice_without_a_further_token(model, grammars):
