@@ -75,7 +75,7 @@ class Attempts:
                 raise Refusal("draining", "the worker is draining", retryable=True)
             if (link, message.request_id) in self.by_key:
                 raise Refusal("internal", "a request of this id is running on this link")
-            num_waiting = self._scheduler.num_waiting + len(self._compiling)
+            num_waiting = self._scheduler.num_waiting + sum(map(len, self._compiling.values()))
             attempt = self._intake.admit(message, link, now, num_waiting)
             self._ask_grammar(attempt)
         except Refusal as refusal:
