@@ -16,7 +16,9 @@ from gateway import errors
 from gateway.admission import Admitted, Ask, Settled
 from gateway.leases import LOW_WATER, LeaseLost
 from gateway.models import ServedModel
+from gateway.structured.form import Form
 from gateway.text.choice import ChoiceText, Piece, TextRules
+from gateway.upstream import failures
 from gateway.upstream.base import Call, Event, Lost, Mailbox
 from gateway.upstream.native import LinkDown, WorkerLink
 from workers.protocol.frames import FrameError
@@ -57,6 +59,7 @@ class Order:
     rules: TextRules
     namespace: tuple[Region, ...]
     tier: Tier
+    form: Form | None = None
     prompt_logprobs: int = -1
     pinned: bool = False
     """The operator's own: what it computes stays on the worker until it is unpinned."""
@@ -94,6 +97,8 @@ class _Choice:
     text: ChoiceText
     num_received: int = 0
     finish: str | None = None
+    whole: list[str] = field(default_factory=list)
+    """The text so far; kept only where it must have a form."""
 
 
 @dataclass
@@ -150,13 +155,14 @@ class Generation:
             weight=order.principal.weight,
             cache_read=order.prompt_logprobs < 0,
             pinned=order.pinned,
+            grammar="" if order.form is None else order.form.grammar,
             traceparent=order.traceparent,
             prompt_logprobs=order.prompt_logprobs,
         )
         try:
             self.call = link.start_call(request, self._mailbox, self._number)
         except LinkDown:
-            raise _upstream_lost() from None
+            raise failures.upstream_lost() from None
         except FrameError:
             raise errors.too_large("The prompt is too large.") from None
 
@@ -189,10 +195,10 @@ class Generation:
                 return None
             case Failed():
                 self._state.final = event
-                raise _of_failed(event, len(self.order.prompt))
+                raise failures.of_failed(event, len(self.order.prompt))
             case Lost():
                 self._state.lost = True
-                raise _upstream_lost()
+                raise failures.upstream_lost()
 
     def _on_delta(self, delta: TokenDelta) -> ChoicePiece | None:
         if delta.prompt is not None:
@@ -205,6 +211,7 @@ class Generation:
         if choice.finish is not None:
             return None  # behind a stop string: the cancel is on its way
         piece = self._to_text(delta, choice)
+        self._check_form(delta, choice, piece.text)
         if choice.text.stop is not None:
             choice.finish = "stop"
             if delta.finish is None and self.call is not None:
@@ -233,6 +240,16 @@ class Generation:
                 pieces.append(choice.text.end())
         text = "".join(piece.text for piece in pieces)
         return Piece(text, tuple(entry for piece in pieces for entry in piece.entries))
+
+    def _check_form(self, delta: TokenDelta, choice: _Choice, text: str) -> None:
+        """A finished text that is not what was asked for is our error, not the client's success."""
+        form = self.order.form
+        if form is None:
+            return
+        choice.whole.append(text)
+        if delta.finish == "stop" and not form.is_kept("".join(choice.whole)):
+            logger.error("output_without_form", extra={"request_id": self.order.request_id})
+            raise errors.internal()
 
     def _stop_reason(self, delta: TokenDelta) -> int | None:
         """Names a token that the client gave; the model's own end is null."""
@@ -370,30 +387,3 @@ _FINISH: dict[FinishReason, str] = {"stop": "stop", "length": "length", "budget"
 
 def _usage(counts: PromptCounts | TokenUsage, output: int) -> Usage:
     return Usage(counts.cache_read, counts.cache_write, counts.uncached, output)
-
-
-def _upstream_lost() -> errors.ApiError:
-    return errors.unavailable("upstream_lost", "The worker that ran this request was lost.")
-
-
-def _of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
-    """A worker's refusal as the client sees it; its own words stay in our log."""
-    logger.warning("attempt_failed", extra={"code": failed.code, "why": failed.message})
-    match failed.code:
-        case "too_long":
-            return errors.invalid(
-                f"The prompt of {num_prompt} tokens does not fit the model's context.", None,
-                "context_length_exceeded",
-            )  # fmt: skip
-        case "grammar":
-            return errors.invalid(
-                "The output format cannot be enforced.", None, "unsupported_schema"
-            )
-        case "overloaded" | "deadline":
-            return errors.unavailable(
-                "overloaded", "The model is overloaded.", failed.retry_after_ms or 1000
-            )
-        case "draining" | "wrong_root":
-            return _upstream_lost()
-        case "no_lease" | "internal":
-            return errors.internal()

@@ -14,10 +14,12 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from cache.prefix_cache import PrefixCache
+from workers.engine.attempts import GrammarSource
 from workers.engine.engine import Engine
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
@@ -58,6 +60,15 @@ def script(tokens: Sequence[int], draw: Draw, eos_every: int = 0) -> int:
     if eos_every and state % eos_every == 0 and len(draw.output) >= draw.params.min_tokens:
         return EOS
     return LETTERS[(state >> 8) % len(LETTERS)]
+
+
+def allowed(token: int, mask: bytes | None) -> int:
+    """The next token from there on, round and round, that the mask has."""
+    if mask is None:
+        return token
+    bits = int.from_bytes(mask, "little")
+    assert bits, "an empty mask"
+    return next(t for t in chain(range(token, VOCAB_SIZE), range(token)) if bits >> t & 1)
 
 
 def expected_output(
@@ -169,7 +180,7 @@ class ScriptedRunner:
         drawn = []
         for draw in row.draws:
             assert draw.position == len(tokens), "drawn at another position than computed"
-            token = script(tokens, draw, self._eos_every)
+            token = allowed(script(tokens, draw, self._eos_every), draw.mask)
             k = draw.params.logprobs
             drawn.append(Drawn(token, logprob_of(token, k) if k >= 0 else None))
         return RowResult(tuple(drawn), prompt_logprobs)
@@ -216,6 +227,7 @@ def scripted_engine(
     max_running: int = 64,
     journal: EngineJournal | None = None,
     allow_lag: bool = True,
+    grammars: GrammarSource | None = None,
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
@@ -227,6 +239,7 @@ def scripted_engine(
         cache,
         Limits(max_batch_tokens, max_running, max_len, **limits),
         journal,
+        grammars=grammars,
         lag=allow_lag,
         clock=clock,
     )
@@ -259,6 +272,7 @@ class ScriptedWorker:
         runner: ScriptedRunner | None = None,
         journal_dir: Path | None = None,
         drain_s: float = 60.0,
+        grammars: GrammarSource | None = None,
         **limits: float,
     ) -> None:
         self.address = f"unix:{path}"
@@ -271,7 +285,9 @@ class ScriptedWorker:
             if journal_dir is not None
             else None
         )
-        self.engine = scripted_engine(self.runner, journal=self._journal, **limits)  # type: ignore[arg-type]
+        self.engine = scripted_engine(
+            self.runner, journal=self._journal, grammars=grammars, **limits
+        )  # type: ignore[arg-type]
         self.service = _Service(
             self,
             Identity(self.worker, model, self.address, redis_url),

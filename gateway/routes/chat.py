@@ -31,6 +31,7 @@ async def _create(
     fields, ignored = chat.read(value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
+    form = await common.form_of(request, fields, fields.response_format)
     prompt = await common.in_thread(request, model.encode_chat, fields.messages)
     record = request[RECORD]
     record.mark("tokenized")
@@ -48,6 +49,7 @@ async def _create(
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
         tier=common.tier_of(request),
+        form=form,
         traceparent=record.outgoing_traceparent,
         batch_id=line and line[0],
         line_no=line and line[1],

@@ -16,6 +16,9 @@ from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PREFIXES, PRINCIPAL, RECO
 from gateway.models import ServedModel
 from gateway.routes.table import MAX_JSON_BYTES
 from gateway.schema.json_body import INLINE_BYTES, decode_object
+from gateway.schema.sampling import SamplingFields, check_constrained
+from gateway.structured import form as structured
+from gateway.structured.form import Form, ResponseFormat
 from workers.protocol.messages import Region, Tier
 
 P = ParamSpec("P")
@@ -40,6 +43,18 @@ async def json_object(request: web.Request) -> dict[str, Any]:
     if len(data) <= INLINE_BYTES:
         return decode_object(data)
     return await in_thread(request, decode_object, data)
+
+
+async def form_of(
+    request: web.Request, fields: SamplingFields, wanted: ResponseFormat | None = None
+) -> Form | None:
+    """The form that the output shall have; None: any text. Raises `ApiError` 400."""
+    if wanted is None and fields.structured_outputs is None:
+        return None
+    form = await in_thread(request, structured.form_of, wanted, fields.structured_outputs)
+    if form is not None:
+        check_constrained(fields)
+    return form
 
 
 def served_model(request: web.Request, name: str) -> ServedModel:

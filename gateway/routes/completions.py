@@ -20,6 +20,7 @@ from gateway.schema.completions import CompletionFields
 from gateway.schema.replies import CompletionShape, Echo
 from gateway.schema.sampling import check_vocabulary, sampling_params
 from gateway.stream import Run
+from gateway.structured.form import Form
 from gateway.text.choice import TokenEntry, texts_of
 from workers.protocol.messages import TokenLogprob
 
@@ -33,10 +34,11 @@ async def create(request: web.Request) -> web.StreamResponse:
     texts = completions.prompts(fields.prompt, model.tokenizer.vocab_size)
     if len(texts) * fields.num_choices > MAX_CHOICES:
         raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
+    form = await common.form_of(request, fields)
     prompts = await common.in_thread(request, _encode, model, texts)
     request[RECORD].mark("tokenized")
     request[RECORD].num_prompt_tokens = sum(map(len, prompts))
-    orders = _orders(request, fields, model, prompts)
+    orders = _orders(request, fields, model, prompts, form)
     shape = CompletionShape(model.tokenizer, fields.num_logprobs, num_choices=fields.num_choices)
     before_text = _Echoes(shape, prompts) if fields.echo else _nothing
     return await answer(request, Plan(fields, orders, shape, ignored, before_text))
@@ -54,6 +56,7 @@ def _orders(
     fields: CompletionFields,
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
+    form: Form | None,
 ) -> list[Order]:
     """The first has the request's own id, the others ids of their own: each is a ledger entry."""
     if common.batch_line(request) is not None:
@@ -70,6 +73,7 @@ def _orders(
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
         tier=common.tier_of(request),
+        form=form,
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
         traceparent=request[RECORD].outgoing_traceparent,
     )

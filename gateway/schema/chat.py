@@ -10,7 +10,8 @@ from msgspec import Meta
 
 from gateway import errors
 from gateway.schema.convert import check_other_fields, convert, of_validation, refuse_deep
-from gateway.schema.sampling import Bound, ResponseFormat, SamplingFields, check_shared
+from gateway.schema.sampling import Bound, SamplingFields, check_shared
+from gateway.structured.form import ResponseFormat
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 UNSUPPORTED = {
@@ -23,7 +24,6 @@ UNSUPPORTED = {
     "logits_processors": "Use 'logit_bias' instead.",
     "chat_template": "The model's own template is used.",
     "chat_template_kwargs": "No template switches are offered for this model.",
-    "structured_outputs": "",
     "truncate_prompt_tokens": "",
     "allowed_token_ids": "Use 'logit_bias' instead.",
     "bad_words": "Use 'logit_bias' instead.",
@@ -101,8 +101,6 @@ def read(value: dict[str, Any]) -> tuple[ChatFields, list[str]]:
 
 def _refuse_unserved(fields: ChatFields) -> None:
     """What would change the output and cannot be honoured yet."""
-    if fields.response_format is not None and fields.response_format.type != "text":
-        raise _unsupported("response_format", "Only the type 'text' is offered.")
     if fields.tools:
         raise _unsupported("tools", "Tool calls are not offered.")
     if fields.tool_choice not in (None, "none", "auto"):

@@ -18,7 +18,7 @@ UNSUPPORTED = {name: hint for name, hint in chat.UNSUPPORTED.items() if name != 
     "messages": "Use /v1/chat/completions instead.",
     "tools": "Use /v1/chat/completions instead.",
     "tool_choice": "Use /v1/chat/completions instead.",
-    "response_format": "",
+    "response_format": "Use 'structured_outputs' instead.",
     "top_logprobs": "Use 'logprobs' instead.",
     "max_completion_tokens": "Use 'max_tokens' instead.",
 }

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway import errors
+from gateway.structured.form import StructuredOutputs
 from workers.protocol.messages import SamplingParams
 
 MAX_CHOICES = 8
@@ -28,10 +29,6 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_obfuscation: bool | None = None
     """No effect: nothing is added to hide lengths."""
     continuous_usage_stats: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True):
-    type: str
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +51,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
@@ -96,6 +94,20 @@ def check_shared(fields: SamplingFields) -> None:
     if fields.service_tier not in {None, "auto", "default", "priority", "fast", "scale"}:
         code = "unsupported_parameter" if fields.service_tier == "flex" else "invalid_value"
         raise errors.invalid("This service tier is not offered.", "service_tier", code)
+
+
+def check_constrained(fields: SamplingFields) -> None:
+    """With a grammar: what could end its text too early, or leave no token. Raises `ApiError` 400."""
+    given = {
+        "stop": bool(fields.stops),
+        "stop_token_ids": bool(fields.stop_token_ids),
+        "ignore_eos": bool(fields.ignore_eos),
+        "min_tokens": bool(fields.min_tokens),
+        "include_stop_str_in_output": bool(fields.include_stop_str_in_output),
+    }
+    for name, present in given.items():
+        if present:
+            raise errors.invalid(f"'{name}' cannot be combined with a form of the output.", name)
 
 
 def check_vocabulary(fields: SamplingFields, vocab_size: int) -> None:

@@ -20,6 +20,8 @@ from workers.engine.metrics import Metrics
 from workers.engine.ops_server import OpsServer
 from workers.engine.parallel.ranks import Ranks, meeting_file
 from workers.engine.plan import StepRunner
+from workers.engine.sampling import backends
+from workers.engine.sampling.compiling import Grammars
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
 from workers.engine.step_plan import Limits
@@ -49,7 +51,8 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     runner = load_runner(told, ranks)
     process = str(uuid.uuid4())
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
-    engine = build_engine(told, runner, journal)
+    grammars = build_grammars(told, runner)
+    engine = build_engine(told, runner, journal, grammars)
     metrics = Metrics(told.served_name, told.slot, runner.block_size, runner.num_blocks)
     metrics.tell_kernels(runner.kernels)
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
@@ -61,6 +64,8 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
         raise StartError(f"The worker cannot listen: {error}.") from error
     finally:
         journal.close()
+        if grammars is not None:
+            grammars.close()
     return 2 if service.engine_error is not None else 0
 
 
@@ -74,7 +79,24 @@ def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
     return ParallelRunner(load(told, 0, ranks.size, ranks.meeting), ranks)
 
 
-def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJournal) -> Engine:
+def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
+    """None: the library is not installed, and requests with a grammar are refused."""
+    from workers.engine.model import checkpoint
+    from workers.engine.sampling import vocabulary
+
+    if not backends.installed():
+        logger.warning("no grammars: xgrammar is missing", extra={"event": "no_grammars"})
+        return None
+    directory = checkpoint.find(told.model).directory
+    return Grammars(lambda: vocabulary.read(directory, runner.vocab_size))
+
+
+def build_engine(
+    told: WorkerSettings,
+    runner: StepRunner,
+    journal: EngineJournal,
+    grammars: Grammars | None = None,
+) -> Engine:
     pin_limit = runner.num_blocks // PIN_SHARE
     capacity = (runner.num_blocks - 1 - pin_limit) * runner.block_size
     limits = Limits(
@@ -86,7 +108,7 @@ def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJourna
         token_gap_s=told.engine_token_gap_target_ms / 1000,
     )
     cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
-    return Engine(runner, cache, limits, journal, lag=told.engine_lag == "auto")
+    return Engine(runner, cache, limits, journal, grammars=grammars, lag=told.engine_lag == "auto")
 
 
 async def serve(service: Service, ops: OpsServer, told: WorkerSettings) -> None:

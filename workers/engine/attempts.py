@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -14,6 +15,7 @@ from workers.engine.errors import Refusal
 from workers.engine.intake import Intake
 from workers.engine.journal import EngineJournal
 from workers.engine.outbox import Outbox
+from workers.engine.sampling.grammar import Compiled, GrammarError, Key, Outcome, digest
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.protocol.messages import (
@@ -29,6 +31,18 @@ from workers.protocol.messages import (
 )
 
 
+class GrammarSource(Protocol):
+    """Compiles beside the engine thread (sampling/compiling.py); neither call waits."""
+
+    def ask(self, key: Key, text: str) -> Compiled | None:
+        """None: `take` will tell. Raises `GrammarError` for one that was refused before."""
+        ...
+
+    def take(self) -> list[tuple[Key, Outcome]]:
+        """What was asked for and is decided since the last call."""
+        ...
+
+
 class Attempts:
     def __init__(
         self,
@@ -37,6 +51,7 @@ class Attempts:
         outbox: Outbox,
         journal: EngineJournal | None,
         clock: Callable[[], float],
+        grammars: GrammarSource | None = None,
     ) -> None:
         self.by_key: dict[tuple[int, str], Attempt] = {}
         """By link and request id."""
@@ -46,6 +61,9 @@ class Attempts:
         self._outbox = outbox
         self._journal = journal
         self._clock = clock
+        self._grammars = grammars
+        self._compiling: dict[Key, list[Attempt]] = {}
+        """Ended ones included."""
         self._ended: list[Attempt] = []
         self._records: list[EngineRecord] = []
 
@@ -58,7 +76,8 @@ class Attempts:
                 raise Refusal("draining", "the worker is draining", retryable=True)
             if (link, message.request_id) in self.by_key:
                 raise Refusal("internal", "a request of this id is running on this link")
-            attempt = self._intake.admit(message, link, now, self._scheduler.num_waiting)
+            num_waiting = self._scheduler.num_waiting + sum(map(len, self._compiling.values()))
+            attempt = self._intake.admit(message, link, now, num_waiting)
             after_s = self._scheduler.refuse(attempt, now)
             if after_s > 0:
                 raise Refusal(
@@ -67,6 +86,7 @@ class Attempts:
                     retryable=True,
                     retry_after_ms=math.ceil(after_s * 1000),
                 )
+            self._ask_grammar(attempt)
         except Refusal as refusal:
             failed = Failed(
                 message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal),
@@ -79,6 +99,42 @@ class Attempts:
         self._scheduler.add(attempt)
         if self._journal is not None:
             self._journal.begin(attempt)
+
+    def _ask_grammar(self, attempt: Attempt) -> None:
+        """The attempt has its grammar, or waits for it. Raises `Refusal`."""
+        message = attempt.message
+        if not message.grammar:
+            return
+        if self._grammars is None:
+            raise Refusal("grammar", "this worker compiles no grammars")
+        key = message.tenant, digest(message.grammar)
+        try:
+            compiled = self._grammars.ask(key, message.grammar)
+            if compiled is not None:
+                attempt.use_grammar(compiled)
+        except GrammarError as error:
+            raise Refusal("grammar", str(error)) from None
+        if compiled is None:
+            self._compiling.setdefault(key, []).append(attempt)
+            for sequence in attempt.sequences:
+                sequence.status = Status.COMPILING
+
+    def take_grammars(self) -> None:
+        """Attempts whose grammar is decided may run, or fail without a token."""
+        if self._grammars is None:
+            return
+        for key, outcome in self._grammars.take():
+            for attempt in self._compiling.pop(key, ()):
+                if self.by_key.get(attempt.key) is not attempt:
+                    continue  # it ended meanwhile
+                try:
+                    if isinstance(outcome, GrammarError):
+                        raise outcome
+                    attempt.use_grammar(outcome)
+                except GrammarError as error:
+                    self.fail(attempt, "grammar", str(error))
+                else:
+                    self._scheduler.release(attempt)
 
     def extend(self, link: int, message: ExtendLease, now: float) -> None:
         attempt = self.by_key.get((link, message.request_id))

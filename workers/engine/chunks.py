@@ -58,9 +58,10 @@ class Chunks:
         sequence, num_tokens, num_draws = work
         attempt = sequence.attempt
         forks = num_draws > 0 and len(attempt.unforked) > 1
-        if forks or attempt.wants_prompt_logprobs:
+        masked = num_draws > 0 and attempt.grammar is not None  # the next mask needs this token
+        if forks or masked or attempt.wants_prompt_logprobs:
             plan.holds_next = True
-        elif num_draws and attempt.unforked:
+        if num_draws and attempt.unforked and not (forks or attempt.wants_prompt_logprobs):
             sequence.take_index(attempt.take_unforked(1)[0])
         attempt.lease.in_flight += num_draws
         plan.budget -= num_tokens

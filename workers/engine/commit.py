@@ -67,7 +67,8 @@ class Commit:
         if attempt.unforked:
             sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
         for one, drawn in zip(sequences, result.drawn, strict=True):
-            self._token(one, drawn, now)
+            if one.status is not Status.ENDED:  # with a sibling whose grammar led nowhere
+                self._token(one, drawn, now)
 
     def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
         attempt.account.close()
@@ -88,3 +89,5 @@ class Commit:
         sequence.last_token_at = now
         if finish is not None:
             self._attempts.finish(sequence, finish)
+        elif sequence.automaton is not None and sequence.automaton.fault:
+            self._attempts.fail(attempt, "grammar", sequence.automaton.fault)

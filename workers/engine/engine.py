@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
-from workers.engine.attempts import Attempts
+from workers.engine.attempts import Attempts, GrammarSource
 from workers.engine.commit import Commit
 from workers.engine.errors import DeviceOutOfMemory, EngineBroken
 from workers.engine.intake import Intake
@@ -91,6 +91,7 @@ class Engine:
         limits: Limits,
         journal: EngineJournal | None = None,
         *,
+        grammars: GrammarSource | None = None,
         lag: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,7 +102,7 @@ class Engine:
         self.totals = StepTotals()
         self._outbox = Outbox()
         self._attempts = Attempts(
-            Intake(runner, limits), self.scheduler, self._outbox, journal, clock
+            Intake(runner, limits), self.scheduler, self._outbox, journal, clock, grammars
         )
         self._commit = Commit(self.scheduler, self._attempts, self._outbox)
         self._pipeline = Pipeline(runner, clock)
@@ -142,6 +143,7 @@ class Engine:
         events and the clocks."""
         now = self._clock()
         self._drain_inbox(events, now)
+        self._attempts.take_grammars()
         self._attempts.expire(now)
         plan = self.scheduler.plan(self._step, now, ahead=len(self._pipeline) > 0)
         failure = self._launch(plan) if plan.work else None

@@ -44,8 +44,6 @@ class Intake:
             raise Refusal("wrong_root", f"this worker serves {self._runner.root!r}", retryable=True)
         if message.max_tokens and message.lease_bound <= 0:
             raise Refusal("no_lease", "the request came without a lease bound")
-        if message.grammar:
-            raise Refusal("grammar", "this worker compiles no grammars")
         self._num_admitted += 1
         attempt = Attempt(
             message,

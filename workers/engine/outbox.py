@@ -43,7 +43,7 @@ class Outbox:
                 (token,),
                 () if logprob is None else (logprob,),
                 finish,
-                token if finish == "stop" else -1,
+                token if finish == "stop" and token in attempt.end_ids else -1,
                 *_first_delta_parts(attempt),
             ),
         )

@@ -43,10 +43,11 @@ def row_of(work: Work) -> Row:
 def _draws(sequence: Sequence, num_draws: int) -> tuple[Draw, ...]:
     attempt = sequence.attempt
     params, position = attempt.message.sampling, len(sequence.tokens) + sequence.num_pending
+    mask = None if sequence.automaton is None else sequence.automaton.mask
     if not attempt.unforked:
-        return (Draw(params, sequence.seed, position, attempt.prompt, sequence.output),)
+        return (Draw(params, sequence.seed, position, attempt.prompt, sequence.output, mask),)
     return tuple(
-        Draw(params, seed, position, attempt.prompt, ())
+        Draw(params, seed, position, attempt.prompt, (), mask)
         for seed in attempt.seeds(attempt.unforked[:num_draws])
     )
 

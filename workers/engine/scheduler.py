@@ -90,8 +90,16 @@ class Scheduler:
         return self.overload.refuse(arrival, waiting.uncached, num_running, now, rate)
 
     def add(self, attempt: Attempt) -> None:
+        """One whose grammar is compiling only enters; `release` lets it run."""
         self.counters.enter(attempt.message.tenant, attempt.message.weight)
         for sequence in attempt.sequences:
+            if sequence.status is Status.WAITING:
+                self.ranks.add(sequence)
+
+    def release(self, attempt: Attempt) -> None:
+        """Its grammar is there."""
+        for sequence in attempt.sequences:
+            sequence.status = Status.WAITING
             self.ranks.add(sequence)
 
     def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
@@ -200,6 +208,7 @@ class Scheduler:
                 or (forked and self.holdings.shares(sequence, index))
             ) and not self._take_block(sequence, index, plan):
                 continue
+            plan.holds_next |= sequence.automaton is not None  # the next mask needs this token
             lease.in_flight += 1
             plan.budget -= 1
             plan.work.append(Work(sequence, 1, 1))

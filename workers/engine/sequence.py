@@ -15,6 +15,7 @@ import msgspec
 
 from cache.namespaces import NamespacePath, PathEntry
 from workers.engine.record import PromptAccount
+from workers.engine.sampling.grammar import Automaton, Compiled, begin
 from workers.engine.sampling.params import choice_seed
 from workers.protocol.messages import (
     CacheReport,
@@ -40,6 +41,8 @@ class Status(Enum):
     """Holds blocks; scheduled in each step unless it is at its lease bound."""
     PREEMPTED = "preempted"
     """Lost its blocks; runs again before anything new of its tier."""
+    COMPILING = "compiling"
+    """Never ran: waits for its grammar, not for blocks."""
     SUSPENDED = "suspended"
     """Preempted at its lease bound: waits for a word from the gateway, not for blocks."""
     ENDED = "ended"
@@ -94,6 +97,7 @@ class Sequence:
 
     __slots__ = (
         "attempt",
+        "automaton",
         "block_ids",
         "handle",
         "index",
@@ -134,6 +138,7 @@ class Sequence:
         """Whole blocks already shown to the prefix tree, accepted or not."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
+        self.automaton: Automaton | None = None
 
     @property
     def num_unscheduled(self) -> int:
@@ -162,6 +167,7 @@ class Sequence:
         child.num_offered_blocks = self.num_offered_blocks
         child.block_ids = list(self.block_ids)
         child.status = self.status
+        self.attempt.constrain(child)
         return child
 
     def take_index(self, index: int) -> None:
@@ -179,6 +185,10 @@ class Sequence:
         attempt = self.attempt
         if token in attempt.end_ids:
             return "stop"
+        if self.automaton is not None:
+            self.automaton.advance(token)
+            if self.automaton.ended:
+                return "stop"
         if len(self.tokens) >= attempt.end_len:
             return "length"
         return None
@@ -221,6 +231,7 @@ class Attempt:
         self.cache_report = CacheReport()
         self._reported = False
         self._events: list[TimelineEvent] = []
+        self.grammar: Compiled | None = None
         self.drawn = bool(message.resume)
         """Each sequence stands for its own choice; before, the first one carries them all."""
         self.end_reason = ""
@@ -231,6 +242,17 @@ class Attempt:
         else:
             self.unforked = list(range(message.num_choices))
             self.sequences = [Sequence(self, 0)]
+
+    def use_grammar(self, grammar: Compiled) -> None:
+        """Raises `GrammarError` if it allows no text, or not what was drawn before."""
+        self.grammar = grammar
+        for sequence in self.sequences:
+            self.constrain(sequence)
+
+    def constrain(self, sequence: Sequence) -> None:
+        """Its automaton, if there is a grammar, behind its output. Raises `GrammarError`."""
+        if self.grammar is not None:
+            sequence.automaton = begin(self.grammar, self.end_ids, sequence.output)
 
     @property
     def key(self) -> tuple[int, str]:

@@ -63,7 +63,7 @@ class DeviceEdits:
             (max_rows, num_words(vocab_size)), dtype=torch.int32, device=device
         )
         self._counts = torch.zeros((max_rows, vocab_size), dtype=torch.int32, device=device)
-        self._no_mask = torch.zeros((0, num_words(vocab_size)), dtype=torch.int32, device=device)
+        self._num_words = num_words(vocab_size)
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Before the draws of these rows. The choices of one row have no output yet, so one line serves them all."""
@@ -125,16 +125,19 @@ class DeviceEdits:
         filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in biases]
         lines = [row_id if processors.penalizes(draw.params) else -1 for _, row_id, draw in edited]
         params = [draw.params for draw in draws]
-        places, penalty_lines, repetition, frequency, presence, tokens, values, masks = upload(
-            self._device,
-            ids,
-            array("i", lines),
-            float_bits([p.repetition_penalty for p in params]),
-            float_bits([p.frequency_penalty for p in params]),
-            float_bits([p.presence_penalty for p in params]),
-            array("i", [token for bias in filled for token, _ in bias]),
-            float_bits([value for bias in filled for _, value in bias]),
-            array("i", [-1] * len(draws)),
+        places, penalty_lines, repetition, frequency, presence, tokens, values, masks, bits = (
+            upload(
+                self._device,
+                ids,
+                array("i", lines),
+                float_bits([p.repetition_penalty for p in params]),
+                float_bits([p.frequency_penalty for p in params]),
+                float_bits([p.presence_penalty for p in params]),
+                array("i", [token for bias in filled for token, _ in bias]),
+                float_bits([value for bias in filled for _, value in bias]),
+                processors.mask_lines(draws),
+                processors.mask_words(draws),
+            )
         )
         return EditTensors(
             penalty_lines=penalty_lines,
@@ -146,5 +149,5 @@ class DeviceEdits:
             bias_tokens=tokens.view(-1, longest),
             biases=values.view(torch.float32).view(-1, longest),
             mask_lines=masks,
-            mask_bits=self._no_mask,
+            mask_bits=bits.view(-1, self._num_words),
         ), places.long()

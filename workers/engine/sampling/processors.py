@@ -6,6 +6,8 @@ ids on the host; only rows that use a table have a line in it.
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -13,12 +15,18 @@ import torch
 from kernels.draws import NO_TOKEN, EditTensors, num_words
 from kernels.reference.logits import pack_bits
 from workers.engine.plan import Draw
+from workers.engine.transport import upload
 from workers.protocol.messages import SamplingParams
 
 
 def needs_processing(draw: Draw) -> bool:
     params = draw.params
-    return penalizes(params) or bool(params.logit_bias) or _num_output(draw) < params.min_tokens
+    return (
+        penalizes(params)
+        or bool(params.logit_bias)
+        or draw.mask is not None
+        or _num_output(draw) < params.min_tokens
+    )
 
 
 def edit_tensors(
@@ -53,9 +61,20 @@ def edit_tensors(
         counts=counts,
         bias_tokens=ids([[token for token, _ in bias] for bias in filled]),
         biases=numbers([[value for _, value in bias] for bias in filled]),
-        mask_lines=ids([-1] * len(draws)),
-        mask_bits=torch.zeros((0, num_words(vocab)), dtype=torch.int32, device=device),
+        mask_lines=ids(mask_lines(draws).tolist()),
+        mask_bits=upload(device, mask_words(draws))[0].view(-1, num_words(vocab)),
     )
+
+
+def mask_lines(draws: Sequence[Draw]) -> array[int]:
+    """Per draw the line of its mask in `mask_words`; -1: it has none."""
+    lines = itertools.count()
+    return array("i", [-1 if draw.mask is None else next(lines) for draw in draws])
+
+
+def mask_words(draws: Sequence[Draw]) -> array[int]:
+    """The masks, one behind the other."""
+    return array("i", b"".join(draw.mask for draw in draws if draw.mask is not None))
 
 
 def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:

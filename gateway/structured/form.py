@@ -1,0 +1,167 @@
+"""What form a client wants its output to have: JSON schema, JSON object, expression, choice or grammar → one grammar.
+
+Pure. The grammar is EBNF text, the one form that workers know; `Form` also says whether a finished text keeps to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from gateway import errors
+from gateway.structured import check, regex, write_schema
+from gateway.structured.charset import literal
+from gateway.structured.nodes import ANY_OBJECT, Document
+from gateway.structured.read_schema import SchemaError, read
+
+MAX_BYTES = 64 * 1024
+"""Of what a client sends."""
+MAX_CHOICES = 1024
+MAX_NESTING = 64
+"""Of the parentheses of a grammar."""
+MAX_POINTER = 256
+
+
+@dataclass(frozen=True)
+class Form:
+    grammar: str
+    is_kept: Callable[[str], bool]
+    """Whether a text that ended with `stop` has the form, as far as that can be told again."""
+
+
+class JsonSchema(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    schema: Any = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True):
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+def form_of(wanted: ResponseFormat | None, outputs: StructuredOutputs | None) -> Form | None:
+    """None: plain text. Raises `ApiError` 400. May take 100 ms for a large schema."""
+    if wanted is not None and outputs is not None:
+        raise errors.invalid(
+            "'structured_outputs' cannot be combined with 'response_format'.", "structured_outputs"
+        )
+    if outputs is not None:
+        return _of_outputs(outputs)
+    match wanted:
+        case None | ResponseFormat(type="text"):
+            return None
+        case ResponseFormat(type="json_object"):
+            return _of_document(Document(ANY_OBJECT))
+        case ResponseFormat(type="json_schema", json_schema=JsonSchema() as given):
+            schema = {} if given.schema is None else given.schema
+            return _of_schema(schema)
+        case ResponseFormat(type="json_schema"):
+            raise errors.invalid(
+                "Missing required parameter: 'response_format.json_schema'.",
+                "response_format.json_schema", "missing_required_parameter",
+            )  # fmt: skip
+        case _:
+            raise errors.invalid(
+                "The type must be 'text', 'json_object' or 'json_schema'.", "response_format.type"
+            )
+
+
+def _of_outputs(outputs: StructuredOutputs) -> Form:
+    given = [name for name in outputs.__struct_fields__ if getattr(outputs, name) is not None]
+    if len(given) != 1:
+        raise errors.invalid(
+            "Exactly one of 'json', 'regex', 'choice', 'grammar', 'json_object' is needed.",
+            "structured_outputs",
+        )
+    where = f"structured_outputs.{given[0]}"
+    match given[0]:
+        case "json":
+            return _of_schema(_decoded(outputs.json, where))
+        case "json_object":
+            if not outputs.json_object:
+                raise errors.invalid("It must be true, or absent.", where)
+            return _of_document(Document(ANY_OBJECT))
+        case "regex":
+            return _of_regex(outputs.regex or "", where)
+        case "choice":
+            return _of_choice(outputs.choice or [], where)
+        case _:
+            return _of_grammar(outputs.grammar or "", where)
+
+
+def _decoded(schema: Any, where: str) -> Any:
+    """A schema may come as text."""
+    if not isinstance(schema, str):
+        return schema
+    _check_size(schema, where)
+    try:
+        return msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError):
+        raise _unsupported("The schema is not JSON.", where) from None
+
+
+def _of_schema(schema: Any) -> Form:
+    _check_size(json.dumps(schema, ensure_ascii=False), "")
+    try:
+        return _of_document(read(schema))
+    except SchemaError as error:
+        pointer = error.pointer if len(error.pointer) <= MAX_POINTER else None
+        raise _unsupported(str(error).strip(), pointer) from None
+
+
+def _of_document(document: Document) -> Form:
+    return Form(write_schema.grammar(document), lambda text: check.is_valid(document, text))
+
+
+def _of_regex(pattern: str, where: str) -> Form:
+    _check_size(pattern, where)
+    try:
+        body = regex.whole(pattern)
+    except regex.RegexError as error:
+        raise _unsupported(str(error), where) from None
+    return Form(f"root ::= {body}\n", lambda text: True)
+
+
+def _of_choice(choices: list[str], where: str) -> Form:
+    if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
+        raise errors.invalid(f"1 to {MAX_CHOICES} strings that are not empty are needed.", where)
+    _check_size("".join(choices), where)
+    body = " | ".join(map(literal, dict.fromkeys(choices)))
+    return Form(f"root ::= {body}\n", frozenset(choices).__contains__)
+
+
+def _of_grammar(text: str, where: str) -> Form:
+    """The worker's compiler has the last word; here only what could hurt it."""
+    _check_size(text, where)
+    if "::=" not in text:
+        raise _unsupported("The grammar has no rule: rules are written 'root ::= …'.", where)
+    depth = 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth > MAX_NESTING:
+            raise _unsupported(f"Groups are nested deeper than {MAX_NESTING}.", where)
+    return Form(text, lambda text: True)
+
+
+def _check_size(text: str, where: str) -> None:
+    if len(text.encode()) > MAX_BYTES:
+        raise _unsupported(f"More than {MAX_BYTES // 1024} KiB.", where)
+
+
+def _unsupported(message: str, param: str | None) -> errors.ApiError:
+    return errors.invalid(message, param, "unsupported_schema")

@@ -1,0 +1,122 @@
+"""The compiler's child process, real: what it survives, what it does not, and what the worker keeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from walks import VOCABULARY
+
+from workers.engine.sampling.compiling import Grammars, Shelf
+from workers.engine.sampling.grammar import Automaton, GrammarError, digest
+
+BOMB = "root ::= " + "(" * 20 + "[a-c]" + "{1,300})" * 20 + "\n"
+WIDE = "\n".join(
+    ["root ::= " + " | ".join(f"a{i}" for i in range(2000))]
+    + [f'a{i} ::= ([a-z]{{0,500}} [^a]{{1,300}} "x{i}")*' for i in range(2000)]
+)
+
+
+@pytest.fixture
+def grammars():
+    made = []
+
+    def make(**limits):
+        made.append(Grammars(lambda: VOCABULARY, **limits))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def wait(grammars, *texts, tenant="t", limit_s=50.0):
+    """The outcomes, in the order they came."""
+    found = []
+    for text in texts:
+        assert grammars.ask((tenant, digest(text)), text) is None
+    end = time.monotonic() + limit_s
+    while len(found) < len(texts):
+        assert time.monotonic() < end, "no answer"
+        found += [outcome for _, outcome in grammars.take()]
+        time.sleep(0.005)
+    return found
+
+
+def test_a_bomb_ends_the_child_and_the_next_grammar_is_compiled(grammars):
+    ours = grammars()
+    good, bad = wait(ours, 'root ::= "yes"', BOMB)
+    assert Automaton(good, ()).mask
+    assert isinstance(bad, GrammarError)
+    (again,) = wait(ours, 'root ::= "no"')
+    assert Automaton(again, ()).mask
+    assert ours.ask(("t", digest('root ::= "yes"')), 'root ::= "yes"') is good
+    with pytest.raises(GrammarError, match="too much time or memory"):
+        ours.ask(("t", digest(BOMB)), BOMB)
+
+
+def test_memory_beyond_the_limit_is_refused(grammars):
+    ours = grammars(limit_s=20.0, limit_bytes=16 << 20)
+    (bad,) = wait(ours, WIDE)
+    assert isinstance(bad, GrammarError)
+    (good,) = wait(ours, 'root ::= "yes"')
+    assert Automaton(good, ()).mask
+
+
+def test_errors_say_why_and_tell_no_path(grammars):
+    undefined, unending, deep = wait(
+        grammars(), 'root ::= "a" b', "root ::= x\nx ::= x", "root ::= " + "(" * 60_000
+    )
+    assert "b" in str(undefined) and "/" not in str(undefined)
+    assert isinstance(unending, GrammarError) and isinstance(deep, GrammarError)
+
+
+def test_a_tenant_with_many_grammars_does_not_keep_others_waiting(grammars):
+    ours = grammars()
+    many = [f'root ::= "{i}"' for i in range(40)]
+    for text in many:
+        ours.ask(("many", digest(text)), text)
+    ours.ask(("one", digest("root ::= [a]")), "root ::= [a]")
+    order = []
+    end = time.monotonic() + 50
+    while len(order) < 41:
+        assert time.monotonic() < end
+        order += [key[0] for key, _ in ours.take()]
+        time.sleep(0.005)
+    assert order.index("one") <= 2
+
+
+def test_closing_ends_the_thread_and_the_child(grammars):
+    ours = grammars()
+    wait(ours, 'root ::= "yes"')
+    child = ours._child
+    ours.close()
+    assert child.poll() is not None
+    assert not any(thread.name == "grammars" for thread in threading.enumerate())
+
+
+class Sized:
+    def __init__(self, num_bytes):
+        self.num_bytes = num_bytes
+
+
+def test_what_is_kept_is_bounded_for_each_tenant_and_in_all():
+    shelf = Shelf(tenant_limits=(3, 100), limits=(5, 1000))
+    for number in range(5):
+        shelf.put(("a", bytes([number])), Sized(1))
+    assert [shelf.get(("a", bytes([n]))) is not None for n in range(5)] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    shelf.put(("a", b"big"), Sized(99))
+    assert shelf.get(("a", bytes([4]))) is not None and shelf.size == (2, 100)
+    for number in range(5):
+        shelf.put((f"t{number}", b""), GrammarError("no"))
+    assert shelf.size == (5, 0)
+    assert shelf.get(("a", b"big")) is None
+    shelf.put(("t0", b""), Sized(5000))
+    assert shelf.get(("t0", b"")) is not None, "the newest one stays"

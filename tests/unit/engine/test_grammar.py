@@ -1,0 +1,139 @@
+"""An automaton's own rules, with a backend that is made up; and a vocabulary's bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from byte_model import tokenizer_spec
+
+from workers.engine.sampling import grammar, vocabulary
+from workers.engine.sampling.grammar import Automaton, GrammarError, begin
+
+END = 9
+
+
+class Words:
+    """Accepts the given runs of ids, and nothing else."""
+
+    num_bytes = 1
+    vocab_size = 10
+
+    def __init__(self, *words, output=(), slow_s=0.0):
+        self.words = words
+        self.output = list(output)
+        self.slow_s = slow_s
+
+    def start(self):
+        return Words(*self.words, slow_s=self.slow_s)
+
+    def fork(self):
+        return Words(*self.words, output=self.output, slow_s=self.slow_s)
+
+    def accept(self, token):
+        fits = bool(self._next() >> token & 1)
+        if fits:
+            self.output.append(token)
+        return fits
+
+    def mask(self):
+        end = time.thread_time() + self.slow_s
+        while time.thread_time() < end:
+            pass
+        beyond = 1 << 15  # behind the vocabulary: a library may leave such bits set
+        return (self._next() | beyond).to_bytes(4, "little")
+
+    def may_end(self):
+        return tuple(self.output) in self.words
+
+    def _next(self):
+        size = len(self.output)
+        fitting = [w for w in self.words if list(w[:size]) == self.output and len(w) > size]
+        return sum({1 << word[size] for word in fitting})
+
+
+def bits(*tokens):
+    return sum(1 << token for token in tokens).to_bytes(4, "little")
+
+
+def test_end_tokens_are_allowed_where_the_text_may_end_and_nowhere_else():
+    one = begin(Words((1, 2), (1,), (1, END)), [END])
+    assert one.mask == bits(1)
+    one.advance(1)
+    assert (one.mask, one.ended) == (bits(2, END), False)
+    one.advance(2)
+    assert one.ended and not one.fault
+
+
+def test_a_text_that_can_go_on_only_with_an_end_token_of_the_request_is_over():
+    one = begin(Words((1, END, 3), (1,)), [END])
+    one.advance(1)
+    assert one.ended
+
+
+def test_a_place_without_a_way_on_is_a_fault():
+    one = begin(Words((1, END, 3)), [END])
+    one.advance(1)
+    assert "no token" in one.fault and not one.ended
+
+
+def test_a_token_outside_of_the_grammar_is_a_fault_that_stays():
+    one = begin(Words((1, 2, 3)), [END])
+    one.advance(5)
+    assert "outside" in one.fault
+    one.advance(1)
+    assert "outside" in one.fault
+
+
+@pytest.mark.parametrize(
+    ("compiled", "output"), [(Words(()), ()), (Words((END,)), ()), (Words((1, 2)), (2,))]
+)
+def test_what_allows_nothing_does_not_begin(compiled, output):
+    with pytest.raises(GrammarError):
+        begin(compiled, [END], output)
+
+
+def test_replayed_output_leads_to_the_same_place():
+    words = Words((1, 2, 3), (1, 4))
+    followed = begin(words, [END])
+    followed.advance(1)
+    assert begin(words, [END], [1]).mask == followed.mask == bits(2, 4)
+
+
+def test_drafts_change_nothing():
+    one = begin(Words((1, 2, 3), (1, 4)), [END])
+    assert one.masks([1, 2, 7]) == [bits(1), bits(2, 4), bits(3)]
+    assert one.masks([1, 4, 4]) == [bits(1), bits(2, 4)]
+    assert one.masks([END]) == [bits(1)] == [one.mask]
+    one.advance(1)
+    assert one.mask == bits(2, 4)
+
+
+def test_a_grammar_that_is_slow_to_follow_is_a_fault(monkeypatch):
+    monkeypatch.setattr(grammar, "SLOW_S", 0.01)
+    assert "in time" in Automaton(Words((1,), slow_s=0.02), [END]).fault
+    assert not Automaton(Words((1,)), [END]).fault
+
+
+def test_a_byte_level_vocabulary_says_its_bytes(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_spec()))
+    assert vocabulary.read(tmp_path, 261) == [bytes([i]) for i in range(256)] + [b""] * 5
+
+
+def test_a_sentencepiece_vocabulary_has_spaces_bytes_and_no_special_tokens(tmp_path):
+    vocab = {"<unk>": 0, "</s>": 1, "<0x0A>": 2, "▁the": 3, "é": 4, "<tool>": 5}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [(0, "<unk>", True), (1, "</s>", True), (5, "<tool>", False)]
+    spec = {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": text, "special": s} | flags for i, text, s in added],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    found = vocabulary.read(tmp_path, 7)
+    assert found == [b"", b"", b"\n", b" the", "é".encode(), b"<tool>", b""]

@@ -1,0 +1,219 @@
+"""Which schemas are enforced, and where a refusal points."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from walks import matches
+
+from gateway.errors import ApiError
+from gateway.structured.form import (
+    JsonSchema,
+    ResponseFormat,
+    StructuredOutputs,
+    form_of,
+)
+from gateway.structured.read_schema import MAX_NAMED
+
+
+def of_schema(schema):
+    return form_of(ResponseFormat("json_schema", JsonSchema("x", schema)), None)
+
+
+def refusal(schema):
+    with pytest.raises(ApiError) as caught:
+        of_schema(schema)
+    assert caught.value.status == 400
+    return caught.value
+
+
+STRING = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer"),
+    [
+        ({"type": "number", "multipleOf": 2}, "/multipleOf"),
+        ({"type": "integer", "multipleOf": 2}, "/multipleOf"),
+        ({"type": "number", "minimum": 2}, "/minimum"),
+        ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
+        ({"type": "array", "items": STRING, "contains": STRING}, "/contains"),
+        ({"type": "object", "patternProperties": {"a": STRING}}, "/patternProperties"),
+        ({"properties": {"a/b": {"not": STRING}}}, "/properties/a~1b/not"),
+        ({"if": STRING}, "/if"),
+        ({"type": "object", "dependentRequired": {}}, "/dependentRequired"),
+        ({"type": "object", "minProperties": 1}, "/minProperties"),
+        ({"$ref": "https://example.com/x.json"}, "/$ref"),
+        ({"$ref": "#/$defs/none"}, "/$ref"),
+        ({"$ref": "#/$defs/a", "maxLength": 3, "$defs": {"a": STRING}}, "/maxLength"),
+        ({"anyOf": [STRING], "type": "string"}, "/type"),
+        ({"allOf": [STRING, STRING]}, "/allOf"),
+        ({"oneOf": [STRING, {"type": ["string", "null"]}]}, "/oneOf"),
+        ({"oneOf": [{"const": 1}, {"type": "integer"}]}, "/oneOf"),
+        ({"type": "string", "minimum": 1}, "/minimum"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "/pattern"),
+        ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
+        ({"type": "string", "pattern": r"(a)\1"}, "/pattern"),
+        ({"type": "string", "format": "color"}, "/format"),
+        ({"type": "text"}, "/type"),
+        ({"type": []}, "/type"),
+        ({"type": ["string", {}]}, "/type"),
+        ({"enum": []}, "/enum"),
+        ({"enum": ["a"], "type": "integer"}, "/enum"),
+        ({"type": "integer", "minimum": 5, "exclusiveMaximum": 5}, ""),
+        ({"type": "string", "minLength": 4, "maxLength": 3}, "/minLength"),
+        ({"type": "array", "items": False, "minItems": 1}, "/minItems"),
+        ({"type": "array", "maxItems": 1_000_000}, "/maxItems"),
+        ({"type": "object", "required": ["a"]}, "/required/0"),
+        ({"items": [STRING]}, "/items"),
+        (False, ""),
+        (7, ""),
+        ({"$ref": "#"}, ""),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, STRING]}}}, "/$defs/a"),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, ""),
+    ],
+    ids=lambda value: json.dumps(value)[:60],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_refused_with_its_pointer(schema, pointer):
+    fault = refusal(schema)
+    assert (fault.code, fault.param) == ("unsupported_schema", pointer)
+
+
+def deep(levels):
+    schema = STRING
+    for _ in range(levels - 1):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        deep(17),
+        {"properties": {f"p{i}": {} for i in range(513)}},
+        {"properties": {"a": {"properties": {f"p{i}": {} for i in range(512)}}}},
+        {"enum": ["x" * 100] * 700},
+        {"description": "x" * 66_000},
+        {"properties": {"x" * 300: {}}},
+        {"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(MAX_NAMED + 1)],
+         "$defs": {str(i): {} for i in range(MAX_NAMED + 1)}},
+        {"oneOf": [{"properties": {"a": {"const": i}}, "required": ["a"]} for i in range(200)]},
+        {"$ref": "#/$defs/0", "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(300)}},
+    ],
+    ids=["depth", "properties", "nested-properties", "enum", "bytes", "name", "references", "oneOf", "chain"],
+)  # fmt: skip
+def test_a_hostile_schema_is_refused(schema):
+    assert refusal(schema).code == "unsupported_schema"
+
+
+@pytest.mark.parametrize(
+    "schema", [deep(16), {"properties": {f"p{i}": {} for i in range(512)}}, {}, True]
+)
+def test_a_schema_at_the_limits_is_taken(schema):
+    assert of_schema(schema).grammar.startswith("root ::= ")
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "minimum": -12, "exclusiveMaximum": 305},
+         ["-12", "0", "99", "304"], ["-13", "305", "00", "-0", "1.0", "+1"]),
+        ({"type": ["integer", "null"]}, ["0", "-7", "null"], ["1.5", '"a"']),
+        ({"type": "number"}, ["1.5", "-2e-3", "0"], ["01", ".5", "1.", "NaN"]),
+        ({"type": "string", "maxLength": 2}, ['""', '"é\\n"', '"\\""'], ['"abc"', '"\n"', "a"]),
+        ({"type": "string", "pattern": "b"}, ['"abc"', '"b"'], ['"ac"', '""']),
+        ({"type": "string", "pattern": '^"\\d$'}, ['"\\"7"'], ['""7"', '"x\\"7"', '"\\"77"']),
+        ({"enum": [1, "a", {"k": [None, True]}]}, ["1", '"a"', '{"k": [null, true]}'], ["2", '"1"']),
+        ({"enum": [1, "a"], "type": "string"}, ['"a"'], ["1"]),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+         ["[true]", "[true,false]", "[true, false]"], ["[]", "[true,true,true]", "[ true]", "[true,  true]"]),
+        ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}},
+         ["[]", "[1]", "[1,2]", "[1,2,3,3]"], ["[2]", "[1,3]"]),
+        ({"prefixItems": [{"const": 1}, {"const": 2}], "items": False, "minItems": 1},
+         ["[1]", "[1,2]"], ["[]", "[1,2,3]"]),
+        ({"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "required": ["b"]},
+         ['{"b":2}', '{"a": 1, "b": 2}', '{"b":2,"c":3}', '{"a":1,"b":2,"c":3}'],
+         ["{}", '{"a":1}', '{"b":2,"a":1}', '{"b":2,"d":1}', '{"b":2,"b":2}', '{"b":2,}']),
+        ({"properties": {"ab": {"const": 1}}, "additionalProperties": {"const": 2}},
+         ["{}", '{"ab":1}', '{"ab":1,"a":2,"abc":2,"":2}', '{"x":2}'],
+         ['{"ab":2}', '{"ab":1,"ab":2}', '{"\\u0061b":2}']),
+        ({"type": "object"}, ["{}", '{"a":[1,{"b":null}]}'], ["[]", '{"a"}']),
+        ({"type": "object", "additionalProperties": False}, ["{}"], ['{"a":1}']),
+        ({"oneOf": [{"type": "string"}, {"type": "null"}]}, ['""', "null"], ["1"]),
+        ({"oneOf": [{"properties": {"t": {"const": "a"}}, "required": ["t"]},
+                    {"properties": {"t": {"const": "b"}, "x": {}}, "required": ["t"]}]},
+         ['{"t":"a"}', '{"t":"b","x":1}'], ['{"t":"a","x":1}', "{}"]),
+        ({"allOf": [{"$ref": "#/definitions/a"}], "definitions": {"a": {"const": "x"}}}, ['"x"'], ['"y"']),
+        ({"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+         ['{"next":null}', '{"next":{"next":null}}'], ["{}", '{"next":1}']),
+        ({"type": "string", "format": "date"}, ['"2024-12-31"'], ['"2024-02-30"', '"24-1-1"']),
+        ({"type": "string", "format": "ipv4"}, ['"10.0.255.1"'], ['"10.0.256.1"']),
+        ({"type": "string", "format": "ipv6"}, ['"::1"', '"fe80::"', '"1:2:3:4:5:6:7:8"'], ['"1:2"', '":"']),
+    ],
+    ids=lambda value: json.dumps(value)[:50],
+)  # fmt: skip
+def test_a_schema_lets_through_what_satisfies_it(schema, good, bad):
+    form = of_schema(schema)
+    for text in good:
+        assert matches(form.grammar, text) and form.is_kept(text), text
+    for text in bad:
+        assert not matches(form.grammar, text), text
+
+
+@pytest.mark.parametrize(
+    ("outputs", "good", "bad"),
+    [
+        ({"regex": r"(a|bc){2,3}\d+[^x\-]?"}, ["aa1", "abcbc77é"], ["a1", "aa", "aa1x"]),
+        ({"regex": r"^\(\w+\)$|z"}, ["(a_1)", "z"], ["()", "zz"]),
+        ({"choice": ["yes", "no", 'a"\\\né']}, ["yes", "no", 'a"\\\né'], ["y", "yesno"]),
+        ({"grammar": 'root ::= n ("+" n)*\nn ::= [0-9]+'}, ["1+22"], ["1+", "+"]),
+        ({"json_object": True}, ['{"a":1}'], ["1"]),
+        ({"json": '{"type": "null"}'}, ["null"], ["1"]),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_other_forms_let_through_what_they_say(outputs, good, bad):
+    form = form_of(None, StructuredOutputs(**outputs))
+    for text in good:
+        assert matches(form.grammar, text) and form.is_kept(text), text
+    for text in bad:
+        assert not matches(form.grammar, text), text
+
+
+@pytest.mark.parametrize(
+    ("outputs", "code"),
+    [
+        ({}, "invalid_value"),
+        ({"regex": "a", "choice": ["a"]}, "invalid_value"),
+        ({"choice": []}, "invalid_value"),
+        ({"choice": ["a", ""]}, "invalid_value"),
+        ({"choice": ["a"] * 1025}, "invalid_value"),
+        ({"json_object": False}, "invalid_value"),
+        ({"regex": r"(?<!a)b"}, "unsupported_schema"),
+        ({"regex": r"(?i)b"}, "unsupported_schema"),
+        ({"regex": r"a\b"}, "unsupported_schema"),
+        ({"regex": "(" * 70 + ")" * 70}, "unsupported_schema"),
+        ({"regex": "(" * 60_000}, "unsupported_schema"),
+        ({"regex": "a{1,99999}"}, "unsupported_schema"),
+        ({"regex": "a)"}, "unsupported_schema"),
+        ({"regex": "[b-a]"}, "unsupported_schema"),
+        ({"regex": "x" * 70_000}, "unsupported_schema"),
+        ({"grammar": "hello"}, "unsupported_schema"),
+        ({"grammar": 'root ::= "a"' + " " * 70_000}, "unsupported_schema"),
+        ({"grammar": "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000}, "unsupported_schema"),
+        ({"json": "{"}, "unsupported_schema"),
+        ({"json": "[" * 30_000}, "unsupported_schema"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_form_that_cannot_be_is_refused(outputs, code):
+    with pytest.raises(ApiError) as caught:
+        form_of(None, StructuredOutputs(**outputs))
+    assert caught.value.code == code
+    assert caught.value.param.startswith("structured_outputs")
+
+
+def test_two_forms_at_once_are_refused():
+    with pytest.raises(ApiError):
+        form_of(ResponseFormat("text"), StructuredOutputs(choice=["a"]))

@@ -1,0 +1,61 @@
+"""Texts of a grammar, drawn at random through the real automaton over a vocabulary of bytes and some longer tokens."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+from workers.engine.sampling import backends
+from workers.engine.sampling.grammar import Automaton, begin
+
+END = 1
+WORDS = [b'{"', b'": ', b'", "', b"yes", b"true", b"ab", b"12", b"]}", "é".encode(), b"\xc3"]
+VOCABULARY = [b"", b"", *(bytes([i]) for i in range(256)), *WORDS]
+
+
+@cache
+def backend():
+    return backends.load(VOCABULARY)
+
+
+def automaton(grammar: str, end_ids=(END,)) -> Automaton:
+    return begin(backend().compile(grammar), end_ids)
+
+
+def tokens_of(mask: bytes) -> list[int]:
+    return [token for token in range(len(mask) * 8) if mask[token // 8] >> (token % 8) & 1]
+
+
+def ids(text: str) -> list[int]:
+    return [byte + 2 for byte in text.encode()]
+
+
+def matches(grammar: str, text: str) -> bool:
+    """Byte by byte, and the text may end there."""
+    one = automaton(grammar)
+    for place, token in enumerate(ids(text)):
+        if one.ended or token not in tokens_of(one.mask):
+            return False
+        one.advance(token)
+        assert not one.fault or place
+    return one.ended or END in tokens_of(one.mask)
+
+
+def walk(grammar: str, seed: int, max_tokens: int = 600) -> str | None:
+    """None: it was not at its end after so many tokens."""
+    rng = random.Random(seed)
+    one, text = automaton(grammar), b""
+    for _ in range(max_tokens):
+        allowed = tokens_of(one.mask)
+        assert allowed, "a mask is never empty"
+        if END in allowed and rng.random() < 0.5:
+            return text.decode()
+        texts = [token for token in allowed if token != END]
+        closing = [token for token in texts if VOCABULARY[token] in (b'"', b"]", b"}")]
+        token = rng.choice(closing if closing and rng.random() < 0.5 else texts)
+        text += VOCABULARY[token]
+        one.advance(token)
+        assert not one.fault, one.fault
+        if one.ended:
+            return text.decode()
+    return None

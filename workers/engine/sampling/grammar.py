@@ -1,0 +1,126 @@
+"""Constrained decoding: where a choice stands in its grammar, and which tokens may come next. No torch, no process.
+
+Knows token ids and masks: bit `t % 8` of byte `t // 8` allows token t, so that four bytes are one word of the op
+`logits`. Does not know logits, sequences or how a grammar is compiled: a `Backend` does (xgrammar, llguidance).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+SLOW_S = 0.25
+"""Processor time for one token: a grammar that needs more would hold up everybody else's step."""
+
+
+class GrammarError(Exception):
+    """One sentence: why a grammar cannot be used, or not any further."""
+
+
+class Matcher(Protocol):
+    """A backend's own automaton. End tokens are not its business."""
+
+    def accept(self, token: int) -> bool: ...
+
+    def fork(self) -> Matcher:
+        """Another one that stands at the same place."""
+        ...
+
+    def mask(self) -> bytes: ...
+
+    def may_end(self) -> bool: ...
+
+
+class Compiled(Protocol):
+    """A grammar ready for use; any number of choices start from it."""
+
+    num_bytes: int
+    vocab_size: int
+
+    def start(self) -> Matcher: ...
+
+
+class Backend(Protocol):
+    def compile(self, text: str) -> Compiled:
+        """Raises `GrammarError`. `text` is EBNF with the rule `root`."""
+        ...
+
+
+Key = tuple[str, bytes]
+"""Whose grammar, and the digest of its text: what a tenant compiled is nobody else's to time."""
+Outcome = Compiled | GrammarError
+
+
+def digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+class Automaton:
+    """One choice's place in its grammar. Follows the output token by token; `fault` says why it cannot go on."""
+
+    def __init__(
+        self, compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()
+    ) -> None:
+        """`output`: what was drawn before, here or on another worker."""
+        self._matcher = compiled.start()
+        self._end_bits = sum(1 << token for token in set(end_ids))
+        self._text_bits = (1 << compiled.vocab_size) - 1 & ~self._end_bits
+        self.fault = ""
+        self.ended = False
+        """The text is complete and nothing but an end can follow."""
+        self.mask = b""
+        """Tokens that may be drawn next; end tokens are among them where the text may end."""
+        for token in output:
+            self._accept(token)
+        self._look()
+
+    def advance(self, token: int) -> None:
+        """The token was drawn; it is none that ends the choice."""
+        self._accept(token)
+        self._look()
+
+    def masks(self, drafts: Sequence[int]) -> list[bytes]:
+        """The masks at the next token and behind each of the drafts, up to the first that the grammar or an end token
+        forbids. The automaton stays where it is: whatever is accepted of the drafts comes by `advance`."""
+        here = (self._matcher, self.mask, self.ended, self.fault)
+        found = [self.mask]
+        self._matcher = self._matcher.fork()
+        for token in drafts:
+            if self._end_bits >> token & 1 or not self._matcher.accept(token):
+                break
+            self._look()
+            if self.ended or self.fault:
+                break
+            found.append(self.mask)
+        self._matcher, self.mask, self.ended, self.fault = here
+        return found
+
+    def _accept(self, token: int) -> None:
+        if not self._matcher.accept(token):
+            self.fault = self.fault or f"the token {token} is outside of the grammar"
+
+    def _look(self) -> None:
+        if self.fault:
+            return
+        begun = time.thread_time()
+        mask = self._matcher.mask()
+        may_end = self._matcher.may_end()
+        allowed = int.from_bytes(mask, "little") & self._text_bits
+        self.ended = may_end and not allowed
+        if may_end:
+            allowed |= self._end_bits
+        if not allowed and not self.ended:
+            self.fault = "no token of the vocabulary fits the grammar here"
+        elif time.thread_time() - begun > SLOW_S:
+            self.fault = "the grammar is too ambiguous to be followed in time"
+        self.mask = allowed.to_bytes(len(mask), "little")
+
+
+def begin(compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()) -> Automaton:
+    """Raises `GrammarError` for a grammar that allows nothing here."""
+    automaton = Automaton(compiled, end_ids, output)
+    if automaton.fault or automaton.ended:
+        raise GrammarError(automaton.fault or "the grammar allows no text")
+    return automaton

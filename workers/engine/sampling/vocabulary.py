@@ -1,0 +1,52 @@
+"""The text of each token id as bytes, read from a model's `tokenizer.json`: what an automaton over bytes needs to know.
+
+Two kinds of vocabularies: GPT-2's, which writes each byte as a printable character, and SentencePiece's, with `▁` for a
+space and `<0x0A>` for a byte. Special tokens have no text: a grammar never lets them through.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def read(directory: Path, vocab_size: int) -> list[bytes]:
+    """One entry per id below `vocab_size`; empty where there is no text."""
+    spec: dict[str, Any] = json.loads((directory / "tokenizer.json").read_bytes())
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    byte_of = _byte_of_char() if _is_byte_level(spec.get("decoder") or {}) else None
+    special = {token["id"] for token in spec.get("added_tokens", []) if token["special"]}
+    vocabulary = [b""] * vocab_size
+    for text, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if number not in special and number < vocab_size:
+            vocabulary[number] = _text(text, byte_of)
+    return vocabulary
+
+
+def _text(token: str, byte_of: dict[str, int] | None) -> bytes:
+    if byte_of is not None:
+        known = [byte_of[char] for char in token if char in byte_of]
+        return bytes(known) if len(known) == len(token) else token.encode()
+    if match := _BYTE_TOKEN.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace("▁", " ").encode()
+
+
+def _is_byte_level(decoder: dict[str, Any]) -> bool:
+    parts = [decoder, *decoder.get("decoders", ())]
+    return any(part.get("type") == "ByteLevel" for part in parts)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """Printable Latin-1 stands for itself; the other bytes, in order, are the characters from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
