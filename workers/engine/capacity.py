@@ -354,7 +354,11 @@ def does_not_fit(
     weights: int, has: int, sequence: int = 0, num_tokens: int = 0, terms: str = ""
 ) -> ModelError:
     """The one sentence. All in bytes; without a sequence the weights alone are too large."""
-    kv = f" and {in_words(sequence)} for one sequence of {num_tokens} tokens" if num_tokens else ""
+    kv = (
+        f" and {in_words(sequence)} for one sequence of {num_tokens} tokens beside pinned blocks"
+        if num_tokens
+        else ""
+    )
     because = f" ({terms})" if terms else ""
     return ModelError(
         f"The model does not fit: it needs {in_words(weights)} for weights{kv}, and has {in_words(has)}{because}."

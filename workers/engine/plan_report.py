@@ -31,7 +31,7 @@ class Report:
     def settings(self) -> dict[str, str | int]:
         """What a worker is to be told, by environment variable."""
         told, best = dict(self.given), self.plan.recommended
-        own = {
+        own: dict[str, str | int] = {
             **{name: value for name, value in told.items() if name != "MODEL"},
             "TENSOR_PARALLEL": self.asked.num_ranks,
             "BLOCK_SIZE": self.asked.block_size,

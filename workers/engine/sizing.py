@@ -25,7 +25,7 @@ MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 32, 8192
 _SPARE_SHARE = 16
 LIBRARIES = GIB
 """Allowance for what CUDA and its libraries hold on each GPU; a worker measures it."""
-_NUM_GRAPHS = 21
+_NUM_GRAPHS = 20
 """Recorded steps of a worker with 256 rows."""
 MAX_RUNNING = 256
 """Rows beyond the worker's default cost memory for recorded steps and logits, and are rarely filled."""
