@@ -1,6 +1,6 @@
 """What devices can do: memory, and the two ceilings of the roofline. A table of figures with their sources.
 
-Does not measure: a CPU's figures are taken on the spot by `model/census.py`'s caller. Rates are dense (without
+Does not measure: a CPU's figures are taken on the spot (`cpu_speed.py`). Rates are dense (without
 sparsity); memory of a datasheet is its decimal figure, a little less than the device shows.
 """
 

@@ -46,6 +46,15 @@ def test_weights_that_are_larger_than_the_free_memory_are_refused_before_they_ar
     refuse_large_weights(1, torch.device("cpu"), 0.9, 1)
 
 
+def test_on_a_gpu_weights_may_take_the_share_that_others_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
+    refuse_large_weights(62 * GIB, torch.device("cuda"), 0.9, 1)
+    with pytest.raises(ModelError, match=r"has 62.00 GiB \(90% of 80.00 GiB less what others use"):
+        refuse_large_weights(62 * GIB + 1, torch.device("cuda"), 0.9, 1)
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "num_rows", "max_model_len"),
     [(512, 256, 4096), (8192, 16, 1000), (100, 100, 50), (7, 3, 4), (512, 1, 64)],
