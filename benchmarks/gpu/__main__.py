@@ -26,7 +26,7 @@ from benchmarks.gpu import stand_in
 
 stand_in.install()
 
-from benchmarks.gpu import decode_step, kernel_cases, models, serving, timing  # noqa: E402
+from benchmarks.gpu import decode_step, kernel_cases, models, roofline, serving, timing  # noqa: E402
 
 KERNEL_SHARE = 0.45
 """Of the time: kernels and their peers compile for long, and the models must get their turn."""
@@ -152,8 +152,11 @@ def _mixed(run: Run, shape: models.Shape, runner: Any) -> None:
         # The first requests compile and warm what is left to warm; they are not in the figures.
         serving.serve(_engine(run, runner), asks[:2], 0.6, cache_read=False)
         served = serving.serve(_engine(run, runner), asks, 0.6, cache_read=False)
-        bound = shape.arithmetic.workload_s(
-            [len(ask.prompt) for ask in asks], [ask.max_tokens for ask in asks], run.first
+        bound = roofline.workload_s(
+            shape.served,
+            [len(ask.prompt) for ask in asks],
+            [ask.max_tokens for ask in asks],
+            run.first,
         )
         return _row(served) | {"bound_s": bound, "share_of_bound": bound / served.seconds}
 

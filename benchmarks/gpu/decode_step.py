@@ -80,7 +80,7 @@ def measure(
     decode.run(warm_up)
     synchronize(device)
     seconds = statistics.median(decode.run(num_steps))
-    floor = shape.arithmetic.decode_s([context] * batch, ceilings)
+    floor = shape.served.decode_s([context] * batch, ceilings)
     return {
         "model": shape.name,
         "batch": batch,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.roofline import Arithmetic
+from workers.engine.capacity import ModelSize, Served
 from workers.engine.runner import ModelRunner, RunnerSettings
 
 
@@ -17,8 +17,8 @@ class Shape:
     config: dict[str, Any]
 
     @property
-    def arithmetic(self) -> Arithmetic:
-        return Arithmetic.of(self.config)
+    def served(self) -> Served:
+        return Served(ModelSize.dense(self.config))
 
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from workers.engine.capacity import Ceilings
+
 CALLS_PER_GRAPH = 20
 COPY_BYTES = 1 << 30
 MATMUL_SIZE = 8192
@@ -24,14 +26,6 @@ class Timed:
     """Median."""
     spread: float
     """Of two measurements of the same thing: their difference over the smaller one. The noise floor."""
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    copy_bytes_per_s: float
-    """Bytes read and written by a device copy."""
-    matmul_flops_per_s: float
-    """bf16, square."""
 
 
 def timed(call: Callable[[], object], device: torch.device, in_graph: bool = False) -> Timed:

@@ -18,7 +18,7 @@ from gateway.cli.home import Home, HomeError
 # These modules load SQLAlchemy and an HTTP client; a process that is only about to exec another must not wait for that.
 LATE_COMMANDS = {
     "tenants": "admin", "keys": "admin", "usage": "admin", "costs": "admin",
-    "prefixes": "prefixes", "verify-books": "care",
+    "prefixes": "prefixes", "verify-books": "care", "plan": "plan",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import sys
 import uuid
 
 from cache.prefix_cache import PrefixCache
-from workers.engine import logs, settings
+from workers.engine import capacity, logs, settings
 from workers.engine.engine import Engine
 from workers.engine.errors import StartError
 from workers.engine.journal import EngineJournal
@@ -30,8 +30,6 @@ logger = logging.getLogger("workers.engine")
 
 EXIT_CONFIG = 78
 """sysexits.h: the supervisor does not restart what ends with it."""
-PIN_SHARE = 5
-"""A fifth of the pool may be pinned; what one sequence can need is the rest of it."""
 
 
 def main() -> int:
@@ -97,16 +95,16 @@ def build_engine(
     journal: EngineJournal,
     grammars: Grammars | None = None,
 ) -> Engine:
-    pin_limit = runner.num_blocks // PIN_SHARE
-    capacity = (runner.num_blocks - 1 - pin_limit) * runner.block_size
+    longest = capacity.longest_sequence(runner.num_blocks, runner.block_size)
     limits = Limits(
         told.engine_max_batch_tokens,
         told.engine_max_running,
-        min(runner.max_model_len, capacity),
+        min(runner.max_model_len, longest),
         told.engine_lease_wait_ms / 1000,
         ttft_s=told.engine_ttft_target_ms / 1000,
         token_gap_s=told.engine_token_gap_target_ms / 1000,
     )
+    pin_limit = capacity.pin_limit(runner.num_blocks)
     cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
     return Engine(runner, cache, limits, journal, grammars=grammars, lag=told.engine_lag == "auto")
 

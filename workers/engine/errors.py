@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from workers.protocol.messages import FailCode
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the arithmetic of `capacity` needs the standard library only
+    from workers.protocol.messages import FailCode
 
 
 class StartError(Exception):

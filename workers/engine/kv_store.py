@@ -16,13 +16,10 @@ import torch
 
 from kernels.dispatch import Ops
 from kernels.reference.quant import bits, is_quantized, quantize
+from workers.engine import capacity
+from workers.engine.capacity import Need
 from workers.engine.errors import ModelError
 from workers.engine.transport import upload
-
-_CPU_SHARE, _CPU_LIMIT = 0.10, 2 << 30
-"""A CPU worker shares its memory with everything else on the machine."""
-_MAX_FULL_SEQUENCES = 256
-"""More sequences of full length than this are never resident: a tiny model must not take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,37 +38,24 @@ class KVShape:
     @property
     def bytes_per_block(self) -> int:
         heads = self.num_layers * 2 * self.num_kv_heads * self.block_size
-        per_head = self.head_dim * self.dtype.itemsize
-        if self.is_quantized:
-            per_head += torch.float32.itemsize  # its scale
-        return heads * per_head
+        return heads * capacity.kv_head_bytes(self.head_dim, self.dtype.itemsize, self.is_quantized)
 
 
 def plan_num_blocks(
-    shape: KVShape,
+    need: Need,
     device: torch.device,
     max_model_len: int,
     memory: int | None = None,
     num_ranks: int = 1,
 ) -> int:
     """Blocks that fit into `memory` bytes, the null block included. Default, on a CPU: a share of what is free, of
-    which `num_ranks` processes each take their part."""
-    given = memory
-    if given is None:
-        assert device.type == "cpu", "a GPU's memory is measured"
-        given = min(int(_available_bytes() * _CPU_SHARE), _CPU_LIMIT) // num_ranks
-    num_blocks = given // shape.bytes_per_block
-    if memory is None:
-        num_blocks = min(num_blocks, most_blocks(shape, max_model_len))
-    if num_blocks < 2:
-        raise ModelError(
-            f"{given} bytes are not enough for KV: one block needs {shape.bytes_per_block} bytes."
-        )
-    return num_blocks
-
-
-def most_blocks(shape: KVShape, max_model_len: int) -> int:
-    return 1 + _MAX_FULL_SEQUENCES * -(-max_model_len // shape.block_size)
+    which `num_ranks` processes each take their part. Raises ModelError with the numbers."""
+    if memory is not None:
+        return need.num_blocks(memory, memory // need.bytes_per_block, capacity.GIVEN_TERMS)
+    assert device.type == "cpu", "a GPU's memory is measured"
+    given = capacity.cpu_kv_bytes(available_bytes(), num_ranks)
+    most = capacity.most_blocks(max_model_len, need.block_size)
+    return need.num_blocks(given, most, capacity.CPU_TERMS)
 
 
 LayerKV = tuple[torch.Tensor, torch.Tensor | None]
@@ -124,7 +108,7 @@ class KVStore:
         self._ops.block_copy(self.tensor, source, target, self.scales)
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
     """Memory that could be had without swapping, as the kernel estimates it."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):

@@ -11,54 +11,16 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from workers.engine.errors import ModelError
-from workers.engine.kv_store import KVStore, most_blocks
+from workers.engine import capacity
+from workers.engine.capacity import MemoryPlan, Need
+from workers.engine.kv_store import KVStore, available_bytes
 from workers.engine.plan import Draw, Row
 from workers.engine.steps import Steps
 from workers.protocol.messages import SamplingParams
 
 log = logging.getLogger(__name__)
 
-_PER_GRAPH = 4 << 20
-"""Allowance for what a recorded step of one size holds beside the memory all sizes share. The log of the recording
-tells what it really was."""
 _DRAWN = SamplingParams(seed=1, temperature=0.8, top_p=0.9, top_k=50, logprobs=5)
-_GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """All in bytes."""
-
-    total: int
-    share: float
-    """Of the total, for everything."""
-    used: int
-    """Weights, device rows, static buffers, libraries, and what other processes hold."""
-    activations: int
-    """Peak of the largest step."""
-    graphs: int
-    """Estimate for recorded steps."""
-
-    @property
-    def kv(self) -> int:
-        return int(self.total * self.share) - self.used - self.activations - self.graphs
-
-    def num_blocks(self, bytes_per_block: int, most: int) -> int:
-        """The null block included. ModelError: not even one block beside it."""
-        number = min(self.kv // bytes_per_block, most)
-        if number < 2:
-            raise ModelError(f"The device has no room for KV: {self.terms()}.")
-        return number
-
-    def terms(self) -> str:
-        return (
-            f"{self.share:.0%} of {self.total / _GIB:.2f} GiB"
-            f" - {self.used / _GIB:.2f} used"
-            f" - {self.activations / _GIB:.2f} for a step"
-            f" - {self.graphs / _GIB:.2f} for recorded steps"
-            f" = {self.kv / _GIB:.2f} GiB"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +68,10 @@ def measure(
     largest: Largest,
     steps: Steps,
     num_graphs: int,
+    need: Need,
 ) -> int:
-    """Runs the largest steps over a small store, which is given up; returns how many blocks the device holds."""
+    """Runs the largest steps over a small store, which is given up; returns how many blocks the device holds. Raises
+    ModelError with the numbers."""
     store.resize(largest.num_blocks() + largest.num_rows)
 
     def prefill() -> None:
@@ -120,18 +84,31 @@ def measure(
     store.resize(0)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    graphs = decode + num_graphs * _PER_GRAPH if num_graphs else 0
+    graphs = decode + num_graphs * capacity.GRAPH_BYTES if num_graphs else 0
     plan = MemoryPlan(total, share, total - free, max(activations, decode), graphs)
-    shape = store.shape
-    number = plan.num_blocks(shape.bytes_per_block, most_blocks(shape, largest.max_model_len))
+    most = capacity.most_blocks(largest.max_model_len, need.block_size)
+    number = need.num_blocks(plan.kv, most, plan.terms())
     log.info(
         "%d KV blocks of %d bytes: %s",
         number,
-        shape.bytes_per_block,
+        need.bytes_per_block,
         plan.terms(),
         extra={"event": "kv_planned", "num_blocks": number, "kv": plan.kv, **asdict(plan)},
     )
     return number
+
+
+def refuse_large_weights(weights: int, device: torch.device, share: float, num_ranks: int) -> None:
+    """Before they are read. `weights`: bytes of this rank. Raises ModelError with the numbers."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        has = int(total * share) - (total - free)
+        terms = f"{share:.0%} of {capacity.in_words(total)} less what others use"
+    else:
+        has = available_bytes() // num_ranks
+        terms = "the free memory" if num_ranks == 1 else "its part of the free memory"
+    if weights > has:
+        raise capacity.does_not_fit(weights, has, terms=terms)
 
 
 def _peak(device: torch.device, run: Callable[[], None]) -> int:

@@ -18,13 +18,14 @@ from transformers import PreTrainedModel
 
 from kernels import dispatch
 from workers.engine import memory, self_check
+from workers.engine.capacity import Need
 from workers.engine.device_steps import DeviceSteps
 from workers.engine.errors import DeviceOutOfMemory, ModelError
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers import quant
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
-from workers.engine.model import checkpoint, fused, hf, llama, loader, sharding, support
+from workers.engine.model import census, checkpoint, fused, hf, llama, loader, sharding, support
 from workers.engine.model.probe import probe
 from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Row, RowResult, Ticket
@@ -93,7 +94,7 @@ class ModelRunner:
         config = loader.read_config(found)
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
-        dtype = _dtype(settings.dtype, self._device, config.dtype)
+        dtype = dtype_of(settings.dtype, self._device, config.dtype)
         kv_dtype = _kv_dtype(settings.kv_dtype, self._device, dtype)
         limit = support.context_limit(config)
         self.max_model_len = min(settings.max_model_len or limit, limit)
@@ -106,6 +107,9 @@ class ModelRunner:
         with torch.inference_mode(), _current(self._device):
             model = loader.build(config, dtype, self._device, hf.ATTENTION)
             parts = sharding.split(model, parallel)
+            self._weights = census.weight_bytes(model, settings.quant, self._device)
+            share = settings.memory_share
+            memory.refuse_large_weights(self._weights, self._device, share, parallel.size)
             if settings.random_weights:
                 loader.randomise(model, self._device)
             else:
@@ -213,14 +217,15 @@ class ModelRunner:
     def _plan_blocks(
         self, settings: RunnerSettings, largest: memory.Largest, steps: Steps, num_graphs: int
     ) -> int:
-        device, share = self._device, settings.memory_share
+        device, share, shape = self._device, settings.memory_share, self.store.shape
+        least = self.max_model_len if settings.max_model_len else self.block_size
+        need = Need(self._weights, shape.bytes_per_block, self.block_size, least)
         if settings.num_blocks is not None:
             return settings.num_blocks
         if settings.kv_memory is not None or device.type == "cpu":
             given, num_ranks = settings.kv_memory, self._parallel.size
-            shape, max_len = self.store.shape, self.max_model_len
-            return plan_num_blocks(shape, device, max_len, given, num_ranks)
-        return memory.measure(self.store, device, share, largest, steps, num_graphs)
+            return plan_num_blocks(need, device, self.max_model_len, given, num_ranks)
+        return memory.measure(self.store, device, share, largest, steps, num_graphs, need)
 
 
 def _device(name: str) -> torch.device:
@@ -236,7 +241,7 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _dtype(name: str, device: torch.device, checkpoints: torch.dtype | None) -> torch.dtype:
+def dtype_of(name: str, device: torch.device, checkpoints: torch.dtype | None) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else checkpoints or torch.bfloat16
     if name not in _DTYPES:

@@ -47,10 +47,6 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
     engine_quant: Literal["none", "int8", "int4", "fp8"] = "none"
     """Linear layers are rounded to it at load, the head is not: less memory and faster steps of few rows on a GPU."""
-    engine_kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
-    """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
-    engine_tensor_parallel: int = pydantic.Field(default=1, ge=1, le=64)
-    """Processes (GPUs) that one copy of the model is split over."""
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
     engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
     """The null block included; unset: what the memory holds."""

@@ -234,7 +234,7 @@ def test_frequencies_that_depend_on_the_running_length_limit_the_context(tmp_pat
 
 def test_settings_that_cannot_be_met(model: Path) -> None:
     assert "dtype int8" in refusal(model, dtype="int8")
-    assert "not enough for KV" in refusal(model, num_blocks=None, kv_memory=1000)
+    assert "one sequence of 16 tokens" in refusal(model, num_blocks=None, kv_memory=1000)
     if not torch.cuda.is_available():
         assert "cuda" in refusal(model, device="cuda")
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kernels import dispatch
+from workers.engine.capacity import Need
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers import linear
@@ -98,17 +99,20 @@ def test_a_block_takes_keys_and_values_of_every_layer() -> None:
     assert store.layer(1)[0].shape == (5, 2, 2, 16, 64)
 
 
+NEED = Need(1 << 20, SHAPE.bytes_per_block, 16, 16)
+
+
 def test_blocks_fill_the_given_memory_and_no_more() -> None:
     memory = 10 * SHAPE.bytes_per_block + 1
-    assert plan_num_blocks(SHAPE, CPU, 2048, memory) == 10
-    with pytest.raises(ModelError, match="not enough for KV"):
-        plan_num_blocks(SHAPE, CPU, 2048, SHAPE.bytes_per_block)
+    assert plan_num_blocks(NEED, CPU, 2048, memory) == 10
+    with pytest.raises(ModelError, match=r"one sequence of 16 tokens .*, and has 1\.02 MiB"):
+        plan_num_blocks(NEED, CPU, 2048, SHAPE.bytes_per_block)
 
 
 def test_a_cpu_takes_a_bounded_share_by_itself() -> None:
-    blocks = plan_num_blocks(SHAPE, CPU, 64)
+    blocks = plan_num_blocks(NEED, CPU, 64)
     assert blocks <= 1 + 256 * 4
-    assert plan_num_blocks(SHAPE, CPU, 1 << 20) * SHAPE.bytes_per_block <= 2 << 30
+    assert plan_num_blocks(NEED, CPU, 1 << 20) * SHAPE.bytes_per_block <= 2 << 30
 
 
 def test_copied_blocks_are_equal_in_every_layer() -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from tiny_models import GREEDY, Driven, TinyModel, drive
 
+from workers.engine.capacity import MemoryPlan, Need
 from workers.engine.errors import ModelError
 from workers.engine.graphs import DirectCall
-from workers.engine.memory import Largest, MemoryPlan, measure, warm_up
+from workers.engine.memory import Largest, measure, refuse_large_weights, warm_up
 from workers.engine.plan import Draw, Row
 from workers.engine.runner import ModelRunner, RunnerSettings
 
@@ -20,16 +21,38 @@ PLAN = MemoryPlan(80 * GIB, 0.9, 20 * GIB, 3 * GIB, GIB)
 
 def test_kv_gets_what_the_other_terms_leave_of_the_share() -> None:
     assert PLAN.kv == 48 * GIB
-    assert PLAN.num_blocks(2 << 20, 10**9) == 24 * 1024
-    assert PLAN.num_blocks(2 << 20, 100) == 100
+    need = Need(19 * GIB, 2 << 20, 16, 16)
+    assert need.num_blocks(PLAN.kv, 10**9) == 24 * 1024
+    assert need.num_blocks(PLAN.kv, 100) == 100
     assert PLAN.terms() == (
         "90% of 80.00 GiB - 20.00 used - 3.00 for a step - 1.00 for recorded steps = 48.00 GiB"
     )
 
 
-def test_no_room_is_one_sentence_with_the_terms() -> None:
-    with pytest.raises(ModelError, match=r"no room for KV: 90% of 80.00 GiB - 71.50 used"):
-        MemoryPlan(80 * GIB, 0.9, 71 * GIB + GIB // 2, GIB, 0).num_blocks(1 << 20, 100)
+def test_no_room_is_one_sentence_with_the_numbers() -> None:
+    plan = MemoryPlan(80 * GIB, 0.9, 71 * GIB + GIB // 2, GIB, 0)
+    need = Need(70 * GIB, 1 << 20, 16, 4096)
+    with pytest.raises(ModelError) as refused:
+        need.num_blocks(plan.kv, 10**9, plan.terms())
+    assert str(refused.value) == (
+        "The model does not fit: it needs 70.00 GiB for weights and 0.31 GiB for one sequence of 4096 tokens beside"
+        " pinned blocks, and has 69.50 GiB (90% of 80.00 GiB - 71.50 used - 1.00 for a step - 0.00 for recorded steps = -0.50 GiB)."
+    )
+
+
+def test_weights_that_are_larger_than_the_free_memory_are_refused_before_they_are_read() -> None:
+    with pytest.raises(ModelError, match=r"needs 1048576.00 GiB for weights, and has .* GiB \(the"):
+        refuse_large_weights(1 << 50, torch.device("cpu"), 0.9, 1)
+    refuse_large_weights(1, torch.device("cpu"), 0.9, 1)
+
+
+def test_on_a_gpu_weights_may_take_the_share_that_others_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
+    refuse_large_weights(62 * GIB, torch.device("cuda"), 0.9, 1)
+    with pytest.raises(ModelError, match=r"has 62.00 GiB \(90% of 80.00 GiB less what others use"):
+        refuse_large_weights(62 * GIB + 1, torch.device("cuda"), 0.9, 1)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +99,9 @@ def test_the_largest_steps_are_run_and_their_store_is_given_up(
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     largest = Largest(40, 6, 64, 4)
+    need = Need(1 << 20, runner.store.shape.bytes_per_block, 4, 64)
     with torch.inference_mode():
-        number = measure(runner.store, torch.device("cpu"), 0.9, largest, steps, 1)
+        number = measure(runner.store, torch.device("cpu"), 0.9, largest, steps, 1, need)
     left = (90 << 20) - (40 << 20) - (6 << 20) - ((6 << 20) + (4 << 20))
     assert number == min(left // runner.store.shape.bytes_per_block, 1 + 256 * 16)
     assert [len(rows) for rows in launched] == [6, 1]

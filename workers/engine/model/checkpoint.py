@@ -110,7 +110,7 @@ def find(model: str, weights: bool = True) -> Checkpoint:
     """A local directory, or else the snapshot of a hub id (downloaded if it is not there yet). Without `weights` a
     configuration alone is enough."""
     path = Path(model).expanduser()
-    directory = path if path.exists() else _download(model)
+    directory = path if path.exists() else _download(model, _DOWNLOAD if weights else ["*.json"])
     if not directory.is_dir():
         raise ModelError(f"The model {model} is a file, not a directory.")
     if not (directory / "config.json").is_file():
@@ -142,11 +142,11 @@ def cause_of(error: Exception) -> str:
     return text if len(text) <= 200 else text[:200] + " ..."
 
 
-def _download(model: str) -> Path:
+def _download(model: str, patterns: list[str]) -> Path:
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelError(f"The model directory {model} does not exist.")
     try:
-        return Path(snapshot_download(model, allow_patterns=_DOWNLOAD))
+        return Path(snapshot_download(model, allow_patterns=patterns))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ModelError(
             f"The model {model} is neither a directory nor a hub model that can be fetched: {cause_of(error)}"

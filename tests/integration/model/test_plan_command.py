@@ -1,0 +1,129 @@
+"""`headgate plan` as a user runs it, and a worker's refusal beside the plan's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tiny_models import CONFIGS, TinyModel
+
+from gateway.cli.main import main as headgate
+from workers.engine import cpu_speed, kv_store, plan_command
+from workers.engine.errors import ModelError
+
+DEMO = Path(__file__).resolve().parents[3] / "ops/demo_model/model"
+
+
+def run(*arguments: str, **environment: str):
+    return CliRunner().invoke(plan_command.main, list(arguments), env=environment)
+
+
+def test_the_command_of_the_gateway_becomes_the_workers_with_all_arguments(monkeypatch):
+    became = []
+    monkeypatch.setattr(os, "execv", lambda program, command: became.append((program, command)))
+    CliRunner().invoke(headgate, ["plan", "m", "--gpu", "l4", "--context", "7", "--json", "--help"])
+    ((program, command),) = became
+    assert program == sys.executable
+    assert command[1:] == ["-m", "workers.engine.plan_command", "m", "--gpu", "l4", "--context", "7",
+                           "--json", "--help"]  # fmt: skip
+
+
+def test_a_process_of_its_own_prints_json_and_nothing_else():
+    command = ["-c", "from gateway.cli.main import main; main()", "plan", str(DEMO)]
+    done = subprocess.run(
+        [sys.executable, *command, "--gpu", "h200", "--json", "--context", "500"],
+        capture_output=True, text=True, timeout=55,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["model"]["parameters"] == 5_475_584
+    assert told["model"]["kv_bytes_per_token"] == 2 * 6 * 2 * 64 * 2
+    (at,) = told["contexts"]
+    assert at["context"] == 500 and at["largest_bound"] == "memory"
+    assert at["step_s"] == pytest.approx((told["model"]["weight_bytes"] + 500 * 3072) / 4.3e12)
+    assert told["settings"]["HEADGATE_ENGINE_MAX_MODEL_LEN"] == 2048
+
+
+def test_tables_name_every_figure_and_the_settings():
+    done = run(str(DEMO), "--gpu", "l4", "--kv-dtype", "int8", "--quant", "int8")
+    assert done.exit_code == 0, done.output
+    for word in ("parameters", "5,475,584", "datasheet: NVIDIA L4", "KV", "1,632 bytes", "knee", "largest batch",
+                 "HEADGATE_ENGINE_KV_DTYPE=int8", "HEADGATE_ENGINE_QUANT=int8", "MAX_RUNNING=", "lease"):  # fmt: skip
+        assert word in done.output
+
+
+def test_figures_of_a_device_can_be_given():
+    given = ("--memory-gib", "2", "--bandwidth-gb", "100", "--tflops", "5")
+    told = json.loads(run(str(DEMO), "--gpu", "h200", *given, "--json").output)
+    device = told["device"]
+    assert (device["memory"], device["bytes_per_s"], device["flops_per_s"]) == (2 << 30, 1e11, 5e12)
+    assert told["knee_tokens_per_step"] == pytest.approx(50, rel=0.01)
+
+
+def test_settings_of_a_worker_are_read_from_its_variables():
+    told = run(str(DEMO), "--gpu", "l4", "--json", HEADGATE_ENGINE_QUANT="int8").output
+    assert json.loads(told)["settings"]["HEADGATE_ENGINE_QUANT"] == "int8"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("/nowhere",), "The model directory /nowhere does not exist."),
+        ((str(DEMO), "--gpu", "a10", "--kv-dtype", "fp8"), "The device a10 has no 8-bit floats"),
+        ((str(DEMO), "--context", "4096"), "ends at 2048 tokens"),
+        ((str(DEMO), "--tensor-parallel", "3"), "cannot be split over 3 ranks"),
+        ((str(DEMO), "--memory-gib", "1"), "needs 10.44 MiB for weights and 3.80 MiB for one"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence_and_a_status(arguments, sentence):
+    done = run("--gpu", "h200", *arguments)
+    assert done.exit_code == 1
+    assert done.output.count("\n") == 1 and done.output.startswith("headgate: ")
+    assert sentence in done.output
+
+
+def test_a_worker_refuses_with_the_numbers_of_the_plan(tmp_path, monkeypatch):
+    """In a memory of 3 MiB beside its weights, of which a tenth is for KV."""
+    model = TinyModel.make("llama", tmp_path)
+    weights = sum(p.numel() for p in model.reference.parameters()) * 4
+    free = weights + (3 << 20)
+    speed = cpu_speed.measure()
+    planned = dataclasses.replace(speed, memory=free)
+    monkeypatch.setattr(cpu_speed, "measure", lambda num_ranks: planned)
+    monkeypatch.setattr(kv_store, "available_bytes", lambda: 3 << 20)
+    said = run(str(tmp_path), "--gpu", "cpu", "--block-size", "4", "--context", "250")
+    with pytest.raises(ModelError) as refused:
+        model.runner(num_blocks=None, max_model_len=250)
+    assert said.exit_code == 1
+    assert said.output == f"headgate: {refused.value}\n"
+    assert "one sequence of 250 tokens" in said.output
+    model.runner(num_blocks=None, max_model_len=64)
+    model.runner(num_blocks=None)  # told no length, it serves what fits
+
+
+def test_a_cpu_is_measured():
+    device = cpu_speed.measure()
+    assert device.is_cpu and device.memory > 1 << 20
+    assert 1e8 < device.bytes_per_s < 1e13
+    assert 1e8 < device.float32_flops_per_s < 1e15 and 1e7 < device.flops_per_s < 1e15
+    half = cpu_speed.measure(num_ranks=1000)
+    assert half.bytes_per_s < device.bytes_per_s / 50
+
+
+def test_a_hub_id_costs_its_configuration_only(monkeypatch, tmp_path):
+    from workers.engine.model import checkpoint
+
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen2"]().to_dict()))
+    asked = []
+    monkeypatch.setattr(
+        checkpoint, "snapshot_download", lambda name, allow_patterns: asked.append((name, allow_patterns)) or tmp_path
+    )  # fmt: skip
+    done = run("someone/qwen", "--gpu", "l4", "--json")
+    assert json.loads(done.output)["model"]["parameters"] == 131_520, done.output
+    assert asked == [("someone/qwen", ["*.json"])]

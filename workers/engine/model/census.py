@@ -1,0 +1,160 @@
+"""How large a model is, counted on meta: the worker's own road to a model, without its weights.
+
+Knows transformers' modules and their tensors. Does not know devices' speeds, nor what fits (`capacity`). What a worker
+would refuse is refused here, in the same words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from workers.engine.capacity import Format, ModelSize, Served
+from workers.engine.errors import ModelError
+from workers.engine.layers.linear import SplitLinear, can_pack
+from workers.engine.model import checkpoint, hf, loader, sharding, support
+from workers.engine.model.hf import AttentionSite
+from workers.engine.parallel.group import Parallel
+
+_META = torch.device("meta")
+_EXPERTS = "experts"
+_NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_NUM_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k")
+
+
+class ImaginedRank(Parallel):
+    """One of `size` ranks, of which the others are not there: its shapes are right, its numbers mean nothing."""
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def gather(self, x: torch.Tensor, whole: int) -> torch.Tensor:
+        return x.new_empty((*x.shape[:-1], whole))
+
+    gather_everywhere = gather
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    whole: Served
+    rank: Served
+    """The largest part of one rank; the whole where there is one."""
+    dtype: str
+    context_limit: int
+
+
+def read_config(model: str) -> PreTrainedConfig:
+    """Of a directory (config.json is enough) or a hub id. Raises ModelError, also for what is not supported."""
+    config = loader.read_config(checkpoint.find(model, weights=False))
+    support.refuse_unsupported(config)
+    return config
+
+
+def take(
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    kv_itemsize: int | None,
+    quant: Format,
+    num_ranks: int,
+    on_cpu: bool,
+) -> Census:
+    """`kv_itemsize`: bytes of an 8-bit format; None: KV is in the dtype. Raises ModelError if a worker would."""
+
+    def served(num_ranks: int) -> Served:
+        # The last part is the largest where parts differ.
+        size = _size(config, dtype, ImaginedRank(num_ranks - 1, num_ranks))
+        kv = (dtype.itemsize, False) if kv_itemsize is None else (kv_itemsize, True)
+        return Served(size, dtype.itemsize, quant, *kv, on_cpu and _packs(dtype))
+
+    whole = served(1)
+    rank = whole if num_ranks == 1 else served(num_ranks)
+    name = str(dtype).removeprefix("torch.")
+    return Census(whole, rank, name, support.context_limit(config))
+
+
+def weight_bytes(model: PreTrainedModel, quant: Format, device: torch.device) -> int:
+    """Of a model that may be on meta, once it is loaded on the device."""
+    dtype = model.get_input_embeddings().weight.dtype
+    packs = device.type == "cpu" and _packs(dtype)
+    return Served(count(model), dtype.itemsize, quant, head_is_copied=packs).weight_bytes
+
+
+def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelSize:
+    """Every parameter once. Without `sites` (`hf.discover`) nothing is known of attention."""
+    kinds: Counter[str] = Counter()
+    linears: Counter[tuple[int, int]] = Counter()
+    head = model.get_output_embeddings().weight
+    for kind, tensor in _kinds(model, head):
+        if kind == "linear":
+            linears[tuple(tensor.shape)] += 1
+        else:
+            kinds[kind] += tensor.numel()
+    share = _expert_share(model.config) if kinds["experts"] else 0.0
+    site = sites[0] if sites else None
+    return ModelSize(
+        linears=tuple((*shape, number) for shape, number in linears.items()),
+        head=kinds["head"],
+        embedding=kinds["embedding"],
+        matrices=kinds["matrices"],
+        vectors=kinds["vectors"],
+        experts=kinds["experts"],
+        expert_share=share,
+        vocab=len(head),
+        num_heads=site.num_heads if site else 0,
+        num_kv_heads=site.num_kv_heads if site else 0,
+        head_dim=site.head_dim if site else 0,
+        windows=tuple(site.window for site in sites),
+        is_tied=model.get_input_embeddings().weight is head,
+    )
+
+
+def _size(config: PreTrainedConfig, dtype: torch.dtype, parallel: Parallel) -> ModelSize:
+    with torch.inference_mode():
+        model = loader.build(config, dtype, torch.device("cpu"), hf.ATTENTION)
+        sharding.split(model, parallel)
+        model = model.to(_META)  # its buffers were computed on the CPU
+        return count(model, hf.discover(model))
+
+
+def _kinds(model: PreTrainedModel, head: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        for name, tensor in module.named_parameters(recurse=False):
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            yield _kind(f"{path}.{name}", module, tensor, head), tensor
+
+
+def _kind(name: str, module: nn.Module, tensor: torch.Tensor, head: torch.Tensor) -> str:
+    if tensor is head:
+        return "head"
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if _EXPERTS in name.split("."):
+        return "experts"
+    if tensor.dim() < 2:
+        return "vectors"
+    return "linear" if type(module) in (nn.Linear, SplitLinear) else "matrices"
+
+
+def _expert_share(config: PreTrainedConfig) -> float:
+    chosen, number = (
+        next((value for name in names if (value := getattr(config, name, None))), None)
+        for names in (_NUM_CHOSEN, _NUM_EXPERTS)
+    )
+    if chosen is None or number is None:
+        raise ModelError(
+            f"The model type '{config.model_type}' does not say how many of its experts a token is sent to."
+        )
+    return float(chosen / number)
+
+
+def _packs(dtype: torch.dtype) -> bool:
+    """A CPU worker's head is a copy in another layout; an embedding that was the same tensor stays beside it."""
+    return can_pack(torch.empty((1, 1), dtype=dtype))
