@@ -18,7 +18,7 @@ from cache.ownership import Ownership
 from cache.prefix_cache import Handle, PrefixCache
 from cache.radix import Node
 from cache.retention import Retention
-from cache.usage import COLD, COLD_LAST_RESORT, LAST_RESORT, SHARED
+from cache.usage import COLD, LAST_RESORT, SHARED
 
 
 class InvariantBroken(AssertionError):
@@ -142,7 +142,7 @@ def _tenants(owners: Ownership) -> Iterator[str]:
         (held if node.num_protectors else retained)[node.tenant] += len(node.block_ids)
         recent[node.tenant] += len(node.block_ids) if node.is_recent else 0
     usage = owners.usage
-    within = Counter(dict.fromkeys((SHARED, COLD, LAST_RESORT, COLD_LAST_RESORT), 0))
+    within = Counter(dict.fromkeys((SHARED, COLD, LAST_RESORT), 0))
     for tenant in {*usage.tenants(), *held, *retained}:
         blocks, kept = usage.of(tenant), retained[tenant]
         if (blocks.num_held, blocks.num_retained) != (held[tenant], kept):

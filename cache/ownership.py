@@ -126,12 +126,12 @@ class Ownership:
 
     def evict(self, num_blocks: int, reach: Reach, needed_by: str) -> None:
         """Cut that many blocks off the tails of the leaves whose turn it is; they must be within reach. O(log leaves)
-        per leaf + O(blocks)."""
+        per leaf + O(blocks). A floor is no promise behind a public prompt that is pinned no longer: the prompt is within
+        reach, and goes after what hangs on it."""
         while num_blocks > 0:
             rank, leaf = self.protection.coldest(reach)
             num_cut = min(num_blocks, len(leaf.block_ids), self._num_spare(rank, leaf))
             if rank == AT_FLOOR:
-                assert reach.floors
                 self.usage.counts.num_floor_breaches += 1
             self._cut_tail(leaf, num_cut, "capacity", needed_by)
             num_blocks -= num_cut

@@ -28,17 +28,15 @@ class Reach(NamedTuple):
     recent: bool
     """Blocks that interactive requests used a moment ago."""
     floors: bool
-    """The last blocks of tenants that were promised some."""
+    """The last blocks of tenants that were promised some. Only with `recent`."""
 
 
 SHARED = Reach(recent=True, floors=False)
 """For interactive sequences."""
 LAST_RESORT = Reach(recent=True, floors=True)
-"""For an interactive sequence that would have to stop otherwise."""
+"""For a sequence that would have to stop otherwise."""
 COLD = Reach(recent=False, floors=False)
-"""For batch: a sweep must not cost live chats their cache."""
-COLD_LAST_RESORT = Reach(recent=False, floors=True)
-"""For a batch sequence that could not run even alone."""
+"""For batch beyond one sequence: a sweep must not cost live chats their cache."""
 
 
 @dataclass(slots=True)
@@ -95,7 +93,6 @@ class Usage:
         self.now_ms = now_ms
         self.counts = CacheCounts()
         self.num_evictable = 0
-        self.num_recent = 0
         self._num_above_floors = 0
         self._num_cold_above_floors = 0
         self._floor_limit = floor_limit
@@ -135,7 +132,7 @@ class Usage:
     def available(self, reach: Reach) -> int:
         """Evictable blocks within that reach. O(1)."""
         if reach.floors:
-            return self.num_evictable if reach.recent else self.num_evictable - self.num_recent
+            return self.num_evictable
         return self._num_above_floors if reach.recent else self._num_cold_above_floors
 
     def rank(self, tenant: str) -> int:
@@ -157,7 +154,6 @@ class Usage:
     def _sum(self, blocks: TenantBlocks, sign: int) -> None:
         above = blocks.num_above_floor
         self.num_evictable += sign * blocks.num_retained
-        self.num_recent += sign * blocks.num_recent
         self._num_above_floors += sign * min(above, blocks.num_retained)
         self._num_cold_above_floors += sign * min(above, blocks.num_retained - blocks.num_recent)
 

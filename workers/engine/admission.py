@@ -86,7 +86,7 @@ class Admission:
         if num_places + sequence.num_choices > self._limits.max_running:
             return False
         num_spare = self._spare_blocks(sequence, len(running)) if running else 0
-        if not self._holdings.acquire(sequence, num_spare):
+        if not self._holdings.acquire(sequence, num_spare, self._ranks.reach(sequence)):
             return False
         self._enter(sequence, plan)
         return True

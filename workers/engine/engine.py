@@ -184,8 +184,10 @@ class Engine:
                     self._journal.ack(event.seq)
                 case CacheCommand(action="unpin"):
                     self.cache.unpin(event.region)
-                case CacheCommand(action="drop"):
+                case CacheCommand(action="drop", tenant=""):
                     self.cache.drop(event.region)
+                case CacheCommand(action="drop"):
+                    self.cache.purge(event.tenant)
                 case LinkClosed():
                     self._attempts.close_link(link)
                 case Drain():
