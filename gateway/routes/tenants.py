@@ -11,7 +11,6 @@ from gateway.keys import ENGINE, PRINCIPAL
 from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import tenants as shapes
-from gateway.schema.convert import convert
 from gateway.schema.organization import reply
 from gateway.sql import reading, writing
 from workers.protocol.messages import CacheCommand
@@ -27,15 +26,15 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def change(request: web.Request) -> web.Response:
-    changes = convert(await common.json_object(request), shapes.TenantChanges)
+    body = await common.json_object(request)
     tenant_id = request.match_info["tenant_id"]
     async with writing(request) as conn:
-        before = await tenants.get(conn, tenant_id)
+        weight, share = shapes.changed(body, await tenants.get(conn, tenant_id))
         after = await tenants.set_shares(
             conn,
             tenant_id,
-            changes.weight_after(before),
-            changes.cache_after(before.cache),
+            weight,
+            share,
             floor_limit=_floor_limit(request),
             now=int(time.time()),
             actor=request[PRINCIPAL].key_id,

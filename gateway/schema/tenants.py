@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from accounting.types import CacheShare, TenantInfo
+from gateway.schema.convert import convert
 
 Blocks = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 
 class TenantChanges(msgspec.Struct, frozen=True):
-    """Absent: unchanged; null: the default."""
+    weight: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
+    cache_quota_blocks: Blocks | UnsetType = UNSET
+    cache_floor_blocks: Blocks | UnsetType = UNSET
+    cache_ttl_s: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    cache_read: bool | UnsetType = UNSET
+    cache_write: bool | UnsetType = UNSET
 
-    weight: Annotated[float, Meta(gt=0)] | UnsetType | None = UNSET
-    cache_quota_blocks: Blocks | UnsetType | None = UNSET
-    cache_floor_blocks: Blocks | UnsetType | None = UNSET
-    cache_ttl_s: Annotated[int, Meta(ge=1)] | UnsetType | None = UNSET
-    cache_read: bool | UnsetType | None = UNSET
-    cache_write: bool | UnsetType | None = UNSET
 
-    def weight_after(self, before: TenantInfo) -> float:
-        return before.weight if self.weight is UNSET else self.weight or 1.0
+def changed(body: Mapping[str, Any], before: TenantInfo) -> tuple[float, CacheShare]:
+    """Weight and share after the change. Absent: as it was; null: the default. Raises `ApiError` 400."""
+    given = convert(body, TenantChanges)
+    nulls = {name for name, value in body.items() if value is None}
 
-    def cache_after(self, before: CacheShare) -> CacheShare:
-        default = CacheShare()
-        values: dict[str, Any] = {}
-        for name in CacheShare.__struct_fields__:
-            given = getattr(self, f"cache_{name}")
-            if given is UNSET:
-                values[name] = getattr(before, name)
-            else:
-                values[name] = getattr(default, name) if given is None else given
-        return CacheShare(**values)
+    def after(name: str, was: Any, default: Any) -> Any:
+        value = getattr(given, name)
+        return default if name in nulls else was if value is UNSET else value
+
+    default = CacheShare()
+    share = {
+        name: after(f"cache_{name}", getattr(before.cache, name), getattr(default, name))
+        for name in CacheShare.__struct_fields__
+    }
+    return after("weight", before.weight, 1.0), CacheShare(**share)
 
 
 def tenant(info: TenantInfo) -> dict[str, Any]:
