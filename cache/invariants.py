@@ -1,6 +1,7 @@
 """Every law of the cache, checked at once; a broken one raises with a dump of the state.
 
-Called after every operation in property tests and after every step in debug mode. O(pool + tree), and it changes nothing.
+Called after every operation in property tests and, law by law, by a worker that has nothing to do. O(pool + tree), and
+it changes nothing.
 The numbers are those of the design: (1) each block in one place, (2) protectors, (3) heap entries, (4) lengths,
 (5) regions, (6) handles end where they say, (7) counts per tenant and what each reach may take. The eighth, shadow KV,
 needs to know what was written into the blocks: the property tests know. And two that eviction and pins build on: (9) a
@@ -10,15 +11,17 @@ node is worth as much as what hangs on it and was used as late, (10) blocks unde
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from cache.block_pool import NULL_BLOCK
 from cache.eviction import Leaves
 from cache.ownership import Ownership
 from cache.prefix_cache import Handle, PrefixCache
 from cache.radix import Node
-from cache.retention import Retention
 from cache.usage import COLD, LAST_RESORT, SHARED
+
+Live = list[Handle] | None
+"""All handles that are not released; None: not known."""
 
 
 class InvariantBroken(AssertionError):
@@ -28,19 +31,8 @@ class InvariantBroken(AssertionError):
 def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
     """Raise InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
     otherwise from below."""
-    owners = cache.owners
     live = None if handles is None else [handle for handle in handles if not handle.released]
-    broken = [
-        *_blocks_in_one_place(owners),
-        *_protectors(owners, live),
-        *_heap_entries(owners),
-        *_tenants(owners),
-        *_order(owners),
-        *_pins(cache.retention, owners),
-        *_lengths_and_links(owners),
-        *_regions(owners),
-        *_handle_ends(owners, live or []),
-    ]
+    broken = [sentence for law in LAWS for sentence in law(cache, live)]
     if broken:
         raise InvariantBroken("\n".join([*broken, dump(cache)]))
 
@@ -68,7 +60,8 @@ def _all_nodes(owners: Ownership) -> list[Node]:
     return [*owners.tree.nodes(), *owners.doomed]
 
 
-def _blocks_in_one_place(owners: Ownership) -> Iterator[str]:
+def _blocks_in_one_place(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     free = Counter(owners.pool.free_ids())
     tree = Counter(block for node in _all_nodes(owners) for block in node.block_ids)
     if repeated := [block for block, n in (free + tree).items() if n > 1]:
@@ -88,7 +81,8 @@ def _blocks_in_one_place(owners: Ownership) -> Iterator[str]:
         yield f"(1) {evictable} blocks are evictable, the count says {owners.usage.num_evictable}"
 
 
-def _protectors(owners: Ownership, handles: list[Handle] | None) -> Iterator[str]:
+def _protectors(cache: PrefixCache, handles: Live) -> Iterator[str]:
+    owners = cache.owners
     held = Counter(handle.node for handle in handles or [])
     nodes = _all_nodes(owners)
     children = Counter(node.parent for node in nodes if node.num_protectors and node.parent)
@@ -104,7 +98,8 @@ def _protectors(owners: Ownership, handles: list[Handle] | None) -> Iterator[str
             yield f"(2) {node!r} was dropped, nobody holds it, and it is still here"
 
 
-def _heap_entries(owners: Ownership) -> Iterator[str]:
+def _heap_entries(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     live: dict[bool, set[int]] = {}
     for recent, leaves in ((False, owners.protection.cold), (True, owners.protection.recent)):
         live[recent] = set()
@@ -134,7 +129,8 @@ def _tops(leaves: Leaves) -> Iterator[str]:
         yield f"(3) {first} is first among tenants, it should be {min(heads, default=None)}"
 
 
-def _tenants(owners: Ownership) -> Iterator[str]:
+def _tenants(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     held: Counter[str] = Counter()
     retained: Counter[str] = Counter()
     recent: Counter[str] = Counter()
@@ -158,7 +154,8 @@ def _tenants(owners: Ownership) -> Iterator[str]:
             yield f"(7) {num_blocks} blocks are within {reach}, the count says {usage.available(reach)}"
 
 
-def _order(owners: Ownership) -> Iterator[str]:
+def _order(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     for node in owners.tree.nodes():
         for child in node.children.values():
             if node.parent is not None and node.priority < child.priority:
@@ -177,8 +174,8 @@ def _order(owners: Ownership) -> Iterator[str]:
         yield "(9) the order of use of recent nodes has others"
 
 
-def _pins(retention: Retention, owners: Ownership) -> Iterator[str]:
-    nodes = _all_nodes(owners)
+def _pins(cache: PrefixCache, _: Live) -> Iterator[str]:
+    retention, nodes = cache.retention, _all_nodes(cache.owners)
     below = Counter(node.parent for node in nodes if node.num_pins)
     for node in nodes:
         if node.parent is not None and node.num_pins != node.pinned + below[node]:
@@ -188,7 +185,8 @@ def _pins(retention: Retention, owners: Ownership) -> Iterator[str]:
         yield f"(10) {pinned} blocks are under pins, the count says {retention.num_blocks}"
 
 
-def _lengths_and_links(owners: Ownership) -> Iterator[str]:
+def _lengths_and_links(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     size = owners.tree.block_size
     for node in owners.tree.nodes():
         if len(node.tokens) != size * len(node.block_ids) or len(node.hashes) != len(
@@ -202,7 +200,8 @@ def _lengths_and_links(owners: Ownership) -> Iterator[str]:
                 yield f"(4) {child!r} hangs in the wrong place"
 
 
-def _regions(owners: Ownership) -> Iterator[str]:
+def _regions(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     left: dict[Node, frozenset[bytes]] = {owners.tree.root: frozenset()}
     for node in owners.tree.nodes():
         for child in node.children.values():
@@ -211,10 +210,24 @@ def _regions(owners: Ownership) -> Iterator[str]:
                 yield f"(5) {child!r} returns to a region that its path had left"
 
 
-def _handle_ends(owners: Ownership, handles: list[Handle]) -> Iterator[str]:
-    for handle in handles:
+def _handle_ends(cache: PrefixCache, handles: Live) -> Iterator[str]:
+    for handle in handles or []:
         depth, node = 0, handle.node
         while node.parent is not None:
             depth, node = depth + len(node.block_ids), node.parent
         if depth != handle.num_tree_blocks:
             yield f"(6) {handle!r} ends {depth} blocks deep"
+
+
+LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
+    _blocks_in_one_place,
+    _protectors,
+    _heap_entries,
+    _tenants,
+    _order,
+    _pins,
+    _lengths_and_links,
+    _regions,
+    _handle_ends,
+)
+"""Each yields a sentence for what it finds broken."""

@@ -50,7 +50,13 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     process = str(uuid.uuid4())
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
     engine = build_engine(told, runner, journal)
-    metrics = Metrics(told.served_name, told.slot, runner.block_size, runner.num_blocks)
+    metrics = Metrics(
+        told.served_name,
+        told.slot,
+        runner.block_size,
+        runner.num_blocks,
+        by_tenant=told.metrics_tenant_detail,
+    )
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
     hello = hello_of(engine, told.served_name, process)
     service = Service(identity, engine, hello, metrics, journal.unacked, told.drain_s)
