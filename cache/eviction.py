@@ -96,9 +96,10 @@ class Leaves:
 
     def coldest(self) -> Top | None:
         """(rank, priority, last use, id, leaf) of the one to go first, None if there is no leaf."""
-        for tenant in self._changed:
-            self._refresh(tenant)
-        self._changed.clear()
+        if self._changed:
+            for tenant in self._changed:
+                self._refresh(tenant)
+            self._changed.clear()
         while self._tops:
             top = self._tops[0]
             if self._live.get(top[4].tenant) is top:
@@ -236,8 +237,10 @@ class Protection:
 
     def coldest(self, reach: Reach) -> tuple[int, Node]:
         """(rank of its tenant, leaf) to be cut next; there must be one within that reach."""
-        tops = [self.cold.coldest(), self.recent.coldest() if reach.recent else None]
-        top = min(top for top in tops if top is not None)
+        top, other = self.cold.coldest(), self.recent.coldest() if reach.recent else None
+        if top is None or (other is not None and other < top):
+            top = other
+        assert top is not None
         return top[0], top[4]
 
     def coldest_of(self, tenant: str, reach: Reach) -> Node | None:

@@ -101,11 +101,11 @@ class Usage:
 
     def change(self, tenant: str, *, held: int = 0, retained: int = 0, recent: int = 0) -> None:
         blocks = self._up_to_now(tenant)
-        self._sum(blocks, -1)
+        self._leave_sums(blocks)
         blocks.num_held += held
         blocks.num_retained += retained
         blocks.num_recent += recent
-        self._sum(blocks, 1)
+        self._enter_sums(blocks)
 
     def set_share(self, tenant: str, floor: int, quota: int) -> bool:
         """True if that is a change."""
@@ -117,17 +117,19 @@ class Usage:
         floor = min(floor, quota, self._floor_limit - self._sum_of_floors + blocks.floor)
         if (blocks.floor, blocks.quota) == (floor, quota):
             return False
-        self._sum(blocks, -1)
+        self._leave_sums(blocks)
         self._sum_of_floors += floor - blocks.floor
         blocks.floor, blocks.quota = floor, quota
-        self._sum(blocks, 1)
+        self._enter_sums(blocks)
         return True
 
     def evicted(self, tenant: str, num_blocks: int, cause: EvictionCause, needed_by: str) -> None:
         self.counts.num_evicted[cause] += num_blocks
         if cause != "idle":
-            self._up_to_now(tenant).num_evicted += num_blocks
-            self._up_to_now(needed_by).num_evicted_for += num_blocks
+            self._tenants[tenant].num_evicted += num_blocks
+            if (for_whom := self._tenants.get(needed_by)) is None:
+                for_whom = self._up_to_now(needed_by)
+            for_whom.num_evicted_for += num_blocks
 
     def available(self, reach: Reach) -> int:
         """Evictable blocks within that reach. O(1)."""
@@ -151,19 +153,33 @@ class Usage:
     def tenants(self) -> tuple[str, ...]:
         return tuple(self._tenants)
 
-    def _sum(self, blocks: TenantBlocks, sign: int) -> None:
-        above = blocks.num_above_floor
-        self.num_evictable += sign * blocks.num_retained
-        self._num_above_floors += sign * min(above, blocks.num_retained)
-        self._num_cold_above_floors += sign * min(above, blocks.num_retained - blocks.num_recent)
+    # The sums that `available` reads. This runs at every change of every node: written out for speed.
+
+    def _leave_sums(self, blocks: TenantBlocks) -> None:
+        retained = blocks.num_retained
+        above = blocks.num_held + retained - blocks.floor
+        cold = retained - blocks.num_recent
+        self.num_evictable -= retained
+        if above > 0:
+            self._num_above_floors -= retained if retained < above else above
+            self._num_cold_above_floors -= cold if cold < above else above
+
+    def _enter_sums(self, blocks: TenantBlocks) -> None:
+        retained = blocks.num_retained
+        above = blocks.num_held + retained - blocks.floor
+        cold = retained - blocks.num_recent
+        self.num_evictable += retained
+        if above > 0:
+            self._num_above_floors += retained if retained < above else above
+            self._num_cold_above_floors += cold if cold < above else above
 
     def _up_to_now(self, tenant: str) -> TenantBlocks:
         now = self.now_ms()
         blocks = self._tenants.get(tenant)
         if blocks is None:
             blocks = self._tenants[tenant] = TenantBlocks(since_ms=now)
-        elapsed = now - blocks.since_ms
-        blocks.held_block_ms += elapsed * blocks.num_held
-        blocks.retained_block_ms += elapsed * blocks.num_retained
-        blocks.since_ms = now
+        if elapsed := now - blocks.since_ms:
+            blocks.held_block_ms += elapsed * blocks.num_held
+            blocks.retained_block_ms += elapsed * blocks.num_retained
+            blocks.since_ms = now
         return blocks
