@@ -171,8 +171,10 @@ class RadixTree:
 
     def extend(self, node: Node, tokens: Sequence[int], ids: Sequence[int], before: int) -> None:
         """Append blocks to an edge; `before` is the hash of everything in front of them. O(new blocks)."""
-        for block in range(len(ids)):
-            before = self.hash_of(before, node.region, tokens, block)
+        data = token_slice(tokens, 0, len(ids) * self.block_size)
+        raw, width = data.tobytes(), self.block_size * data.itemsize
+        for start in range(0, len(raw), width):
+            before = chain_hash(before, node.region, raw[start : start + width])
             node.hashes.append(before)
         node.tokens.extend(tokens)
         node.block_ids.extend(ids)
