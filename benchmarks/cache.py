@@ -79,7 +79,6 @@ def measure(num_nodes: int, repeats: int) -> dict[str, float]:
         insert(cache, 1, array("i", [next(fresh)] * BLOCK * 8))
 
     found["request_of_8_blocks_us"] = median_us(inserted, min(repeats, 200))
-    del cache
     leaves = tree_of(num_nodes)
     leaves.allocate(1)  # the first one brings the heap of tenants up to date
     found["evict_one_leaf_us"] = median_us(lambda: leaves.allocate(1), min(repeats, num_nodes // 2))

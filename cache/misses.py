@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from cache.namespaces import Segment
+from cache.predecessor import Predecessor
 from cache.radix import ROOT_HASH, RadixTree, Walk, common_tokens
 
 MissReason = Literal[
@@ -84,6 +85,7 @@ def explain(
     tokens: Sequence[int],
     walk: Walk,
     step: int,
+    predecessor: Predecessor | None = None,
 ) -> Miss:
     """The first reason that applies to the first missed token. O(siblings looked at), at most _MAX_SIBLINGS."""
     matched = walk.num_blocks * tree.block_size
@@ -98,6 +100,8 @@ def explain(
     ghost = ghosts.find(tree.hash_of(before, region, tokens, walk.num_blocks))
     if ghost is not None:
         return Miss("pin_expired" if ghost.lapsed else "evicted", evicted_age=step - ghost.step)
+    if predecessor is not None and predecessor.knew(path, tokens, walk.num_blocks + 1):
+        return Miss("version")
     if not matched:
         return Miss("cold")
     return Miss("diverged", diverged_at_token=_diverged_at(tree, region, path, tokens, walk))

@@ -20,7 +20,8 @@ from cache.block_pool import NULL_BLOCK
 from cache.eviction import INTERACTIVE
 from cache.misses import Miss, MissReason, explain
 from cache.namespaces import NamespacePath, Segment, segments
-from cache.ownership import Ownership
+from cache.ownership import IDLE_MS, Ownership
+from cache.predecessor import Predecessor
 from cache.radix import Node, Walk, token_slice
 from cache.retention import Range, Retention, Worth
 from cache.usage import COLD, SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
@@ -81,6 +82,7 @@ class PrefixCache:
         `pin_limit` (blocks that pins may hold) to a fifth of them. `now_ms` is read for usage, for what was used a
         moment ago, and for what ends by itself; the order of eviction goes by steps."""
         self.now_ms = now_ms
+        self._began_ms = now_ms()
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.owners = Ownership(
@@ -90,6 +92,8 @@ class PrefixCache:
         self._protection = self.owners.protection
         self._usage = self.owners.usage
         self.retention = Retention(self.owners, num_blocks // 5 if pin_limit is None else pin_limit)
+        self.predecessor: Predecessor | None = None
+        """What the process before this one had cached under another root, for a while."""
         self._num_handles = 0
         self._purged: dict[str, int] = {}
 
@@ -103,11 +107,10 @@ class PrefixCache:
 
     @property
     def num_available(self) -> int:
-        """What `allocate` can give an interactive sequence now. An acquired match is no longer part of it."""
         return self.available(SHARED)
 
     def available(self, reach: Reach) -> int:
-        """What `allocate` can give within that reach. O(1)."""
+        """What `allocate` can give within that reach. An acquired match is no longer part of it. O(1)."""
         return self.num_free + self._usage.available(reach)
 
     @property
@@ -127,7 +130,6 @@ class PrefixCache:
         return self._usage.of(tenant)
 
     def tenants(self) -> tuple[str, ...]:
-        """Every tenant that has inserted something, for reporting."""
         return self._usage.tenants()
 
     def set_share(self, tenant: str, *, floor: int = 0, quota: int | None = None) -> None:
@@ -137,9 +139,10 @@ class PrefixCache:
             self._protection.ranked(tenant)
 
     def tick(self) -> None:
-        """One step later: the unit of LRU time. Pins that are due end, what was used a moment ago turns cold, and what
-        was idle for an hour leaves. O(what changes)."""
+        """One step later: the unit of LRU time. What is due ends, turns cold or leaves. O(what changes)."""
         self.owners.step += 1
+        if self.predecessor is not None and self.now_ms() - self._began_ms >= IDLE_MS:
+            self.predecessor = None
         self.retention.expire()
         self._protection.age()
         self.owners.evict_idle()
@@ -165,7 +168,9 @@ class PrefixCache:
         blocks = segments(path, self.block_size)
         if read:
             walk = self._walk(blocks, tokens)
-            miss = explain(self._tree, self.owners.ghosts, blocks, tokens, walk, self.step)
+            miss = explain(
+                self._tree, self.owners.ghosts, blocks, tokens, walk, self.step, self.predecessor
+            )
             node, num_blocks = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
         else:
             miss, node, num_blocks = Miss("opt_out"), self._tree.root, 0
@@ -352,8 +357,8 @@ class PrefixCache:
         return handle.num_tree_blocks if self.retention.pin(handle.node) else 0
 
     def pin_for(self, handle: Handle, num_tokens: int, ttl_ms: int) -> int:
-        """Keep the first `num_tokens` of a handle's own prompt for `ttl_ms` after their last use. Returns the blocks
-        that are pinned now: fewer, or none, where the budget of the tenant or of all ends."""
+        """Keep the first `num_tokens` for `ttl_ms` after their last use. Returns the blocks that are pinned now: fewer,
+        or none, where the budget of the tenant or of all ends."""
         self._check_live(handle)
         if handle.node.region != handle.path[-1].region:
             return 0  # nothing of it in the tree but what the operator filled
@@ -368,12 +373,14 @@ class PrefixCache:
         sequence can be found by nobody any more and go when it ends; what it commits later stays private. A sequence
         that held nothing of the region yet may still write there: end the tenant's sequences first. O(nodes)."""
         self.owners.ghosts.forget(lambda ghost: ghost.region == region)
+        self.predecessor = None
         return self.retention.drop(lambda node: node.region == region)
 
     def purge(self, tenant: str) -> int:
         """Forget all that a tenant inserted, in every region of its, as `drop` does. Sequences that run write nothing
         from here on; those that are admitted later do. O(nodes)."""
         self._purged[tenant] = self._num_handles
+        self.predecessor = None
         self.owners.ghosts.forget(lambda ghost: ghost.tenant == tenant)
         return self.retention.drop(lambda node: node.tenant == tenant)
 

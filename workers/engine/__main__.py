@@ -12,7 +12,7 @@ import sys
 import uuid
 
 from cache.prefix_cache import PrefixCache
-from workers.engine import logs, settings
+from workers.engine import logs, predecessor, settings
 from workers.engine.engine import Engine
 from workers.engine.errors import StartError
 from workers.engine.journal import EngineJournal
@@ -50,6 +50,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     process = str(uuid.uuid4())
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
     engine = build_engine(told, runner, journal)
+    predecessor.take(told.names_file, engine.cache, runner.root)
     metrics = Metrics(
         told.served_name,
         told.slot,
@@ -66,7 +67,10 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
         raise StartError(f"The worker cannot listen: {error}.") from error
     finally:
         journal.close()
-    return 2 if service.engine_error is not None else 0
+    if service.engine_error is not None:
+        return 2
+    predecessor.leave(told.names_file, engine.cache, runner.root)
+    return 0
 
 
 def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:

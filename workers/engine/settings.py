@@ -84,6 +84,10 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     def journal_dir(self) -> Path:
         return self.home.expanduser().resolve() / "state" / self.worker / "journal"
 
+    @property
+    def names_file(self) -> Path:
+        return self.journal_dir.parent / "cached_names"
+
 
 def load() -> WorkerSettings:
     """Raises `StartError` that names the variable."""
