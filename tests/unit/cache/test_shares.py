@@ -252,3 +252,16 @@ def test_evictions_are_counted_for_who_lost_and_for_whom(cache: PrefixCache, ser
     cache.allocate(14, needed_by="bert")
     assert cache.usage("anna").num_evicted == cache.usage("bert").num_evicted_for == 4
     assert cache.usage("anna").num_evicted_for == 0
+
+
+def test_what_a_batch_wrote_meanwhile_is_worth_more_once_a_chat_commits_it(
+    cache: PrefixCache, serve: Serve
+) -> None:
+    tokens = prompt(1, 3)
+    chat, table = cache.acquire(ANNA, tokens, tenant="anna"), cache.allocate(3) or []
+    serve(cache, ANNA, tokens, tenant="anna", priority=20)
+    done = cache.commit(chat, tokens, table, 6, priority=50)
+    cache.release(chat, done.block_ids)
+    assert [node.priority for node in cache.owners.tree.nodes()][1:] == [50]
+    assert cache.available(COLD) == 17
+    invariants.check(cache, [])
