@@ -21,6 +21,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     text,
+    true,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -64,6 +65,14 @@ class Tenant(Base):
     version: Mapped[int] = mapped_column(server_default="0")
     """The auth epoch of the last change."""
     weight_percent: Mapped[int] = mapped_column(server_default="100")
+    cache_floor_blocks: Mapped[int] = mapped_column(server_default="0")
+    """Blocks on each worker that no other tenant's need takes."""
+    cache_quota_blocks: Mapped[int | None]
+    """Blocks on each worker that the tenant may have; None: no bound."""
+    cache_ttl_s: Mapped[int | None]
+    """Interactive prompts are pinned for so long after each use."""
+    cache_read: Mapped[bool] = mapped_column(server_default=true())
+    cache_write: Mapped[bool] = mapped_column(server_default=true())
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     concurrency: Mapped[int | None]

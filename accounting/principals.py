@@ -72,6 +72,7 @@ async def _principal(
         key_limits=_limits(key),
         model_limits=tuple((model, entry.limits) for model, entry in sorted(by_model.items())),
         weight=tenant.weight_percent / 100,
+        cache=tenants.cache_share(tenant),
         expires_at=key.expires_at,
         version=max(key.version, tenant.version),
         batch_id=batch_id,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy import Row, Select, and_, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import changes
@@ -20,11 +20,16 @@ from accounting.paging import Page, newest_first
 from accounting.types import (
     DEFAULT_MODEL_LIMITS,
     OPERATOR_TENANT,
+    CacheShare,
     Limits,
     ModelLimits,
     ServiceAccountInfo,
     TenantInfo,
 )  # fmt: skip
+
+MAX_WEIGHT_PERCENT = 10_000
+MAX_CACHE_TTL_S = 3600
+"""What nobody uses for an hour leaves every worker's cache: a pin promises no more."""
 
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
@@ -89,6 +94,67 @@ async def set_limits(
     """The tenant's limits over all its models and keys."""
     await living(conn, tenant_id)
     return await _change(conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor)
+
+
+async def set_shares(
+    conn: AsyncConnection,
+    tenant_id: str,
+    weight: float,
+    cache: CacheShare,
+    *,
+    floor_limit: int | None,
+    now: int,
+    actor: str = SYSTEM,
+) -> TenantInfo:
+    """What the tenant gets of a busy worker: time by weight, blocks by floor and quota. `floor_limit`: blocks that the
+    floors of all tenants may sum to on the smallest worker; None: not known, so no floor may rise."""
+    before = await living(conn, tenant_id)
+    values = {
+        "weight_percent": _weight_percent(weight),
+        "cache_floor_blocks": cache.floor_blocks,
+        "cache_quota_blocks": cache.quota_blocks,
+        "cache_ttl_s": cache.ttl_s,
+        "cache_read": cache.read,
+        "cache_write": cache.write,
+    }
+    _check_cache(cache)
+    if cache.floor_blocks > before.cache.floor_blocks:
+        others = and_(Tenant.status != "archived", Tenant.id != tenant_id)
+        of_others = await conn.scalar(select(func.sum(Tenant.cache_floor_blocks)).where(others))
+        if floor_limit is None:
+            raise ConflictError("No worker is linked, so it is not known what floors it can keep.")
+        if (left := floor_limit - int(of_others or 0)) < cache.floor_blocks:
+            raise InvalidError(
+                f"The floors of all tenants may sum to {floor_limit} blocks on the smallest worker: {max(0, left)} are left.",
+                "cache_floor_blocks",
+            )
+    return await _change(conn, tenant_id, values, "project.updated", now, actor)
+
+
+def _weight_percent(weight: float) -> int:
+    percent = round(weight * 100)
+    if not 1 <= percent <= MAX_WEIGHT_PERCENT:
+        raise InvalidError("A weight is between 0.01 and 100.", "weight")
+    return percent
+
+
+def _check_cache(cache: CacheShare) -> None:
+    if cache.floor_blocks < 0 or (cache.quota_blocks or 0) < 0:
+        raise InvalidError("A number of blocks must not be negative.", "cache_floor_blocks")
+    if cache.quota_blocks is not None and cache.floor_blocks > cache.quota_blocks:
+        raise InvalidError("The floor must not be above the quota.", "cache_floor_blocks")
+    if cache.ttl_s is not None and not 1 <= cache.ttl_s <= MAX_CACHE_TTL_S:
+        raise InvalidError(f"Between 1 and {MAX_CACHE_TTL_S} seconds.", "cache_ttl_s")
+
+
+def cache_share(row: Row[Any]) -> CacheShare:
+    return CacheShare(
+        row.cache_floor_blocks,
+        row.cache_quota_blocks,
+        row.cache_ttl_s,
+        row.cache_read,
+        row.cache_write,
+    )
 
 
 async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
@@ -251,7 +317,16 @@ def _accounts(tenant_id: str) -> Select[Any]:
 
 
 def _tenant(row: Row[Any]) -> TenantInfo:
-    return TenantInfo(row.id, row.name, row.status, row.created_at, row.archived_at, _limits(row))
+    return TenantInfo(
+        row.id,
+        row.name,
+        row.status,
+        row.created_at,
+        row.archived_at,
+        _limits(row),
+        row.weight_percent / 100,
+        cache_share(row),
+    )
 
 
 def _account(row: Row[Any]) -> ServiceAccountInfo:

@@ -87,6 +87,20 @@ DEFAULT_MODEL_LIMITS = Limits(requests_per_minute=10_000, tokens_per_minute=10_0
 """What a new tenant may do with each model (metering.md section 5)."""
 
 
+class CacheShare(msgspec.Struct, frozen=True):
+    """What a tenant may keep in the prefix cache of each worker. Blocks and seconds: what they are is the worker's."""
+
+    floor_blocks: int = 0
+    """That others' needs leave to it."""
+    quota_blocks: int | None = None
+    """None: no bound."""
+    ttl_s: int | None = None
+    """Interactive prompts are pinned for so long after each use, within the worker's budget of pins."""
+    read: bool = True
+    write: bool = True
+    """False: nothing of the tenant's prompts is taken from the cache, or left in it."""
+
+
 class Principal(msgspec.Struct, frozen=True):
     """Who a request comes from: what the gateway knows after authentication. Immutable and versioned."""
 
@@ -103,6 +117,7 @@ class Principal(msgspec.Struct, frozen=True):
     model_limits: tuple[tuple[str, Limits], ...] = ()
     """What was set for single models of the tenant; `limits_on` fills in the defaults."""
     weight: float = 1.0
+    cache: CacheShare = CacheShare()
     expires_at: int | None = None
     version: int = 0
     batch_id: str | None = None
@@ -182,6 +197,9 @@ class TenantInfo(msgspec.Struct, frozen=True):
     created_at: int
     archived_at: int | None
     limits: Limits
+    weight: float = 1.0
+    """Its share of a busy worker, against other tenants' 1.0."""
+    cache: CacheShare = CacheShare()
 
 
 class ModelLimits(msgspec.Struct, frozen=True):

@@ -1,17 +1,28 @@
 """Who is protected, and who goes first. Knows nodes and their counts; not tokens, not requests.
 
 A node is protected while a handle, a pin or a protected child holds it. Unprotected nodes have only unprotected nodes
-below them, so every block of theirs can be reclaimed from the leaves up: `num_evictable` is their plain sum.
+below them, so every block of theirs can be reclaimed from the leaves up: what is evictable is their plain sum. A node is
+worth at least what hangs on it (law 9) and was used at least as late, so the same holds for those used a moment ago.
+
+Order: tenants above their quota; then all above their floor; then floors. Within these by (priority, last use, id).
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
+from collections.abc import Callable
 
 from cache.radix import Node
-from cache.usage import Usage
+from cache.usage import Reach, Usage
 
 Entry = tuple[int, int, int, Node]
+Top = tuple[int, int, int, int, Node]
+
+INTERACTIVE = 40
+"""Nodes of this priority or more serve interactive requests: output 40, prompts 50, more if somebody said so."""
+RECENT_MS = 300_000
+"""For so long after its last use, batch may not evict what is interactive."""
 
 
 class LeafHeap:
@@ -52,13 +63,83 @@ class LeafHeap:
         return self._heap
 
 
+class Leaves:
+    """One heap of leaves per tenant, and one over the tenants, keyed by (rank, coldest leaf).
+
+    The upper heap is brought up to date only when somebody asks, for the tenants that changed since: without
+    pressure it costs an entry in a set. Amortised O(log leaves) per change.
+    """
+
+    def __init__(self, rank: Callable[[str], int]) -> None:
+        self.heaps: dict[str, LeafHeap] = {}
+        self.rank = rank
+        self._tops: list[Top] = []
+        self._live: dict[str, Top] = {}
+        self._changed: set[str] = set()
+
+    def push(self, node: Node) -> None:
+        heap = self.heaps.get(node.tenant)
+        if heap is None:
+            heap = self.heaps[node.tenant] = LeafHeap()
+        heap.push(node)
+        self._changed.add(node.tenant)
+
+    def discard(self, node: Node) -> None:
+        if node.entry is not None:
+            self.heaps[node.tenant].discard(node)
+            self._changed.add(node.tenant)
+
+    def touch(self, tenant: str) -> None:
+        """Its rank may have changed."""
+        if tenant in self.heaps:
+            self._changed.add(tenant)
+
+    def coldest(self) -> Top | None:
+        """(rank, priority, last use, id, leaf) of the one to go first, None if there is no leaf."""
+        if self._changed:
+            for tenant in self._changed:
+                self._refresh(tenant)
+            self._changed.clear()
+        while self._tops:
+            top = self._tops[0]
+            if self._live.get(top[4].tenant) is top:
+                return top
+            heapq.heappop(self._tops)
+        return None
+
+    def coldest_of(self, tenant: str) -> Node | None:
+        heap = self.heaps.get(tenant)
+        return heap.coldest() if heap is not None and heap.num_live else None
+
+    def _refresh(self, tenant: str) -> None:
+        leaf = self.coldest_of(tenant)
+        if leaf is None:
+            self.heaps.pop(tenant, None)
+            self._live.pop(tenant, None)
+            return
+        top = (self.rank(tenant), leaf.priority, leaf.last_used, leaf.id, leaf)
+        if self._live.get(tenant) == top:
+            return
+        self._live[tenant] = top
+        heapq.heappush(self._tops, top)
+        if len(self._tops) > 2 * len(self._live) + 64:
+            self._tops = list(self._live.values())
+            heapq.heapify(self._tops)
+
+
 class Protection:
-    """Protector counts along the path to the root, and the blocks under none: in all and per tenant (law 7)."""
+    """Protector counts along the path to the root, and everything that is under none: counted per tenant (law 7), in
+    heaps of leaves, and in the order of its last use."""
 
     def __init__(self, usage: Usage) -> None:
         self.usage = usage
-        self.leaves = LeafHeap()
-        self.num_evictable = 0
+        self.cold = Leaves(usage.rank)
+        """Leaves that anybody may have."""
+        self.recent = Leaves(usage.rank)
+        """Leaves that batch may not have yet."""
+        self.by_use: OrderedDict[Node, None] = OrderedDict()
+        """All evictable nodes, the longest unused first: children before parents."""
+        self.recent_by_use: OrderedDict[Node, None] = OrderedDict()
 
     def protect(self, node: Node | None) -> None:
         """One more protector; stops at the first node that had one already. Amortised O(1) on shared prefixes."""
@@ -66,43 +147,70 @@ class Protection:
             node.num_protectors += 1
             if node.num_protectors > 1:
                 return
-            self._change(node, held=len(node.block_ids), evictable=-len(node.block_ids))
-            self.leaves.discard(node)
+            self.left(node, held=len(node.block_ids))
             node = node.parent
 
-    def unprotect(self, node: Node | None, now: int) -> list[Node]:
+    def unprotect(self, node: Node | None, step: int) -> list[Node]:
         """The reverse; the moment a node loses its last protector is its last use. Returns the doomed nodes that
         nobody holds any more, for the caller to reclaim."""
         gone: list[Node] = []
+        now = self.usage.now_ms()
         while node is not None:
             assert node.num_protectors > 0
             node.num_protectors -= 1
             if node.num_protectors:
                 break
-            node.last_used = now
+            node.last_used, node.used_ms = step, now
             if node.doomed:
                 gone.append(node)
-                self._change(node, held=-len(node.block_ids))
+                self._count(node, held=-len(node.block_ids))
             else:
-                self._change(node, held=-len(node.block_ids), evictable=len(node.block_ids))
-                self.consider(node)
+                self._entered(node)
             node = node.parent
         return gone
 
     def inserted(self, node: Node, num_blocks: int) -> None:
-        """That many blocks more in the tree, with the protection their node has now."""
+        """That many blocks more in the tree. A node without a protector gets one before anything else happens."""
         if node.num_protectors:
-            self._change(node, held=num_blocks)
+            self._count(node, held=num_blocks)
         else:
-            self._change(node, evictable=num_blocks)
+            self._count(node, retained=num_blocks)
 
-    def evicted(self, node: Node, num_blocks: int) -> None:
-        self._change(node, evictable=-num_blocks)
+    def cut(self, node: Node, num_blocks: int) -> None:
+        """Blocks of an unprotected node left the tree, not all of them."""
+        self._count(node, retained=-num_blocks, recent=-num_blocks if node.is_recent else 0)
 
-    def _change(self, node: Node, held: int = 0, evictable: int = 0) -> None:
+    def left(self, node: Node, held: int = 0) -> None:
+        """The node is not evictable any more: protected, or gone."""
+        num_blocks = len(node.block_ids)
+        self._leaves(node).discard(node)
+        self.by_use.pop(node, None)
+        self.recent_by_use.pop(node, None)
+        num_recent, node.is_recent = num_blocks if node.is_recent else 0, False
+        self._count(node, held=held, retained=-num_blocks, recent=-num_recent)
+
+    def _entered(self, node: Node) -> None:
+        if node.parent is None:
+            return
+        num_blocks = len(node.block_ids)
+        node.is_recent = node.priority >= INTERACTIVE
+        self.by_use[node] = None
+        if node.is_recent:
+            self.recent_by_use[node] = None
+        self._count(
+            node, held=-num_blocks, retained=num_blocks, recent=num_blocks if node.is_recent else 0
+        )
+        self.consider(node)
+
+    def _count(self, node: Node, held: int = 0, retained: int = 0, recent: int = 0) -> None:
         if node.parent is not None:  # the root has no blocks and no tenant
-            self.num_evictable += evictable
-            self.usage.change(node.tenant, held=held, retained=evictable)
+            self.usage.change(node.tenant, held=held, retained=retained, recent=recent)
+            self.ranked(node.tenant)
+
+    def ranked(self, tenant: str) -> None:
+        """What the tenant has or may keep is another number now."""
+        self.cold.touch(tenant)
+        self.recent.touch(tenant)
 
     def consider(self, node: Node) -> None:
         """Law 3: each evictable leaf has one live entry. Called wherever a node may just have become one."""
@@ -112,4 +220,36 @@ class Protection:
             and not node.num_protectors
             and node.entry is None
         ):
-            self.leaves.push(node)
+            self._leaves(node).push(node)
+
+    def age(self) -> None:
+        """What was used a moment ago is cold after a while. O(nodes that turn)."""
+        before = self.usage.now_ms() - RECENT_MS
+        while self.recent_by_use:
+            node = next(iter(self.recent_by_use))
+            if node.used_ms > before:
+                return
+            del self.recent_by_use[node]
+            self.recent.discard(node)
+            node.is_recent = False
+            self._count(node, recent=-len(node.block_ids))
+            self.consider(node)
+
+    def coldest(self, reach: Reach) -> tuple[int, Node]:
+        """(rank of its tenant, leaf) to be cut next; there must be one within that reach."""
+        top, other = self.cold.coldest(), self.recent.coldest() if reach.recent else None
+        if top is None or (other is not None and other < top):
+            top = other
+        assert top is not None
+        return top[0], top[4]
+
+    def coldest_of(self, tenant: str, reach: Reach) -> Node | None:
+        leaves = [
+            self.cold.coldest_of(tenant),
+            self.recent.coldest_of(tenant) if reach.recent else None,
+        ]
+        found = [leaf for leaf in leaves if leaf is not None]
+        return min(found, key=lambda n: (n.priority, n.last_used, n.id)) if found else None
+
+    def _leaves(self, node: Node) -> Leaves:
+        return self.recent if node.is_recent else self.cold

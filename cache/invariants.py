@@ -1,20 +1,27 @@
 """Every law of the cache, checked at once; a broken one raises with a dump of the state.
 
-Called after every operation in property tests and after every step in debug mode. O(pool + tree), and it changes nothing.
+Called after every operation in property tests and, law by law, by a worker that has nothing to do. O(pool + tree), and
+it changes nothing.
 The numbers are those of the design: (1) each block in one place, (2) protectors, (3) heap entries, (4) lengths,
-(5) regions, (6) handles end where they say, (7) counts per tenant. The eighth, shadow KV, needs to know what was written
-into the blocks: the property tests know.
+(5) regions, (6) handles end where they say, (7) counts per tenant and what each reach may take. The eighth, shadow KV,
+needs to know what was written into the blocks: the property tests know. And two that eviction and pins build on: (9) a
+node is worth as much as what hangs on it and was used as late, (10) blocks under pins are counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from cache.block_pool import NULL_BLOCK
+from cache.eviction import Leaves
 from cache.ownership import Ownership
 from cache.prefix_cache import Handle, PrefixCache
 from cache.radix import Node
+from cache.usage import COLD, LAST_RESORT, SHARED
+
+Live = list[Handle] | None
+"""All handles that are not released; None: not known."""
 
 
 class InvariantBroken(AssertionError):
@@ -24,17 +31,8 @@ class InvariantBroken(AssertionError):
 def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
     """Raise InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
     otherwise from below."""
-    owners = cache.owners
     live = None if handles is None else [handle for handle in handles if not handle.released]
-    broken = [
-        *_blocks_in_one_place(owners),
-        *_protectors(owners, live),
-        *_heap_entries(owners),
-        *_tenants(owners),
-        *_lengths_and_links(owners),
-        *_regions(owners),
-        *_handle_ends(owners, live or []),
-    ]
+    broken = [sentence for law in LAWS for sentence in law(cache, live)]
     if broken:
         raise InvariantBroken("\n".join([*broken, dump(cache)]))
 
@@ -62,7 +60,8 @@ def _all_nodes(owners: Ownership) -> list[Node]:
     return [*owners.tree.nodes(), *owners.doomed]
 
 
-def _blocks_in_one_place(owners: Ownership) -> Iterator[str]:
+def _blocks_in_one_place(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     free = Counter(owners.pool.free_ids())
     tree = Counter(block for node in _all_nodes(owners) for block in node.block_ids)
     if repeated := [block for block, n in (free + tree).items() if n > 1]:
@@ -78,11 +77,12 @@ def _blocks_in_one_place(owners: Ownership) -> Iterator[str]:
         if block in tree and (owned > 1) != (block in owners.guests):
             yield f"(1) tree block {block} has {owned} owners, guest: {block in owners.guests}"
     evictable = sum(len(node.block_ids) for node in owners.tree.nodes() if not node.num_protectors)
-    if evictable != owners.protection.num_evictable:
-        yield f"(1) {evictable} blocks are evictable, the count says {owners.protection.num_evictable}"
+    if evictable != owners.usage.num_evictable:
+        yield f"(1) {evictable} blocks are evictable, the count says {owners.usage.num_evictable}"
 
 
-def _protectors(owners: Ownership, handles: list[Handle] | None) -> Iterator[str]:
+def _protectors(cache: PrefixCache, handles: Live) -> Iterator[str]:
+    owners = cache.owners
     held = Counter(handle.node for handle in handles or [])
     nodes = _all_nodes(owners)
     children = Counter(node.parent for node in nodes if node.num_protectors and node.parent)
@@ -98,32 +98,95 @@ def _protectors(owners: Ownership, handles: list[Handle] | None) -> Iterator[str
             yield f"(2) {node!r} was dropped, nobody holds it, and it is still here"
 
 
-def _heap_entries(owners: Ownership) -> Iterator[str]:
-    leaves = owners.protection.leaves
-    live = {id(entry) for entry in leaves.entries() if entry[3].entry is entry}
-    if len(live) != leaves.num_live:
-        yield f"(3) {len(live)} live entries, the count says {leaves.num_live}"
+def _heap_entries(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
+    live: dict[bool, set[int]] = {}
+    for recent, leaves in ((False, owners.protection.cold), (True, owners.protection.recent)):
+        live[recent] = set()
+        for tenant, heap in leaves.heaps.items():
+            mine = [entry for entry in heap.entries() if entry[3].entry is entry]
+            live[recent].update(map(id, mine))
+            if len(mine) != heap.num_live:
+                yield f"(3) {len(mine)} live entries of {tenant!r}, the count says {heap.num_live}"
+                return  # nobody can ask such a heap for its coldest
+        yield from _tops(leaves)
     for node in _all_nodes(owners):
         evictable_leaf = not (node.num_protectors or node.children or node.parent is None)
-        if evictable_leaf != (node.entry is not None and id(node.entry) in live):
+        if evictable_leaf != (node.entry is not None and id(node.entry) in live[node.is_recent]):
             yield f"(3) {node!r}: evictable leaf {evictable_leaf}, entry {node.entry is not None}"
         if node.entry is not None and node.entry[:3] != (node.priority, node.last_used, node.id):
             yield f"(3) {node!r} sits in the heap as {node.entry[:3]}"
 
 
-def _tenants(owners: Ownership) -> Iterator[str]:
+def _tops(leaves: Leaves) -> Iterator[str]:
+    first = leaves.coldest()
+    heads = [
+        (leaves.rank(tenant), *heap.coldest().entry[:3])  # type: ignore[index]
+        for tenant, heap in leaves.heaps.items()
+        if heap.num_live
+    ]
+    if (first[:4] if first else None) != min(heads, default=None):
+        yield f"(3) {first} is first among tenants, it should be {min(heads, default=None)}"
+
+
+def _tenants(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     held: Counter[str] = Counter()
     retained: Counter[str] = Counter()
+    recent: Counter[str] = Counter()
     for node in _all_nodes(owners):
         (held if node.num_protectors else retained)[node.tenant] += len(node.block_ids)
-    usage = owners.protection.usage
+        recent[node.tenant] += len(node.block_ids) if node.is_recent else 0
+    usage = owners.usage
+    within = Counter(dict.fromkeys((SHARED, COLD, LAST_RESORT), 0))
     for tenant in {*usage.tenants(), *held, *retained}:
-        blocks = usage.of(tenant)
-        if (blocks.num_held, blocks.num_retained) != (held[tenant], retained[tenant]):
-            yield f"(7) {tenant!r} has {held[tenant]} held, {retained[tenant]} retained blocks; the counts say {blocks}"
+        blocks, kept = usage.of(tenant), retained[tenant]
+        if (blocks.num_held, blocks.num_retained) != (held[tenant], kept):
+            yield f"(7) {tenant!r} has {held[tenant]} held, {kept} retained blocks; the counts say {blocks}"
+        if blocks.num_recent != recent[tenant]:
+            yield f"(7) {tenant!r} has {recent[tenant]} recent blocks; the counts say {blocks}"
+        above = max(0, held[tenant] + kept - blocks.floor)
+        for reach in within:
+            evictable = kept if reach.recent else kept - recent[tenant]
+            within[reach] += evictable if reach.floors else min(evictable, above)
+    for reach, num_blocks in within.items():
+        if usage.available(reach) != num_blocks:
+            yield f"(7) {num_blocks} blocks are within {reach}, the count says {usage.available(reach)}"
 
 
-def _lengths_and_links(owners: Ownership) -> Iterator[str]:
+def _order(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
+    for node in owners.tree.nodes():
+        for child in node.children.values():
+            if node.parent is not None and node.priority < child.priority:
+                yield f"(9) {node!r} is worth less than {child!r}"
+    seen: set[Node] = set()
+    used_ms = 0
+    for node in owners.protection.by_use:
+        if not seen.issuperset(node.children.values()) or node.used_ms < used_ms:
+            yield f"(9) {node!r} comes too early in the order of use"
+        used_ms = node.used_ms
+        seen.add(node)
+    evictable = {n for n in owners.tree.nodes() if not n.num_protectors and n.parent is not None}
+    if evictable != seen:
+        yield f"(9) evictable nodes {evictable}, in the order of use {seen}"
+    if set(owners.protection.recent_by_use) != {node for node in seen if node.is_recent}:
+        yield "(9) the order of use of recent nodes has others"
+
+
+def _pins(cache: PrefixCache, _: Live) -> Iterator[str]:
+    retention, nodes = cache.retention, _all_nodes(cache.owners)
+    below = Counter(node.parent for node in nodes if node.num_pins)
+    for node in nodes:
+        if node.parent is not None and node.num_pins != node.pinned + below[node]:
+            yield f"(10) {node!r} has {node.num_pins} pins, it should be {node.pinned + below[node]}"
+    pinned = sum(len(node.block_ids) for node in nodes if node.num_pins)
+    if not pinned == retention.num_blocks <= retention.pin_limit:
+        yield f"(10) {pinned} blocks are under pins, the count says {retention.num_blocks}"
+
+
+def _lengths_and_links(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     size = owners.tree.block_size
     for node in owners.tree.nodes():
         if len(node.tokens) != size * len(node.block_ids) or len(node.hashes) != len(
@@ -137,7 +200,8 @@ def _lengths_and_links(owners: Ownership) -> Iterator[str]:
                 yield f"(4) {child!r} hangs in the wrong place"
 
 
-def _regions(owners: Ownership) -> Iterator[str]:
+def _regions(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
     left: dict[Node, frozenset[bytes]] = {owners.tree.root: frozenset()}
     for node in owners.tree.nodes():
         for child in node.children.values():
@@ -146,10 +210,24 @@ def _regions(owners: Ownership) -> Iterator[str]:
                 yield f"(5) {child!r} returns to a region that its path had left"
 
 
-def _handle_ends(owners: Ownership, handles: list[Handle]) -> Iterator[str]:
-    for handle in handles:
+def _handle_ends(cache: PrefixCache, handles: Live) -> Iterator[str]:
+    for handle in handles or []:
         depth, node = 0, handle.node
         while node.parent is not None:
             depth, node = depth + len(node.block_ids), node.parent
         if depth != handle.num_tree_blocks:
             yield f"(6) {handle!r} ends {depth} blocks deep"
+
+
+LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
+    _blocks_in_one_place,
+    _protectors,
+    _heap_entries,
+    _tenants,
+    _order,
+    _pins,
+    _lengths_and_links,
+    _regions,
+    _handle_ends,
+)
+"""Each yields a sentence for what it finds broken."""

@@ -6,18 +6,39 @@ There is no reason "another tenant has it": only the caller's own path is ever a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cache.namespaces import Segment
+from cache.predecessor import Predecessor
 from cache.radix import ROOT_HASH, RadixTree, Walk, common_tokens
 
-MissReason = Literal["", "opt_out", "last_token", "below_block", "evicted", "diverged", "cold"]
+MissReason = Literal[
+    "",
+    "opt_out",
+    "last_token",
+    "below_block",
+    "pin_expired",
+    "evicted",
+    "version",
+    "diverged",
+    "cold",
+]
 
 _MAX_SIBLINGS = 64
 """Edges looked at to name the exact token where a prompt left the tree; what lies beyond them is not considered."""
+
+
+class Ghost(NamedTuple):
+    """What is remembered of an evicted block."""
+
+    step: int
+    region: bytes
+    tenant: str
+    lapsed: bool
+    """A pin had kept it until the pin expired."""
 
 
 class GhostList:
@@ -25,23 +46,22 @@ class GhostList:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._ghosts: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
+        self._ghosts: OrderedDict[int, Ghost] = OrderedDict()
 
-    def add(self, hashes: Iterable[int], region: bytes, now: int) -> None:
+    def add(self, hashes: Iterable[int], ghost: Ghost) -> None:
         for key in hashes:
             self._ghosts.pop(key, None)
-            self._ghosts[key] = (now, region)
+            self._ghosts[key] = ghost
         while len(self._ghosts) > self.size:
             self._ghosts.popitem(last=False)
 
-    def evicted_at(self, key: int) -> int | None:
-        """The step at which that block left, if it is remembered."""
-        ghost = self._ghosts.get(key)
-        return None if ghost is None else ghost[0]
+    def find(self, key: int) -> Ghost | None:
+        """How that block left, if it is remembered."""
+        return self._ghosts.get(key)
 
-    def forget(self, region: bytes) -> None:
-        """A dropped region leaves no trace. O(ghosts)."""
-        for key in [key for key, (_, owner) in self._ghosts.items() if owner == region]:
+    def forget(self, gone: Callable[[Ghost], bool]) -> None:
+        """What is dropped leaves no trace. O(ghosts)."""
+        for key in [key for key, ghost in self._ghosts.items() if gone(ghost)]:
             del self._ghosts[key]
 
     def __len__(self) -> int:
@@ -55,7 +75,7 @@ class Miss:
     diverged_at_token: int = -1
     """First token that differs from all that the caller's path holds, with reason `diverged`."""
     evicted_age: int = -1
-    """Steps since the first missed block was evicted, with reason `evicted`."""
+    """Steps since the first missed block was evicted, with reasons `evicted` and `pin_expired`."""
 
 
 def explain(
@@ -65,6 +85,7 @@ def explain(
     tokens: Sequence[int],
     walk: Walk,
     step: int,
+    predecessor: Predecessor | None = None,
 ) -> Miss:
     """The first reason that applies to the first missed token. O(siblings looked at), at most _MAX_SIBLINGS."""
     matched = walk.num_blocks * tree.block_size
@@ -76,9 +97,11 @@ def explain(
         return Miss("below_block" if missed else "")
     region = next(segment.region for segment in path if segment.end > walk.num_blocks)
     before = walk.node.hashes[walk.num_in_edge - 1] if walk.num_in_edge else ROOT_HASH
-    evicted_at = ghosts.evicted_at(tree.hash_of(before, region, tokens, walk.num_blocks))
-    if evicted_at is not None:
-        return Miss("evicted", evicted_age=step - evicted_at)
+    ghost = ghosts.find(tree.hash_of(before, region, tokens, walk.num_blocks))
+    if ghost is not None:
+        return Miss("pin_expired" if ghost.lapsed else "evicted", evicted_age=step - ghost.step)
+    if predecessor is not None and predecessor.knew(path, tokens, walk.num_blocks + 1):
+        return Miss("version")
     if not matched:
         return Miss("cold")
     return Miss("diverged", diverged_at_token=_diverged_at(tree, region, path, tokens, walk))

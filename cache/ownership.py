@@ -12,9 +12,22 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cache.block_pool import BlockPool
 from cache.eviction import Protection
-from cache.misses import GhostList
+from cache.misses import Ghost, GhostList
 from cache.radix import Node, RadixTree
-from cache.usage import Usage
+from cache.usage import (
+    ABOVE_FLOOR,
+    AT_FLOOR,
+    FLOOR_SHARE,
+    OVER_QUOTA,
+    EvictionCause,
+    Reach,
+    Usage,
+)
+
+IDLE_MS = 3_600_000
+"""What nobody used or pinned for so long leaves."""
+MAX_IDLE_PER_STEP = 256
+"""Nodes; so that no step pays for an hour."""
 
 
 class Ownership:
@@ -23,7 +36,8 @@ class Ownership:
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree(block_size)
-        self.protection = Protection(Usage(now_ms))
+        self.usage = Usage(now_ms, int((num_blocks - 1) * FLOOR_SHARE))
+        self.protection = Protection(self.usage)
         self.ghosts = GhostList(ghost_size)
         self.in_tree = bytearray(num_blocks)
         self.guests: dict[int, Node] = {}
@@ -57,7 +71,7 @@ class Ownership:
     ) -> Node:
         """A new child of `node` takes the blocks over, unprotected for now. O(new blocks)."""
         child = self.tree.add_child(node, region, tokens, block_ids)
-        child.priority, child.last_used, child.tenant = priority, self.step, tenant
+        child.priority, child.tenant = priority, tenant
         self.protection.inserted(child, len(block_ids))
         self._take(child, block_ids)
         return child
@@ -110,23 +124,56 @@ class Ownership:
 
     # Tree -> free.
 
-    def evict(self, num_blocks: int) -> None:
-        """Cut that many blocks off the tails of the coldest leaves. O(log leaves) per leaf + O(blocks)."""
+    def evict(self, num_blocks: int, reach: Reach, needed_by: str) -> None:
+        """Cut that many blocks off the tails of the leaves whose turn it is; they must be within reach. O(log leaves)
+        per leaf + O(blocks). A floor is no promise behind a public prompt that is pinned no longer: the prompt is within
+        reach, and goes after what hangs on it."""
         while num_blocks > 0:
-            leaf = self.protection.leaves.coldest()
-            num_cut = min(num_blocks, len(leaf.block_ids))
-            self._cut_tail(leaf, num_cut)
+            rank, leaf = self.protection.coldest(reach)
+            num_cut = min(num_blocks, len(leaf.block_ids), self._num_spare(rank, leaf))
+            if rank == AT_FLOOR:
+                self.usage.counts.num_floor_breaches += 1
+            self._cut_tail(leaf, num_cut, "capacity", needed_by)
             num_blocks -= num_cut
 
-    def _cut_tail(self, leaf: Node, num_cut: int) -> None:
+    def _num_spare(self, rank: int, leaf: Node) -> int:
+        """How much of a leaf goes before the tenant's next rank decides anew."""
+        blocks = self.usage.peek(leaf.tenant)
+        assert blocks is not None
+        if rank == OVER_QUOTA:
+            return blocks.num_blocks - blocks.quota
+        return blocks.num_above_floor if rank == ABOVE_FLOOR else len(leaf.block_ids)
+
+    def evict_own(self, tenant: str, num_blocks: int, reach: Reach) -> None:
+        """Up to that many blocks of one tenant's leaves, coldest first."""
+        while num_blocks > 0:
+            leaf = self.protection.coldest_of(tenant, reach)
+            if leaf is None:
+                return
+            num_cut = min(num_blocks, len(leaf.block_ids))
+            self._cut_tail(leaf, num_cut, "quota", tenant)
+            num_blocks -= num_cut
+
+    def evict_idle(self) -> None:
+        """What nobody used for IDLE_MS, floors or not. O(nodes that leave)."""
+        before = self.usage.now_ms() - IDLE_MS
+        for _ in range(MAX_IDLE_PER_STEP):
+            leaf = next(iter(self.protection.by_use), None)
+            if leaf is None or leaf.used_ms > before:
+                return
+            self._cut_tail(leaf, len(leaf.block_ids), "idle", "")
+
+    def _cut_tail(self, leaf: Node, num_cut: int, cause: EvictionCause, needed_by: str) -> None:
         kept = len(leaf.block_ids) - num_cut
-        self.ghosts.add(leaf.hashes[kept:], leaf.region, self.step)
+        ghost = Ghost(self.step, leaf.region, leaf.tenant, leaf.lapsed)
+        self.ghosts.add(leaf.hashes[kept:], ghost)
         self._give_up(leaf.block_ids[kept:])
-        self.protection.evicted(leaf, num_cut)
+        self.usage.evicted(leaf.tenant, num_cut, cause, needed_by)
         if kept:
+            self.protection.cut(leaf, num_cut)
             self.tree.truncate(leaf, kept)
             return
-        self.protection.leaves.discard(leaf)
+        self.protection.left(leaf)
         self.protection.consider(self.tree.unlink(leaf))
 
     def _give_up(self, block_ids: Iterable[int]) -> None:
@@ -142,11 +189,10 @@ class Ownership:
         held = []
         for node in list(self.tree.nodes(top)):
             node.doomed = True
-            self.protection.leaves.discard(node)
             if node.num_protectors:
                 held.append(node)
                 continue
-            self.protection.evicted(node, len(node.block_ids))
+            self.protection.left(node)
             self._give_up(node.block_ids)
         self.doomed.update(held)
         self.protection.consider(parent)

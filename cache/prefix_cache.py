@@ -17,15 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from cache.block_pool import NULL_BLOCK
+from cache.eviction import INTERACTIVE
 from cache.misses import Miss, MissReason, explain
 from cache.namespaces import NamespacePath, Segment, segments
-from cache.ownership import Ownership
+from cache.ownership import IDLE_MS, Ownership
+from cache.predecessor import Predecessor
 from cache.radix import Node, Walk, token_slice
-from cache.retention import Retention
-from cache.usage import TenantBlocks
-
-OUTPUT_DISCOUNT = 10
-"""Output is this much less worth than the prompt before it: conversations lose answers before system prompts."""
+from cache.retention import Range, Retention, Worth
+from cache.usage import COLD, SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
 
 
 def _monotonic_ms() -> int:
@@ -47,7 +46,9 @@ class Handle:
     diverged_at_token: int
     """First token that differs from everything the path holds, if the reason is `diverged`; else -1."""
     evicted_age: int
-    """Steps since the first missed block was evicted, if the reason is `evicted`; else -1."""
+    """Steps since the first missed block was evicted, if the reason is `evicted` or `pin_expired`; else -1."""
+    number: int
+    """Handles made before a purge of their tenant write nothing after it."""
     tenant: str
     path: tuple[Segment, ...] = field(repr=False)
     node: Node = field(repr=False)
@@ -89,7 +90,10 @@ class PrefixCache:
         now_ms: Callable[[], int] = _monotonic_ms,
     ) -> None:
         """`num_blocks` counts the null block. `ghost_size` (evicted blocks remembered) defaults to num_blocks,
-        `pin_limit` (blocks that pins may hold) to a fifth of them. `now_ms` is read for usage only."""
+        `pin_limit` (blocks that pins may hold) to a fifth of them. `now_ms` is read for usage, for what was used a
+        moment ago, and for what ends by itself; the order of eviction goes by steps."""
+        self.now_ms = now_ms
+        self._began_ms = now_ms()
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.owners = Ownership(
@@ -97,9 +101,12 @@ class PrefixCache:
         )
         self._tree = self.owners.tree
         self._protection = self.owners.protection
-        self._retention = Retention(
-            self.owners, num_blocks // 5 if pin_limit is None else pin_limit
-        )
+        self._usage = self.owners.usage
+        self.retention = Retention(self.owners, num_blocks // 5 if pin_limit is None else pin_limit)
+        self.predecessor: Predecessor | None = None
+        """What the process before this one had cached under another root, for a while."""
+        self._num_handles = 0
+        self._purged: dict[str, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -107,32 +114,49 @@ class PrefixCache:
 
     @property
     def num_evictable(self) -> int:
-        return self._protection.num_evictable
+        return self._usage.num_evictable
 
     @property
     def num_available(self) -> int:
-        """What `allocate` can give now. An acquired match is no longer part of it."""
-        return self.num_free + self.num_evictable
+        return self.available(SHARED)
+
+    def available(self, reach: Reach) -> int:
+        """What `allocate` can give within that reach. An acquired match is no longer part of it. O(1)."""
+        return self.num_free + self._usage.available(reach)
 
     @property
     def num_pinned(self) -> int:
-        return self._retention.num_blocks
+        return self.retention.num_blocks
 
     @property
     def step(self) -> int:
         return self.owners.step
 
+    @property
+    def counts(self) -> CacheCounts:
+        return self._usage.counts
+
     def usage(self, tenant: str) -> TenantBlocks:
         """Blocks of the tree that the tenant inserted, held and retained, with their block-milliseconds. O(1)."""
-        return self._protection.usage.of(tenant)
+        return self._usage.of(tenant)
 
     def tenants(self) -> tuple[str, ...]:
-        """Every tenant that has inserted something, for reporting."""
-        return self._protection.usage.tenants()
+        return self._usage.tenants()
+
+    def set_share(self, tenant: str, *, floor: int = 0, quota: int | None = None) -> None:
+        """Blocks of the tree that others' needs leave to the tenant, and how many it may have; the last word counts.
+        Floors beyond the pool's share for them are cut to what is left of it. O(1)."""
+        if self._usage.set_share(tenant, floor, UNLIMITED if quota is None else quota):
+            self._protection.ranked(tenant)
 
     def tick(self) -> None:
-        """One step later: the unit of LRU time."""
+        """One step later: the unit of LRU time. What is due ends, turns cold or leaves. O(what changes)."""
         self.owners.step += 1
+        if self.predecessor is not None and self.now_ms() - self._began_ms >= IDLE_MS:
+            self.predecessor = None
+        self.retention.expire()
+        self._protection.age()
+        self.owners.evict_idle()
 
     # The tree's part of a block table.
 
@@ -186,12 +210,16 @@ class PrefixCache:
         blocks = segments(path, self.block_size)
         if read:
             walk = self._walk(blocks, tokens)
-            miss = explain(self._tree, self.owners.ghosts, blocks, tokens, walk, self.step)
+            miss = explain(
+                self._tree, self.owners.ghosts, blocks, tokens, walk, self.step, self.predecessor
+            )
             node, num_blocks = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
         else:
             miss, node, num_blocks = Miss("opt_out"), self._tree.root, 0
         self._protection.protect(node)
         self._raise_priority(node, priority)
+        self.retention.refresh(node)
+        self._num_handles += 1
         public = min(num_blocks, blocks[0].end) if len(blocks) > 1 else 0
         return Handle(
             block_ids=self._tree.ids_between(self._tree.root, node),
@@ -200,6 +228,7 @@ class PrefixCache:
             miss_reason=miss.reason,
             diverged_at_token=miss.diverged_at_token,
             evicted_age=miss.evicted_age,
+            number=self._num_handles,
             tenant=tenant,
             path=blocks,
             node=node,
@@ -227,12 +256,12 @@ class PrefixCache:
 
     # The private part.
 
-    def allocate(self, n: int) -> list[int] | None:
-        """n private blocks with count 1, evicting cold unprotected leaves as needed; None, and nothing changed, if
-        there are fewer. O(n) + O(log leaves) per leaf cut."""
-        if n > self.num_available:
+    def allocate(self, n: int, *, reach: Reach = SHARED, needed_by: str = "") -> list[int] | None:
+        """n private blocks with count 1, evicting unprotected leaves within `reach` as needed; None, and nothing
+        changed, if there are fewer. O(n) + O(log leaves) per leaf cut."""
+        if n > self.available(reach):
             return None
-        self.owners.evict(n - self.num_free)
+        self.owners.evict(n - self.num_free, reach, needed_by)
         return self.owners.pool.alloc(n)
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -257,6 +286,8 @@ class PrefixCache:
         num_committed: int,
         *,
         priority: int = 50,
+        output_priority: int | None = None,
+        ranges: tuple[Range, ...] = (),
         prompt_len: int | None = None,
         write: bool = True,
         deferred: bool = False,
@@ -267,7 +298,8 @@ class PrefixCache:
         and steps in flight lie behind `num_committed`. Only the last region of the handle's path is written: a block
         in the public part is at best replaced by the operator's, else it stays private, and so do all behind it, which
         would have no parent. A block that forked choices share is inserted by the first of them; the others find it.
-        Blocks from `prompt_len` on are output and get a lower priority.
+        Blocks from `prompt_len` on are output and get a lower priority, `output_priority` if given; `ranges` of the
+        prompt may have priorities of their own. What a quota does not allow stays private.
         """
         self._check_live(handle)
         if num_committed > min(len(tokens), len(block_ids) * self.block_size):
@@ -275,24 +307,40 @@ class PrefixCache:
                 f"{num_committed} committed tokens: only {len(tokens)} tokens and {len(block_ids)} blocks are given"
             )
         target = num_committed // self.block_size
-        if not write or handle.node.doomed or target <= handle.num_tree_blocks:
+        purged = handle.number <= self._purged.get(handle.tenant, 0)
+        if not write or purged or handle.node.doomed or target <= handle.num_tree_blocks:
             return CommitResult(block_ids, 0, 0, handle.num_tree_blocks)
         walk = self._tree.walk(handle.path, tokens, target, handle.node, handle.num_tree_blocks)
         found, start = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
         table, duplicates = self._adopt(handle, block_ids, found)
+        # From here on nothing on the way can be evicted, be it for this tenant's own quota.
+        self._move(handle, found, start)
+        prompt_end = target if prompt_len is None else prompt_len // self.block_size
+        worth = Worth(self.block_size, prompt_end, priority, output_priority, ranges)
+        self._raise_priority(found, worth.of_block(start - 1))
         end = self._insertable_until(handle, table, start, target)
-        prompt_end = (
-            end if prompt_len is None else min(max(start, prompt_len // self.block_size), end)
-        )
-        node = self._insert(handle, found, tokens, table, start, prompt_end, priority)
-        node = self._insert(
-            handle, node, tokens, table, prompt_end, end, max(0, priority - OUTPUT_DISCOUNT)
-        )
+        end = start + self._within_quota(handle, end - start, priority)
+        node, done = found, start
+        for piece_end, value in worth.pieces(start, end):
+            node = self._insert(handle, node, tokens, table, done, piece_end, value)
+            done = piece_end
         self._move(handle, node, end)
         # Only now: a freed guest may be what protected the nodes just walked.
         self.free(mine for mine, kept in duplicates if mine == kept or not deferred)
         dropped = tuple(mine for mine, kept in duplicates if mine != kept)
         return CommitResult(table, end - start, (end - start) * self.block_size, end, dropped)
+
+    def _within_quota(self, handle: Handle, wanted: int, priority: int) -> int:
+        """How many more blocks the tenant may insert, after its own coldest ones made room for them. O(blocks)."""
+        blocks = self._usage.peek(handle.tenant)
+        if not wanted or blocks is None or wanted <= (room := blocks.quota - blocks.num_blocks):
+            return wanted
+        reach = SHARED if priority >= INTERACTIVE else COLD
+        self.owners.evict_own(handle.tenant, wanted - room, reach)
+        room = blocks.quota - blocks.num_blocks
+        if room < wanted:
+            self.counts.num_refused_inserts += 1
+        return max(0, min(wanted, room))
 
     def _adopt(
         self, handle: Handle, block_ids: list[int], found: Node
@@ -325,8 +373,6 @@ class PrefixCache:
         end: int,
         priority: int,
     ) -> Node:
-        if start == end:
-            return node
         new_tokens = token_slice(tokens, start * self.block_size, end * self.block_size)
         new_ids, region = table[start:end], handle.path[-1].region
         # An edge grows in place only while this handle alone holds its end: any other handle, pin or guest there
@@ -335,6 +381,7 @@ class PrefixCache:
         if alone and node.parent is not None and (node.region, node.priority) == (region, priority):
             self.owners.extend(node, new_tokens, new_ids)
             return node
+        self._raise_priority(node, priority)
         return self.owners.insert(node, region, new_tokens, new_ids, priority, handle.tenant)
 
     def _move(self, handle: Handle, node: Node, num_blocks: int) -> None:
@@ -349,27 +396,46 @@ class PrefixCache:
         """Keep everything up to the handle's node until `unpin` or `drop`. Returns the blocks so pinned; 0 if there
         are none or the pin limit forbids it."""
         self._check_live(handle)
-        return handle.num_tree_blocks if self._retention.pin(handle.node) else 0
+        return handle.num_tree_blocks if self.retention.pin(handle.node) else 0
+
+    def pin_for(self, handle: Handle, num_tokens: int, ttl_ms: int) -> int:
+        """Keep the first `num_tokens` for `ttl_ms` after their last use. Returns the blocks that are pinned now: fewer,
+        or none, where the budget of the tenant or of all ends."""
+        self._check_live(handle)
+        if handle.node.region != handle.path[-1].region:
+            return 0  # nothing of it in the tree but what the operator filled
+        return self.retention.pin_for(handle.node, num_tokens // self.block_size, ttl_ms)
 
     def unpin(self, region: bytes) -> int:
         """Lift the pins on nodes of a region; returns their number."""
-        return self._retention.unpin(region)
+        return self.retention.unpin(region)
 
     def drop(self, region: bytes) -> int:
         """Forget a region and all below it, pins included; returns the blocks freed at once. Blocks under a running
         sequence can be found by nobody any more and go when it ends; what it commits later stays private. A sequence
         that held nothing of the region yet may still write there: end the tenant's sequences first. O(nodes)."""
-        return self._retention.drop(region)
+        self.owners.ghosts.forget(lambda ghost: ghost.region == region)
+        self.predecessor = None
+        return self.retention.drop(lambda node: node.region == region)
+
+    def purge(self, tenant: str) -> int:
+        """Forget all that a tenant inserted, in every region of its, as `drop` does. Sequences that run write nothing
+        from here on; those that are admitted later do. O(nodes)."""
+        self._purged[tenant] = self._num_handles
+        self.predecessor = None
+        self.owners.ghosts.forget(lambda ghost: ghost.tenant == tenant)
+        return self.retention.drop(lambda node: node.tenant == tenant)
 
     def _walk(self, path: tuple[Segment, ...], tokens: Sequence[int]) -> Walk:
         # One token is always computed: its logits start the output.
         limit = max(0, len(tokens) - 1) // self.block_size
         return self._tree.walk(path, tokens, limit, self._tree.root, 0)
 
-    def _raise_priority(self, node: Node | None, priority: int) -> None:
-        # Only under protection: the priority of a leaf in the heap is part of its entry.
-        while node is not None and priority:
-            node.priority = max(node.priority, priority)
+    def _raise_priority(self, node: Node, priority: int) -> None:
+        # Only under protection: the priority of a leaf in the heap is part of its entry. Law 9: who is worth as much
+        # already has parents who are.
+        while node.parent is not None and node.priority < priority:
+            node.priority = priority
             node = node.parent
 
     def _check_live(self, handle: Handle) -> None:

@@ -27,8 +27,11 @@ class Node:
         "entry",
         "hashes",
         "id",
+        "is_recent",
+        "lapsed",
         "last_used",
         "num_guests",
+        "num_pins",
         "num_protectors",
         "parent",
         "pinned",
@@ -36,6 +39,7 @@ class Node:
         "region",
         "tenant",
         "tokens",
+        "used_ms",
     )
 
     def __init__(self, node_id: int, parent: Node | None, region: bytes) -> None:
@@ -48,12 +52,21 @@ class Node:
         self.children: dict[ChildKey, Node] = {}
         self.tenant = ""
         self.priority = 0
+        """At least that of every node below (law 9)."""
         self.last_used = 0
+        """Step."""
+        self.used_ms = 0
+        self.is_recent = False
+        """Evictable, and not for batch yet."""
         self.num_protectors = 0
         """Handles here + protected children + 1 if pinned + 1 if `num_guests`. Law 2."""
         self.num_guests = 0
         """Blocks taken over here that private block tables still name too (forked choices)."""
         self.pinned = False
+        self.num_pins = 0
+        """1 if pinned + children with pins in or below them. Law 10."""
+        self.lapsed = False
+        """A pin kept it until it expired."""
         self.doomed = False
         """Unlinked by a drop while protected: nobody finds it any more, its blocks go when its last user goes."""
         self.entry: tuple[Any, ...] | None = None
@@ -158,8 +171,10 @@ class RadixTree:
 
     def extend(self, node: Node, tokens: Sequence[int], ids: Sequence[int], before: int) -> None:
         """Append blocks to an edge; `before` is the hash of everything in front of them. O(new blocks)."""
-        for block in range(len(ids)):
-            before = self.hash_of(before, node.region, tokens, block)
+        data = token_slice(tokens, 0, len(ids) * self.block_size)
+        raw, width = data.tobytes(), self.block_size * data.itemsize
+        for start in range(0, len(raw), width):
+            before = chain_hash(before, node.region, raw[start : start + width])
             node.hashes.append(before)
         node.tokens.extend(tokens)
         node.block_ids.extend(ids)
@@ -172,7 +187,9 @@ class RadixTree:
         assert 0 < num_blocks < len(node.block_ids)
         upper = Node(self._take_id(), parent, node.region)
         upper.tenant, upper.priority = node.tenant, node.priority
-        upper.last_used = node.last_used
+        upper.last_used, upper.used_ms = node.last_used, node.used_ms
+        upper.is_recent, upper.lapsed = node.is_recent, node.lapsed
+        upper.num_pins = 1 if node.num_pins else 0
         parent.children[self._key(node)] = upper
         upper.tokens, node.tokens = (
             node.tokens[: num_blocks * size],

@@ -1,13 +1,42 @@
-"""Blocks of the tree per tenant, and their integral over time: block-milliseconds, reported and not priced.
+"""Blocks of the tree per tenant: how many, for how long, and how many each may keep.
 
 A node counts for the tenant that inserted it, once, however many sequences stand on it; public nodes so count for the
-operator. Private blocks are the engine's to count: it knows whose sequence a table belongs to.
+operator. Private blocks are the engine's to count: it knows whose sequence a table belongs to. Integrals are
+block-milliseconds of an injected clock, reported and not priced.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+UNLIMITED = sys.maxsize
+FLOOR_SHARE = 0.6
+"""Of the pool, what all floors together may be: the rest stays for whoever needs it now."""
+
+EvictionCause = Literal["capacity", "quota", "idle"]
+OVER_QUOTA, ABOVE_FLOOR, AT_FLOOR = 0, 1, 2
+"""Whose blocks go first."""
+
+
+class Reach(NamedTuple):
+    """What an allocation may take besides free blocks."""
+
+    recent: bool
+    """Blocks that interactive requests used a moment ago."""
+    floors: bool
+    """The last blocks of tenants that were promised some. Only with `recent`."""
+
+
+SHARED = Reach(recent=True, floors=False)
+"""For interactive sequences."""
+LAST_RESORT = Reach(recent=True, floors=True)
+"""For a sequence that would have to stop otherwise."""
+COLD = Reach(recent=False, floors=False)
+"""For batch beyond one sequence: a sweep must not cost live chats their cache."""
 
 
 @dataclass(slots=True)
@@ -20,36 +49,137 @@ class TenantBlocks:
     retained_block_ms: int = 0
     since_ms: int = 0
     """The integrals are complete up to this time of the injected clock."""
+    num_recent: int = 0
+    """Of the evictable ones, those that interactive requests used a moment ago."""
+    floor: int = 0
+    quota: int = UNLIMITED
+    num_evicted: int = 0
+    """Blocks lost to somebody's need, its own included."""
+    num_evicted_for: int = 0
+    """Blocks that anybody lost for this tenant's need."""
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_held + self.num_retained
+
+    @property
+    def num_above_floor(self) -> int:
+        return max(0, self.num_blocks - self.floor)
+
+    @property
+    def rank(self) -> int:
+        if self.num_blocks > self.quota:
+            return OVER_QUOTA
+        return ABOVE_FLOOR if self.num_blocks > self.floor else AT_FLOOR
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """Since the process began."""
+
+    num_evicted: Counter[EvictionCause] = field(default_factory=Counter)
+    """Blocks."""
+    num_floor_breaches: int = 0
+    """Leaves cut below their tenant's floor, so that a sequence could go on."""
+    num_refused_inserts: int = 0
+    """Commits that a quota cut short: the blocks stayed private."""
 
 
 class Usage:
     """Integrated lazily, at each change: O(1), nothing runs while nothing changes."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        self._now_ms = now_ms
+    def __init__(self, now_ms: Callable[[], int], floor_limit: int = UNLIMITED) -> None:
+        """`floor_limit`: blocks that all floors together may promise; one that goes beyond is cut to what is left."""
+        self.now_ms = now_ms
+        self.counts = CacheCounts()
+        self.num_evictable = 0
+        self._num_above_floors = 0
+        self._num_cold_above_floors = 0
+        self._floor_limit = floor_limit
+        self._sum_of_floors = 0
         self._tenants: dict[str, TenantBlocks] = {}
 
-    def change(self, tenant: str, *, held: int = 0, retained: int = 0) -> None:
+    def change(self, tenant: str, *, held: int = 0, retained: int = 0, recent: int = 0) -> None:
         blocks = self._up_to_now(tenant)
+        self._leave_sums(blocks)
         blocks.num_held += held
         blocks.num_retained += retained
+        blocks.num_recent += recent
+        self._enter_sums(blocks)
+
+    def set_share(self, tenant: str, floor: int, quota: int) -> bool:
+        """True if that is a change."""
+        blocks = self._tenants.get(tenant)
+        if blocks is None:
+            if floor == 0 and quota == UNLIMITED:
+                return False
+            blocks = self._up_to_now(tenant)
+        floor = min(floor, quota, self._floor_limit - self._sum_of_floors + blocks.floor)
+        if (blocks.floor, blocks.quota) == (floor, quota):
+            return False
+        self._leave_sums(blocks)
+        self._sum_of_floors += floor - blocks.floor
+        blocks.floor, blocks.quota = floor, quota
+        self._enter_sums(blocks)
+        return True
+
+    def evicted(self, tenant: str, num_blocks: int, cause: EvictionCause, needed_by: str) -> None:
+        self.counts.num_evicted[cause] += num_blocks
+        if cause != "idle":
+            self._tenants[tenant].num_evicted += num_blocks
+            if (for_whom := self._tenants.get(needed_by)) is None:
+                for_whom = self._up_to_now(needed_by)
+            for_whom.num_evicted_for += num_blocks
+
+    def available(self, reach: Reach) -> int:
+        """Evictable blocks within that reach. O(1)."""
+        if reach.floors:
+            return self.num_evictable
+        return self._num_above_floors if reach.recent else self._num_cold_above_floors
+
+    def rank(self, tenant: str) -> int:
+        return self._tenants[tenant].rank
 
     def of(self, tenant: str) -> TenantBlocks:
-        """A copy, integrated up to now; zeros for a tenant that never inserted anything."""
+        """A copy, integrated up to now; zeros for a tenant that is not known."""
         if tenant not in self._tenants:
-            return TenantBlocks(since_ms=self._now_ms())
+            return TenantBlocks(since_ms=self.now_ms())
         return replace(self._up_to_now(tenant))
+
+    def peek(self, tenant: str) -> TenantBlocks | None:
+        """The live counts, not to be changed; None for a tenant that is not known."""
+        return self._tenants.get(tenant)
 
     def tenants(self) -> tuple[str, ...]:
         return tuple(self._tenants)
 
+    # The sums that `available` reads. This runs at every change of every node: written out for speed.
+
+    def _leave_sums(self, blocks: TenantBlocks) -> None:
+        retained = blocks.num_retained
+        above = blocks.num_held + retained - blocks.floor
+        cold = retained - blocks.num_recent
+        self.num_evictable -= retained
+        if above > 0:
+            self._num_above_floors -= retained if retained < above else above
+            self._num_cold_above_floors -= cold if cold < above else above
+
+    def _enter_sums(self, blocks: TenantBlocks) -> None:
+        retained = blocks.num_retained
+        above = blocks.num_held + retained - blocks.floor
+        cold = retained - blocks.num_recent
+        self.num_evictable += retained
+        if above > 0:
+            self._num_above_floors += retained if retained < above else above
+            self._num_cold_above_floors += cold if cold < above else above
+
     def _up_to_now(self, tenant: str) -> TenantBlocks:
-        now = self._now_ms()
+        now = self.now_ms()
         blocks = self._tenants.get(tenant)
         if blocks is None:
             blocks = self._tenants[tenant] = TenantBlocks(since_ms=now)
-        elapsed = now - blocks.since_ms
-        blocks.held_block_ms += elapsed * blocks.num_held
-        blocks.retained_block_ms += elapsed * blocks.num_retained
-        blocks.since_ms = now
+        if elapsed := now - blocks.since_ms:
+            blocks.held_block_ms += elapsed * blocks.num_held
+            blocks.retained_block_ms += elapsed * blocks.num_retained
+            blocks.since_ms = now
         return blocks

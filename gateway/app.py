@@ -22,6 +22,7 @@ from gateway.routes import (
     models,
     organization,
     prefixes,
+    tenants,
     tokenize,
     usage,
 )
@@ -43,6 +44,7 @@ def routes() -> list[Route]:
         *organization.ROUTES,
         *usage.ROUTES,
         *prefixes.ROUTES,
+        *tenants.ROUTES,
     ]
 
 

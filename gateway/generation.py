@@ -23,6 +23,7 @@ from gateway.upstream.base import Call, Event, Lost, Mailbox
 from gateway.upstream.native import LinkDown, WorkerLink
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
+    CacheRange,
     Failed,
     Finished,
     FinishReason,
@@ -66,6 +67,12 @@ class Order:
     traceparent: str = ""
     batch_id: str | None = None
     line_no: int | None = None
+
+    @property
+    def retention(self) -> tuple[CacheRange, ...]:
+        """From tier and key alone: a body cannot ask to be kept."""
+        ttl_s = self.principal.cache.ttl_s
+        return (CacheRange(ttl_s=ttl_s),) if ttl_s and self.tier == "interactive" else ()
 
     def ask(self, root: str) -> Ask:
         return Ask(
@@ -138,6 +145,7 @@ class Generation:
         """Raises `ApiError` when the request cannot be sent."""
         order = self.order
         assert link.hello is not None
+        cache = order.principal.cache
         request = GenerateRequest(
             request_id=order.request_id,
             tenant=order.principal.tenant_id,
@@ -153,9 +161,13 @@ class Generation:
             num_choices=order.num_choices,
             tier=order.tier,
             weight=order.principal.weight,
-            cache_read=order.prompt_logprobs < 0,
+            cache_read=cache.read and order.prompt_logprobs < 0,
+            cache_write=cache.write,
             pinned=order.pinned,
             grammar="" if order.form is None else order.form.grammar,
+            cache_floor_blocks=cache.floor_blocks,
+            cache_quota_blocks=-1 if cache.quota_blocks is None else cache.quota_blocks,
+            retention=order.retention,
             traceparent=order.traceparent,
             prompt_logprobs=order.prompt_logprobs,
         )

@@ -231,7 +231,7 @@ def scripted_engine(
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
-    cache = PrefixCache(runner.num_blocks, runner.block_size)
+    cache = PrefixCache(runner.num_blocks, runner.block_size, now_ms=lambda: int(clock() * 1000))
     capacity = (runner.num_blocks - 1 - runner.num_blocks // 5) * runner.block_size
     max_len = min(runner.max_model_len, capacity)
     return Engine(

@@ -257,8 +257,8 @@ def watch(cache, runner: LaggedRunner) -> None:
     written already, with the tokens the tree is told."""
     allocate, commit = cache.allocate, cache.commit
 
-    def allocated(n):
-        blocks = allocate(n)
+    def allocated(n, **options):
+        blocks = allocate(n, **options)
         runner.allocated(blocks)
         return blocks
 

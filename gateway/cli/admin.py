@@ -26,6 +26,7 @@ from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
 from gateway.cli.common import fail, home_option, json_option
 from gateway.cli.home import Home, HomeError
 
+TENANTS = "/admin/v1/tenants"
 ACCOUNT = "command line"
 """The service account that owns the keys made here."""
 
@@ -40,7 +41,7 @@ def one_sentence() -> Iterator[None]:
 
 @click.group()
 def tenants() -> None:
-    """Create, list, rename and archive tenants."""
+    """Create, list, change and archive tenants."""
 
 
 @tenants.command("create")
@@ -88,6 +89,68 @@ def archive_tenant(tenant: str, home: Path, as_json: bool) -> None:
         api = AdminApi.of(home)
         project = api.project(tenant)
         show(api.call("POST", f"{PROJECTS}/{project['id']}/archive"), as_json, "status")
+
+
+class OrNone(click.IntRange):
+    """A number, or `none` for the default."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return value if value == "none" else super().convert(value, param, ctx)
+
+
+@tenants.command("set")
+@click.argument("tenant")
+@click.option("--weight", type=float, help="Share of a busy worker, against others' 1.")
+@click.option(
+    "--cache-quota-blocks", type=OrNone(min=0), help="Most blocks in a worker's cache, or none."
+)
+@click.option(
+    "--cache-floor-blocks", type=OrNone(min=0), help="Blocks there that no other tenant takes."
+)
+@click.option(
+    "--cache-ttl-s", type=OrNone(min=1), help="Prompts stay for so long after each use, or none."
+)
+@click.option(
+    "--cache-read/--no-cache-read", default=None, help="Prompts may be taken from the cache."
+)
+@click.option(
+    "--cache-write/--no-cache-write", default=None, help="Prompts may be left in the cache."
+)
+@home_option
+@json_option
+def set_tenant(tenant: str, home: Path, as_json: bool, **given: Any) -> None:
+    """What TENANT (id or name) gets of each worker; what is not given stays."""
+    body = {
+        name: None if value == "none" else value
+        for name, value in given.items()
+        if value is not None
+    }
+    if not body:
+        raise click.UsageError("Give at least one option.")
+    with one_sentence():
+        api = AdminApi.of(home)
+        changed = api.call("PATCH", f"{TENANTS}/{api.project(tenant)['id']}", body)
+        columns = (
+            "weight",
+            "cache_quota_blocks",
+            "cache_floor_blocks",
+            "cache_ttl_s",
+            "cache_read",
+            "cache_write",
+        )
+        print_rows(changed, as_json, columns, [tuple(changed[name] for name in columns)])
+
+
+@tenants.command("purge-cache")
+@click.argument("tenant")
+@home_option
+@json_option
+def purge_cache(tenant: str, home: Path, as_json: bool) -> None:
+    """Every linked worker forgets what TENANT (id or name) left in its cache. Prints how many were told."""
+    with one_sentence():
+        api = AdminApi.of(home)
+        path = f"{TENANTS}/{api.project(tenant)['id']}/purge-cache"
+        show(api.call("POST", path), as_json, "num_workers")
 
 
 @click.group()

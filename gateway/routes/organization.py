@@ -18,6 +18,7 @@ from accounting.types import ApiKeyInfo, ModelLimits
 from gateway import body, errors
 from gateway.keys import PEPPER, PRINCIPAL
 from gateway.routes.table import Handler, Route
+from gateway.routes.tenants import purge
 from gateway.schema import organization as shapes
 from gateway.schema import query
 from gateway.schema.convert import convert
@@ -66,6 +67,7 @@ async def update_project(request: web.Request) -> web.Response:
 async def archive_project(request: web.Request) -> web.Response:
     async with writing(request) as conn:
         tenant = await tenants.archive(conn, _project(request), now=_now(), actor=_actor(request))
+    purge(request.app, tenant.id)
     return reply(shapes.project(tenant))
 
 

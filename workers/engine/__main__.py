@@ -12,7 +12,7 @@ import sys
 import uuid
 
 from cache.prefix_cache import PrefixCache
-from workers.engine import capacity, logs, settings
+from workers.engine import capacity, logs, predecessor, settings
 from workers.engine.engine import Engine
 from workers.engine.errors import StartError
 from workers.engine.journal import EngineJournal
@@ -51,7 +51,14 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
     grammars = build_grammars(told, runner)
     engine = build_engine(told, runner, journal, grammars)
-    metrics = Metrics(told.served_name, told.slot, runner.block_size, runner.num_blocks)
+    predecessor.take(told.names_file, engine.cache, runner.root)
+    metrics = Metrics(
+        told.served_name,
+        told.slot,
+        runner.block_size,
+        runner.num_blocks,
+        by_tenant=told.metrics_tenant_detail,
+    )
     metrics.tell_kernels(runner.kernels)
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
     hello = hello_of(engine, told.served_name, process)
@@ -64,7 +71,10 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
         journal.close()
         if grammars is not None:
             grammars.close()
-    return 2 if service.engine_error is not None else 0
+    if service.engine_error is not None:
+        return 2
+    predecessor.leave(told.names_file, engine.cache, runner.root)
+    return 0
 
 
 def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:

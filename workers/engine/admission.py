@@ -122,7 +122,7 @@ class Admission:
         if sequence.num_choices > num_free - self._kept_free(sequence, running):
             return False
         num_spare = self._spare_blocks(sequence, len(running)) if running else 0
-        if not self._holdings.acquire(sequence, num_spare):
+        if not self._holdings.acquire(sequence, num_spare, self._ranks.reach(sequence)):
             return False
         self._enter(sequence, plan)
         return True

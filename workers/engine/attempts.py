@@ -94,6 +94,10 @@ class Attempts:
             )  # fmt: skip
             self._outbox.ending(link, failed)
             return
+        quota = message.cache_quota_blocks
+        self._scheduler.cache.set_share(
+            message.tenant, floor=message.cache_floor_blocks, quota=None if quota < 0 else quota
+        )
         self.by_key[attempt.key] = attempt
         attempt.event("queued", now, step, len(attempt.prompt))
         self._scheduler.add(attempt)
@@ -219,9 +223,13 @@ class Attempts:
             self._records.append(self._journal.end(attempt))
         self._ended.append(attempt)
         if ending is not None:
-            self._outbox.ending(
-                attempt.link, msgspec.structs.replace(ending, timeline=attempt.timeline)
+            attempt.residency.change(0, self._scheduler.cache.now_ms())
+            told = msgspec.structs.replace(
+                ending,
+                timeline=attempt.timeline,
+                held_block_ms=attempt.residency.block_ms,
             )
+            self._outbox.ending(attempt.link, told)
 
     def take_ended(self) -> tuple[list[Attempt], list[EngineRecord]]:
         """Since the last call; records only with a journal."""

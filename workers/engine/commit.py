@@ -74,7 +74,7 @@ class Commit:
         attempt.account.close()
         if attempt.message.max_tokens:
             attempt.event("first_token", now, step)
-        if attempt.message.pinned:
+        if attempt.message.pinned or attempt.ranges:
             self._scheduler.holdings.pin(sequence)
 
     def _token(self, sequence: Sequence, drawn: Drawn, now: float) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
 from workers.engine.attempts import Attempts, GrammarSource
+from workers.engine.cache_watch import CacheFigures, CacheWatch
 from workers.engine.commit import Commit
 from workers.engine.errors import DeviceOutOfMemory, EngineBroken
 from workers.engine.intake import Intake
@@ -81,6 +82,8 @@ class StepOutput:
     token_gaps: dict[float, int] = field(default_factory=dict)
     """Seconds since a sequence's token before -> how many sequences."""
     ended: list[Attempt] = field(default_factory=list)
+    cache: CacheFigures | None = None
+    """Each second."""
 
 
 class Engine:
@@ -114,6 +117,7 @@ class Engine:
         self._prefill_rate = self.scheduler.prefill_rate
         self._decode_rate = Rate()
         self._totals_due = 0.0
+        self._watch = CacheWatch(cache)
         self._out = StepOutput(WorkerStatus(), 0)
         self._busy = False
 
@@ -186,8 +190,10 @@ class Engine:
                     self._journal.ack(event.seq)
                 case CacheCommand(action="unpin"):
                     self.cache.unpin(event.region)
-                case CacheCommand(action="drop"):
+                case CacheCommand(action="drop", tenant=""):
                     self.cache.drop(event.region)
+                case CacheCommand(action="drop"):
+                    self.cache.purge(event.tenant)
                 case LinkClosed():
                     self._attempts.close_link(link)
                 case Drain():
@@ -299,6 +305,7 @@ class Engine:
         out.messages = self._outbox.take(out.steps[-1].step if out.steps else self._step)
         out.ended, out.records = self._attempts.take_ended()
         out.status, out.num_attempts = self._status(), len(self.attempts)
+        out.cache = self._watch.look(now, busy=self._busy or bool(self.attempts))
         return out
 
     def _status(self) -> WorkerStatus:

@@ -8,6 +8,7 @@ the steps that were launched with it are. Steps are known by number; the cache i
 from __future__ import annotations
 
 from cache.prefix_cache import BlockKey, PrefixCache
+from cache.usage import Reach
 from workers.engine.sequence import Attempt, Sequence
 from workers.protocol.messages import Tier
 
@@ -32,7 +33,7 @@ class Holdings:
 
     # --- taking ---
 
-    def acquire(self, sequence: Sequence, num_spare: int) -> bool:
+    def acquire(self, sequence: Sequence, num_spare: int, reach: Reach) -> bool:
         """The longest match and blocks for all the rest, if `num_spare` more stay available; else nothing."""
         attempt, cache = sequence.attempt, self.cache
         message = attempt.message
@@ -44,8 +45,8 @@ class Holdings:
             priority=PRIORITIES[message.tier],
         )
         num_blocks = -(-len(sequence.tokens) // cache.block_size) - len(handle.block_ids)
-        fits = num_blocks + num_spare <= cache.num_available
-        fresh = cache.allocate(num_blocks) if fits else None
+        fits = num_blocks + num_spare <= cache.available(reach)
+        fresh = cache.allocate(num_blocks, reach=reach, needed_by=message.tenant) if fits else None
         if fresh is None:
             cache.release(handle, handle.block_ids)
             return False
@@ -54,7 +55,13 @@ class Holdings:
         sequence.num_computed = sequence.num_scheduled = handle.num_tokens
         sequence.num_offered_blocks = handle.num_tree_blocks
         sequence.row_id = self._free_rows.pop()
+        self._count(sequence, len(sequence.block_ids))
         return True
+
+    def fresh_block(self, sequence: Sequence, reach: Reach) -> int | None:
+        """One more, for a running sequence."""
+        fresh = self.cache.allocate(1, reach=reach, needed_by=sequence.attempt.message.tenant)
+        return None if fresh is None else fresh[0]
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """A choice that shares every block; a partly filled tail is copied by whoever writes to it first."""
@@ -64,6 +71,7 @@ class Holdings:
         child.handle = self.cache.fork(handle)
         self.cache.share(child.block_ids[handle.num_tree_blocks :])
         child.row_id = self._free_rows.pop()
+        sequence.num_trunk = sequence.num_held
         return child
 
     def shares(self, sequence: Sequence, index: int) -> bool:
@@ -75,12 +83,14 @@ class Holdings:
         pair is returned. If it is shared no more, the fresh one is not needed."""
         if index == len(sequence.block_ids):
             sequence.block_ids.append(fresh)
+            self._count(sequence, 1)
             return None
         shared = sequence.block_ids[index]
         if self.cache.refcount(shared) == 1:
             self.cache.free([fresh])
             return None
         self.cache.free([shared])
+        self._count(sequence, 1)
         # Another list: a table changes in place at its end only.
         sequence.block_ids = [*sequence.block_ids[:index], fresh, *sequence.block_ids[index + 1 :]]
         return shared, fresh
@@ -91,6 +101,7 @@ class Holdings:
         """The blocks filled by collected steps go into the tree. Returns their names."""
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
+        message = attempt.message
         block_size = self.cache.block_size
         if sequence.num_computed // block_size <= sequence.num_offered_blocks:
             return []
@@ -100,9 +111,11 @@ class Holdings:
             sequence.tokens,
             sequence.block_ids,
             sequence.num_computed,
-            priority=PRIORITIES[attempt.message.tier],
+            priority=PRIORITIES[message.tier],
+            output_priority=None if message.output_priority < 0 else message.output_priority,
+            ranges=attempt.ranges,
             prompt_len=len(attempt.prompt),
-            write=attempt.message.cache_write,
+            write=message.cache_write,
             deferred=True,
         )
         sequence.block_ids = result.block_ids
@@ -117,7 +130,15 @@ class Holdings:
     def pin(self, sequence: Sequence) -> None:
         attempt: Attempt = sequence.attempt
         assert sequence.handle is not None
-        attempt.pinned(self.cache.pin(sequence.handle))
+        if attempt.message.pinned:
+            attempt.pinned(self.cache.pin(sequence.handle))
+            return
+        kept = [
+            self.cache.pin_for(sequence.handle, one.end, one.ttl_ms)
+            for one in attempt.ranges
+            if one.ttl_ms
+        ]
+        attempt.pinned(max(kept, default=0))
 
     # --- steps, and giving back ---
 
@@ -144,9 +165,27 @@ class Holdings:
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.handle is not None
+        self._count_out(sequence)
         self.cache.release(sequence.handle, sequence.block_ids)
         self._free_rows.append(sequence.row_id)
         sequence.handle = None
         sequence.block_ids = []
         sequence.row_id = -1
         sequence.num_computed = sequence.num_scheduled = 0
+
+    # --- residency ---
+
+    def _count(self, sequence: Sequence, num_blocks: int) -> None:
+        sequence.num_held += num_blocks
+        sequence.attempt.residency.change(num_blocks, self.cache.now_ms())
+
+    def _count_out(self, sequence: Sequence) -> None:
+        """What siblings share goes on with one of them."""
+        for heir in sequence.attempt.sequences:
+            if sequence.num_trunk and heir is not sequence and heir.handle is not None:
+                heir.num_held += sequence.num_trunk
+                heir.num_trunk = sequence.num_trunk
+                sequence.num_held -= sequence.num_trunk
+                break
+        self._count(sequence, -sequence.num_held)
+        sequence.num_trunk = 0

@@ -79,6 +79,12 @@ class Intake:
             "a weight that is no positive number": not (
                 math.isfinite(message.weight) and message.weight > 0
             ),
+            "a quota below nothing": message.cache_floor_blocks < 0,
+            "a worth outside of 0 to 100, or a negative time to live": any(
+                not 0 <= one.priority <= 100 or min(one.start, one.ttl_s) < 0
+                for one in message.retention
+            )
+            or message.output_priority > 100,
             "handed-over choices that do not exist": self._bad_resume(message),
         }
         for fault, present in faults.items():

@@ -15,6 +15,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import HistogramMetricFamily
 
+from workers.engine.cache_metrics import CacheMetrics
 from workers.engine.engine import StepOutput
 from workers.engine.plan import KernelState
 from workers.engine.sequence import Attempt
@@ -48,11 +49,14 @@ class WeightedHistogram:
 
 
 class Metrics:
-    def __init__(self, model: str, slot: int, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self, model: str, slot: int, block_size: int, num_blocks: int, *, by_tenant: bool = False
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": str(slot)}
         self._num_blocks = num_blocks - 1
+        self._cache = CacheMetrics(self.registry, by_tenant=by_tenant)
         gauge, counter, seconds, tokens = self._gauge, self._counter, self._seconds, self._tokens
         self._running = gauge("vllm:num_requests_running", "Sequences that hold blocks")
         self._waiting = gauge(
@@ -157,6 +161,9 @@ class Metrics:
             self._gaps.observe(gap, count)
         for attempt in out.ended:
             self._ended(attempt)
+            self._cache.ended(attempt)
+        if out.cache is not None:
+            self._cache.observe(out.cache)
 
     def _ended(self, attempt: Attempt) -> None:
         usage = attempt.usage

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from operator import attrgetter
 
+from cache.usage import COLD, LAST_RESORT, SHARED, Reach
 from workers.engine.deferral import Deferral
 from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
@@ -146,6 +147,18 @@ class Ranks:
     def present(self, tier: Tier) -> bool:
         """Somebody of this tier runs or wants to."""
         return bool(self.running[tier]) or self.wanted(tier)
+
+    def reach(self, sequence: Sequence) -> Reach:
+        """What a sequence that runs, or is to run next, may evict. Of batch one at a time may take what chats used a
+        moment ago, so that batch always moves; its own leftovers go first, so that a sweep costs chats no more than
+        one sequence. Floors give way before an interactive sequence does, and for one that runs alone."""
+        interactive = sequence.attempt.message.tier == "interactive"
+        runs = sequence.status is Status.RUNNING
+        num_batch = len(self.running["batch"]) - (runs and not interactive)
+        num_others = self.num_running - runs
+        if num_others == 0 if not runs or not interactive else num_batch == 0:
+            return LAST_RESORT if runs or not self._holdings.num_leaving else SHARED
+        return SHARED if interactive or num_batch == 0 else COLD
 
     def wanted(self, tier: Tier) -> bool:
         """Somebody of this tier waits for blocks or a place."""

@@ -76,6 +76,20 @@ class PromptAccount:
 
 
 @dataclass(slots=True)
+class Residency:
+    """Blocks that one attempt holds, integrated over time: block-milliseconds."""
+
+    num_blocks: int = 0
+    block_ms: int = 0
+    since_ms: int = 0
+
+    def change(self, num_blocks: int, now_ms: int) -> None:
+        self.block_ms += self.num_blocks * (now_ms - self.since_ms)
+        self.since_ms = now_ms
+        self.num_blocks += num_blocks
+
+
+@dataclass(slots=True)
 class StepRecord:
     """One step, after it ran. Times are the engine's clock, in seconds."""
 

@@ -225,7 +225,7 @@ class Scheduler:
     def _take_block(self, sequence: Sequence, index: int, plan: StepPlan) -> bool:
         """A block of its own to write to: a further one, or a copy of a tail that choices share. False if there is none
         for now, or the sequence was preempted for want of it."""
-        while (fresh := self.cache.allocate(1)) is None:
+        while (fresh := self.holdings.fresh_block(sequence, self.ranks.reach(sequence))) is None:
             if plan.ahead:
                 plan.holds_next = True
                 return False
@@ -233,7 +233,7 @@ class Scheduler:
             self.ranks.preempt(victim, plan.now, plan)
             if victim is sequence:
                 return False
-        copy = self.holdings.put(sequence, index, fresh[0])
+        copy = self.holdings.put(sequence, index, fresh)
         if copy is not None:
             plan.copies.append(copy)
         return True

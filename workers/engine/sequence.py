@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cache.namespaces import NamespacePath, PathEntry
-from workers.engine.record import PromptAccount
+from cache.retention import Range
+from workers.engine.record import PromptAccount, Residency
 from workers.engine.sampling.grammar import Automaton, Compiled, begin
 from workers.engine.sampling.params import choice_seed
 from workers.protocol.messages import (
@@ -104,10 +105,12 @@ class Sequence:
         "last_step",
         "last_token_at",
         "num_computed",
+        "num_held",
         "num_offered_blocks",
         "num_pending",
         "num_preempted",
         "num_scheduled",
+        "num_trunk",
         "order",
         "output",
         "row_id",
@@ -136,6 +139,10 @@ class Sequence:
         self.num_pending = 0
         self.num_offered_blocks = 0
         """Whole blocks already shown to the prefix tree, accepted or not."""
+        self.num_held = 0
+        """Blocks that count for it in its attempt's residency."""
+        self.num_trunk = 0
+        """Of these, what its siblings have in their tables too."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
         self.automaton: Automaton | None = None
@@ -220,6 +227,11 @@ class Attempt:
         self.end_ids = frozenset(own) | frozenset(sampling.stop_token_ids)
         self.prompt = array("i", message.prompt)
         self.path: NamespacePath = tuple(PathEntry(r.id, r.end) for r in message.namespace)
+        self.ranges = tuple(
+            Range(r.start, len(self.prompt) if r.end < 0 else r.end, r.priority, r.ttl_s * 1000)
+            for r in message.retention
+        )
+        self.residency = Residency()
         self.lease = Lease(message.lease_bound, message.lease_seq, message.num_output_spent, now)
         self.account = PromptAccount(len(self.prompt))
         self.charged = False

@@ -37,6 +37,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
     """Probes and metrics; empty: 127.0.0.1, port 9400 + slot, or any port if that one is taken."""
     drain_s: float = pydantic.Field(default=60.0, ge=0)
+    metrics_tenant_detail: bool = False
+    """A series per tenant on cache metrics: held and retained blocks, block-seconds, evictions."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
     engine_device: str = "auto"
@@ -98,6 +100,10 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     @property
     def journal_dir(self) -> Path:
         return self.home.expanduser().resolve() / "state" / self.worker / "journal"
+
+    @property
+    def names_file(self) -> Path:
+        return self.journal_dir.parent / "cached_names"
 
 
 def load() -> WorkerSettings:

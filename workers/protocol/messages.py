@@ -79,6 +79,19 @@ class Region(Frame, frozen=True):
     """First token outside of the region; -1 in the last entry of a path."""
 
 
+class CacheRange(Frame, frozen=True):
+    """What a run of prompt tokens is worth to the prefix cache: made by the gateway from tier and key, never from a
+    body. Later ranges decide where two overlap."""
+
+    start: int = 0
+    end: int = -1
+    """Exclusive; -1: the end of the prompt."""
+    priority: int = 50
+    """0 to 100."""
+    ttl_s: int = 0
+    """Pinned, with all before it, for so long after each use; as much of it as the budget of pins allows."""
+
+
 class GenerateRequest(Frame, frozen=True, tag="generate"):
     request_id: str
     tenant: str
@@ -99,6 +112,13 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     cache_read: bool = True
     cache_write: bool = True
     pinned: bool = False
+    cache_floor_blocks: int = 0
+    """Blocks of the tree that no other tenant's need takes; the last value of a tenant stays."""
+    cache_quota_blocks: int = -1
+    """Blocks of the tree that the tenant may have; -1: no bound. The last value of a tenant stays."""
+    retention: tuple[CacheRange, ...] = ()
+    output_priority: int = -1
+    """Of output blocks in the prefix tree; -1: a little less than the prompt's."""
     deadline_ms: int = 0
     """Time left at sending; 0 = none."""
     grammar: str = ""
@@ -131,6 +151,8 @@ class Cancel(Frame, frozen=True, tag="cancel"):
 class CacheCommand(Frame, frozen=True, tag="cache_command"):
     action: Literal["snapshot", "unpin", "drop"]
     region: bytes = b""
+    tenant: str = ""
+    """With `drop`, and instead of a region: all that this tenant has in the tree."""
 
 
 class TopLogprob(Frame, frozen=True):
@@ -227,6 +249,8 @@ class Finished(Frame, frozen=True, tag="finished"):
     """Of the last choice; each choice's own is in its delta."""
     cache: CacheReport = CacheReport()
     timeline: tuple[TimelineEvent, ...] = ()
+    held_block_ms: int = 0
+    """Blocks that its choices held, shared ones counted once, integrated over milliseconds."""
 
 
 class Failed(Frame, frozen=True, tag="failed"):
@@ -240,6 +264,7 @@ class Failed(Frame, frozen=True, tag="failed"):
     retryable: bool = False
     retry_after_ms: int = 0
     timeline: tuple[TimelineEvent, ...] = ()
+    held_block_ms: int = 0
 
 
 class WorkerStatus(Frame, frozen=True, tag="status"):

@@ -2,7 +2,8 @@
 
 The model knows no tree. It keeps, per block, what was written into each slot (shadow KV: the regions and tokens of the
 whole prefix), and the set of prefixes that a request may find. Wrong sharing of any kind, a block handed out twice or an
-eviction under a running sequence shows as a slot that holds another prefix than the table's owner wrote.
+eviction under a running sequence shows as a slot that holds another prefix than the table's owner wrote. Who is evicted
+is predicted block by block, by looking at every node each time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cache import invariants
+from cache.eviction import INTERACTIVE, RECENT_MS
 from cache.namespaces import NamespacePath, PathEntry
+from cache.ownership import IDLE_MS
 from cache.prefix_cache import Handle, PrefixCache
+from cache.radix import Node
+from cache.usage import COLD, LAST_RESORT, SHARED, Reach
 
 SIZE = 2
 PUBLIC, ANNA, BERT = b"public", b"anna", b"bert"
@@ -40,6 +45,8 @@ prompts = st.builds(
     prompt, st.integers(1, 11), st.sampled_from([99, 99, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
 )
 names = st.sampled_from(sorted(PATHS))
+tenants = st.sampled_from(["anna", "bert", "operator"])
+reaches = st.sampled_from([SHARED, SHARED, LAST_RESORT, COLD])
 pick = st.integers(0, 7)
 
 Prefix = tuple[tuple[bytes, int], ...]
@@ -65,9 +72,13 @@ class Sequence:
 
 
 class CacheMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(9, 16), pin_limit=st.sampled_from([0, 3, 100]))
+    @initialize(num_blocks=st.integers(9, 16), pin_limit=st.sampled_from([0, 3, 16, 100]))
     def start(self, num_blocks: int, pin_limit: int) -> None:
-        self.cache = PrefixCache(num_blocks, SIZE, pin_limit=pin_limit)
+        self.now = 0
+        self.cache = PrefixCache(num_blocks, SIZE, pin_limit=pin_limit, now_ms=lambda: self.now)
+        self.floors: dict[str, int] = {}
+        self.quotas: dict[str, int] = {}
+        self.promised: list[tuple[set[Prefix], int]] = []
         self.sequences: list[Sequence] = []
         self.loose: list[int] = []
         self.shadow: dict[tuple[int, int], Prefix] = {}
@@ -78,15 +89,66 @@ class CacheMachine(RuleBasedStateMachine):
 
     def in_the_tree(self) -> dict[Prefix, int]:
         """Every prefix that can be found, with the id of its last block, read off the real tree."""
-        found: dict[Prefix, int] = {}
-        stack: list[tuple[object, Prefix]] = [(self.cache.owners.tree.root, ())]
+        return {prefix: block for prefix, (block, _) in self.blocks().items()}
+
+    def blocks(self) -> dict[Prefix, tuple[int, Node]]:
+        """The same with its node."""
+        found: dict[Prefix, tuple[int, Node]] = {}
+        stack: list[tuple[Node, Prefix]] = [(self.cache.owners.tree.root, ())]
         while stack:
             node, prefix = stack.pop()
             for i, block in enumerate(node.block_ids):
                 prefix += tuple((node.region, t) for t in node.tokens[i * SIZE : (i + 1) * SIZE])
-                found[prefix] = block
+                found[prefix] = block, node
             stack += [(child, prefix) for child in node.children.values()]
         return found
+
+    def num_of(self, tenant: str) -> int:
+        """Blocks that the tenant has in the tree, or had when it was dropped under somebody."""
+        nodes = [*self.cache.owners.tree.nodes(), *self.cache.owners.doomed]
+        return sum(len(node.block_ids) for node in nodes if node.tenant == tenant)
+
+    def may_go(self, node: Node, reach: Reach) -> bool:
+        recent = node.priority >= INTERACTIVE and self.now - node.used_ms < RECENT_MS
+        return not node.num_protectors and (reach.recent or not recent)
+
+    def victims(self, num_blocks: int, reach: Reach) -> set[Prefix] | None:
+        """What an eviction of so many blocks must take; None if there are fewer within that reach."""
+        left, gone = self.blocks(), set()
+        has = {tenant: self.num_of(tenant) for tenant in ("anna", "bert", "operator")}
+        if num_blocks > self.num_within(reach, left, has):
+            return None
+        for _ in range(num_blocks):
+            ends = {prefix[:-SIZE] for prefix in left}
+            order = [
+                (self.rank(node.tenant, has[node.tenant]), node.priority, node.last_used, node.id, prefix)
+                for prefix, (_, node) in left.items()
+                if prefix not in ends and self.may_go(node, reach)
+            ]  # fmt: skip
+            rank, _, _, _, victim = min(order)
+            lost = any(
+                victim[end - 1][0] == PUBLIC and not left[victim[:end]][1].num_protectors
+                for end in range(SIZE, len(victim) + 1, SIZE)
+            )
+            assert rank < 2 or reach.floors or lost, "a floor gave way"
+            has[left.pop(victim)[1].tenant] -= 1
+            gone.add(victim)
+        return gone
+
+    def num_within(
+        self, reach: Reach, left: dict[Prefix, tuple[int, Node]], has: dict[str, int]
+    ) -> int:
+        within = 0
+        for tenant, num_blocks in has.items():
+            mine = sum(n.tenant == tenant and self.may_go(n, reach) for _, n in left.values())
+            above = max(0, num_blocks - self.floors.get(tenant, 0))
+            within += mine if reach.floors else min(mine, above)
+        return within
+
+    def rank(self, tenant: str, num_blocks: int) -> int:
+        if num_blocks > self.quotas.get(tenant, 99):
+            return 0
+        return 1 if num_blocks > self.floors.get(tenant, 0) else 2
 
     def longest(self, sequence: Sequence) -> int:
         end = 0
@@ -102,15 +164,15 @@ class CacheMachine(RuleBasedStateMachine):
             self.shadow[block, position % SIZE] = sequence.prefix(position + 1)
         sequence.num_computed = upto
 
-    def allocate(self, n: int) -> list[int] | None:
-        available, before = self.cache.num_available, self.in_the_tree()
-        num_evicted = max(0, n - self.cache.num_free)
+    def allocate(self, n: int, reach: Reach = SHARED) -> list[int] | None:
+        available, before = self.cache.available(reach), self.in_the_tree()
+        expected = self.victims(max(0, n - self.cache.num_free), reach)
         held = {b for s in self.sequences for b in s.table[: s.handle.num_tree_blocks]}
-        blocks = self.cache.allocate(n)
-        assert (blocks is None) == (n > available)
+        blocks = self.cache.allocate(n, reach=reach)
+        assert (blocks is None) == (n > available) == (expected is None)
         after = self.in_the_tree()
         gone = before.keys() - after.keys()
-        assert len(gone) == (0 if blocks is None else num_evicted)
+        assert gone == (expected or set())
         assert not held & {before[prefix] for prefix in gone}
         assert all(prefix[:-SIZE] in after for prefix in after if len(prefix) > SIZE)
         self.known -= gone
@@ -132,14 +194,16 @@ class CacheMachine(RuleBasedStateMachine):
         path, before = PATHS[name], self.in_the_tree()
         matched = self.cache.match(path, tokens)
         assert self.in_the_tree() == before, "match changed the tree"
-        handle = self.cache.acquire(path, tokens, read=read, tenant=name, priority=priority)
+        tenant = name.split()[0]
+        handle = self.cache.acquire(path, tokens, read=read, tenant=tenant, priority=priority)
         sequence = Sequence(
             path, tokens, handle, list(handle.block_ids), len(tokens), handle.num_tokens
         )
         assert matched == self.longest(sequence)
         assert handle.num_tokens == (matched if read else 0)
         self.reason_is_right(sequence, read)
-        blocks = self.allocate(-(-len(tokens) // SIZE) - len(sequence.table))
+        reach = SHARED if priority else COLD
+        blocks = self.allocate(-(-len(tokens) // SIZE) - len(sequence.table), reach)
         if blocks is None:
             self.cache.release(handle, sequence.table)
             return
@@ -187,7 +251,7 @@ class CacheMachine(RuleBasedStateMachine):
                 reason != "diverged"
                 or handle.num_tokens <= handle.diverged_at_token < handle.num_tokens + SIZE
             )
-            assert (reason == "evicted") == (handle.evicted_age >= 0)
+            assert (reason in ("evicted", "pin_expired")) == (handle.evicted_age >= 0)
         public_end = sequence.path[0].end // SIZE * SIZE if len(sequence.path) > 1 else 0
         assert handle.public_tokens == min(handle.num_tokens, public_end)
 
@@ -233,7 +297,7 @@ class CacheMachine(RuleBasedStateMachine):
         sequence = self.some(index)
         committed = max(0, sequence.num_computed - back)
         old = list(sequence.table)
-        expected = self.expect_commit(sequence, committed // SIZE, write)
+        expected = self.expect_commit(sequence, committed // SIZE, write, priority)
         result = self.cache.commit(
             sequence.handle, sequence.tokens, sequence.table, committed,
             priority=priority, prompt_len=sequence.num_prompt, write=write, deferred=deferred,
@@ -248,21 +312,49 @@ class CacheMachine(RuleBasedStateMachine):
         if deferred:
             self.cache.free(result.freed_duplicates)
 
-    def expect_commit(self, sequence: Sequence, target: int, write: bool) -> int:
+    def expect_commit(self, sequence: Sequence, target: int, write: bool, priority: int) -> int:
         end = sequence.handle.num_tree_blocks
         if not write or sequence.cut_off:
             return end
-        while end < target:
-            prefix = sequence.prefix((end + 1) * SIZE)
-            writable = (
-                prefix[-1][0] == sequence.path[-1].region
-                and sequence.table[end] not in self.cut_off_ids
-            )
-            if prefix not in self.known and not writable:
-                break
-            self.known.add(prefix)
+        while end < target and sequence.prefix((end + 1) * SIZE) in self.known:
             end += 1
+        start = end
+        while (
+            end < target
+            and sequence.region(end * SIZE) == sequence.path[-1].region
+            and sequence.table[end] not in self.cut_off_ids
+        ):
+            end += 1
+        end = start + self.within_quota(sequence, start, end - start, priority)
+        self.known |= {sequence.prefix(i * SIZE) for i in range(start + 1, end + 1)}
         return end
+
+    def within_quota(self, sequence: Sequence, start: int, wanted: int, priority: int) -> int:
+        """The tenant's own coldest blocks go for what it inserts; nobody else's do."""
+        tenant = sequence.handle.tenant
+        room = self.quotas.get(tenant, 99) - self.num_of(tenant)
+        if not wanted or wanted <= room:
+            return wanted
+        reach = SHARED if priority >= INTERACTIVE else COLD
+        adopted = {sequence.prefix(i * SIZE) for i in range(start + 1)}
+        left = {prefix: node for prefix, (_, node) in self.blocks().items()}
+        num_gone = 0
+        while num_gone < wanted - room:
+            ends = {prefix[:-SIZE] for prefix in left}
+            mine = [
+                (node.priority, node.last_used, node.id, prefix)
+                for prefix, node in left.items()
+                if prefix not in ends | adopted
+                and node.tenant == tenant
+                and self.may_go(node, reach)
+            ]
+            if not mine:
+                break
+            victim = min(mine)[3]
+            del left[victim]
+            self.known.remove(victim)
+            num_gone += 1
+        return max(0, min(wanted, room + num_gone))
 
     @precondition(lambda self: self.sequences)
     @rule(index=pick)
@@ -295,18 +387,34 @@ class CacheMachine(RuleBasedStateMachine):
             with pytest.raises(RuntimeError):
                 again(sequence.handle, *([sequence.table] if again == self.cache.release else []))
 
-    @rule(n=st.integers(0, 9))
-    def allocate_loose(self, n: int) -> None:
+    @rule(n=st.integers(0, 9), reach=reaches)
+    def allocate_loose(self, n: int, reach: Reach = SHARED) -> None:
         """Blocks that come and go beside the tree: 0 gives them back."""
         if n == 0:
             self.cache.free(self.loose)
             self.loose = []
         elif len(self.loose) < 6:
-            self.loose += self.allocate(n) or []
+            self.loose += self.allocate(n, reach) or []
 
-    @rule()
-    def tick(self) -> None:
+    @rule(elapsed_ms=st.sampled_from([0, 0, 0, 1000, RECENT_MS - 1, RECENT_MS, IDLE_MS]))
+    def tick(self, elapsed_ms: int) -> None:
+        self.now += elapsed_ms
+        before = self.blocks()
         self.cache.tick()
+        self.promised = [one for one in self.promised if one[1] > self.now]
+        gone = before.keys() - self.in_the_tree().keys()
+        for prefix in gone:
+            assert self.now - before[prefix][1].used_ms >= IDLE_MS
+        for _, node in self.blocks().values():
+            assert node.num_protectors or self.now - node.used_ms < IDLE_MS
+        self.known -= gone
+
+    @rule(tenant=tenants, floor=st.integers(0, 6), quota=st.sampled_from([0, 1, 3, 5, 8, 99, 99]))
+    def share(self, tenant: str, floor: int, quota: int) -> None:
+        self.cache.set_share(tenant, floor=floor, quota=quota)
+        others = sum(value for name, value in self.floors.items() if name != tenant)
+        limit = int((self.cache.num_blocks - 1) * 0.6)
+        self.floors[tenant], self.quotas[tenant] = min(floor, quota, limit - others), quota
 
     @precondition(lambda self: self.sequences)
     @rule(index=pick)
@@ -316,17 +424,47 @@ class CacheMachine(RuleBasedStateMachine):
         assert num_pinned in (0, sequence.handle.num_tree_blocks)
         assert self.cache.num_pinned <= self.cache.owners.pool.num_blocks
 
+    @precondition(lambda self: self.sequences)
+    @rule(index=pick, num_tokens=st.integers(0, 11), ttl_ms=st.sampled_from([1, 1000, RECENT_MS]))
+    def pin_for_a_while(self, index: int, num_tokens: int, ttl_ms: int) -> None:
+        sequence, retention = self.some(index), self.cache.retention
+        before = self.cache.num_pinned
+        num_pinned = self.cache.pin_for(sequence.handle, num_tokens, ttl_ms)
+        assert num_pinned <= min(num_tokens // SIZE, sequence.handle.num_tree_blocks)
+        if num_pinned:
+            prefixes = {sequence.prefix(i * SIZE) for i in range(1, num_pinned + 1)}
+            self.promised.append((prefixes, self.now + ttl_ms))
+        if self.cache.num_pinned > before:
+            assert self.cache.num_pinned <= retention.passing_limit
+
+    @rule(tenant=st.sampled_from(["anna", "bert"]))
+    def purge(self, tenant: str) -> None:
+        before = self.in_the_tree()
+        self.cache.purge(tenant)
+        gone = {prefix for prefix in before if any(r == tenant.encode() for r, _ in prefix)}
+        self.forget(before, gone)
+        for sequence in self.sequences:
+            sequence.cut_off |= sequence.handle.tenant == tenant
+        assert self.num_of(tenant) == sum(
+            len(node.block_ids) for node in self.cache.owners.doomed if node.tenant == tenant
+        )
+
+    def forget(self, before: dict[Prefix, int], gone: set[Prefix]) -> None:
+        self.known -= gone
+        assert self.in_the_tree().keys() == before.keys() - gone
+        self.cut_off_ids |= {before[prefix] for prefix in gone}
+        self.promised = [one for one in self.promised if not one[0] & gone]
+
     @rule(region=st.sampled_from([PUBLIC, ANNA, BERT]), drop=st.sampled_from([False, False, True]))
     def unpin_or_drop(self, region: bytes, drop: bool) -> None:
         if not drop:
             self.cache.unpin(region)
+            self.promised = [one for one in self.promised if max(one[0], key=len)[-1][0] != region]
             return
         before = self.in_the_tree()
         self.cache.drop(region)
         gone = {prefix for prefix in before if any(owner == region for owner, _ in prefix)}
-        self.known -= gone
-        assert self.in_the_tree().keys() == before.keys() - gone
-        self.cut_off_ids |= {before[prefix] for prefix in gone}
+        self.forget(before, gone)
         for sequence in self.sequences:
             tree_part = sequence.prefix(sequence.handle.num_tree_blocks * SIZE)
             sequence.cut_off |= any(owner == region for owner, _ in tree_part)
@@ -339,7 +477,8 @@ class CacheMachine(RuleBasedStateMachine):
         invariants.check(self.cache, [s.handle for s in self.sequences])
         found = self.in_the_tree()
         assert found.keys() == self.known
-        assert self.cache.num_free + self.cache.num_evictable == self.cache.num_available
+        assert self.cache.num_free + self.cache.num_evictable == self.cache.available(LAST_RESORT)
+        assert all(self.known >= prefixes for prefixes, _ in self.promised), "a pin was broken"
 
     @invariant()
     def every_slot_holds_the_prefix_that_its_table_says(self) -> None:
@@ -374,8 +513,9 @@ class CacheMachine(RuleBasedStateMachine):
         for region in (PUBLIC, ANNA, BERT):
             self.cache.unpin(region)
         invariants.check(self.cache, [])
-        assert self.cache.num_available == self.cache.num_blocks - 1, "blocks leaked"
-        assert self.allocate(self.cache.num_blocks - 1) is not None
+        num_blocks = self.cache.num_blocks - 1
+        assert self.cache.available(LAST_RESORT) == num_blocks, "blocks leaked"
+        assert self.allocate(num_blocks, LAST_RESORT) is not None
 
 
 SOAK = os.environ.get("HEADGATE_SOAK") == "1"

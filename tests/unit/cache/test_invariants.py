@@ -29,7 +29,7 @@ def break_count(cache: PrefixCache) -> None:
 
 
 def break_evictable(cache: PrefixCache) -> None:
-    cache.owners.protection.num_evictable += 1
+    cache.owners.usage.num_evictable += 1
 
 
 def break_mark(cache: PrefixCache) -> None:
@@ -57,11 +57,11 @@ def break_entry_key(cache: PrefixCache) -> None:
 
 
 def break_live(cache: PrefixCache) -> None:
-    cache.owners.protection.leaves.num_live += 1
+    cache.owners.protection.recent.heaps[""].num_live += 1
 
 
 def break_tenant(cache: PrefixCache) -> None:
-    cache.owners.protection.usage.change("", held=1, retained=-1)
+    cache.owners.usage.change("", held=1, retained=-1)
 
 
 def break_tokens(cache: PrefixCache) -> None:
@@ -101,7 +101,7 @@ def break_doomed(cache: PrefixCache) -> None:
         (break_guest_tally, r"\(2\) .* has 0 guests"),
         (break_doomed, r"\(2\) .* nobody holds it"),
         (break_live, r"\(3\) 1 live entries"),
-        (break_entry, r"\(3\) .* evictable leaf True, entry False"),
+        (break_entry, r"\(3\) 0 live entries of '', the count says 1"),
         (break_entry_key, r"\(3\) .* sits in the heap as"),
         (break_tokens, r"\(4\) .* 5 tokens"),
         (break_edge, r"\(4\) .* empty edge"),

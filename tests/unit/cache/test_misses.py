@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cache.misses import GhostList
+from cache.misses import Ghost, GhostList
 from cache.namespaces import PathEntry
 from cache.prefix_cache import Handle, PrefixCache
 
@@ -87,17 +87,23 @@ def test_at_a_wall_the_siblings_are_not_looked_at(serve: Serve) -> None:
     assert reason(cache, [1, 2, 3, 4, 5, 6, 0, 0, 0], path=BEHIND) == ("diverged", 4, -1)
 
 
+def ghost(step: int, region: bytes, tenant: str = "") -> Ghost:
+    return Ghost(step, region, tenant, lapsed=False)
+
+
 def test_the_ghost_list_is_bounded_and_forgets_the_oldest() -> None:
     ghosts = GhostList(3)
-    ghosts.add([1, 2, 3], b"a", now=1)
-    ghosts.add([1, 4], b"b", now=2)
+    ghosts.add([1, 2, 3], ghost(1, b"a"))
+    ghosts.add([1, 4], ghost(2, b"b"))
     assert len(ghosts) == 3
-    assert [ghosts.evicted_at(key) for key in (1, 2, 3, 4)] == [2, None, 1, 2]
+    found = [ghosts.find(key) for key in (1, 2, 3, 4)]
+    assert [one and one.step for one in found] == [2, None, 1, 2]
 
 
-def test_the_ghost_list_forgets_a_region() -> None:
+def test_the_ghost_list_forgets_what_it_is_told_to() -> None:
     ghosts = GhostList(3)
-    ghosts.add([1], b"a", now=1)
-    ghosts.add([2], b"b", now=1)
-    ghosts.forget(b"a")
-    assert (ghosts.evicted_at(1), ghosts.evicted_at(2)) == (None, 1)
+    ghosts.add([1], ghost(1, b"a"))
+    ghosts.add([2], ghost(1, b"b"))
+    ghosts.forget(lambda one: one.region == b"a")
+    assert ghosts.find(1) is None
+    assert ghosts.find(2) == ghost(1, b"b")

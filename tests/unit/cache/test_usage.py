@@ -56,7 +56,7 @@ def test_a_block_counts_for_its_inserter_once_and_as_held_while_anyone_stands_on
     assert cache.usage("anna").num_held == 2
     cache.release(second, again.block_ids)
     clock.now = 150
-    assert cache.usage("anna") == TenantBlocks(0, 2, 200, 100, 150)
+    assert cache.usage("anna") == TenantBlocks(0, 2, 200, 100, 150, num_recent=2)
     assert cache.tenants() == ("operator", "anna")
     invariants.check(cache, [])
 
