@@ -22,7 +22,7 @@ from workers.engine.device_steps import DeviceSteps
 from workers.engine.errors import DeviceOutOfMemory, ModelError
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
-from workers.engine.layers import quant
+from workers.engine.layers import moe, quant
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
 from workers.engine.model import checkpoint, fused, hf, llama, loader, sharding, support
 from workers.engine.model.probe import probe
@@ -160,6 +160,7 @@ class ModelRunner:
         make_linear = quant.linear_maker(weights, ops)
         llama.install(model, sites, store, ops, step, make_linear)
         hf.attach(sites, store, ops, step)
+        moe.install(model, ops)
         pack_linears(model, make_linear, model.get_output_embeddings())
         return LoadedModel(
             model=model,

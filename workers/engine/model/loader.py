@@ -17,7 +17,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from workers.engine.errors import ModelError
+from workers.engine.model import experts
 from workers.engine.model.checkpoint import Checkpoint, Part, cause_of, read_json
+from workers.engine.model.experts import Stacks
 
 Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
 
@@ -99,8 +101,11 @@ def fill(
     model's names) only the part is read."""
     known = places(model)
     filled: dict[int, torch.Tensor] = {}
+    stacks = Stacks(model, device)
     for stored in checkpoint.tensors():
         name = stored.name
+        if stacks.take(stored):
+            continue
         target = _resolve(name, known, model)
         if target is None:
             continue
@@ -115,6 +120,13 @@ def fill(
         if id(old) in filled:
             _refuse_unequal(name, filled[id(old)], tensor)
             continue
+        filled[id(old)] = tensor
+        for module, attribute in homes:
+            assign(module, attribute, tensor)
+    for target, tensor in stacks.whole().items():
+        old, homes = known[target]
+        if id(old) in filled:
+            raise ModelError(f"The checkpoint has {target} whole and by expert.")
         filled[id(old)] = tensor
         for module, attribute in homes:
             assign(module, attribute, tensor)
@@ -159,7 +171,7 @@ def places(model: nn.Module) -> dict[str, Place]:
 def _resolve(name: str, known: dict[str, Place], model: PreTrainedModel) -> str | None:
     """The model's name for a checkpoint's name; None for what is known to be derived."""
     prefixed = f"{model.base_model_prefix}.{name}"  # saved from the model without its head
-    for candidate in (name, prefixed):
+    for candidate in (name, prefixed, experts.renamed(name)):
         if candidate in known:
             return candidate
     ignored = (*_DERIVED, *(model._keys_to_ignore_on_load_unexpected or ()))
