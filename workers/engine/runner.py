@@ -24,7 +24,16 @@ from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers import moe, quant
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
-from workers.engine.model import checkpoint, fused, hf, llama, loader, sharding, support
+from workers.engine.model import (
+    checkpoint,
+    fused,
+    hf,
+    llama,
+    loader,
+    sharding,
+    stored_int4,
+    support,
+)
 from workers.engine.model.probe import probe
 from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Row, RowResult, Ticket
@@ -91,6 +100,8 @@ class ModelRunner:
         config = loader.read_config(found)
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
+        scheme = stored_int4.scheme_of(config)
+        stored_int4.refuse_beside(scheme, settings.quant, parallel.size)
         dtype = _dtype(settings.dtype, self._device, config.dtype)
         kv_dtype = _kv_dtype(settings.kv_dtype, self._device, dtype)
         limit = support.context_limit(config)
@@ -107,7 +118,7 @@ class ModelRunner:
             if settings.random_weights:
                 loader.randomise(model, self._device)
             else:
-                loader.fill(model, found, self._device, parts)
+                loader.fill(model, found, self._device, parts, scheme)
             parallel.meet()
             self.loaded = self._load(model, kv_dtype, settings.quant)
             self.store = self.loaded.store
@@ -155,6 +166,7 @@ class ModelRunner:
         ops, self.kernels = self_check.checked(
             dispatch.choose(device), self_check.shapes_of(model, shape, sites)
         )
+        quant.bind(model, ops)
         probe(model, device, ops, self._parallel)
         store = KVStore(shape, 0, device, ops)
         make_linear = quant.linear_maker(weights, ops)
