@@ -61,6 +61,8 @@ class Row:
     row_id: int = -1
     """The sequence's device row, 0 <= row_id < max_running: its own from when it starts running until the last step
     launched with it is collected. -1: none, for a runner that keeps nothing on the device between steps."""
+    adapter: int = -1
+    """Slot of the sequence's LoRA adapter; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from workers.engine.model import (
     stored_int4,
     support,
 )
+from workers.engine.model.adapters import Adapters
 from workers.engine.model.probe import probe
 from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Row, RowResult, Ticket
@@ -76,6 +77,9 @@ class RunnerSettings:
     """Of a GPU's memory, for everything."""
     graphs: Literal["on", "off", "check"] = "on"
     """Decode steps on cuda are recorded and replayed; called; recorded, replayed, and compared with a call each time."""
+    max_adapters: int = 0
+    """LoRA adapters that can be loaded at a time; with any, steps take the plain way, also on cuda."""
+    max_adapter_rank: int = 16
     steps: Literal["auto", "plain", "device"] = "auto"
     """auto: device rows on cuda, where the next step is launched before the one before it is collected."""
     random_weights: bool = False
@@ -120,7 +124,7 @@ class ModelRunner:
             else:
                 loader.fill(model, found, self._device, parts, scheme)
             parallel.meet()
-            self.loaded = self._load(model, kv_dtype, settings.quant)
+            self.loaded = self._load(model, kv_dtype, settings)
             self.store = self.loaded.store
             self._steps = self._ready(settings, capture)
         self.num_blocks = self.store.num_blocks
@@ -154,7 +158,7 @@ class ModelRunner:
     # --- at start ---
 
     def _load(
-        self, model: PreTrainedModel, kv_dtype: torch.dtype, weights: quant.Format
+        self, model: PreTrainedModel, kv_dtype: torch.dtype, settings: RunnerSettings
     ) -> LoadedModel:
         """With a KV store of no blocks yet."""
         device, step = self._device, hf.StepSlot()
@@ -169,12 +173,16 @@ class ModelRunner:
         quant.bind(model, ops)
         probe(model, device, ops, self._parallel)
         store = KVStore(shape, 0, device, ops)
-        make_linear = quant.linear_maker(weights, ops)
+        make_linear = quant.linear_maker(settings.quant, ops)
         llama.install(model, sites, store, ops, step, make_linear)
         hf.attach(sites, store, ops, step)
         moe.install(model, ops)
         pack_linears(model, make_linear, model.get_output_embeddings())
+        room = (settings.max_adapters, settings.max_adapter_rank)
+        if room[0] and self._parallel.size > 1:
+            raise ModelError("Adapters and several ranks do not go together.")
         return LoadedModel(
+            adapters=Adapters(model, ops, *room) if room[0] else None,
             model=model,
             hidden_states=fused.build(model, ops, step, self.max_model_len)
             or partial(hf.hidden_states, model),
@@ -193,7 +201,7 @@ class ModelRunner:
         """Memory for KV, then recordings, which hold its addresses."""
         on_cuda = self._device.type == "cuda"
         # Followers of a parallel model learn drawn tokens from rank 0, so nothing is fed back on their devices.
-        by_itself = on_cuda and self._parallel.size == 1
+        by_itself = on_cuda and self._parallel.size == 1 and not settings.max_adapters
         if settings.steps == "plain" or (settings.steps == "auto" and not by_itself):
             plain = PlainSteps(self.loaded)
             self._take_memory(settings, plain, 0)
