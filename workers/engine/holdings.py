@@ -40,7 +40,7 @@ class Holdings:
             attempt.path,
             sequence.tokens,
             tenant=message.tenant,
-            read=message.cache_read and not attempt.wants_prompt_logprobs,
+            read=message.cache_read and not attempt.wants_prompt_logprobs and not message.adapter,
             priority=PRIORITIES[message.tier],
         )
         num_blocks = -(-len(sequence.tokens) // cache.block_size) - len(handle.block_ids)
@@ -101,7 +101,7 @@ class Holdings:
             sequence.num_computed,
             priority=PRIORITIES[attempt.message.tier],
             prompt_len=len(attempt.prompt),
-            write=attempt.message.cache_write,
+            write=attempt.message.cache_write and not attempt.message.adapter,
             deferred=True,
         )
         sequence.block_ids = result.block_ids

@@ -11,7 +11,7 @@ lists for later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -123,6 +123,8 @@ class StepRunner(Protocol):
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     kernels: Sequence[KernelState]
+    adapters: Mapping[str, int]
+    """Name and slot (`Row.adapter`) of each LoRA adapter that is loaded."""
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         """Starts one packed forward pass. Never called with an empty list. Raises `DeviceOutOfMemory`: then nothing

@@ -7,7 +7,7 @@ all state of a sequence comes with its row.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -128,6 +128,10 @@ class ModelRunner:
             self.store = self.loaded.store
             self._steps = self._ready(settings, capture)
         self.num_blocks = self.store.num_blocks
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        return {} if self.loaded.adapters is None else self.loaded.adapters.slots
 
     @property
     def lag(self) -> int:

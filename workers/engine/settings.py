@@ -51,6 +51,9 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
     engine_tensor_parallel: int = pydantic.Field(default=1, ge=1, le=64)
     """Processes (GPUs) that one copy of the model is split over."""
+    engine_adapters: Path | None = None
+    """A directory with a LoRA adapter (PEFT's form) in each folder, loaded at start under the folder's name."""
+    engine_max_adapter_rank: int = pydantic.Field(default=16, ge=1, le=64)
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
     engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
     """The null block included; unset: what the memory holds."""

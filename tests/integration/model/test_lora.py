@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_driver import LINK, Driver
+from fakes import generate_request
 from safetensors.torch import load_file, save_file
 from tiny_models import GREEDY, Driven, TinyModel, drive
 from torch import nn
 
+from workers.engine import loading
 from workers.engine.errors import ModelError
 from workers.engine.plan import Row
 from workers.engine.runner import ModelRunner
+from workers.engine.settings import WorkerSettings
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]
@@ -190,3 +194,35 @@ def test_slots_are_bounded_and_names_unique(tiny_model: TinyModels, tmp_path):
 def test_a_model_with_layers_of_its_own_takes_no_adapters(tiny_model: TinyModels):
     with pytest.raises(ModelError, match="layers are all of the Llama family"):
         runner_of(tiny_model("gemma2"))
+
+
+def told(model: TinyModel, adapters: Path) -> WorkerSettings:
+    return WorkerSettings(
+        model=str(model.directory),
+        engine_device="cpu",
+        engine_num_blocks=48,
+        engine_block_size=4,
+        engine_adapters=adapters,
+    )
+
+
+def test_a_worker_serves_the_adapters_of_its_directory(tiny_model: TinyModels, tmp_path):
+    model, folder = tiny_model("qwen2"), tmp_path / "adapters"
+    folder.mkdir()
+    merged = {name: write(folder / name, model.reference, i) for i, name in enumerate("ab")}
+    runner = loading.load(told(model, folder))
+    engine = Driver(runner)
+    prompt = prompt_of(13)
+    for name in ("a", "", "b"):
+        given = {"adapter": name, "root": runner.root, "sampling": GREEDY}
+        engine.send(generate_request(f"r{name}", prompt, NUM_TOKENS, **given))
+    for _ in range(40):
+        engine.step()
+    for name in ("a", "", "b"):
+        wanted = expected(merged.get(name, model.reference), prompt)
+        assert engine.tokens[LINK, f"r{name}", 0] == wanted
+
+
+def test_a_directory_without_adapters_is_refused(tiny_model: TinyModels, tmp_path):
+    with pytest.raises(ModelError, match="has no adapters"):
+        loading.load(told(tiny_model("llama"), tmp_path))
