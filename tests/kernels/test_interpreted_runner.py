@@ -22,7 +22,9 @@ PARAMS = (
 )
 
 
-@pytest.mark.parametrize(("name", "is_fused"), [("qwen3", True), ("gemma2", False), ("mixtral", False)])
+@pytest.mark.parametrize(
+    ("name", "is_fused"), [("qwen3", True), ("gemma2", False), ("mixtral", False)]
+)
 def test_a_runner_of_compiled_kernels_says_the_tokens_of_their_twins(
     name: str, is_fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
