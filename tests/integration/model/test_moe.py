@@ -165,6 +165,17 @@ def test_a_block_is_replaced_with_and_without_renormalised_weights(dtype, renorm
     torch.testing.assert_close(model.model.layers[0].mlp(x), theirs(x), atol=limit, rtol=0)
 
 
+def test_a_token_has_the_same_bits_alone_and_among_others():
+    model = blocks_of("mixtral")
+    moe.install(model, OPS)
+    block, x = model.model.layers[0].mlp, torch.randn(40, 32)
+    weights, experts = block.route(x)
+    together = block.run(x, weights, experts)
+    for number in (1, 2, 3, 7):
+        alone = block.run(x[:number], weights[:number], experts[:number])
+        assert torch.equal(alone, together[:number])
+
+
 def test_all_tokens_may_take_one_expert_and_leave_the_others_empty():
     model = blocks_of("mixtral")
     theirs = copy.deepcopy(model.model.layers[0].mlp)
