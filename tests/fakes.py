@@ -114,6 +114,7 @@ class ScriptedRunner:
         self.eos_token_ids = (EOS,)
         self.vocab_size = VOCAB_SIZE
         self.kernels: tuple[KernelState, ...] = ()
+        self.adapters: dict[str, int] = {}
         self.steps: list[list[Row]] = []
         self.copies: list[tuple[int, int]] = []
         self.hanging = threading.Event()

@@ -69,6 +69,18 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt_oss": lambda: transformers.GptOssConfig(
         **_COMMON, head_dim=32, sliding_window=_WINDOW, num_local_experts=2, num_experts_per_tok=1
     ),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **_COMMON, head_dim=32, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(  # one layer without experts
+        **_COMMON,
+        head_dim=32,
+        moe_intermediate_size=48,
+        num_experts=6,
+        num_experts_per_tok=3,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+    ),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=301,
         n_embd=64,

@@ -18,7 +18,7 @@ MAX_ROWS_SPLIT = 64
 MAX_SPLITS = 16
 FP8_MAX = 448.0
 """Largest number of e4m3; torch gives NaN above it."""
-_SYMMETRIC_ZERO = 8
+SYMMETRIC_ZERO = 8
 
 
 def linear_small(
@@ -141,7 +141,7 @@ def quantize_int4(
         zero = (-low / scale).round_().clamp_(0, 15).to(torch.int8)
     scale = _scales(scale.to(weight.dtype))
     quantized = (wide / scale.float()[:, None]).round_()
-    quantized += _SYMMETRIC_ZERO if zero is None else zero[:, None]
+    quantized += SYMMETRIC_ZERO if zero is None else zero[:, None]
     numbers = quantized.clamp_(0, 15).to(torch.int32).view(in_features, out_features)
     return pack_int4(numbers), scale, zero
 
@@ -157,7 +157,7 @@ def dequantize_int4(
     numbers = unpack_int4(weight)
     in_features, out_features = numbers.shape
     grouped = numbers.view(len(scale), in_features // len(scale), out_features)
-    offset = _SYMMETRIC_ZERO if zero is None else zero[:, None].to(torch.int32)
+    offset = SYMMETRIC_ZERO if zero is None else zero[:, None].to(torch.int32)
     wide = (grouped - offset).float() * scale.float()[:, None]
     return wide.view(in_features, out_features).to(dtype)
 
@@ -172,7 +172,7 @@ def pack_int4(numbers: torch.Tensor) -> torch.Tensor:
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """The inverse of `pack_int4`."""
     nibbles = (packed[:, None] >> _shifts(packed.device)[:, None]) & 15
-    return nibbles.to(torch.int32).view(8 * len(packed), -1)
+    return nibbles.to(torch.int32).reshape(8 * len(packed), -1)
 
 
 def sort_groups(packed: torch.Tensor, group_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,9 @@ from torch.nn import functional as F
 from kernels.reference.group_rows import RowGroups
 
 MAX_TOP_K = 8
+_MIN_ROWS = 4
+"""A CPU's library sums the products of fewer rows in another order: a token's output would depend on how many others
+take its expert."""
 _TALL_TILE_FROM = 24
 """Rows per expert from which a tile of 64 is better filled than four of 16 are read often."""
 
@@ -71,7 +74,11 @@ def moe(
     products = torch.zeros((*experts.shape, x.shape[1]), dtype=torch.float32, device=x.device)
     for expert in range(len(down)):
         token, choice = (experts == expert).nonzero(as_tuple=True)
-        gate, up = F.linear(x[token], gate_up[expert]).chunk(2, dim=-1)
-        products[token, choice] = F.linear(F.silu(gate) * up, down[expert]).float()
+        if len(token) == 0:
+            continue
+        rows = F.pad(x[token], (0, 0, 0, max(0, _MIN_ROWS - len(token))))
+        gate, up = F.linear(rows, gate_up[expert]).chunk(2, dim=-1)
+        found = F.linear(F.silu(gate) * up, down[expert])[: len(token)]
+        products[token, choice] = found.float()
     shares = torch.where(experts >= 0, weights, 0.0)
     out.copy_((products * shares[:, :, None]).sum(1))

@@ -41,7 +41,7 @@ class Holdings:
             attempt.path,
             sequence.tokens,
             tenant=message.tenant,
-            read=message.cache_read and not attempt.wants_prompt_logprobs,
+            read=message.cache_read and not attempt.wants_prompt_logprobs and not message.adapter,
             priority=PRIORITIES[message.tier],
         )
         num_blocks = -(-len(sequence.tokens) // cache.block_size) - len(handle.block_ids)
@@ -115,7 +115,7 @@ class Holdings:
             output_priority=None if message.output_priority < 0 else message.output_priority,
             ranges=attempt.ranges,
             prompt_len=len(attempt.prompt),
-            write=message.cache_write,
+            write=message.cache_write and not message.adapter,
             deferred=True,
         )
         sequence.block_ids = result.block_ids

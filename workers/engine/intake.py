@@ -42,6 +42,9 @@ class Intake:
         self._check_size(message)
         if message.root != self._runner.root:
             raise Refusal("wrong_root", f"this worker serves {self._runner.root!r}", retryable=True)
+        if message.adapter and message.adapter not in self._runner.adapters:
+            name = message.adapter
+            raise Refusal("wrong_root", f"this worker has no adapter {name!r}", retryable=True)
         if message.max_tokens and message.lease_bound <= 0:
             raise Refusal("no_lease", "the request came without a lease bound")
         self._num_admitted += 1
@@ -52,6 +55,7 @@ class Intake:
             now,
             eos_token_ids=self._runner.eos_token_ids,
             max_len=self._limits.max_len,
+            adapter=self._runner.adapters[message.adapter] if message.adapter else -1,
         )
         try:
             segments(attempt.path, self._runner.block_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from workers.engine.errors import ModelError
 from workers.engine.parallel.group import ALONE, Member, device_of
 from workers.engine.runner import ModelRunner, RunnerSettings
 from workers.engine.settings import WorkerSettings
@@ -16,7 +17,8 @@ def load(
     """Raises ModelError. With more than one rank it waits for the others, at `meeting`."""
     device = device_of(told.engine_device, rank, size)
     parallel = ALONE if meeting is None else Member(rank, size, meeting, device)
-    return ModelRunner(
+    adapters = adapters_in(told.engine_adapters)
+    runner = ModelRunner(
         RunnerSettings(
             told.model,
             device=device,
@@ -33,9 +35,25 @@ def load(
             memory_share=told.engine_memory_share,
             graphs=told.engine_graphs,
             shared_attention=told.engine_shared_attention == "on",
+            max_adapters=len(adapters),
+            max_adapter_rank=told.engine_max_adapter_rank,
         ),
         parallel,
     )
+    if runner.loaded.adapters is not None:
+        for directory in adapters:
+            runner.loaded.adapters.load(directory.name, directory)
+    return runner
+
+
+def adapters_in(directory: Path | None) -> list[Path]:
+    """The folders in it, sorted. Raises ModelError if there are none."""
+    if directory is None:
+        return []
+    found = sorted(path.parent for path in directory.expanduser().glob("*/adapter_config.json"))
+    if not found:
+        raise ModelError(f"The directory {directory} has no adapters.")
+    return found
 
 
 def threads_of(given: int | None, num_ranks: int) -> int | None:

@@ -21,9 +21,11 @@ def row_of(work: Work) -> Row:
     """The row of a plan that is not `launched` yet."""
     sequence, num_tokens, num_draws = work
     start, attempt = sequence.num_scheduled, sequence.attempt
+    row_id, adapter = sequence.row_id, attempt.adapter
     draws = _draws(sequence, num_draws) if num_draws else ()
     if sequence.num_pending:
-        return Row(_PENDING_TOKENS, start, sequence.block_ids, draws, row_id=sequence.row_id)
+        table = sequence.block_ids
+        return Row(_PENDING_TOKENS, start, table, draws, row_id=row_id, adapter=adapter)
     end = start + num_tokens
     prompt_logprobs = next_token = -1
     if attempt.wants_prompt_logprobs:
@@ -36,7 +38,8 @@ def row_of(work: Work) -> Row:
         draws,
         prompt_logprobs,
         next_token,
-        sequence.row_id,
+        row_id,
+        adapter,
     )
 
 

@@ -11,7 +11,7 @@ lists for later.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -63,6 +63,8 @@ class Row:
     row_id: int = -1
     """The sequence's device row, 0 <= row_id < max_running: its own from when it starts running until the last step
     launched with it is collected. -1: none, for a runner that keeps nothing on the device between steps."""
+    adapter: int = -1
+    """Slot of the sequence's LoRA adapter; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class StepRunner(Protocol):
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     kernels: Sequence[KernelState]
+    adapters: Mapping[str, int]
+    """Name and slot (`Row.adapter`) of each LoRA adapter that is loaded."""
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         """Starts one packed forward pass. Never called with an empty list. Raises `DeviceOutOfMemory`: then nothing

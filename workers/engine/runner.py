@@ -7,7 +7,7 @@ all state of a sequence comes with its row.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,20 @@ from workers.engine.device_steps import DeviceSteps
 from workers.engine.errors import DeviceOutOfMemory, ModelError
 from workers.engine.graphs import Capture, CudaCapture
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
-from workers.engine.layers import quant
+from workers.engine.layers import moe, quant
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
-from workers.engine.model import census, checkpoint, fused, hf, llama, loader, sharding, support
+from workers.engine.model import (
+    census,
+    checkpoint,
+    fused,
+    hf,
+    llama,
+    loader,
+    sharding,
+    stored_int4,
+    support,
+)
+from workers.engine.model.adapters import Adapters
 from workers.engine.model.probe import probe
 from workers.engine.parallel.group import ALONE, Parallel
 from workers.engine.plan import Row, RowResult, Ticket
@@ -70,6 +81,9 @@ class RunnerSettings:
     """Decode steps on cuda are recorded and replayed; called; recorded, replayed, and compared with a call each time."""
     shared_attention: bool = False
     """Decode rows over device rows read a long common prefix once."""
+    max_adapters: int = 0
+    """LoRA adapters that can be loaded at a time; with any, steps take the plain way, also on cuda."""
+    max_adapter_rank: int = 16
     steps: Literal["auto", "plain", "device"] = "auto"
     """auto: device rows on cuda, where the next step is launched before the one before it is collected."""
     random_weights: bool = False
@@ -94,6 +108,8 @@ class ModelRunner:
         config = loader.read_config(found)
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
+        scheme = stored_int4.scheme_of(config)
+        stored_int4.refuse_beside(scheme, settings.quant, parallel.size)
         dtype = dtype_of(settings.dtype, self._device, config.dtype)
         kv_dtype = _kv_dtype(settings.kv_dtype, self._device, dtype)
         limit = support.context_limit(config)
@@ -113,12 +129,16 @@ class ModelRunner:
             if settings.random_weights:
                 loader.randomise(model, self._device)
             else:
-                loader.fill(model, found, self._device, parts)
+                loader.fill(model, found, self._device, parts, scheme)
             parallel.meet()
-            self.loaded = self._load(model, kv_dtype, settings.quant)
+            self.loaded = self._load(model, kv_dtype, settings)
             self.store = self.loaded.store
             self._steps = self._ready(settings, capture)
         self.num_blocks = self.store.num_blocks
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        return {} if self.loaded.adapters is None else self.loaded.adapters.slots
 
     @property
     def lag(self) -> int:
@@ -149,7 +169,7 @@ class ModelRunner:
     # --- at start ---
 
     def _load(
-        self, model: PreTrainedModel, kv_dtype: torch.dtype, weights: quant.Format
+        self, model: PreTrainedModel, kv_dtype: torch.dtype, settings: RunnerSettings
     ) -> LoadedModel:
         """With a KV store of no blocks yet."""
         device, step = self._device, hf.StepSlot()
@@ -161,13 +181,19 @@ class ModelRunner:
         ops, self.kernels = self_check.checked(
             dispatch.choose(device), self_check.shapes_of(model, shape, sites)
         )
+        quant.bind(model, ops)
         probe(model, device, ops, self._parallel)
         store = KVStore(shape, 0, device, ops)
-        make_linear = quant.linear_maker(weights, ops)
+        make_linear = quant.linear_maker(settings.quant, ops)
         llama.install(model, sites, store, ops, step, make_linear)
         hf.attach(sites, store, ops, step)
+        moe.install(model, ops)
         pack_linears(model, make_linear, model.get_output_embeddings())
+        room = (settings.max_adapters, settings.max_adapter_rank)
+        if room[0] and self._parallel.size > 1:
+            raise ModelError("Adapters and several ranks do not go together.")
         return LoadedModel(
+            adapters=Adapters(model, ops, *room) if room[0] else None,
             model=model,
             hidden_states=fused.build(model, ops, step, self.max_model_len)
             or partial(hf.hidden_states, model),
@@ -186,7 +212,7 @@ class ModelRunner:
         """Memory for KV, then recordings, which hold its addresses."""
         on_cuda = self._device.type == "cuda"
         # Followers of a parallel model learn drawn tokens from rank 0, so nothing is fed back on their devices.
-        by_itself = on_cuda and self._parallel.size == 1
+        by_itself = on_cuda and self._parallel.size == 1 and not settings.max_adapters
         if settings.steps == "plain" or (settings.steps == "auto" and not by_itself):
             plain = PlainSteps(self.loaded)
             self._take_memory(settings, plain, 0)

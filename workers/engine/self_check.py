@@ -300,6 +300,28 @@ def _quantized(kind: quant.Format) -> Case:
     return run
 
 
+def _route_experts(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    order = bench.integers([(5 * expert + 3) % 16 for expert in range(16)] * 3).view(3, 16)
+    weights = bench.random(3, 2, dtype=torch.float32)
+    experts = bench.integers([-1] * 6).view(3, 2)
+    ops.weights.route_experts(weights, experts, (order / 4).to(bench.shapes.dtype), True)
+    return [weights, experts]
+
+
+def _moe(ops: Ops, bench: Bench) -> list[torch.Tensor]:
+    """Few tokens and many: their tiles differ."""
+    stacks = (bench.random(3, 64, 64) / 8, bench.random(3, 64, 32) / 8)
+    outs = []
+    for num_tokens in (5, 40):
+        x, shares = (
+            bench.random(num_tokens, n, dtype=d) for n, d in ((64, None), (2, torch.float32))
+        )
+        experts = bench.integers([-1, 2, 0, 1] * (num_tokens // 2 + 1))[: 2 * num_tokens]
+        outs.append(torch.full_like(x, float("nan")))
+        ops.weights.moe(outs[-1], x, *stacks, shares, experts.view(-1, 2))
+    return outs
+
+
 CASES: dict[str, Case] = {
     "advance_rows": _advance_rows,
     "attention_decode": _attention_decode,
@@ -314,10 +336,12 @@ CASES: dict[str, Case] = {
     "linear_w4": _quantized("int4"),
     "linear_w8": _quantized("int8"),
     "logits": _logits,
+    "moe": _moe,
     "quantize_tokens": _quantized("fp8"),
     "rms_norm": _rms_norm,
     "rope": _rope,
     "rope_kv_write": _rope_kv_write,
+    "route_experts": _route_experts,
     "sample": _sample,
     "scatter_blocks": _scatter_blocks,
     "silu_mul": _gated("silu_mul"),

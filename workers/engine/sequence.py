@@ -213,8 +213,11 @@ class Attempt:
         *,
         eos_token_ids: tuple[int, ...],
         max_len: int,
+        adapter: int = -1,
     ) -> None:
         self.message = message
+        self.adapter = adapter
+        """Slot of the runner's; -1: none."""
         self.link = link
         self.serial = serial
         """Order of arrival."""

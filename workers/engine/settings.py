@@ -49,6 +49,9 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
     engine_quant: Literal["none", "int8", "int4", "fp8"] = "none"
     """Linear layers are rounded to it at load, the head is not: less memory and faster steps of few rows on a GPU."""
+    engine_adapters: Path | None = None
+    """A directory with a LoRA adapter (PEFT's form) in each folder, loaded at start under the folder's name."""
+    engine_max_adapter_rank: int = pydantic.Field(default=16, ge=1, le=64)
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
     engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
     """The null block included; unset: what the memory holds."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVStore
 from workers.engine.model import hf
+from workers.engine.model.adapters import Adapters
 from workers.engine.model.packing import PackedStep, pack
 from workers.engine.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
 from workers.engine.sampling.sampler import Sampler, token_logprobs
@@ -44,6 +45,7 @@ class LoadedModel:
     """A pass is filled up to so many."""
     leads: bool = True
     """Only rank 0 of a parallel model draws."""
+    adapters: Adapters | None = None
 
     def prompt_logprobs(
         self, row: Row, start: int, hidden: torch.Tensor
@@ -88,6 +90,8 @@ class PlainSteps:
         block_size = loaded.store.shape.block_size
         packed = pack(rows, block_size, loaded.device, loaded.min_tokens)
         loaded.step.context = packed.context
+        if loaded.adapters is not None:
+            loaded.adapters.begin(rows, packed)
         hidden = loaded.hidden_states(packed.token_ids, packed.positions)
         drawn = self._draw(rows, packed, hidden)
         results = []

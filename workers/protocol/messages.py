@@ -128,6 +128,9 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     resume: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(index, output ids) of each unfinished choice when an attempt > 0 continues another."""
     num_output_spent: int = 0
+    adapter: str = ""
+    """Name of a LoRA adapter that the worker has; empty: the model itself. Its KV is not the model's: such a request
+    reads no cache and leaves none."""
 
 
 class ExtendLease(Frame, frozen=True, tag="extend"):

@@ -184,8 +184,8 @@ def save_config(config: PreTrainedConfig, directory: Path) -> Path:
         (transformers.Llama4TextConfig(), "layers of type chunked_attention"),
         (transformers.Qwen3NextConfig(), "layers of type linear_attention"),
         (
-            transformers.LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}),
-            "quantized (gptq)",
+            transformers.LlamaConfig(quantization_config={"quant_method": "aqlm", "bits": 2}),
+            "quantized (aqlm)",
         ),
         (
             transformers.Qwen2Config(

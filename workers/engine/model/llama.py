@@ -20,6 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.layers import quant
 from workers.engine.layers.linear import MakeLinear, PackedLinear
 from workers.engine.model.hf import AttentionSite, Call, PagedLayer, StepSlot, attach
 from workers.engine.model.packing import pack
@@ -164,6 +165,8 @@ def _checked(
 
 
 def _joined(make: MakeLinear, *linears: nn.Linear) -> nn.Module:
+    if (stored := quant.joined(linears)) is not None:
+        return stored
     weight = torch.cat([linear.weight for linear in linears])
     split = getattr(linears[0], "split", None)
     if linears[0].bias is None:

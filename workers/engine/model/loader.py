@@ -16,8 +16,13 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from kernels.dispatch import TWINS, Ops
 from workers.engine.errors import ModelError
+from workers.engine.layers.quant import StoredInt4Linear
+from workers.engine.model import experts
 from workers.engine.model.checkpoint import Checkpoint, Part, cause_of, read_json
+from workers.engine.model.experts import Stacks
+from workers.engine.model.stored_int4 import SUFFIXES, Scheme, Tensors
 
 Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
 
@@ -94,13 +99,23 @@ def fill(
     checkpoint: Checkpoint,
     device: torch.device,
     parts: Mapping[str, Part] = _NO_PARTS,
+    scheme: Scheme | None = None,
 ) -> None:
     """Moves the checkpoint's tensors into the model, one at a time, in the model's dtype. Of those in `parts` (by the
-    model's names) only the part is read."""
+    model's names) only the part is read. `scheme`: how layers are stored that are not stored exactly."""
     known = places(model)
     filled: dict[int, torch.Tensor] = {}
+    stacks = Stacks(model, device)
+    packed: dict[str | None, Tensors] = {}
     for stored in checkpoint.tensors():
         name = stored.name
+        if stacks.take(stored):
+            continue
+        path, _, suffix = name.rpartition(".")
+        if scheme is not None and suffix in SUFFIXES and name not in known:
+            weight = _resolve(f"{path}.weight", known, model)
+            packed.setdefault(weight, {})[suffix] = stored.read().to(device)
+            continue
         target = _resolve(name, known, model)
         if target is None:
             continue
@@ -118,11 +133,36 @@ def fill(
         filled[id(old)] = tensor
         for module, attribute in homes:
             assign(module, attribute, tensor)
+    for target, tensor in stacks.whole().items():
+        old, homes = known[target]
+        if id(old) in filled:
+            raise ModelError(f"The checkpoint has {target} whole and by expert.")
+        filled[id(old)] = tensor
+        for module, attribute in homes:
+            assign(module, attribute, tensor)
+    for target, tensors in packed.items():
+        old, _ = known[target]
+        if id(old) in filled:
+            raise ModelError(f"The checkpoint has {target} exact and quantized.")
+        filled[id(old)] = old
+        _put_packed(model, target, tensors, scheme)
     missing = sorted(name for name, (old, _) in known.items() if id(old) not in filled)
     if missing:
         raise ModelError(
             f"The checkpoint {checkpoint.directory} lacks {len(missing)} tensors, the first is {missing[0]}."
         )
+
+
+def _put_packed(model: PreTrainedModel, target: str, tensors: Tensors, scheme: Scheme) -> None:
+    """Its bias, which no scheme rounds, is in place by now. The ops are the plain ones until `quant.bind`."""
+    path = target.rpartition(".")[0]
+    linear = model.get_submodule(path)
+    if type(linear) is not nn.Linear:
+        raise ModelError(f"The checkpoint quantizes {path}, which is not a plain linear layer.")
+    numbers = scheme.int4(tensors, linear.in_features, linear.out_features, path)
+    ops = Ops(numbers.weight.device, dict(TWINS))
+    layer = StoredInt4Linear(numbers, linear.bias, ops, linear.weight.dtype)
+    model.set_submodule(path, layer)
 
 
 def randomise(model: PreTrainedModel, device: torch.device) -> None:
@@ -159,7 +199,7 @@ def places(model: nn.Module) -> dict[str, Place]:
 def _resolve(name: str, known: dict[str, Place], model: PreTrainedModel) -> str | None:
     """The model's name for a checkpoint's name; None for what is known to be derived."""
     prefixed = f"{model.base_model_prefix}.{name}"  # saved from the model without its head
-    for candidate in (name, prefixed):
+    for candidate in (name, prefixed, experts.renamed(name)):
         if candidate in known:
             return candidate
     ignored = (*_DERIVED, *(model._keys_to_ignore_on_load_unexpected or ()))

@@ -93,10 +93,11 @@ def _copy_weights(
 ) -> None:
     """The model's weights into the small copies: this rank's part into `mine`, the whole into `theirs`."""
     parts = sharding.split(mine, parallel)
-    weights = {name: tensor for name, (tensor, _) in loader.places(model).items()}
     whole_homes = loader.places(theirs)
     for name, (target, homes) in loader.places(mine).items():
-        weight = weights[name].to(torch.float32)
+        path, _, attribute = name.rpartition(".")
+        # Not its parameter: a layer stored in 4 bits has none, and makes its weight when asked.
+        weight = getattr(model.get_submodule(path), attribute).to(torch.float32)
         if weight.shape != target.shape:  # embedding and head, cut to the first tokens
             weight = weight[: target.shape[0]]
         for module, attribute in homes:

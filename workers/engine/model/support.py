@@ -11,6 +11,7 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from workers.engine.errors import ModelError
+from workers.engine.model import stored_int4
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -29,9 +30,7 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
         yield "transformers has no causal language model for it"
     if config.get_text_config() is not config:
         yield "it takes more than text"
-    if getattr(config, "quantization_config", None) is not None:
-        method = _get(config.quantization_config, "quant_method") or "unknown"
-        yield f"its weights are quantized ({method}), which is not supported"
+    yield from stored_int4.reasons(config)
     if getattr(config, "alibi", False):
         yield "it adds a bias to attention (ALiBi)"
     others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
@@ -69,7 +68,3 @@ def context_limit(config: PreTrainedConfig) -> int:
         if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             limit = min(limit, rope.get("original_max_position_embeddings", limit))
     return int(limit)
-
-
-def _get(settings: Any, name: str) -> Any:
-    return settings.get(name) if isinstance(settings, dict) else getattr(settings, name, None)

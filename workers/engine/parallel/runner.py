@@ -57,6 +57,7 @@ class ParallelRunner:
         self.eos_token_ids = runner.eos_token_ids
         self.vocab_size = runner.vocab_size
         self.kernels = runner.kernels
+        self.adapters: dict[str, int] = {}  # a rank is not told of them
         ranks.wait_until_loaded()
 
     def launch(self, rows: Sequence[Row]) -> Ticket:

@@ -1,0 +1,141 @@
+"""The LoRA adapters of a worker: PEFT's directories read into slots beside the hand-written layers.
+
+Owns which name has which slot. Knows PEFT's names and the layers of `llama`; a model with other layers takes no
+adapters. Does not know tenants, or who may use which adapter. What an adapter asks for that is not done here is refused
+with its name, because the tokens would be others than the trained ones.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from kernels.dispatch import Ops
+from kernels.reference.lora import MAX_RANK
+from workers.engine.errors import ModelError
+from workers.engine.layers.lora import LoraLinear, TokenAdapters
+from workers.engine.model.checkpoint import read_json
+from workers.engine.model.llama import LlamaLayer
+from workers.engine.model.packing import PackedStep
+from workers.engine.plan import Row
+
+_TENSOR = re.compile(
+    r"^base_model\.model\.model\.layers\.(\d+)\.\w+\.(\w+)\.lora_([AB])(?:\.default)?\.weight$"
+)
+_PLACES = {
+    "q_proj": ("qkv", 0),
+    "k_proj": ("qkv", 1),
+    "v_proj": ("qkv", 2),
+    "o_proj": ("output", 0),
+    "gate_proj": ("gate_up", 0),
+    "up_proj": ("gate_up", 1),
+    "down_proj": ("down", 0),
+}
+"""PEFT's module → the layer's product and the projection in it."""
+_NOT_DONE = ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
+
+Pairs = dict[tuple[int, str], dict[str, torch.Tensor]]
+"""(layer, module) → its two matrices, A and B."""
+
+
+class Adapters:
+    """`slots`: name → slot of those that are loaded."""
+
+    def __init__(self, model: nn.Module, ops: Ops, max_adapters: int, max_rank: int) -> None:
+        """Puts itself beside every product of the model's layers. Raises ModelError if they are not `llama`'s."""
+        self.slots: dict[str, int] = {}
+        self._ops, self._max_adapters = ops, max_adapters
+        self._tokens = TokenAdapters()
+        layers = getattr(model.base_model, "layers", ())
+        if not layers or not all(isinstance(layer, LlamaLayer) for layer in layers):
+            raise ModelError("Adapters need a model whose layers are all of the Llama family.")
+        room = (max_adapters, min(max_rank, MAX_RANK))
+        self._sites = [self._beside(layer, room) for layer in layers]
+
+    @torch.inference_mode()
+    def load(self, name: str, directory: Path) -> None:
+        """Between two steps. Raises ModelError; then nothing changed."""
+        free = set(range(self._max_adapters)) - set(self.slots.values())
+        if name in self.slots or not free:
+            reason = "is loaded already" if name in self.slots else "finds no free slot"
+            raise ModelError(f"The adapter {name} {reason}.")
+        scale, pairs = _read(directory)
+        slot = min(free)
+        try:
+            for (layer, module), pair in pairs.items():
+                product, part = _PLACES[module]
+                self._sites[layer][product].put(slot, part, pair["A"], pair["B"], scale)
+        except (ValueError, IndexError, KeyError) as error:
+            self._clear(slot)
+            raise ModelError(f"The adapter {directory} does not fit the model: {error}.") from error
+        self.slots[name] = slot
+
+    @torch.inference_mode()
+    def unload(self, name: str) -> None:
+        """Between two steps, when no sequence takes it any more."""
+        self._clear(self.slots.pop(name))
+
+    def begin(self, rows: Sequence[Row], packed: PackedStep) -> None:
+        """Says for the coming pass which token takes which adapter."""
+        slots = None
+        if any(row.adapter >= 0 for row in rows):
+            slots = [-1] * len(packed.token_ids)
+            for row, start in zip(rows, packed.starts, strict=True):
+                slots[start : start + len(row.tokens)] = [row.adapter] * len(row.tokens)
+        self._tokens.set(slots, self._max_adapters, self._ops)
+
+    def _clear(self, slot: int) -> None:
+        for products in self._sites:
+            for site in products.values():
+                site.clear(slot)
+
+    def _beside(self, layer: LlamaLayer, room: tuple[int, int]) -> dict[str, LoraLinear]:
+        weight = layer.norms[0].weight
+        hidden, queries = len(weight), layer.num_heads * layer.head_dim
+        keys, inner = layer.num_kv_heads * layer.head_dim, layer.down.in_features
+        shapes = {
+            "qkv": ((queries, queries + keys, queries + 2 * keys), hidden),
+            "output": ((hidden,), queries),
+            "gate_up": ((inner, 2 * inner), hidden),
+            "down": ((hidden,), inner),
+        }
+        sites = {}
+        for product, (ends, in_features) in shapes.items():
+            if any(end % 16 for end in ends[:-1]):
+                raise ModelError(f"Adapters need projections of a multiple of 16, not {ends}.")
+            how = (in_features, weight.dtype, room, self._tokens, self._ops)
+            sites[product] = LoraLinear(getattr(layer, product), ends, *how)
+            setattr(layer, product, sites[product])
+        return sites
+
+
+def _read(directory: Path) -> tuple[float, Pairs]:
+    """The factor of the additions, and the matrices. Raises ModelError for what is no plain LoRA."""
+    config = read_json(directory / "adapter_config.json")
+    if config.get("peft_type") != "LORA":
+        raise ModelError(f"The directory {directory} holds no LoRA adapter of PEFT.")
+    asked = [name for name in _NOT_DONE if config.get(name)]
+    asked += [] if config.get("bias", "none") == "none" else ["bias"]
+    if asked:
+        raise ModelError(
+            f"The adapter {directory} needs {', '.join(asked)}, which is not supported."
+        )
+    rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    try:
+        tensors = load_file(directory / "adapter_model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"The adapter {directory} cannot be read: {error}.") from error
+    pairs: Pairs = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.match(name)
+        if match is None or match[2] not in _PLACES:
+            raise ModelError(f"The adapter {directory} changes {name}, which is not supported.")
+        pairs.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), pairs
