@@ -23,6 +23,7 @@ from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.plan import Collected, Draw, Drawn, KernelState, Row, RowResult, Ticket
 from workers.engine.service import Identity, Service, hello_of
+from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     GenerateRequest,
@@ -167,9 +168,14 @@ class ScriptedRunner:
             return RowResult(prompt_logprobs=prompt_logprobs)
         tokens = self._read(row)
         drawn = []
-        for draw in row.draws:
-            assert draw.position == len(tokens), "drawn at another position than computed"
-            token = script(tokens, draw, self._eos_every)
+        first = len(tokens) - row.num_proposed
+        for place, draw in enumerate(row.draws):
+            known = tokens[: first + place] if row.num_proposed else tokens
+            assert draw.position == len(known), "drawn at another position than computed"
+            assert list(known) == [*draw.prompt, *draw.output], (
+                "drawn behind other tokens than told"
+            )
+            token = script(known, draw, self._eos_every)
             k = draw.params.logprobs
             drawn.append(Drawn(token, logprob_of(token, k) if k >= 0 else None))
         return RowResult(tuple(drawn), prompt_logprobs)
@@ -216,6 +222,7 @@ def scripted_engine(
     max_running: int = 64,
     journal: EngineJournal | None = None,
     allow_lag: bool = True,
+    speculate: Callable[[PrefixCache], Speculation] | None = None,
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
@@ -228,6 +235,7 @@ def scripted_engine(
         Limits(max_batch_tokens, max_running, max_len, **limits),
         journal,
         lag=allow_lag,
+        speculation=speculate(cache) if speculate else None,
         clock=clock,
     )
 

@@ -22,6 +22,8 @@ from workers.engine.parallel.ranks import Ranks, meeting_file
 from workers.engine.plan import StepRunner
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
+from workers.engine.speculate.ngram import NgramProposer
+from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits
 
 logger = logging.getLogger("workers.engine")
@@ -84,7 +86,19 @@ def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJourna
         told.engine_lease_wait_ms / 1000,
     )
     cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
-    return Engine(runner, cache, limits, journal, lag=told.engine_lag == "auto")
+    lag = told.engine_lag == "auto"
+    return Engine(runner, cache, limits, journal, lag=lag, speculation=speculation(told, cache))
+
+
+def speculation(told: WorkerSettings, cache: PrefixCache) -> Speculation | None:
+    if told.engine_speculate == "off":
+        return None
+    return Speculation(
+        NgramProposer(),
+        cache,
+        max_proposals=told.engine_speculate_proposals,
+        max_step_tokens=told.engine_speculate_step_tokens,
+    )
 
 
 async def serve(service: Service, ops: OpsServer, told: WorkerSettings) -> None:

@@ -25,6 +25,7 @@ from workers.engine.plan import StepRunner
 from workers.engine.record import Rate, StepRecord, StepTotals
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.protocol.messages import (
     CacheCommand,
@@ -92,12 +93,14 @@ class Engine:
         journal: EngineJournal | None = None,
         *,
         lag: bool = True,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`lag`: use what the runner offers of it."""
         self.runner = runner
         self.cache = cache
         self.scheduler = Scheduler(cache, limits)
+        self.scheduler.speculation = speculation
         self.totals = StepTotals()
         self._outbox = Outbox()
         self._attempts = Attempts(
@@ -197,7 +200,7 @@ class Engine:
 
     def _launch(self, plan: StepPlan) -> Exception | None:
         """What the runner raised, if it did."""
-        rows = [row_of(work) for work in plan.work]
+        rows = [row_of(work, plan.proposals.get(work.sequence, ())) for work in plan.work]
         self.scheduler.launched(plan)
         self._step += 1
         return self._guarded(plan.step, lambda: self._pipeline.launch(plan, rows))
@@ -277,7 +280,8 @@ class Engine:
         if record.num_prefill_tokens:
             self._prefill_rate.add(record.num_prefill_tokens, record.execute_s)
         if record.num_decode_seqs:
-            self._decode_rate.add(record.num_decode_seqs, record.execute_s)
+            num_tokens = record.num_decode_seqs + record.num_accepted
+            self._decode_rate.add(num_tokens, record.execute_s)
 
     # --- emit ---
 

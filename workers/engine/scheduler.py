@@ -24,6 +24,7 @@ from workers.engine.holdings import Holdings
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.record import StepRecord
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, TokenBudget, Work
 from workers.protocol.messages import ExtendLease, Tier
 
@@ -37,6 +38,7 @@ class Scheduler:
         self.ranks = Ranks(self.holdings, self.counters)
         self.admission = Admission(self.ranks, self.holdings, self.counters, limits)
         self.budget = TokenBudget(limits.max_batch_tokens)
+        self.speculation: Speculation | None = None
         self._num_preempted_before = 0
         self._num_cached_before = 0
 
@@ -81,6 +83,8 @@ class Scheduler:
             if tier == "interactive" or not self.ranks.wanted("interactive"):
                 self.admission.admit(plan, tier, prefills)
             self._plan_chunks(plan, prefills)
+        if self.speculation is not None:
+            self.speculation.extend(plan)
         return plan
 
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
@@ -232,6 +236,14 @@ class Scheduler:
             self.ranks.run(child)
             children.append(child)
         return [sequence, *children]
+
+    def reject(self, work: Work, num_kept: int) -> None:
+        """Of a row with proposals only the first `num_kept` tokens count. What it wrote behind them is written again
+        before anybody reads it."""
+        sequence, num_lost = work.sequence, work.num_draws - num_kept
+        sequence.num_scheduled -= num_lost
+        sequence.num_pending -= num_lost
+        sequence.attempt.lease.in_flight -= num_lost
 
     def drop(self, work: Work, record: StepRecord) -> None:
         """The result of a row that nobody wants any more: neither billed nor charged."""

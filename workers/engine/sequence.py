@@ -28,6 +28,7 @@ from workers.protocol.messages import (
 
 if TYPE_CHECKING:
     from cache.prefix_cache import Handle
+    from workers.engine.speculate.proposer import Drafting
 
 MAX_TIMELINE_EVENTS = 256
 """A request that is preempted for ever still ends with a frame of bounded size."""
@@ -95,6 +96,7 @@ class Sequence:
     __slots__ = (
         "attempt",
         "block_ids",
+        "drafting",
         "handle",
         "index",
         "last_step",
@@ -131,6 +133,8 @@ class Sequence:
         """Whole blocks already shown to the prefix tree, accepted or not."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
+        self.drafting: Drafting | None = None
+        """Of speculation, once it was tried."""
 
     @property
     def num_unscheduled(self) -> int:
@@ -211,6 +215,8 @@ class Attempt:
         self.account = PromptAccount(len(self.prompt))
         self.num_output = 0
         self.num_recomputed = 0
+        self.num_rejected = 0
+        """Proposals that were wrong, or stood behind an end."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_sent = False
         self.cache_report = CacheReport()
@@ -258,6 +264,7 @@ class Attempt:
             cache_write=counts.cache_write,
             uncached=counts.uncached,
             output=self.num_output,
+            speculated=self.num_rejected,
             recomputed=self.num_recomputed,
         )
 

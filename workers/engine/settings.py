@@ -67,6 +67,13 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Token budget of a step: more is faster for prompts and slower between two tokens of a stream."""
     engine_max_running: int = pydantic.Field(default=256, ge=1)
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
+    engine_speculate: Literal["off", "ngram"] = "off"
+    """Who proposes tokens that a step then proves, several at a time; outputs stay the same. ngram: the request's own
+    text, which pays where an answer copies from its prompt."""
+    engine_speculate_proposals: int = pydantic.Field(default=8, ge=1, le=64)
+    """At most so many for one sequence in a step."""
+    engine_speculate_step_tokens: int = pydantic.Field(default=128, ge=2)
+    """Nothing is proposed where sequences times (1 + proposals) would be more: there a step is bound by arithmetic."""
     engine_lag: Literal["auto", "off"] = "auto"
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 

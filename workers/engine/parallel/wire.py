@@ -29,6 +29,7 @@ class RowPart(msgspec.Struct, frozen=True, array_like=True):
     draws: bool
     prompt_logprobs: int
     next_token: int
+    num_proposed: int
     row_id: int
 
 
@@ -109,6 +110,7 @@ def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
             bool(row.draws),
             row.prompt_logprobs,
             row.next_token,
+            row.num_proposed,
             row.row_id,
         )
         for row in rows
@@ -122,9 +124,10 @@ def rows_of(parts: Sequence[RowPart]) -> list[Row]:
             part.tokens,
             part.start,
             part.block_table,
-            _ELSEWHERE if part.draws else (),
+            _ELSEWHERE * (1 + part.num_proposed) if part.draws else (),
             part.prompt_logprobs,
             part.next_token,
+            part.num_proposed,
             part.row_id,
         )
         for part in parts

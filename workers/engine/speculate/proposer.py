@@ -1,0 +1,45 @@
+"""What proposes tokens, and what is remembered of a sequence between two proposals. Values and an interface.
+
+A proposal may be anything: verification draws from the model at every position, so a wrong one costs time and never
+changes a token. A proposer is asked once per step for all sequences, which lets a model of its own run them as one
+batch. Each proposal is one-hot: a list of tokens without probabilities. A proposer with several heads (Medusa, EAGLE)
+answers with the best token of each head in order; one that grows a tree answers with the branch it trusts most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+from workers.engine.sequence import Sequence
+from workers.engine.speculate.acceptance import Acceptance
+from workers.engine.speculate.ngram import NgramIndex
+
+
+class Drafting:
+    """What speculation knows of one sequence."""
+
+    __slots__ = ("acceptance", "index")
+
+    def __init__(self) -> None:
+        self.acceptance = Acceptance()
+        self.index = NgramIndex()
+
+
+class Ask(NamedTuple):
+    sequence: Sequence
+    """All its tokens are known, the last one is without KV."""
+    drafting: Drafting
+    num_tokens: int
+    """At most so many are wanted; at least 1."""
+
+
+class Proposer(Protocol):
+    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
+        """For each ask the tokens that may come next, none if nothing is worth a try."""
+        ...
+
+    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
+        """Whether it will probably propose something once the token in flight is known: then the step behind that one
+        is worth waiting for."""
+        ...
