@@ -58,12 +58,12 @@ class Row:
     """>= 0: also the logprob of each next token inside `tokens` (and of the k best)."""
     next_token: int = -1
     """The token after this chunk, for the last prompt logprob of a chunk; -1 at the end of the prompt."""
-    num_proposed: int = 0
-    """So many of `tokens`, the last ones, are guesses. Then there is one draw more: from the logits at the last known
-    token and at each guess, in order, each as if the guesses before it were true."""
     row_id: int = -1
     """The sequence's device row, 0 <= row_id < max_running: its own from when it starts running until the last step
     launched with it is collected. -1: none, for a runner that keeps nothing on the device between steps."""
+    num_proposed: int = 0
+    """So many of `tokens`, the last ones, are guesses. Then there is one draw more: from the logits at the last known
+    token and at each guess, in order, each as if the guesses before it were true."""
 
 
 @dataclass(frozen=True, slots=True)

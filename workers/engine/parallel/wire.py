@@ -29,8 +29,8 @@ class RowPart(msgspec.Struct, frozen=True, array_like=True):
     draws: bool
     prompt_logprobs: int
     next_token: int
-    num_proposed: int
     row_id: int
+    num_proposed: int
 
 
 class Execute(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -110,8 +110,8 @@ def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
             bool(row.draws),
             row.prompt_logprobs,
             row.next_token,
-            row.num_proposed,
             row.row_id,
+            row.num_proposed,
         )
         for row in rows
     ]
@@ -127,8 +127,8 @@ def rows_of(parts: Sequence[RowPart]) -> list[Row]:
             _ELSEWHERE * (1 + part.num_proposed) if part.draws else (),
             part.prompt_logprobs,
             part.next_token,
-            part.num_proposed,
             part.row_id,
+            part.num_proposed,
         )
         for part in parts
     ]
