@@ -83,14 +83,14 @@ class Commit:
         """What was right of the proposals is so many steps of one token."""
         sequence = work.sequence
         own = own_draws(proposals, result.drawn, sequence.attempt.end_ids)
+        num_accepted = len(own) - 1
         self._scheduler.reject(work, len(own))
+        sequence.attempt.num_rejected += len(proposals) - num_accepted  # the last token may end it
         for drawn in own:
             self._row(Work(sequence, 1, 1), RowResult((drawn,)), record, now)
-        num_accepted = len(own) - 1
         record.num_decode_seqs -= num_accepted
         record.num_proposed += len(proposals)
         record.num_accepted += num_accepted
-        sequence.attempt.num_rejected += len(proposals) - num_accepted
         if self._scheduler.speculation is not None:
             self._scheduler.speculation.observe(sequence, len(proposals), num_accepted)
 

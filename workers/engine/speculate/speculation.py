@@ -56,20 +56,17 @@ class Speculation:
 
     def _expect(self, sequence: Sequence, plan: StepPlan) -> None:
         """Its last token is in flight. If something will be proposed behind it, the next plan waits for this one."""
-        drafting = sequence.drafting
+        drafting = _drafting(sequence)
         if plan.holds_next or drafting is None:
             return
         wanted = drafting.acceptance.num_wanted(len(sequence.tokens), 1)
         plan.holds_next = wanted > 0 and self._proposer.expects(sequence, drafting)
 
     def _ask(self, sequence: Sequence, plan: StepPlan, most: int) -> Ask | None:
-        attempt = sequence.attempt
-        # A penalty changes with every output token, and devices count those that are drawn, not proposed.
-        if penalizes(attempt.message.sampling):
+        drafting = _drafting(sequence)
+        if drafting is None:
             return None
-        if sequence.drafting is None:
-            sequence.drafting = Drafting()
-        drafting, length = sequence.drafting, len(sequence.tokens)
+        attempt, length = sequence.attempt, len(sequence.tokens)
         # The row draws one token more than it proposes.
         room = min(most, plan.budget, attempt.lease.left, attempt.end_len - length - 1)
         wanted = drafting.acceptance.num_wanted(length, room)
@@ -104,3 +101,11 @@ class Speculation:
         if sequence.drafting is not None:
             length = len(sequence.tokens)
             sequence.drafting.acceptance.observe(num_proposed, num_accepted, length)
+
+
+def _drafting(sequence: Sequence) -> Drafting | None:
+    """None for a sequence with penalties: they change with every output token, and devices count tokens that are drawn,
+    not those that are proposed."""
+    if sequence.drafting is None and not penalizes(sequence.attempt.message.sampling):
+        sequence.drafting = Drafting()
+    return sequence.drafting
