@@ -24,6 +24,9 @@ class Informed:
     def expects(self, sequence, drafting):
         return self._random.random() < 0.5
 
+    def forget(self, region):
+        pass
+
     def _one(self, ask):
         sequence, source = ask.sequence, self._random
         done = len(sequence.output)

@@ -24,6 +24,7 @@ from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.ngram import NgramProposer
 from workers.engine.speculate.speculation import Speculation
+from workers.engine.speculate.suffix import SuffixProposer
 from workers.engine.step_plan import Limits
 
 logger = logging.getLogger("workers.engine")
@@ -93,8 +94,10 @@ def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJourna
 def speculation(told: WorkerSettings, cache: PrefixCache) -> Speculation | None:
     if told.engine_speculate == "off":
         return None
+    by_suffix = told.engine_speculate == "suffix"
+    proposer = SuffixProposer(cache.block_size) if by_suffix else NgramProposer()
     return Speculation(
-        NgramProposer(),
+        proposer,
         cache,
         max_proposals=told.engine_speculate_proposals,
         max_step_tokens=told.engine_speculate_step_tokens,

@@ -189,6 +189,8 @@ class Engine:
                     self.cache.unpin(event.region)
                 case CacheCommand(action="drop"):
                     self.cache.drop(event.region)
+                    if self.scheduler.speculation is not None:
+                        self.scheduler.speculation.forget(event.region)
                 case LinkClosed():
                     self._attempts.close_link(link)
                 case Drain():

@@ -67,9 +67,9 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Token budget of a step: more is faster for prompts and slower between two tokens of a stream."""
     engine_max_running: int = pydantic.Field(default=256, ge=1)
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
-    engine_speculate: Literal["off", "ngram"] = "off"
+    engine_speculate: Literal["off", "ngram", "suffix"] = "off"
     """Who proposes tokens that a step then proves, several at a time; outputs stay the same. ngram: the request's own
-    text, which pays where an answer copies from its prompt."""
+    text, which pays where an answer copies from its prompt. suffix: also what its tenant's own namespace computed before."""
     engine_speculate_proposals: int = pydantic.Field(default=8, ge=1, le=64)
     """At most so many for one sequence in a step."""
     engine_speculate_step_tokens: int = pydantic.Field(default=128, ge=2)

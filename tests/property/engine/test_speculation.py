@@ -17,7 +17,7 @@ from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
 SHAPES = st.fixed_dictionaries(
     {
-        "num_blocks": st.integers(18, 60),
+        "num_blocks": st.integers(22, 60),
         "max_batch_tokens": st.integers(4, 40),
         "max_running": st.integers(3, 4),
         "lag": st.sampled_from([0, 1]),
@@ -73,7 +73,7 @@ def extend_leases(drive):
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

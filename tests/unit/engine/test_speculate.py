@@ -37,15 +37,16 @@ def test_the_longest_latest_match_is_found_however_the_text_arrives(num_ids):
         for _ in range(source.randrange(60)):
             tokens.extend(source.randrange(num_ids) for _ in range(source.choice([1, 1, 1, 7])))
             index.extend(tokens)
-            assert index.find(tokens) == searched(tokens)
+            match = index.find(tokens)
+            assert (-1 if match is None else match.place) == searched(tokens)
 
 
 def test_a_text_that_ends_in_a_repetition_is_repeated_on():
     tokens = array("i", [9, 1, 2, 3, 1, 2, 3])
     index = NgramIndex()
     index.extend(tokens)
-    first = index.find(tokens)
-    assert first == 4
+    first, length = index.find(tokens)
+    assert (first, length) == (4, 3)
     assert list(continuation(tokens, first, 7)) == [1, 2, 3, 1, 2, 3, 1]
 
 

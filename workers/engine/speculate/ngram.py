@@ -8,8 +8,9 @@ and a lookup at most `MAX_PLACES` comparisons, however long the text is.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from workers.engine.sequence import Sequence
@@ -44,29 +45,47 @@ class NgramIndex:
             last[key] = place
             previous = token
 
-    def find(self, tokens: array[int]) -> int:
-        """Where the tokens behind the best match begin, after `extend`; -1: none. The longest match wins, up to
-        `LONGEST_MATCH` tokens, of equal ones the latest."""
+    def places(self, pair: tuple[int, int]) -> Iterator[int]:
+        """Where these two tokens stand, the second one's places, latest first, at most `MAX_PLACES`."""
+        place = self._last.get((pair[0] << 32) | pair[1], -1)
+        for _ in range(MAX_PLACES):
+            if place < 0:
+                return
+            yield place
+            place = self._before[place]
+
+    def find(self, tokens: array[int]) -> Match | None:
+        """Where the end of the tokens stood before, after `extend`. The longest match wins, up to `LONGEST_MATCH`
+        tokens, of equal ones the latest."""
         end = len(tokens) - 1
         if end < 1:
-            return -1
-        place, best, best_length = self._before[end], -1, 0
+            return None
+        place, found = self._before[end], None
         for _ in range(MAX_PLACES):
             if place < 0:
                 break
-            length = LEAST_MATCH
-            while (
-                length < LONGEST_MATCH
-                and place >= length
-                and tokens[place - length] == tokens[end - length]
-            ):
-                length += 1
-            if length > best_length:
-                best, best_length = place, length
+            length = match_length(tokens, place, tokens, LONGEST_MATCH)
+            if found is None or length > found.length:
+                found = Match(place + 1, length)
                 if length == LONGEST_MATCH:
                     break
             place = self._before[place]
-        return best + 1 if best >= LEAST_MATCH - 1 else -1
+        return found
+
+
+class Match(NamedTuple):
+    place: int
+    """Of the token behind it."""
+    length: int
+
+
+def match_length(text: array[int], place: int, tokens: array[int], most: int) -> int:
+    """How many tokens that end at `place` of the text are those that end `tokens`; two of them are known to be."""
+    length, end = LEAST_MATCH, len(tokens) - 1
+    most = min(most, place + 1, end + 1)
+    while length < most and text[place - length] == tokens[end - length]:
+        length += 1
+    return length
 
 
 def continuation(tokens: array[int], first: int, num_tokens: int) -> array[int]:
@@ -86,10 +105,13 @@ class NgramProposer:
 
     def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
         drafting.index.extend(sequence.tokens)
-        return drafting.index.find(sequence.tokens) >= 0
+        return drafting.index.find(sequence.tokens) is not None
+
+    def forget(self, region: bytes) -> None:
+        pass
 
     def _one(self, ask: Ask) -> Seq[int]:
         tokens, index = ask.sequence.tokens, ask.drafting.index
         index.extend(tokens)
-        first = index.find(tokens)
-        return continuation(tokens, first, ask.num_tokens) if first >= 0 else ()
+        match = index.find(tokens)
+        return () if match is None else continuation(tokens, match.place, ask.num_tokens)

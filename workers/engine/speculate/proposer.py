@@ -19,11 +19,13 @@ from workers.engine.speculate.ngram import NgramIndex
 class Drafting:
     """What speculation knows of one sequence."""
 
-    __slots__ = ("acceptance", "index")
+    __slots__ = ("acceptance", "index", "num_taught")
 
     def __init__(self) -> None:
         self.acceptance = Acceptance()
         self.index = NgramIndex()
+        self.num_taught = 0
+        """Tokens that its region's index has seen."""
 
 
 class Ask(NamedTuple):
@@ -42,4 +44,8 @@ class Proposer(Protocol):
     def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
         """Whether it will probably propose something once the token in flight is known: then the step behind that one
         is worth waiting for."""
+        ...
+
+    def forget(self, region: bytes) -> None:
+        """The texts of a namespace region are to be gone."""
         ...

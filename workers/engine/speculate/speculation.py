@@ -95,6 +95,9 @@ class Speculation:
             sequence.block_ids += fresh
         return number
 
+    def forget(self, region: bytes) -> None:
+        self._proposer.forget(region)
+
     # --- its results ---
 
     def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
