@@ -1,6 +1,6 @@
 """What proposals gain and cost, with and without them in turns in one process: tokens per second of the real engine.
 
-    python benchmarks/speculation.py [--model DIRECTORY] [--runs 5]
+    python benchmarks/speculation.py [--model DIRECTORY] [--draft DIRECTORY] [--runs 5]
 
 The demo model by default, float32 on a CPU. Three kinds of text: `copy` asks greedily for what the prompt holds
 (copy-heavy), `plain` goes on with held-out text greedily, `random` draws at temperature 1.5, where hardly any guess
@@ -28,6 +28,7 @@ from tokenizers import Tokenizer  # noqa: E402
 from cache.prefix_cache import PrefixCache  # noqa: E402
 from workers.engine.engine import Engine  # noqa: E402
 from workers.engine.runner import ModelRunner, RunnerSettings  # noqa: E402
+from workers.engine.speculate.draft import DraftProposer  # noqa: E402
 from workers.engine.speculate.ngram import NgramProposer  # noqa: E402
 from workers.engine.speculate.speculation import Speculation  # noqa: E402
 from workers.engine.step_plan import Limits  # noqa: E402
@@ -79,12 +80,19 @@ def prompts(text: str, number: int) -> list[list[int]]:
     raise SystemExit(f"only {len(found)} prompts of {number}")
 
 
-def run(runner: ModelRunner, case: Case, told: argparse.Namespace, *, on: bool) -> Run:
+def run(
+    runner: ModelRunner,
+    draft: ModelRunner | None,
+    case: Case,
+    told: argparse.Namespace,
+    *,
+    on: bool,
+) -> Run:
     cache = PrefixCache(runner.num_blocks, runner.block_size)
     speculation = None
     if on:
         speculation = Speculation(
-            NgramProposer(),
+            NgramProposer() if draft is None else DraftProposer(draft),
             cache,
             max_proposals=told.proposals,
             max_step_tokens=told.step_tokens,
@@ -145,9 +153,20 @@ def _stream(
     clock.num_tokens += sum(map(len, mine)) - begun[2]
 
 
+def load(model: str, told: argparse.Namespace) -> ModelRunner:
+    return ModelRunner(
+        RunnerSettings(
+            model, device="cpu", dtype=told.dtype, num_blocks=NUM_BLOCKS, steps="plain",
+            num_threads=told.threads, max_model_len=2048,
+        )
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=str(DEMO_MODEL / "model"))
+    parser.add_argument("--draft", help="a draft model's directory, in the place of n-grams")
+    parser.add_argument("--texts", nargs="+", default=["copy", "plain", "random"])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--proposals", type=int, default=8)
@@ -156,21 +175,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="at least; else as many as streams")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     told = parser.parse_args()
-    runner = ModelRunner(
-        RunnerSettings(
-            told.model, device="cpu", dtype=told.dtype, num_blocks=NUM_BLOCKS,
-            num_threads=told.threads, max_model_len=2048,
-        )
-    )  # fmt: skip
+    runner = load(told.model, told)
+    draft = load(told.draft, told) if told.draft else None
     print(f"{told.model} {told.dtype}, {told.threads} threads, best of {told.runs} runs a side\n")
     print("| text | streams | off tok/s | on tok/s | ratio | CPU time | accepted | steps | equal |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for text in ("copy", "plain", "random"):
+    for text in told.texts:
         for num_streams in told.streams:
             case = Case(text, num_streams, max(num_streams, told.prompts))
-            run(runner, case, told, on=True)
+            run(runner, draft, case, told, on=True)
             pairs = [
-                (run(runner, case, told, on=False), run(runner, case, told, on=True))
+                tuple(run(runner, draft, case, told, on=on) for on in (False, True))
                 for _ in range(told.runs)
             ]
             off, on = (min(side, key=lambda r: r.seconds) for side in zip(*pairs, strict=True))

@@ -11,6 +11,8 @@ class Informed:
     """`answers`: (request id, choice) -> its output. Proposes up to what was asked for, sometimes nothing; each token is
     another one with probability `error`. Expects something half of the time."""
 
+    needs_blocks = False
+
     def __init__(self, answers, seed=0, error=0.2):
         self.answers = answers
         self.error = error

@@ -22,7 +22,9 @@ from workers.engine.parallel.ranks import Ranks, meeting_file
 from workers.engine.plan import StepRunner
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
+from workers.engine.speculate.draft import DraftProposer
 from workers.engine.speculate.ngram import NgramProposer
+from workers.engine.speculate.proposer import Proposer
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.speculate.suffix import SuffixProposer
 from workers.engine.step_plan import Limits
@@ -88,14 +90,25 @@ def build_engine(told: WorkerSettings, runner: StepRunner, journal: EngineJourna
     )
     cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
     lag = told.engine_lag == "auto"
-    return Engine(runner, cache, limits, journal, lag=lag, speculation=speculation(told, cache))
+    return Engine(
+        runner, cache, limits, journal, lag=lag, speculation=speculation(told, runner, cache)
+    )
 
 
-def speculation(told: WorkerSettings, cache: PrefixCache) -> Speculation | None:
-    if told.engine_speculate == "off":
-        return None
-    by_suffix = told.engine_speculate == "suffix"
-    proposer = SuffixProposer(cache.block_size) if by_suffix else NgramProposer()
+def speculation(told: WorkerSettings, runner: StepRunner, cache: PrefixCache) -> Speculation | None:
+    """Raises `StartError` for a draft model that does not fit the model."""
+    proposer: Proposer
+    match told.engine_speculate:
+        case "off":
+            return None
+        case "ngram":
+            proposer = NgramProposer()
+        case "suffix":
+            proposer = SuffixProposer(cache.block_size)
+        case "draft":
+            from workers.engine.loading import load_draft
+
+            proposer = DraftProposer(load_draft(told, runner))
     return Speculation(
         proposer,
         cache,

@@ -12,6 +12,7 @@ from proposing import Informed, speculating
 from tiny_models import TinyModel
 
 from workers.engine.plan import Draw, Row
+from workers.engine.speculate.draft import DraftProposer
 from workers.engine.speculate.ngram import NgramProposer
 from workers.engine.speculate.verify import own_draws
 from workers.protocol.messages import ExtendLease, SamplingParams
@@ -96,6 +97,27 @@ def test_proposals_change_no_token_of_a_real_model(tmp_path, name, seed, steps):
         assert totals.num_proposed > totals.num_accepted
         assert totals.num_accepted > 20 or isinstance(proposer, NgramProposer)
         assert totals.num_preempted > 0 or seed != 3
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_draft_model_changes_no_token_whatever_it_is(tmp_path, lag):
+    """The model as its own draft is nearly always right, through prefix hits, forks and lost blocks; another model hardly
+    ever is."""
+    model = TinyModel.make("llama", tmp_path / "target")
+    other = TinyModel.make("qwen3", tmp_path / "other")
+    runner = model.runner(num_blocks=24)
+    _, expected, off = play(runner, 3, 0, None)
+    shares = []
+    for draft in (model.runner(num_blocks=24), other.runner(num_blocks=24)):
+        speculate = speculating(DraftProposer(draft), max_step_tokens=40)
+        drive, logprobs, on = play(runner, 3, lag, speculate)
+        assert on == off
+        check_near(logprobs, expected)
+        totals = drive.engine.totals
+        assert totals.num_proposed > 30
+        assert totals.num_preempted > 0 or lag
+        shares.append(totals.num_accepted / totals.num_proposed)
+    assert shares[0] > 0.95 > 0.5 > shares[1]
 
 
 def chi_square(counts, probabilities, number):

@@ -100,6 +100,8 @@ def continuation(tokens: array[int], first: int, num_tokens: int) -> array[int]:
 class NgramProposer:
     """Proposes from the sequence's own prompt and output."""
 
+    needs_blocks = False
+
     def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
         return [self._one(ask) for ask in asks]
 

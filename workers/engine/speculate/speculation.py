@@ -70,6 +70,8 @@ class Speculation:
         # The row draws one token more than it proposes.
         room = min(most, plan.budget, attempt.lease.left, attempt.end_len - length - 1)
         wanted = drafting.acceptance.num_wanted(length, room)
+        if self._proposer.needs_blocks and wanted > 0:
+            wanted = self._fit(sequence, wanted)
         return Ask(sequence, drafting, wanted) if wanted > 0 else None
 
     def _add(self, plan: StepPlan, place: int, ask: Ask, found: Seq[int]) -> None:

@@ -76,6 +76,8 @@ class RegionIndex:
 class SuffixProposer:
     """Proposes from the longer match: in the sequence's own text, or in its region's."""
 
+    needs_blocks = False
+
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._regions: OrderedDict[bytes, RegionIndex] = OrderedDict()
