@@ -28,8 +28,10 @@ serve: setup ## start gateway, worker, jobs and embedded services on 127.0.0.1:8
 test: setup ## all tests; starts embedded services where none answer
 	$(BIN)/python -m pytest $(ARGS)
 
-test-gpu: setup ## what only a GPU shows; needs one
-	HEADGATE_TEST_GPU=1 $(BIN)/python -m pytest tests/gpu $(ARGS)
+# Not `setup`: a machine with a GPU brings its own torch and Triton. GPU_PYTHON names the interpreter that has them.
+GPU_PYTHON ?= $(PYTHON)
+test-gpu: ## what only a GPU shows; needs one, with torch, Triton, transformers and pytest
+	HEADGATE_TEST_GPU=1 PYTHONPATH=.:tests $(GPU_PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests/gpu tests/gpu $(ARGS)
 
 check: lint types contracts migrations-check aot ## linters, types, import contracts, migrations in step with the models, kernels compiled
 
@@ -66,10 +68,8 @@ soak: setup ## long fuzzing, chaos and soak runs
 bench: setup ## serve.py against a fresh `headgate up`; writes a table and JSON
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-# Not `setup`: a machine with a GPU brings its own torch and Triton. BENCH_PYTHON names the interpreter that has them.
-BENCH_PYTHON ?= $(PYTHON)
 bench-gpu: ## kernels, decode step and engine on this machine's GPU, as ratios to its measured ceilings
-	PYTHONPATH=. $(BENCH_PYTHON) -m benchmarks.gpu $(ARGS)
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
 demo-model: setup ## train the demo model again (about an hour on 2 cores)
 	$(BIN)/python ops/demo_model/train.py

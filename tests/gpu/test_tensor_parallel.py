@@ -7,14 +7,14 @@ import signal
 
 import pytest
 import torch
+
+if torch.cuda.device_count() < 2:
+    pytest.skip("needs two CUDA devices: each rank has its own", allow_module_level=True)
+
 from parallel_worker import Worker, gone, is_alive, running
 from tiny_models import TinyModel
 
 from workers.protocol.messages import Finished
-
-pytestmark = pytest.mark.skipif(
-    torch.cuda.device_count() < 2, reason="needs two CUDA devices: each rank has its own"
-)
 
 
 @pytest.fixture

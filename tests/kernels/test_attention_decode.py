@@ -14,6 +14,7 @@ from triton.runtime import interpreter
 
 from kernels import attention_decode, attention_tiles, dispatch, splits
 from kernels.batch import PagedBatch, RowTensors
+from kernels.checks import SUPPORTED_DTYPES
 from kernels.dispatch import Ops
 
 CPU = torch.device("cpu")
@@ -260,7 +261,7 @@ def test_every_choice_is_compiled_ahead_and_none_has_float8_before_sm_89(
         for s in attention_decode.specimens(cap)
         if "ROWS" in s.constants
     }
-    for query in dispatch.SUPPORTED_DTYPES:
+    for query in SUPPORTED_DTYPES:
         for kv in (query, torch.int8, torch.float8_e4m3fn):
             if kv == torch.float8_e4m3fn and cap < 89:
                 with pytest.raises(ValueError, match="no float8"):

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from kernels import ahead, attention_prefill, dispatch
 from kernels.attention_prefill import SHORT_LANES, select
 from kernels.batch import RowTensors
-from kernels.dispatch import QUANTIZED_DTYPES, SUPPORTED_DTYPES, SUPPORTED_HEAD_DIMS
+from kernels.checks import SUPPORTED_DTYPES
+from kernels.dispatch import SUPPORTED_HEAD_DIMS
+from kernels.reference.quant import LIMITS as QUANTIZED_DTYPES
 from kernels.splits import DecodeWorkspace
 
 TWIN = dispatch.choose(torch.device("cpu"))

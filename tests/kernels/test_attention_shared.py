@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from kernels import attention_shared, dispatch
 from kernels.batch import PagedBatch
+from kernels.checks import SUPPORTED_DTYPES
 from kernels.dispatch import Ops
 from kernels.reference.attention import merge_states
 from kernels.shared import SharedGroups, sharing_pays
@@ -164,7 +165,7 @@ def test_every_choice_is_compiled_ahead(cap: int) -> None:
         for s in attention_shared.specimens(cap)
     }
     for head_dim in dispatch.SUPPORTED_HEAD_DIMS:
-        for query in dispatch.SUPPORTED_DTYPES:
+        for query in SUPPORTED_DTYPES:
             for kv in (query, torch.int8):
                 tiling = attention_shared.select(cap, head_dim, query, kv)
                 shape = (tiling.rows, tiling.tokens, tiling.num_warps, tiling.num_stages)

@@ -95,7 +95,7 @@ class TestFormats:
 
 def run(ops, name: str, x: torch.Tensor, columns: int, *told, **options) -> torch.Tensor:
     out = Guarded((len(x), columns), options.pop("dtype", x.dtype))
-    getattr(ops, name)(out.tensor, x, *told, **options)
+    getattr(ops.weights, name)(out.tensor, x, *told, **options)
     out.check()
     return out.tensor
 
