@@ -105,17 +105,17 @@ def test_a_draft_model_changes_no_token_whatever_it_is(tmp_path, lag):
     ever is."""
     model = TinyModel.make("llama", tmp_path / "target")
     other = TinyModel.make("qwen3", tmp_path / "other")
-    runner = model.runner(num_blocks=24)
+    runner = model.runner(num_blocks=20)
     _, expected, off = play(runner, 3, 0, None)
     shares = []
-    for draft in (model.runner(num_blocks=24), other.runner(num_blocks=24)):
+    for draft in (model.runner(num_blocks=20), other.runner(num_blocks=20)):
         speculate = speculating(DraftProposer(draft), max_step_tokens=40)
         drive, logprobs, on = play(runner, 3, lag, speculate)
         assert on == off
         check_near(logprobs, expected)
         totals = drive.engine.totals
         assert totals.num_proposed > 30
-        assert totals.num_preempted > 0 or lag
+        assert totals.num_preempted > 0
         shares.append(totals.num_accepted / totals.num_proposed)
     assert shares[0] > 0.95 > 0.5 > shares[1]
 
