@@ -4,6 +4,7 @@ sampled, on plain steps and on device rows; and what is drawn behind proposals i
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 from engine_driver import Driver
@@ -11,7 +12,11 @@ from fakes import generate_request
 from proposing import Informed, speculating
 from tiny_models import TinyModel
 
+from cache.prefix_cache import PrefixCache
+from workers.engine.__main__ import speculation
+from workers.engine.errors import ModelError
 from workers.engine.plan import Draw, Row
+from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.draft import DraftProposer
 from workers.engine.speculate.ngram import NgramProposer
 from workers.engine.speculate.verify import own_draws
@@ -118,6 +123,38 @@ def test_a_draft_model_changes_no_token_whatever_it_is(tmp_path, lag):
         assert totals.num_preempted > 0
         shares.append(totals.num_accepted / totals.num_proposed)
     assert shares[0] > 0.95 > 0.5 > shares[1]
+
+
+def told(model, draft):
+    return WorkerSettings(
+        model=str(model.directory),
+        threads=1,
+        engine_device="cpu",
+        engine_block_size=4,
+        engine_speculate="draft",
+        engine_draft_model=str(draft),
+    )
+
+
+def test_a_worker_is_built_with_the_draft_model_it_is_told(tmp_path):
+    model = TinyModel.make("llama", tmp_path)
+    runner = model.runner(num_blocks=40)
+    built = partial(speculation, told(model, model.directory), runner)
+    drive = Driver(runner, speculate=built)
+    params = SamplingParams(seed=3, ignore_eos=True)
+    drive.send(generate_request("r", range(3, 20), 30, sampling=params, root=runner.root))
+    drive.run().check_idle()
+    totals = drive.engine.totals
+    assert totals.num_accepted == totals.num_proposed > 20
+    assert totals.num_steps < 12
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(tmp_path):
+    model = TinyModel.make("llama", tmp_path)
+    runner = model.runner(num_blocks=40)
+    runner.vocab_size += 1
+    with pytest.raises(ModelError, match="301 tokens, the model 302"):
+        speculation(told(model, model.directory), runner, PrefixCache(40, 4))
 
 
 def chi_square(counts, probabilities, number):
