@@ -155,6 +155,7 @@ class Driver:
         totals = self.engine.totals
         if isinstance(self.runner, LaggedRunner):
             num_tokens = totals.num_prefill_tokens + totals.num_lag_discarded
+            num_tokens += totals.num_proposed
             num_tokens += sum(r.num_decode_seqs for o in self.outputs for r in o.steps)
             assert num_tokens == self.runner.num_tokens, "work of the device that no record has"
         usages = [ending.usage for ending in self.endings.values()]
@@ -162,6 +163,8 @@ class Driver:
         computed = sum(u.uncached + u.cache_write + u.recomputed for u in usages)
         assert computed == self.engine.totals.num_prefill_tokens
         assert sum(u.output for u in usages) == self.engine.totals.num_output_tokens
+        num_rejected = totals.num_proposed - totals.num_accepted
+        assert sum(u.speculated for u in usages) == num_rejected
         assert sum(u.recomputed for u in usages) == self.engine.totals.num_recomputed
         for key, ending in self.endings.items():
             message = self.requests[key]

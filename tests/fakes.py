@@ -25,6 +25,7 @@ from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.plan import Collected, Draw, Drawn, KernelState, Row, RowResult, Ticket
 from workers.engine.service import Identity, Service, hello_of
+from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     GenerateRequest,
@@ -179,9 +180,14 @@ class ScriptedRunner:
             return RowResult(prompt_logprobs=prompt_logprobs)
         tokens = self._read(row)
         drawn = []
-        for draw in row.draws:
-            assert draw.position == len(tokens), "drawn at another position than computed"
-            token = allowed(script(tokens, draw, self._eos_every), draw.mask)
+        first = len(tokens) - row.num_proposed
+        for place, draw in enumerate(row.draws):
+            known = tokens[: first + place] if row.num_proposed else tokens
+            assert draw.position == len(known), "drawn at another position than computed"
+            assert list(known) == [*draw.prompt, *draw.output], (
+                "drawn behind other tokens than told"
+            )
+            token = allowed(script(known, draw, self._eos_every), draw.mask)
             k = draw.params.logprobs
             drawn.append(Drawn(token, logprob_of(token, k) if k >= 0 else None))
         return RowResult(tuple(drawn), prompt_logprobs)
@@ -229,6 +235,7 @@ def scripted_engine(
     journal: EngineJournal | None = None,
     allow_lag: bool = True,
     grammars: GrammarSource | None = None,
+    speculate: Callable[[PrefixCache], Speculation] | None = None,
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
@@ -242,6 +249,7 @@ def scripted_engine(
         journal,
         grammars=grammars,
         lag=allow_lag,
+        speculation=speculate(cache) if speculate else None,
         clock=clock,
     )
 

@@ -230,8 +230,12 @@ class LaggedRunner:
 
     def _check_own_row(self, row: Row) -> None:
         """In flight already: then a prefill that goes on, of the same sequence."""
-        for draw in row.draws:
-            assert draw.position == row.start + len(row.tokens)
+        if row.num_proposed:
+            assert len(row.draws) == row.num_proposed + 1 == len(row.tokens)
+            assert not any(row.row_id in ticket.row_ids for ticket in self._uncollected)
+        for place, draw in enumerate(row.draws):
+            known = row.start + len(row.tokens) - row.num_proposed
+            assert draw.position == known + (place if row.num_proposed else 0)
         for ticket in self._uncollected:
             if (before := ticket.row_ids.get(row.row_id)) is not None:
                 assert not before.draws, (

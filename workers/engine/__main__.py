@@ -24,6 +24,11 @@ from workers.engine.sampling import backends
 from workers.engine.sampling.compiling import Grammars
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
+from workers.engine.speculate.draft import DraftProposer
+from workers.engine.speculate.ngram import NgramProposer
+from workers.engine.speculate.proposer import Proposer
+from workers.engine.speculate.speculation import Speculation
+from workers.engine.speculate.suffix import SuffixProposer
 from workers.engine.step_plan import Limits
 
 logger = logging.getLogger("workers.engine")
@@ -116,7 +121,38 @@ def build_engine(
     )
     pin_limit = capacity.pin_limit(runner.num_blocks)
     cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
-    return Engine(runner, cache, limits, journal, grammars=grammars, lag=told.engine_lag == "auto")
+    lag = told.engine_lag == "auto"
+    return Engine(
+        runner,
+        cache,
+        limits,
+        journal,
+        grammars=grammars,
+        lag=lag,
+        speculation=speculation(told, runner, cache),
+    )
+
+
+def speculation(told: WorkerSettings, runner: StepRunner, cache: PrefixCache) -> Speculation | None:
+    """Raises `StartError` for a draft model that does not fit the model."""
+    proposer: Proposer
+    match told.engine_speculate:
+        case "off":
+            return None
+        case "ngram":
+            proposer = NgramProposer()
+        case "suffix":
+            proposer = SuffixProposer(cache.block_size)
+        case "draft":
+            from workers.engine.loading import load_draft
+
+            proposer = DraftProposer(load_draft(told, runner))
+    return Speculation(
+        proposer,
+        cache,
+        max_proposals=told.engine_speculate_proposals,
+        max_step_tokens=told.engine_speculate_step_tokens,
+    )
 
 
 async def serve(service: Service, ops: OpsServer, told: WorkerSettings) -> None:

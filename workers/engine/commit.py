@@ -9,6 +9,7 @@ from workers.engine.plan import Drawn, RowResult
 from workers.engine.record import StepRecord
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.speculate.verify import own_draws
 from workers.engine.step_plan import Work
 
 
@@ -27,6 +28,8 @@ class Commit:
         for work, result in zip(plan.work, flight.results, strict=True):
             if work.sequence.status is Status.ENDED or (void and work.sequence in void):
                 self._scheduler.drop(work, record)
+            elif proposals := plan.proposals.get(work.sequence):
+                self._verified(work, proposals, result, record, now)
             else:
                 self._row(work, result, record, now)
         # Behind all rows: a sibling of the last draw may be in prefill again.
@@ -69,6 +72,28 @@ class Commit:
         for one, drawn in zip(sequences, result.drawn, strict=True):
             if one.status is not Status.ENDED:  # with a sibling whose grammar led nowhere
                 self._token(one, drawn, now)
+
+    def _verified(
+        self,
+        work: Work,
+        proposals: tuple[int, ...],
+        result: RowResult,
+        record: StepRecord,
+        now: float,
+    ) -> None:
+        """What was right of the proposals is so many steps of one token."""
+        sequence = work.sequence
+        own = own_draws(proposals, result.drawn, sequence.attempt.end_ids)
+        num_accepted = len(own) - 1
+        self._scheduler.reject(work, len(own))
+        sequence.attempt.num_rejected += len(proposals) - num_accepted  # the last token may end it
+        for drawn in own:
+            self._row(Work(sequence, 1, 1), RowResult((drawn,)), record, now)
+        record.num_decode_seqs -= num_accepted
+        record.num_proposed += len(proposals)
+        record.num_accepted += num_accepted
+        if self._scheduler.speculation is not None:
+            self._scheduler.speculation.observe(sequence, len(proposals), num_accepted)
 
     def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
         attempt.account.close()

@@ -26,6 +26,7 @@ from workers.engine.plan import StepRunner
 from workers.engine.record import Rate, StepRecord, StepTotals
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.protocol.messages import (
     CacheCommand,
@@ -96,12 +97,14 @@ class Engine:
         *,
         grammars: GrammarSource | None = None,
         lag: bool = True,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`lag`: use what the runner offers of it."""
         self.runner = runner
         self.cache = cache
         self.scheduler = Scheduler(cache, limits)
+        self.scheduler.speculation = speculation
         self.totals = StepTotals()
         self._outbox = Outbox()
         self._attempts = Attempts(
@@ -192,8 +195,10 @@ class Engine:
                     self.cache.unpin(event.region)
                 case CacheCommand(action="drop", tenant=""):
                     self.cache.drop(event.region)
+                    self._forget(event.region)
                 case CacheCommand(action="drop"):
                     self.cache.purge(event.tenant)
+                    self._forget(None)  # which regions were the tenant's, only the tree knew
                 case LinkClosed():
                     self._attempts.close_link(link)
                 case Drain():
@@ -201,11 +206,15 @@ class Engine:
                 case _:
                     pass
 
+    def _forget(self, region: bytes | None) -> None:
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.forget(region)
+
     # --- one step ---
 
     def _launch(self, plan: StepPlan) -> Exception | None:
         """What the runner raised, if it did."""
-        rows = [row_of(work) for work in plan.work]
+        rows = [row_of(work, plan.proposals.get(work.sequence, ())) for work in plan.work]
         self.scheduler.launched(plan)
         self._step += 1
         return self._guarded(plan.step, lambda: self._pipeline.launch(plan, rows))
@@ -287,7 +296,8 @@ class Engine:
         if record.num_prefill_tokens:
             self._prefill_rate.add(record.num_prefill_tokens, record.execute_s)
         if record.num_decode_seqs:
-            self._decode_rate.add(record.num_decode_seqs, record.execute_s)
+            num_tokens = record.num_decode_seqs + record.num_accepted
+            self._decode_rate.add(num_tokens, record.execute_s)
 
     # --- emit ---
 

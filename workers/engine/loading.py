@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workers.engine.errors import ModelError
 from workers.engine.parallel.group import ALONE, Member, device_of
+from workers.engine.plan import StepRunner
 from workers.engine.runner import ModelRunner, RunnerSettings
 from workers.engine.settings import WorkerSettings
 
@@ -54,6 +55,28 @@ def adapters_in(directory: Path | None) -> list[Path]:
     if not found:
         raise ModelError(f"The directory {directory} has no adapters.")
     return found
+
+
+def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
+    """The draft model, with KV for every block of the target's pool. Raises ModelError."""
+    draft = ModelRunner(
+        RunnerSettings(
+            told.engine_draft_model,
+            device=device_of(told.engine_device, 0, told.engine_tensor_parallel),
+            dtype=told.engine_dtype,
+            block_size=target.block_size,
+            num_blocks=target.num_blocks,
+            num_threads=threads_of(told.threads, told.engine_tensor_parallel),
+            max_rows=told.engine_max_running,
+            max_batch_tokens=told.engine_max_batch_tokens,
+            steps="plain",
+        )
+    )
+    if draft.vocab_size != target.vocab_size:
+        raise ModelError(
+            f"The draft model has {draft.vocab_size} tokens, the model {target.vocab_size}."
+        )
+    return draft
 
 
 def threads_of(given: int | None, num_ranks: int) -> int | None:

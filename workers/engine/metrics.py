@@ -72,6 +72,10 @@ class Metrics:
         self._discarded = counter(
             "headgate_lag_discarded_tokens", "Tokens computed for sequences that had ended"
         )
+        self._proposed = counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed")
+        self._accepted = counter(
+            "vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right"
+        )
         self._out_of_memory = counter(
             "headgate_out_of_memory_steps", "Steps that did not fit the device's memory"
         )
@@ -143,9 +147,12 @@ class Metrics:
             self._blocks.labels(state).set(count)
         self._out_of_memory.inc(out.num_out_of_memory)
         for step in out.steps:
-            self._step_size.observe(step.num_prefill_tokens + step.num_decode_seqs)
+            num_decode = step.num_decode_seqs + step.num_proposed
+            self._step_size.observe(step.num_prefill_tokens + num_decode)
             self._step_tokens.labels("prefill").inc(step.num_prefill_tokens)
-            self._step_tokens.labels("decode").inc(step.num_decode_seqs)
+            self._step_tokens.labels("decode").inc(num_decode)
+            self._proposed.inc(step.num_proposed)
+            self._accepted.inc(step.num_accepted)
             self._generation.inc(step.num_output_tokens)
             self._preemptions.inc(step.num_preempted)
             self._recomputed.inc(step.num_recomputed)

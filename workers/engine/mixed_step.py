@@ -111,8 +111,9 @@ def _add_draws(step: MixedStep, row: Row) -> None:
     if len(row.draws) == 1:
         step.feeding.extend((len(step.draws), row.row_id))
         step.fed_back.append(row.row_id)
-    for draw in row.draws:
-        step.last.append(step.starts[-1] + len(row.tokens) - 1)
+    last = step.starts[-1] + len(row.tokens) - 1
+    for place, draw in enumerate(row.draws):
+        step.last.append(last - row.num_proposed + (place if row.num_proposed else 0))
         step.lines += numbers(draw)
         step.lines.append(draw.position)
     step.draws += row.draws

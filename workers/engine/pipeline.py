@@ -17,8 +17,10 @@ from workers.engine.step_plan import StepPlan, Work
 _PENDING_TOKENS = (PENDING,)
 
 
-def row_of(work: Work) -> Row:
+def row_of(work: Work, proposals: tuple[int, ...] = ()) -> Row:
     """The row of a plan that is not `launched` yet."""
+    if proposals:
+        return _row_with_guesses(work, proposals)
     sequence, num_tokens, num_draws = work
     start, attempt = sequence.num_scheduled, sequence.attempt
     row_id, adapter = sequence.row_id, attempt.adapter
@@ -40,6 +42,32 @@ def row_of(work: Work) -> Row:
         next_token,
         row_id,
         adapter,
+    )
+
+
+def _row_with_guesses(work: Work, proposals: tuple[int, ...]) -> Row:
+    """Behind the token drawn last stand the proposals; each draw has those before it in its output."""
+    sequence, start = work.sequence, work.sequence.num_scheduled
+    attempt, length = sequence.attempt, len(sequence.tokens)
+    draws = tuple(
+        Draw(
+            attempt.message.sampling,
+            sequence.seed,
+            length + place,
+            attempt.prompt,
+            [*sequence.output, *proposals[:place]] if place else sequence.output,
+        )
+        for place in range(work.num_draws)
+    )
+    tokens = sequence.tokens[start:]
+    tokens.extend(proposals)
+    return Row(
+        tokens,
+        start,
+        sequence.block_ids,
+        draws,
+        num_proposed=len(proposals),
+        row_id=sequence.row_id,
     )
 
 

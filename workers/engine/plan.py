@@ -23,7 +23,7 @@ PENDING = -1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to be sampled from the logits at a row's last token."""
+    """One token to be sampled, from the logits at a row's last token if nothing is proposed in the row."""
 
     params: SamplingParams
     seed: int
@@ -65,6 +65,9 @@ class Row:
     launched with it is collected. -1: none, for a runner that keeps nothing on the device between steps."""
     adapter: int = -1
     """Slot of the sequence's LoRA adapter; -1: none."""
+    num_proposed: int = 0
+    """So many of `tokens`, the last ones, are guesses. Then there is one draw more: from the logits at the last known
+    token and at each guess, in order, each as if the guesses before it were true."""
 
 
 @dataclass(frozen=True, slots=True)

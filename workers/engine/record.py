@@ -2,7 +2,7 @@
 
 The law (engine.md section 5): over any period in which nothing runs at both ends,
 sum over attempts of (uncached + cache_write + recomputed) == sum over steps of num_prefill_tokens, and
-sum of output == sum of num_output_tokens.
+sum of output == sum of num_output_tokens, and sum of speculated == sum of (num_proposed - num_accepted).
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ class StepRecord:
     num_recomputed: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_proposed: int = 0
+    num_accepted: int = 0
+    """Of those proposed; they are among the output tokens."""
     num_lag_discarded: int = 0
     """Tokens computed for sequences that had ended, or lost the step before, when they were launched or after."""
     num_preempted: int = 0
@@ -126,6 +129,8 @@ class StepTotals:
     num_recomputed: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
+    num_proposed: int = 0
+    num_accepted: int = 0
     num_lag_discarded: int = 0
     num_preempted: int = 0
     plan_s: float = field(default=0.0)

@@ -29,6 +29,7 @@ from workers.engine.pace import TokenBudget
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.record import Rate, StepRecord
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
@@ -52,6 +53,7 @@ class Scheduler:
         self.chunks = Chunks(self.ranks, self.counters)
         self.overload = Overload(self.counters)
         self.prefill_rate = Rate()
+        self.speculation: Speculation | None = None
         self._num_preempted_before = 0
         self._num_cached_before = 0
         self._num_kv_tokens = 0
@@ -139,6 +141,8 @@ class Scheduler:
         self._plan_interactive(plan)
         num_rows = len(plan.work)
         self._plan_batch(plan)
+        if self.speculation is not None:
+            self.speculation.extend(plan)
         self._count(plan, num_rows)
         return plan
 
@@ -312,6 +316,14 @@ class Scheduler:
             self.ranks.run(child)
             children.append(child)
         return [sequence, *children]
+
+    def reject(self, work: Work, num_kept: int) -> None:
+        """Of a row with proposals only the first `num_kept` tokens count. What it wrote behind them is written again
+        before anybody reads it."""
+        sequence, num_lost = work.sequence, work.num_draws - num_kept
+        sequence.num_scheduled -= num_lost
+        sequence.num_pending -= num_lost
+        sequence.attempt.lease.in_flight -= num_lost
 
     def drop(self, work: Work, record: StepRecord) -> None:
         """The result of a row that nobody wants any more: neither billed nor charged."""

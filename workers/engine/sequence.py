@@ -30,6 +30,7 @@ from workers.protocol.messages import (
 
 if TYPE_CHECKING:
     from cache.prefix_cache import Handle
+    from workers.engine.speculate.proposer import Drafting
 
 MAX_TIMELINE_EVENTS = 256
 """A request that is preempted for ever still ends with a frame of bounded size."""
@@ -100,6 +101,7 @@ class Sequence:
         "attempt",
         "automaton",
         "block_ids",
+        "drafting",
         "handle",
         "index",
         "last_step",
@@ -146,6 +148,8 @@ class Sequence:
         self.status = Status.WAITING
         self.last_token_at = 0.0
         self.automaton: Automaton | None = None
+        self.drafting: Drafting | None = None
+        """Of speculation, once it was tried."""
 
     @property
     def num_unscheduled(self) -> int:
@@ -241,6 +245,8 @@ class Attempt:
         """Its prompt is in its tenant's counter."""
         self.num_output = 0
         self.num_recomputed = 0
+        self.num_rejected = 0
+        """Proposals that were wrong, or stood behind an end."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_sent = False
         self.cache_report = CacheReport()
@@ -300,6 +306,7 @@ class Attempt:
             cache_write=counts.cache_write,
             uncached=counts.uncached,
             output=self.num_output,
+            speculated=self.num_rejected,
             recomputed=self.num_recomputed,
         )
 

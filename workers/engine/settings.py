@@ -75,6 +75,16 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_token_gap_target_ms: int = pydantic.Field(default=50, ge=1)
     """Between two tokens of an interactive stream: steps are made no larger than that allows, down to 256 tokens."""
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
+    engine_speculate: Literal["off", "ngram", "suffix", "draft"] = "off"
+    """Who proposes tokens that a step then proves, several at a time; outputs stay the same. ngram: the request's own
+    text, which pays where an answer copies from its prompt. suffix: also what its tenant's own namespace computed before.
+    draft: a small model, `engine_draft_model`."""
+    engine_draft_model: str = ""
+    """A directory or hub id; its vocabulary is the model's. On a GPU leave memory for it with the memory share."""
+    engine_speculate_proposals: int = pydantic.Field(default=8, ge=1, le=64)
+    """At most so many for one sequence in a step."""
+    engine_speculate_step_tokens: int = pydantic.Field(default=128, ge=2)
+    """Nothing is proposed where sequences times (1 + proposals) would be more: there a step is bound by arithmetic."""
     engine_lag: Literal["auto", "off"] = "auto"
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 
@@ -82,6 +92,12 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     def _decodes_fit_a_step(self) -> WorkerSettings:
         if self.engine_max_running > self.engine_max_batch_tokens:
             raise ValueError("ENGINE_MAX_RUNNING must not be above ENGINE_MAX_BATCH_TOKENS")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _a_draft_is_a_model(self) -> WorkerSettings:
+        if (self.engine_speculate == "draft") != bool(self.engine_draft_model):
+            raise ValueError("ENGINE_SPECULATE=draft and ENGINE_DRAFT_MODEL need each other")
         return self
 
     @property

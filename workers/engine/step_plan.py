@@ -48,6 +48,8 @@ class StepPlan:
     has to lose blocks."""
     work: list[Work] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    proposals: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    """Of decode rows with n proposals, which compute and draw 1 + n tokens."""
     num_preempted: int = 0
     num_cached_tokens: int = 0
     short: bool = False

@@ -109,23 +109,29 @@ class PlainSteps:
     def _draw(
         self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor
     ) -> list[list[Drawn]]:
-        """Only the last token of a row that draws reaches the head; its draws share the logits."""
-        drawing = [index for index, row in enumerate(rows) if row.draws]
+        """Only tokens that are drawn behind reach the head: the last one of a row, whose draws share the logits, or
+        the last known one and every guess."""
         drawn: list[list[Drawn]] = [[] for _ in rows]
+        last: list[int] = []
+        drawing: list[int] = []
+        owners: list[int] = []
+        draws: list[Draw] = []
+        for index, row in enumerate(rows):
+            if not row.draws:
+                continue
+            first, end = len(last), packed.starts[index] + len(row.tokens)
+            last += range(end - 1 - row.num_proposed, end)
+            owners += range(first, len(last)) if row.num_proposed else [first] * len(row.draws)
+            drawing += [index] * len(row.draws)
+            draws += row.draws
         if not drawing:
             return drawn
         device = self._loaded.device
-        last = [packed.starts[index] + len(rows[index].tokens) - 1 for index in drawing]
         logits = self._loaded.head(hidden[torch.tensor(last, device=device)])
         if not self._loaded.leads:
             return drawn
-        owners: list[int] = []
-        draws: list[Draw] = []
-        for place, index in enumerate(drawing):
-            owners += [place] * len(rows[index].draws)
-            draws += rows[index].draws
-        if len(owners) != len(drawing):
+        if len(owners) != len(last):
             logits = logits[torch.tensor(owners, device=device)]
-        for place, token in zip(owners, self._loaded.sampler.draw(logits, draws), strict=True):
-            drawn[drawing[place]].append(token)
+        for index, token in zip(drawing, self._loaded.sampler.draw(logits, draws), strict=True):
+            drawn[index].append(token)
         return drawn

@@ -47,6 +47,14 @@ def test_a_wrong_value_or_an_unknown_name_is_named_in_one_sentence(monkeypatch, 
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("proposer", "draft"), [("draft", ""), ("ngram", "/models/draft")])
+def test_a_draft_model_and_its_setting_need_each_other(monkeypatch, proposer, draft):
+    monkeypatch.setenv("HEADGATE_ENGINE_SPECULATE", proposer)
+    monkeypatch.setenv("HEADGATE_ENGINE_DRAFT_MODEL", draft)
+    with pytest.raises(StartError, match="DRAFT_MODEL"):
+        settings.load()
+
+
 def test_names_of_other_processes_are_not_ours_to_judge(monkeypatch):
     monkeypatch.setenv("HEADGATE_DATABASE_URL", "sqlite://")
     settings.load()

@@ -77,6 +77,12 @@ def test_rows_keep_what_the_pass_needs_and_only_the_blocks_it_reaches():
     assert DRAW not in rows[0].draws
 
 
+def test_a_row_with_guesses_reaches_the_head_as_often_as_on_rank_0():
+    row = Row([5, 6, 7], 4, [2, 3], (DRAW, DRAW, DRAW), num_proposed=2)
+    (found,) = rows_of(parts_of([row], 4))
+    assert (found.num_proposed, len(found.draws)) == (2, 3)
+
+
 class Model:
     """Writes down what it was asked; fails when told to."""
 

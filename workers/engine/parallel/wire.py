@@ -30,6 +30,7 @@ class RowPart(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: int
     next_token: int
     row_id: int
+    num_proposed: int
 
 
 class Execute(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -110,6 +111,7 @@ def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
             row.prompt_logprobs,
             row.next_token,
             row.row_id,
+            row.num_proposed,
         )
         for row in rows
     ]
@@ -122,10 +124,11 @@ def rows_of(parts: Sequence[RowPart]) -> list[Row]:
             part.tokens,
             part.start,
             part.block_table,
-            _ELSEWHERE if part.draws else (),
+            _ELSEWHERE * (1 + part.num_proposed) if part.draws else (),
             part.prompt_logprobs,
             part.next_token,
             part.row_id,
+            part.num_proposed,
         )
         for part in parts
     ]

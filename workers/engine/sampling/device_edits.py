@@ -18,6 +18,7 @@ from kernels.dispatch import Ops
 from kernels.draws import NO_TOKEN, EditTensors, num_words
 from workers.engine.plan import PENDING, Draw, Row
 from workers.engine.sampling import processors
+from workers.engine.sampling.params import penalizes
 from workers.engine.transport import float_bits, upload, word_bits
 
 
@@ -69,11 +70,7 @@ class DeviceEdits:
         """Before the draws of these rows. The choices of one row have no output yet, so one line serves them all."""
         lines = _Lines()
         for row in rows:
-            if (
-                row.draws
-                and row.tokens[-1] != PENDING
-                and processors.penalizes(row.draws[0].params)
-            ):
+            if row.draws and row.tokens[-1] != PENDING and penalizes(row.draws[0].params):
                 lines.add(row.row_id, row.draws[0])
         if not lines.rows:
             return
@@ -108,7 +105,7 @@ class DeviceEdits:
         """The drawn `tokens` `[num_draws]`. A row with several draws begins anew afterwards."""
         places, lines, first = array("i"), array("i"), 0
         for row in rows:
-            if len(row.draws) == 1 and processors.penalizes(row.draws[0].params):
+            if len(row.draws) == 1 and penalizes(row.draws[0].params):
                 places.append(first)
                 lines.append(row.row_id)
             first += len(row.draws)
@@ -123,7 +120,7 @@ class DeviceEdits:
         biases = [processors.biases(draw, self._eos_token_ids) for draw in draws]
         longest = max(1, *map(len, biases))
         filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in biases]
-        lines = [row_id if processors.penalizes(draw.params) else -1 for _, row_id, draw in edited]
+        lines = [row_id if penalizes(draw.params) else -1 for _, row_id, draw in edited]
         params = [draw.params for draw in draws]
         places, penalty_lines, repetition, frequency, presence, tokens, values, masks, bits = (
             upload(

@@ -1,8 +1,10 @@
-"""Seeds of choices. Knows no torch, so that the engine can derive them."""
+"""What the engine derives from sampling parameters. Knows no torch."""
 
 from __future__ import annotations
 
 import hashlib
+
+from workers.protocol.messages import SamplingParams
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -12,3 +14,12 @@ def choice_seed(seed: int, index: int) -> int:
         return seed
     text = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def penalizes(params: SamplingParams) -> bool:
+    """Whether each output token changes the logits of all later ones."""
+    return (
+        params.repetition_penalty != 1.0
+        or params.presence_penalty != 0.0
+        or params.frequency_penalty != 0.0
+    )

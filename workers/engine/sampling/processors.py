@@ -15,6 +15,7 @@ import torch
 from kernels.draws import NO_TOKEN, EditTensors, num_words
 from kernels.reference.logits import pack_bits
 from workers.engine.plan import Draw
+from workers.engine.sampling.params import penalizes
 from workers.engine.transport import upload
 from workers.protocol.messages import SamplingParams
 
@@ -80,14 +81,6 @@ def mask_words(draws: Sequence[Draw]) -> array[int]:
 def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
     """Every token that may end a choice, whether or not the model's own ones do here."""
     return [*eos_token_ids, *params.stop_token_ids]
-
-
-def penalizes(params: SamplingParams) -> bool:
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
 
 
 def _num_output(draw: Draw) -> int:

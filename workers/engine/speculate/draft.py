@@ -1,0 +1,90 @@
+"""Proposals from a small model of the same vocabulary. It draws with the noise of (seed, position) that the large one
+draws with, so that equal distributions give equal tokens (Gumbel coupling; acceptance arXiv 2408.07978).
+
+Its KV is a second tensor under the same block ids: whoever owns a block of a sequence owns the draft's part of it. Nothing
+of it is ever trusted: positions are computed again if their block may have changed hands, and what is wrong in it
+costs accepted proposals, never a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from workers.engine.plan import Draw, Row, StepRunner
+from workers.engine.sequence import Sequence
+from workers.engine.speculate.proposer import Ask, Drafting, Read
+
+CHUNK = 512
+"""Tokens of one pass over what the draft has not read."""
+
+
+class DraftProposer:
+    needs_blocks = True
+
+    def __init__(self, runner: StepRunner) -> None:
+        """`runner` is the draft's own, with as many blocks of the same size as the model's."""
+        self._runner = runner
+
+    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
+        size, longest = self._runner.block_size, self._runner.max_model_len
+        found: list[Seq[int]] = [[] for _ in asks]
+        open_ = []
+        for place, (sequence, drafting, number) in enumerate(asks):
+            number = min(number, longest - len(sequence.tokens))
+            if number > 0:
+                tokens = list(sequence.tokens)
+                first = min(drafting.read.num_valid(sequence, size), len(tokens) - 1)
+                open_.append(_Guessing(place, sequence, tokens, first, number))
+                drafting.read = Read(sequence.handle, tokens, list(sequence.block_ids))
+        self._catch_up(open_)
+        running = open_
+        while running:
+            self._draw(running)
+            running = [one for one in running if one.num_left]
+        for one in open_:
+            found[one.place] = one.tokens[len(one.sequence.tokens) :]
+            one.tokens.pop()  # the list is that of `Read`, and the last guess has no KV
+        return found
+
+    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
+        return True
+
+    def forget(self, region: bytes | None) -> None:
+        """Its KV goes with the blocks."""
+
+    def _catch_up(self, asked: list[_Guessing]) -> None:
+        """Everything but the last token, in passes of at most `CHUNK` tokens; prompts are long."""
+        for one in asked:
+            while (end := len(one.tokens) - 1) > one.first + CHUNK:
+                end = one.first + CHUNK
+                tokens = one.tokens[one.first : end]
+                self._runner.execute([Row(tokens, one.first, one.sequence.block_ids)])
+                one.first = end
+
+    def _draw(self, running: list[_Guessing]) -> None:
+        """One more token for each."""
+        results = self._runner.execute([one.row() for one in running])
+        for one, result in zip(running, results, strict=True):
+            one.first = len(one.tokens)
+            one.tokens.append(result.drawn[0].token)
+            one.num_left -= 1
+
+
+@dataclass(slots=True)
+class _Guessing:
+    place: int
+    sequence: Sequence
+    tokens: list[int]
+    """With the guesses."""
+    first: int
+    """The first one without KV."""
+    num_left: int
+
+    def row(self) -> Row:
+        sequence = self.sequence
+        attempt = sequence.attempt
+        output = self.tokens[len(attempt.prompt) :]
+        params, position = attempt.message.sampling, len(self.tokens)
+        draw = Draw(params, sequence.seed, position, attempt.prompt, output)
+        return Row(self.tokens[self.first :], self.first, sequence.block_ids, (draw,))

@@ -1,0 +1,119 @@
+"""Prompt lookup: what followed the last time these tokens stood here. Knows tokens of one sequence, nothing else.
+
+Source: prompt lookup decoding (A. Saxena, 2023), as in the n-gram proposers of vLLM and transformers; own data structure.
+Every place is linked to the one before it that ends with the same two tokens, so a token costs one dictionary access
+and a lookup at most `MAX_PLACES` comparisons, however long the text is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from workers.engine.sequence import Sequence
+    from workers.engine.speculate.proposer import Ask, Drafting
+
+LEAST_MATCH = 2
+LONGEST_MATCH = 4
+MAX_PLACES = 16
+"""Places looked at, latest first."""
+
+
+class NgramIndex:
+    __slots__ = ("_before", "_last")
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+        """Two tokens -> the last place where the second one stands."""
+        self._before = array("i")
+        """Place -> the place before it with the same two tokens; -1: none."""
+
+    def extend(self, tokens: array[int]) -> None:
+        """`tokens` is what was given before, grown at its end."""
+        last, before = self._last, self._before
+        first = len(before)
+        if first == len(tokens):
+            return
+        previous = tokens[first - 1] if first else -1
+        for place in range(first, len(tokens)):
+            token = tokens[place]
+            key = (previous << 32) | token
+            before.append(last.get(key, -1))
+            last[key] = place
+            previous = token
+
+    def places(self, pair: tuple[int, int]) -> Iterator[int]:
+        """Where these two tokens stand, the second one's places, latest first, at most `MAX_PLACES`."""
+        place = self._last.get((pair[0] << 32) | pair[1], -1)
+        for _ in range(MAX_PLACES):
+            if place < 0:
+                return
+            yield place
+            place = self._before[place]
+
+    def find(self, tokens: array[int]) -> Match | None:
+        """Where the end of the tokens stood before, after `extend`. The longest match wins, up to `LONGEST_MATCH`
+        tokens, of equal ones the latest."""
+        end = len(tokens) - 1
+        if end < 1:
+            return None
+        place, found = self._before[end], None
+        for _ in range(MAX_PLACES):
+            if place < 0:
+                break
+            length = match_length(tokens, place, tokens, LONGEST_MATCH)
+            if found is None or length > found.length:
+                found = Match(place + 1, length)
+                if length == LONGEST_MATCH:
+                    break
+            place = self._before[place]
+        return found
+
+
+class Match(NamedTuple):
+    place: int
+    """Of the token behind it."""
+    length: int
+
+
+def match_length(text: array[int], place: int, tokens: array[int], most: int) -> int:
+    """How many tokens that end at `place` of the text are those that end `tokens`; two of them are known to be."""
+    length, end = LEAST_MATCH, len(tokens) - 1
+    most = min(most, place + 1, end + 1)
+    while length < most and text[place - length] == tokens[end - length]:
+        length += 1
+    return length
+
+
+def continuation(tokens: array[int], first: int, num_tokens: int) -> array[int]:
+    """`num_tokens` from place `first` on; where they reach the end of the text it goes on as if it repeated itself."""
+    found = tokens[first : first + num_tokens]
+    period = len(tokens) - first
+    while len(found) < num_tokens:
+        found.append(found[len(found) - period])
+    return found
+
+
+class NgramProposer:
+    """Proposes from the sequence's own prompt and output."""
+
+    needs_blocks = False
+
+    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
+        return [self._one(ask) for ask in asks]
+
+    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
+        drafting.index.extend(sequence.tokens)
+        return drafting.index.find(sequence.tokens) is not None
+
+    def forget(self, region: bytes | None) -> None:
+        pass
+
+    def _one(self, ask: Ask) -> Seq[int]:
+        tokens, index = ask.sequence.tokens, ask.drafting.index
+        index.extend(tokens)
+        match = index.find(tokens)
+        return () if match is None else continuation(tokens, match.place, ask.num_tokens)

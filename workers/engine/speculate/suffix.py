@@ -1,0 +1,137 @@
+"""Proposals from what a namespace region has computed before: how its texts went on behind the same tokens.
+
+Each region has an index of its own, and a sequence asks and teaches only that of its last region, the wall that the
+prefix tree has too (cache/namespaces.py): nothing is ever proposed from another tenant's text, whose presence would show
+in the speed. Taught is what the tree took over of a sequence, in its own region; requests that may not write the
+cache teach nothing.
+
+Source of the idea: SuffixDecoding (arXiv 2411.04975); here continuations are counted over the latest places of the
+longest match instead of in a suffix tree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Sequence as Seq
+
+from workers.engine.sequence import Sequence
+from workers.engine.speculate.ngram import NgramIndex, continuation, match_length
+from workers.engine.speculate.proposer import Ask, Drafting
+
+LONGEST_MATCH = 8
+MAX_REGIONS = 256
+MAX_TOKENS = 1 << 16
+"""Of one region. Then its index begins anew."""
+END = -1
+"""Between two texts. Nothing continues across it."""
+
+
+class RegionIndex:
+    """Texts of one region, one behind the other."""
+
+    __slots__ = ("_index", "_taught", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = array("i")
+        self._index = NgramIndex()
+        self._taught: tuple[int, int] | None = None
+        """Serial and choice whose text stands at the end."""
+
+    def teach(self, owner: tuple[int, int], tokens: array[int]) -> None:
+        """More of a text; pieces of one text that come without others between them stand together."""
+        if owner != self._taught:
+            self.tokens.append(END)
+            self._taught = owner
+        self.tokens.extend(tokens)
+        self._index.extend(self.tokens)
+
+    def find(self, tail: array[int]) -> tuple[int, list[int]]:
+        """Length of the longest match, and the places behind the latest matches of that length."""
+        if len(tail) < 2:
+            return 0, []
+        longest, places = 0, []
+        for place in self._index.places((tail[-2], tail[-1])):
+            length = match_length(self.tokens, place, tail, LONGEST_MATCH)
+            if length > longest:
+                longest, places = length, []
+            if length == longest:
+                places.append(place + 1)
+        return longest, places
+
+    def continuation(self, places: list[int], num_tokens: int) -> list[int]:
+        """Token by token what most of the places go on with."""
+        found: list[int] = []
+        while len(found) < num_tokens:
+            following = [(p, self.tokens[p]) for p in places if p < len(self.tokens)]
+            counts = Counter(token for _, token in following if token != END)
+            if not counts:
+                break
+            token = counts.most_common(1)[0][0]
+            found.append(token)
+            places = [p + 1 for p, other in following if other == token]
+        return found
+
+
+class SuffixProposer:
+    """Proposes from the longer match: in the sequence's own text, or in its region's."""
+
+    needs_blocks = False
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._regions: OrderedDict[bytes, RegionIndex] = OrderedDict()
+
+    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
+        for ask in asks:
+            self._teach(ask.sequence, ask.drafting)
+        return [self._one(ask) for ask in asks]
+
+    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
+        drafting.index.extend(sequence.tokens)
+        region = self._regions.get(_region(sequence))
+        return drafting.index.find(sequence.tokens) is not None or (
+            region is not None and bool(region.find(sequence.tokens[-LONGEST_MATCH:])[0])
+        )
+
+    def forget(self, region: bytes | None) -> None:
+        if region is None:
+            self._regions.clear()
+        else:
+            self._regions.pop(region, None)
+
+    def _one(self, ask: Ask) -> Seq[int]:
+        tokens, index = ask.sequence.tokens, ask.drafting.index
+        index.extend(tokens)
+        own = index.find(tokens)
+        region = self._regions.get(_region(ask.sequence))
+        if region is not None:
+            length, places = region.find(tokens[-LONGEST_MATCH:])
+            if places and (own is None or length > own.length):
+                return region.continuation(places, ask.num_tokens)
+        return () if own is None else continuation(tokens, own.place, ask.num_tokens)
+
+    def _teach(self, sequence: Sequence, drafting: Drafting) -> None:
+        """What the tree holds of the sequence by now, as far as it lies in its last region."""
+        attempt, handle = sequence.attempt, sequence.handle
+        assert handle is not None
+        if not attempt.message.cache_write:
+            return
+        begin = attempt.path[-2].end if len(attempt.path) > 1 else 0
+        first = max(begin, handle.num_tokens, drafting.num_taught)
+        last = handle.num_tree_blocks * self._block_size
+        if first >= last:
+            return
+        drafting.num_taught = last
+        key = _region(sequence)
+        region = self._regions.get(key)
+        if region is None or len(region.tokens) + last - first > MAX_TOKENS:
+            region = self._regions[key] = RegionIndex()
+            if len(self._regions) > MAX_REGIONS:
+                self._regions.popitem(last=False)
+        self._regions.move_to_end(key)
+        region.teach(sequence.order, sequence.tokens[first:last])
+
+
+def _region(sequence: Sequence) -> bytes:
+    return sequence.attempt.path[-1].region
