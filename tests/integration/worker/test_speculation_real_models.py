@@ -58,6 +58,7 @@ def requests(root, seed):
 def play(runner, seed, lag, speculate):
     told = {} if runner.lag else {"lag": lag, "device": {}}
     drive = Driver(runner, **told, max_batch_tokens=17, max_running=4, speculate=speculate)
+    drive.num_forced = 0
     for request in requests(runner.root, seed):
         drive.send(request)
         drive.step()
@@ -65,6 +66,10 @@ def play(runner, seed, lag, speculate):
         if drive.idle:
             break
         drive.step()
+        running = drive.scheduler.ranks.running["interactive"]
+        if round_ % 11 == 5 and running:  # somebody loses its blocks in the middle of its guesses
+            drive.scheduler.ranks.preempt(running[-1], drive.now)
+            drive.num_forced += 1
         for (_, request_id), attempt in list(drive.engine.attempts.items()):
             lease = attempt.lease
             if round_ % 3 == 0 and lease.bound < attempt.message.max_tokens * 2:
@@ -101,7 +106,7 @@ def test_proposals_change_no_token_of_a_real_model(tmp_path, name, seed, steps):
         totals = drive.engine.totals
         assert totals.num_proposed > totals.num_accepted
         assert totals.num_accepted > 20 or isinstance(proposer, NgramProposer)
-        assert totals.num_preempted > 0 or seed != 3
+        assert drive.num_forced > 3
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -120,7 +125,7 @@ def test_a_draft_model_changes_no_token_whatever_it_is(tmp_path, lag):
         check_near(logprobs, expected)
         totals = drive.engine.totals
         assert totals.num_proposed > 30
-        assert totals.num_preempted > 0
+        assert drive.num_forced > 3
         shares.append(totals.num_accepted / totals.num_proposed)
     assert shares[0] > 0.95 > 0.5 > shares[1]
 

@@ -128,7 +128,7 @@ def rows_of(parts: Sequence[RowPart]) -> list[Row]:
             part.prompt_logprobs,
             part.next_token,
             part.row_id,
-            part.num_proposed,
+            num_proposed=part.num_proposed,
         )
         for part in parts
     ]
