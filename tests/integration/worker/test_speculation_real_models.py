@@ -106,7 +106,7 @@ def test_proposals_change_no_token_of_a_real_model(tmp_path, name, seed, steps):
         totals = drive.engine.totals
         assert totals.num_proposed > totals.num_accepted
         assert totals.num_accepted > 20 or isinstance(proposer, NgramProposer)
-        assert drive.num_forced > 3
+        assert drive.num_forced >= 3
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -125,7 +125,7 @@ def test_a_draft_model_changes_no_token_whatever_it_is(tmp_path, lag):
         check_near(logprobs, expected)
         totals = drive.engine.totals
         assert totals.num_proposed > 30
-        assert drive.num_forced > 3
+        assert drive.num_forced >= 3
         shares.append(totals.num_accepted / totals.num_proposed)
     assert shares[0] > 0.95 > 0.5 > shares[1]
 
