@@ -61,7 +61,7 @@ def play(runner, seed, lag, **device):
             break
         drive.step()
         running = drive.scheduler.ranks.running["interactive"]
-        if round_ % 13 == 7 and running:  # somebody loses its blocks, with a step of its in flight or not
+        if round_ % 13 == 7 and running:  # with a step of its in flight or not
             drive.scheduler.ranks.preempt(running[-1], drive.now)
             drive.num_forced += 1
         for (_, request_id), attempt in list(drive.engine.attempts.items()):
