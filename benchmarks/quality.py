@@ -21,12 +21,12 @@ import torch
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "ops/demo_model"
 sys.path.insert(0, str(DEMO_MODEL))
 
-import corpus  # noqa: E402  # of the demo model, which is not a package of the project
-import data  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
+import corpus  # of the demo model, which is not a package of the project
+import data
+from tokenizers import Tokenizer
 
-from workers.engine.plan import Row  # noqa: E402
-from workers.engine.runner import ModelRunner, RunnerSettings  # noqa: E402
+from workers.engine.plan import Row
+from workers.engine.runner import ModelRunner, RunnerSettings
 
 BLOCK_SIZE, CHUNK = 16, 512
 EXACT = ("auto", "none")

@@ -22,17 +22,17 @@ import torch
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "ops/demo_model"
 sys.path.insert(0, str(DEMO_MODEL))
 
-import data  # noqa: E402  # of the demo model, which is not a package of the project
-from tokenizers import Tokenizer  # noqa: E402
+import data  # of the demo model, which is not a package of the project
+from tokenizers import Tokenizer
 
-from cache.prefix_cache import PrefixCache  # noqa: E402
-from workers.engine.engine import Engine  # noqa: E402
-from workers.engine.runner import ModelRunner, RunnerSettings  # noqa: E402
-from workers.engine.speculate.draft import DraftProposer  # noqa: E402
-from workers.engine.speculate.ngram import NgramProposer  # noqa: E402
-from workers.engine.speculate.speculation import Speculation  # noqa: E402
-from workers.engine.step_plan import Limits  # noqa: E402
-from workers.protocol.messages import (  # noqa: E402
+from cache.prefix_cache import PrefixCache
+from workers.engine.engine import Engine
+from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.speculate.draft import DraftProposer
+from workers.engine.speculate.ngram import NgramProposer
+from workers.engine.speculate.speculation import Speculation
+from workers.engine.step_plan import Limits
+from workers.protocol.messages import (
     GenerateRequest,
     Region,
     SamplingParams,

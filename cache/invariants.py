@@ -121,9 +121,9 @@ def _heap_entries(cache: PrefixCache, _: Live) -> Iterator[str]:
 def _tops(leaves: Leaves) -> Iterator[str]:
     first = leaves.coldest()
     heads = [
-        (leaves.rank(tenant), *heap.coldest().entry[:3])  # type: ignore[index]
+        (leaves.rank(tenant), *entry[:3])
         for tenant, heap in leaves.heaps.items()
-        if heap.num_live
+        if heap.num_live and (entry := heap.coldest().entry) is not None
     ]
     if (first[:4] if first else None) != min(heads, default=None):
         yield f"(3) {first} is first among tenants, it should be {min(heads, default=None)}"

@@ -26,7 +26,7 @@ from benchmarks.gpu import stand_in
 
 stand_in.install()
 
-from benchmarks.gpu import decode_step, kernel_cases, models, roofline, serving, timing  # noqa: E402
+from benchmarks.gpu import decode_step, kernel_cases, models, roofline, serving, timing
 
 KERNEL_SHARE = 0.45
 """Of the time: kernels and their peers compile for long, and the models must get their turn."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any as Json
+from typing import ClassVar
 from urllib.parse import unquote
 
 from gateway.structured import regex
@@ -306,11 +307,11 @@ class _Reader:
             raise SchemaError(f"{at}/{lowest}", f"It is above '{highest}'.")
         return low, high
 
-    _by_name: dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]] = {  # noqa: RUF012
+    _by_name: ClassVar[dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]]] = {
         "$ref": _ref, "enum": _literals, "const": _literals,
         "anyOf": _either, "oneOf": _either, "allOf": _either,
     }  # fmt: skip
-    _of_type: dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]] = {  # noqa: RUF012
+    _of_type: ClassVar[dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]]] = {
         "null": _null, "boolean": _boolean, "number": _number, "integer": _integer,
         "string": _string, "array": _array, "object": _object,
     }  # fmt: skip
