@@ -1,6 +1,6 @@
 """What the prefix cache costs: a match, an insertion, an eviction, against the size of the tree. Standard library only.
 
-    python -m benchmarks.cache [--quick] [--json FILE]
+    python -m benchmarks.prefix_cache [--quick] [--json FILE]
 
 A tree of N nodes is N prompts of one block each below shared prefixes of a conversation's depth, over many tenants. Times
 are medians of repeated runs in microseconds; growth is the ratio to the smallest tree. The last part drives whole requests
