@@ -96,15 +96,14 @@ class Leaves:
 
     def coldest(self) -> Top | None:
         """(rank, priority, last use, id, leaf) of the one to go first, None if there is no leaf."""
-        if self._changed:
-            for tenant in self._changed:
-                self._refresh(tenant)
-            self._changed.clear()
-        while self._tops:
-            top = self._tops[0]
-            if self._live.get(top[4].tenant) is top:
+        while self._changed:
+            self._refresh(self._changed.pop())
+        tops, live = self._tops, self._live
+        while tops:
+            top = tops[0]
+            if live.get(top[4].tenant) is top:
                 return top
-            heapq.heappop(self._tops)
+            heapq.heappop(tops)
         return None
 
     def coldest_of(self, tenant: str) -> Node | None:
@@ -183,10 +182,12 @@ class Protection:
     def left(self, node: Node, held: int = 0) -> None:
         """The node is not evictable any more: protected, or gone."""
         num_blocks = len(node.block_ids)
+        num_recent = 0
         self._leaves(node).discard(node)
         self.by_use.pop(node, None)
-        self.recent_by_use.pop(node, None)
-        num_recent, node.is_recent = num_blocks if node.is_recent else 0, False
+        if node.is_recent:
+            self.recent_by_use.pop(node, None)
+            num_recent, node.is_recent = num_blocks, False
         self._count(node, held=held, retained=-num_blocks, recent=-num_recent)
 
     def _entered(self, node: Node) -> None:

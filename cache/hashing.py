@@ -21,6 +21,16 @@ def region_id(secret: bytes, *parts: bytes) -> bytes:
     return _keyed(secret, b"hg-region", b"".join(_framed(part) for part in parts))
 
 
+def store_tag(secret: bytes, *parts: bytes) -> str:
+    """A name for a region or a tenant that says nothing to who reads a store."""
+    return _keyed(secret, b"hg-store", b"".join(_framed(part) for part in parts)).hex()
+
+
+def identity(secret: bytes, *parts: bytes) -> bytes:
+    """16 bytes that name a kind of KV: model, adapter, layout of a block."""
+    return _keyed(secret, b"hg-identity", b"".join(_framed(part) for part in parts))
+
+
 def group_hashes(
     secret: bytes,
     root: bytes,
@@ -39,17 +49,14 @@ def group_hashes(
             f"a group of {GROUP_TOKENS} tokens holds no whole number of blocks of {block_size}"
         )
     data = array("i", tokens)
-    if sys.byteorder == "big":
-        data.byteswap()
-    chain, start, groups = _keyed(secret, b"hg-root", _framed(root)), 0, []
+    hasher = group_hasher(secret)
+    chain, start, groups = root_hash(secret, root), 0, []
     for region, end in path:
         ended = 0 <= end <= len(data)
         stop = end // block_size * block_size if ended else len(data)
         while start < stop and (ended or start + GROUP_TOKENS <= stop):
             group_end = min(start + GROUP_TOKENS, stop)
-            chain = _keyed(
-                secret, b"hg-group", chain + _framed(region) + data[start:group_end].tobytes()
-            )
+            chain = group_hash(hasher, chain, region, data[start:group_end])
             groups.append((chain, group_end))
             start = group_end
         if not ended:
@@ -57,13 +64,39 @@ def group_hashes(
     return groups
 
 
+def root_hash(secret: bytes, root: bytes) -> bytes:
+    """What every chain of one KV identity begins with."""
+    return _keyed(secret, b"hg-root", _framed(root))
+
+
+def group_hasher(secret: bytes) -> blake2b:
+    """What `group_hash` starts from: the key is taken in once."""
+    return _hasher(secret, b"hg-group")
+
+
+def group_hash(hasher: blake2b, before: bytes, region: bytes, tokens: array[int]) -> bytes:
+    """One group behind everything that hashed to `before`. About 1 us."""
+    if sys.byteorder == "big":
+        tokens = array("i", tokens)
+        tokens.byteswap()
+    one = hasher.copy()
+    one.update(before + len(region).to_bytes(4, "little") + region + tokens.tobytes())
+    return one.digest()
+
+
 def _framed(part: bytes) -> bytes:
     return len(part).to_bytes(4, "little") + part
 
 
 def _keyed(secret: bytes, purpose: bytes, data: bytes) -> bytes:
+    hasher = _hasher(secret, purpose)
+    hasher.update(data)
+    return hasher.digest()
+
+
+def _hasher(secret: bytes, purpose: bytes) -> blake2b:
     if not secret:
         raise ValueError("the hashing secret is empty")
     # BLAKE2b takes keys of up to 64 bytes; a longer secret is hashed into one.
     key = secret if len(secret) <= 64 else blake2b(secret).digest()
-    return blake2b(data, digest_size=HASH_BYTES, key=key, person=purpose).digest()
+    return blake2b(digest_size=HASH_BYTES, key=key, person=purpose)

@@ -5,7 +5,8 @@ it changes nothing.
 The numbers are those of the design: (1) each block in one place, (2) protectors, (3) heap entries, (4) lengths,
 (5) regions, (6) handles end where they say, (7) counts per tenant and what each reach may take. The eighth, shadow KV,
 needs to know what was written into the blocks: the property tests know. And two that eviction and pins build on: (9) a
-node is worth as much as what hangs on it and was used as late, (10) blocks under pins are counted.
+node is worth as much as what hangs on it and was used as late, (10) blocks under pins are counted. And of the host tier
+(11) each slot is in one place, counted for its tenant, and no copy stands without those before it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ def _blocks_in_one_place(cache: PrefixCache, _: Live) -> Iterator[str]:
             yield f"(1) block {block}: the in_tree mark says {owners.in_tree[block]}"
         if block in tree and (owned > 1) != (block in owners.guests):
             yield f"(1) tree block {block} has {owned} owners, guest: {block in owners.guests}"
+    for block in owners.moving:
+        if block in free or block in tree or owners.pool.refcount(block) != 1:
+            yield f"(1) block {block} is moving and has {owners.pool.refcount(block)} owners"
     evictable = sum(len(node.block_ids) for node in owners.tree.nodes() if not node.num_protectors)
     if evictable != owners.usage.num_evictable:
         yield f"(1) {evictable} blocks are evictable, the count says {owners.usage.num_evictable}"
@@ -183,6 +187,13 @@ def _pins(cache: PrefixCache, _: Live) -> Iterator[str]:
     pinned = sum(len(node.block_ids) for node in nodes if node.num_pins)
     if not pinned == retention.num_blocks <= retention.pin_limit:
         yield f"(10) {pinned} blocks are under pins, the count says {retention.num_blocks}"
+    by_tenant = Counter[str]()
+    for node in nodes:
+        by_tenant[node.tenant] += len(node.block_ids) if node.num_pins else 0
+    usage = cache.owners.usage
+    for tenant in {*by_tenant, *usage.tenants()}:
+        if usage.num_pinned(tenant) != by_tenant[tenant]:
+            yield f"(10) {by_tenant[tenant]} blocks of {tenant} are under pins, not {usage.num_pinned(tenant)}"
 
 
 def _lengths_and_links(cache: PrefixCache, _: Live) -> Iterator[str]:
@@ -219,6 +230,14 @@ def _handle_ends(cache: PrefixCache, handles: Live) -> Iterator[str]:
             yield f"(6) {handle!r} ends {depth} blocks deep"
 
 
+def _host(cache: PrefixCache, _: Live) -> Iterator[str]:
+    if cache.host is not None:
+        yield from cache.host.broken()
+    for node in _all_nodes(cache.owners):
+        if node.num_offered > len(node.block_ids):
+            yield f"(11) {node!r} offered {node.num_offered} blocks to the host"
+
+
 LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
     _blocks_in_one_place,
     _protectors,
@@ -229,5 +248,6 @@ LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
     _lengths_and_links,
     _regions,
     _handle_ends,
+    _host,
 )
 """Each yields a sentence for what it finds broken."""

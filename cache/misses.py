@@ -20,6 +20,7 @@ MissReason = Literal[
     "opt_out",
     "last_token",
     "below_block",
+    "restore_skipped",
     "pin_expired",
     "evicted",
     "version",
@@ -76,6 +77,17 @@ class Miss:
     """First token that differs from all that the caller's path holds, with reason `diverged`."""
     evicted_age: int = -1
     """Steps since the first missed block was evicted, with reasons `evicted` and `pin_expired`."""
+
+
+def behind(reason: MissReason, num_cached: int, num_missed: int, block_size: int) -> Miss:
+    """The reason of what is still missed where another tier had more than the tree, which missed it for `reason`."""
+    if num_missed in (1, block_size):
+        return Miss("last_token")
+    if num_missed < block_size:
+        return Miss("below_block" if num_missed else "")
+    if reason == "cold":
+        return Miss("diverged", diverged_at_token=num_cached)
+    return Miss(reason)
 
 
 def explain(

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from cache.block_pool import BlockPool
 from cache.eviction import Protection
 from cache.misses import Ghost, GhostList
+from cache.offers import Offers
 from cache.radix import Node, RadixTree
+from cache.tiers import HostTier
 from cache.usage import (
     ABOVE_FLOOR,
     AT_FLOOR,
@@ -32,7 +34,12 @@ MAX_IDLE_PER_STEP = 256
 
 class Ownership:
     def __init__(
-        self, num_blocks: int, block_size: int, ghost_size: int, now_ms: Callable[[], int]
+        self,
+        num_blocks: int,
+        block_size: int,
+        ghost_size: int,
+        now_ms: Callable[[], int],
+        host: HostTier | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree(block_size)
@@ -42,6 +49,9 @@ class Ownership:
         self.in_tree = bytearray(num_blocks)
         self.guests: dict[int, Node] = {}
         self.doomed: set[Node] = set()
+        self.moving: set[int] = set()
+        """Private blocks that a copy from another tier is to fill: read by nobody, shared with nobody."""
+        self.offers = None if host is None else Offers(host)
         self.step = 0
 
     # Private tables.
@@ -49,11 +59,13 @@ class Ownership:
     def share(self, block_ids: Iterable[int]) -> None:
         for block in block_ids:
             self._check_private(block)
+            self._check_still(block)
             self.pool.share(block)
 
     def free(self, block_ids: Iterable[int]) -> None:
         for block in block_ids:
             self._check_private(block)
+            self._check_still(block)
             left = self.pool.free(block)
             if left == 1 and self.in_tree[block]:
                 self._guest_left(block)
@@ -86,6 +98,7 @@ class Ownership:
     def _take(self, node: Node, block_ids: Sequence[int]) -> None:
         # The caller's share of the count becomes the tree's. Other tables that name the block keep theirs.
         for block in block_ids:
+            self._check_still(block)
             self.in_tree[block] = 1
             if self.pool.refcount(block) > 1:
                 self.guests[block] = node
@@ -102,6 +115,10 @@ class Ownership:
     def _check_private(self, block: int) -> None:
         if self.in_tree[block] and block not in self.guests:
             raise RuntimeError(f"block {block} belongs to the tree, no block table owns it")
+
+    def _check_still(self, block: int) -> None:
+        if block in self.moving:
+            raise RuntimeError(f"block {block} is moving")
 
     # Within the tree.
 
@@ -130,7 +147,9 @@ class Ownership:
         reach, and goes after what hangs on it."""
         while num_blocks > 0:
             rank, leaf = self.protection.coldest(reach)
-            num_cut = min(num_blocks, len(leaf.block_ids), self._num_spare(rank, leaf))
+            num_cut = min(num_blocks, len(leaf.block_ids))
+            if num_cut > 1:  # one there always is
+                num_cut = min(num_cut, self._num_spare(rank, leaf))
             if rank == AT_FLOOR:
                 self.usage.counts.num_floor_breaches += 1
             self._cut_tail(leaf, num_cut, "capacity", needed_by)
@@ -164,10 +183,12 @@ class Ownership:
             self._cut_tail(leaf, len(leaf.block_ids), "idle", "")
 
     def _cut_tail(self, leaf: Node, num_cut: int, cause: EvictionCause, needed_by: str) -> None:
+        if self.offers is not None and cause != "idle":
+            self.offers.leaving(leaf)
         kept = len(leaf.block_ids) - num_cut
         ghost = Ghost(self.step, leaf.region, leaf.tenant, leaf.lapsed)
-        self.ghosts.add(leaf.hashes[kept:], ghost)
-        self._give_up(leaf.block_ids[kept:])
+        self.ghosts.add(leaf.hashes[kept:] if kept else leaf.hashes, ghost)
+        self._give_up(leaf.block_ids[kept:] if kept else leaf.block_ids)
         self.usage.evicted(leaf.tenant, num_cut, cause, needed_by)
         if kept:
             self.protection.cut(leaf, num_cut)

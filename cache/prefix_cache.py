@@ -13,70 +13,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 from cache.block_pool import NULL_BLOCK
 from cache.eviction import INTERACTIVE
-from cache.misses import Miss, MissReason, explain
+from cache.groups import GroupWatch
+from cache.handle import BlockKey as BlockKey
+from cache.handle import CommitResult as CommitResult
+from cache.handle import Handle as Handle
+from cache.handle import Probe as Probe
+from cache.misses import Miss, explain
 from cache.namespaces import NamespacePath, Segment, segments
 from cache.ownership import IDLE_MS, Ownership
 from cache.predecessor import Predecessor
 from cache.radix import Node, Walk, token_slice
 from cache.retention import Range, Retention, Worth
+from cache.tiers import Copy, HostTier
 from cache.usage import COLD, SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
 
 
 def _monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
-
-
-@dataclass(slots=True, eq=False)
-class Handle:
-    """What one sequence holds of the tree, from `acquire` (or `fork`) to `release`.
-
-    All fields but `node` and `num_tree_blocks` describe the acquisition and never change: they are the request's cache
-    report. `num_tree_blocks` says how much of the block table the tree owns now; `commit` moves it.
-    """
-
-    block_ids: list[int]
-    num_tokens: int
-    public_tokens: int
-    miss_reason: MissReason
-    diverged_at_token: int
-    """First token that differs from everything the path holds, if the reason is `diverged`; else -1."""
-    evicted_age: int
-    """Steps since the first missed block was evicted, if the reason is `evicted` or `pin_expired`; else -1."""
-    number: int
-    """Handles made before a purge of their tenant write nothing after it."""
-    tenant: str
-    path: tuple[Segment, ...] = field(repr=False)
-    node: Node = field(repr=False)
-    num_tree_blocks: int
-    released: bool = False
-
-
-BlockKey = tuple[bytes, int]
-"""(region, chained hash): names a block and all before it. A hint for order; equality of tokens is checked elsewhere."""
-
-
-class Probe(NamedTuple):
-    num_tokens: int
-    """Cached: what `acquire` would give now."""
-    next_key: BlockKey | None
-    """Of the first block that is not cached; None if what is left is shorter than a block."""
-
-
-class CommitResult(NamedTuple):
-    block_ids: list[int]
-    """The block table from now on; the very list that was passed in unless a duplicate was replaced."""
-    num_inserted_blocks: int
-    """New in the tree: table positions num_tree_blocks - num_inserted_blocks up to num_tree_blocks."""
-    num_inserted_tokens: int
-    num_tree_blocks: int
-    freed_duplicates: tuple[int, ...] = ()
-    """Private blocks that the table no longer names, because the tree had their tokens. Released already, unless the
-    commit was `deferred`: then the caller passes them to `free` once the device is past them."""
 
 
 class PrefixCache:
@@ -88,6 +45,7 @@ class PrefixCache:
         ghost_size: int | None = None,
         pin_limit: int | None = None,
         now_ms: Callable[[], int] = _monotonic_ms,
+        host: HostTier | None = None,
     ) -> None:
         """`num_blocks` counts the null block. `ghost_size` (evicted blocks remembered) defaults to num_blocks,
         `pin_limit` (blocks that pins may hold) to a fifth of them. `now_ms` is read for usage, for what was used a
@@ -96,8 +54,9 @@ class PrefixCache:
         self._began_ms = now_ms()
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.host = host
         self.owners = Ownership(
-            num_blocks, block_size, num_blocks if ghost_size is None else ghost_size, now_ms
+            num_blocks, block_size, num_blocks if ghost_size is None else ghost_size, now_ms, host
         )
         self._tree = self.owners.tree
         self._protection = self.owners.protection
@@ -143,11 +102,18 @@ class PrefixCache:
     def tenants(self) -> tuple[str, ...]:
         return self._usage.tenants()
 
+    def watch_groups(self, secret: bytes, root: str) -> GroupWatch:
+        """Follows from now on which whole groups of tokens are here; one watch at a time. O(tree)."""
+        return GroupWatch(self._tree, secret, root.encode())
+
     def set_share(self, tenant: str, *, floor: int = 0, quota: int | None = None) -> None:
         """Blocks of the tree that others' needs leave to the tenant, and how many it may have; the last word counts.
         Floors beyond the pool's share for them are cut to what is left of it. O(1)."""
         if self._usage.set_share(tenant, floor, UNLIMITED if quota is None else quota):
             self._protection.ranked(tenant)
+        if self.host is not None:
+            scaled = None if quota is None else quota * self.host.num_slots // self.num_blocks
+            self.host.set_quota(tenant, scaled)
 
     def tick(self) -> None:
         """One step later: the unit of LRU time. What is due ends, turns cold or leaves. O(what changes)."""
@@ -325,6 +291,8 @@ class PrefixCache:
             node = self._insert(handle, node, tokens, table, done, piece_end, value)
             done = piece_end
         self._move(handle, node, end)
+        if end > start and self.owners.offers is not None:
+            self.owners.offers.committed(node)
         # Only now: a freed guest may be what protected the nodes just walked.
         self.free(mine for mine, kept in duplicates if mine == kept or not deferred)
         dropped = tuple(mine for mine, kept in duplicates if mine != kept)
@@ -390,6 +358,34 @@ class PrefixCache:
         self.owners.unprotect(handle.node)
         handle.node, handle.num_tree_blocks = node, num_blocks
 
+    # The host tier (cache/tiers.py).
+
+    def hit(self, handle: Handle) -> None:
+        """A request runs on what it acquired."""
+        if self.owners.offers is not None:
+            self.owners.offers.hit(handle.node)
+
+    def copies(self, handle: Handle, tokens: Sequence[int]) -> list[Copy]:
+        """Of the blocks behind the handle's, as far as the host has them; one token is always computed."""
+        if self.host is None:
+            return []
+        limit = max(0, len(tokens) - 1) // self.block_size
+        return self.host.match(handle.path, tokens, handle.num_tree_blocks, limit)
+
+    def offer(self, path: NamespacePath, tokens: Sequence[int]) -> None:
+        """Copies of what the tree has of it, hot or not: something is to hang on them."""
+        walk = self._walk(segments(path, self.block_size), tokens)
+        if self.owners.offers is not None and walk.node.parent is not None:
+            self.owners.offers.write(walk.node)
+
+    def begin_move(self, block_ids: Iterable[int]) -> None:
+        """A copy from another tier is to fill these private blocks; until `end_move` they are neither freed nor
+        shared nor published."""
+        self.owners.moving.update(block_ids)
+
+    def end_move(self, block_ids: Iterable[int]) -> None:
+        self.owners.moving.difference_update(block_ids)
+
     # What stays and what must go (cache/retention.py).
 
     def pin(self, handle: Handle) -> int:
@@ -411,12 +407,15 @@ class PrefixCache:
         return self.retention.unpin(region)
 
     def drop(self, region: bytes) -> int:
-        """Forget a region and all below it, pins included; returns the blocks freed at once. Blocks under a running
+        """Forget a region, those whose ids begin with its id, and all below them, pins included; returns the blocks
+        freed at once. Blocks under a running
         sequence can be found by nobody any more and go when it ends; what it commits later stays private. A sequence
         that held nothing of the region yet may still write there: end the tenant's sequences first. O(nodes)."""
-        self.owners.ghosts.forget(lambda ghost: ghost.region == region)
+        self.owners.ghosts.forget(lambda ghost: ghost.region.startswith(region))
         self.predecessor = None
-        return self.retention.drop(lambda node: node.region == region)
+        if self.host is not None:
+            self.host.drop(region)
+        return self.retention.drop(lambda node: node.region.startswith(region))
 
     def purge(self, tenant: str) -> int:
         """Forget all that a tenant inserted, in every region of its, as `drop` does. Sequences that run write nothing
@@ -424,6 +423,8 @@ class PrefixCache:
         self._purged[tenant] = self._num_handles
         self.predecessor = None
         self.owners.ghosts.forget(lambda ghost: ghost.tenant == tenant)
+        if self.host is not None:
+            self.host.purge(tenant)
         return self.retention.drop(lambda node: node.tenant == tenant)
 
     def _walk(self, path: tuple[Segment, ...], tokens: Sequence[int]) -> Walk:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from cache.namespaces import Segment
 
@@ -31,6 +31,8 @@ class Node:
         "lapsed",
         "last_used",
         "num_guests",
+        "num_hits",
+        "num_offered",
         "num_pins",
         "num_protectors",
         "parent",
@@ -67,6 +69,10 @@ class Node:
         """1 if pinned + children with pins in or below them. Law 10."""
         self.lapsed = False
         """A pin kept it until it expired."""
+        self.num_hits = 0
+        """Requests that found it."""
+        self.num_offered = 0
+        """Blocks from the front that the host tier was shown."""
         self.doomed = False
         """Unlinked by a drop while protected: nobody finds it any more, its blocks go when its last user goes."""
         self.entry: tuple[Any, ...] | None = None
@@ -127,10 +133,23 @@ def chain_hash(previous: int, region: bytes, block: bytes) -> int:
     return hash((previous, region, block))
 
 
+class Watch(Protocol):
+    """Is told of every change of structure, right behind it."""
+
+    def grown(self, node: Node) -> None: ...
+
+    def split(self, upper: Node, tail: Node) -> None: ...
+
+    def cut(self, node: Node) -> None: ...
+
+    def unlinked(self, top: Node) -> None: ...
+
+
 class RadixTree:
     def __init__(self, block_size: int) -> None:
         if block_size < 1:
             raise ValueError("block_size must be at least 1")
+        self.watch: Watch | None = None
         self.block_size = block_size
         self.root = Node(0, None, b"")
         self._next_id = 1
@@ -178,6 +197,8 @@ class RadixTree:
             node.hashes.append(before)
         node.tokens.extend(tokens)
         node.block_ids.extend(ids)
+        if self.watch is not None:
+            self.watch.grown(node)
 
     def split(self, node: Node, num_blocks: int) -> Node:
         """A new upper node takes the first blocks of the edge; the old object keeps the tail, so that handles on its
@@ -190,6 +211,9 @@ class RadixTree:
         upper.last_used, upper.used_ms = node.last_used, node.used_ms
         upper.is_recent, upper.lapsed = node.is_recent, node.lapsed
         upper.num_pins = 1 if node.num_pins else 0
+        upper.num_hits = node.num_hits
+        upper.num_offered = min(node.num_offered, num_blocks)
+        node.num_offered -= upper.num_offered
         parent.children[self._key(node)] = upper
         upper.tokens, node.tokens = (
             node.tokens[: num_blocks * size],
@@ -199,18 +223,25 @@ class RadixTree:
         upper.hashes, node.hashes = node.hashes[:num_blocks], node.hashes[num_blocks:]
         upper.children[self._key(node)] = node
         node.parent = upper
+        if self.watch is not None:
+            self.watch.split(upper, node)
         return upper
 
     def truncate(self, node: Node, num_blocks: int) -> None:
         """Keep the first blocks of an edge. O(blocks cut)."""
         del node.tokens[num_blocks * self.block_size :]
         del node.block_ids[num_blocks:]
+        node.num_offered = min(node.num_offered, num_blocks)
         del node.hashes[num_blocks:]
+        if self.watch is not None:
+            self.watch.cut(node)
 
     def unlink(self, node: Node) -> Node:
         """Take a node out of its parent's children; returns the parent. O(1)."""
         assert node.parent is not None
         del node.parent.children[self._key(node)]
+        if self.watch is not None:
+            self.watch.unlinked(node)
         return node.parent
 
     def nodes(self, start: Node | None = None) -> Iterator[Node]:

@@ -7,7 +7,6 @@ counts pins up the path as protectors are counted, so that the blocks under pins
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -77,8 +76,6 @@ class Retention:
         self.num_blocks = 0
         """Blocks that cannot be evicted because of pins."""
         self._pins: dict[Node, Pin] = {}
-        self._of_tenant: Counter[str] = Counter()
-        """`num_blocks` by who inserted them."""
         self._due: list[tuple[int, int, Node, Pin]] = []
         """Heap by expiry, one entry per pin that ends; it may be due earlier than the pin itself."""
         self._owners = owners
@@ -119,7 +116,7 @@ class Retention:
         return depth
 
     def _budget(self, tenant: str) -> int:
-        mine = self.tenant_limit - self._of_tenant[tenant]
+        mine = self.tenant_limit - self._owners.usage.num_pinned(tenant)
         return max(0, min(mine, self.passing_limit - self.num_blocks))
 
     def _keep(self, node: Node, ttl_ms: int) -> None:
@@ -199,7 +196,7 @@ class Retention:
 
     def _count(self, node: Node, num_blocks: int) -> None:
         self.num_blocks += num_blocks
-        self._of_tenant[node.tenant] += num_blocks
+        self._owners.usage.pin(node.tenant, num_blocks)
 
     # Drops.
 

@@ -2,7 +2,7 @@
 
 A node counts for the tenant that inserted it, once, however many sequences stand on it; public nodes so count for the
 operator. Private blocks are the engine's to count: it knows whose sequence a table belongs to. Integrals are
-block-milliseconds of an injected clock, reported and not priced.
+block-milliseconds of an injected clock, reported and not priced here.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ class TenantBlocks:
     """Blocks lost to somebody's need, its own included."""
     num_evicted_for: int = 0
     """Blocks that anybody lost for this tenant's need."""
+    num_pinned: int = 0
+    """Of all, those that cannot be evicted because of pins."""
+    pinned_block_ms: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -68,9 +71,10 @@ class TenantBlocks:
 
     @property
     def rank(self) -> int:
-        if self.num_blocks > self.quota:
+        num_blocks = self.num_held + self.num_retained
+        if num_blocks > self.quota:
             return OVER_QUOTA
-        return ABOVE_FLOOR if self.num_blocks > self.floor else AT_FLOOR
+        return ABOVE_FLOOR if num_blocks > self.floor else AT_FLOOR
 
 
 @dataclass(slots=True)
@@ -101,6 +105,14 @@ class Usage:
 
     def change(self, tenant: str, *, held: int = 0, retained: int = 0, recent: int = 0) -> None:
         blocks = self._up_to_now(tenant)
+        if blocks.floor == 0:  # nearly everybody: all that is evictable lies above
+            self.num_evictable += retained
+            self._num_above_floors += retained
+            self._num_cold_above_floors += retained - recent
+            blocks.num_held += held
+            blocks.num_retained += retained
+            blocks.num_recent += recent
+            return
         self._leave_sums(blocks)
         blocks.num_held += held
         blocks.num_retained += retained
@@ -122,6 +134,14 @@ class Usage:
         blocks.floor, blocks.quota = floor, quota
         self._enter_sums(blocks)
         return True
+
+    def pin(self, tenant: str, num_blocks: int) -> None:
+        """So many more came under pins, or, negative, are no longer."""
+        self._up_to_now(tenant).num_pinned += num_blocks
+
+    def num_pinned(self, tenant: str) -> int:
+        blocks = self._tenants.get(tenant)
+        return 0 if blocks is None else blocks.num_pinned
 
     def evicted(self, tenant: str, num_blocks: int, cause: EvictionCause, needed_by: str) -> None:
         self.counts.num_evicted[cause] += num_blocks
@@ -181,5 +201,6 @@ class Usage:
         if elapsed := now - blocks.since_ms:
             blocks.held_block_ms += elapsed * blocks.num_held
             blocks.retained_block_ms += elapsed * blocks.num_retained
+            blocks.pinned_block_ms += elapsed * blocks.num_pinned
             blocks.since_ms = now
         return blocks

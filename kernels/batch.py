@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol, Self, TypeVar
 
 import torch
 
@@ -65,6 +66,16 @@ class RowTensors:
     max_query_len: int
 
 
+class Derived(Protocol):
+    """What a kernel works out of a batch, once for all layers of one shape."""
+
+    @classmethod
+    def of(cls, batch: PagedBatch, kv_heads: int, head_dim: int) -> Self: ...
+
+
+D = TypeVar("D", bound=Derived)
+
+
 @dataclass(frozen=True)
 class PagedBatch:
     """Row i has `query_lens[i]` new tokens behind `context_lens[i]` older ones; the KV of both is in the blocks
@@ -84,6 +95,7 @@ class PagedBatch:
     """Of decode attention, likewise; None: every call makes its own."""
     _row_ids: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict, repr=False)
     _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
+    _derived: dict[tuple[type, int, int], Derived] = field(default_factory=dict, repr=False)
 
     @property
     def num_rows(self) -> int:
@@ -111,6 +123,14 @@ class PagedBatch:
             max(seq_lens),
             max(self.query_lens),
         )
+
+    def derived(self, kind: type[D], kv_heads: int, head_dim: int) -> D:
+        key = (kind, kv_heads, head_dim)
+        found = self._derived.get(key)
+        if found is None:
+            found = self._derived[key] = kind.of(self, kv_heads, head_dim)
+        assert isinstance(found, kind)
+        return found
 
     def first_key(self, row: int, window: int) -> int:
         """First token that any query of the row may see, rounded down to a block (window 0: no window)."""

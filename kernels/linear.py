@@ -99,8 +99,11 @@ def _product(
     inside = column < width
     start_of = weight + column.to(tl.int64)[:, None] * in_features
     up_of = weight + (column + width).to(tl.int64)[:, None] * in_features
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    up_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # 8-bit integers on both sides are summed as integers, exactly.
+    INTEGER: tl.constexpr = x.dtype.element_ty == tl.int8 and not UPCAST
+    SUM: tl.constexpr = tl.int32 if INTEGER else tl.float32
+    acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+    up_acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
     squares = tl.zeros((BLOCK_M,), tl.float32)
     end = tl.minimum((split + 1) * split_size, in_features)
     for start in range(split * split_size, end, BLOCK_K):
@@ -121,14 +124,18 @@ def _product(
             squares += tl.sum(wide * wide, axis=1)
             factor = tl.load(norm + start + k, mask=there, other=0.0).to(tl.float32)
             left = (wide * factor[None, :]).to(left.dtype)
-        acc = tl.dot(left, tile.to(left.dtype).T, acc, input_precision="ieee")
+        acc = tl.dot(left, tile.to(left.dtype).T, acc, input_precision="ieee", out_dtype=SUM)
         if GATED:
             other = tl.load(
                 up_of + (start + k)[None, :], mask=inside[:, None] & there[None, :], other=0.0
             )
             if UPCAST:
                 other = other.to(tl.float32)
-            up_acc = tl.dot(left, other.to(left.dtype).T, up_acc, input_precision="ieee")
+            up_acc = tl.dot(
+                left, other.to(left.dtype).T, up_acc, input_precision="ieee", out_dtype=SUM
+            )
+    acc = acc.to(tl.float32)
+    up_acc = up_acc.to(tl.float32)
     column = column[None, :]
     inside = inside[None, :] & alive
     if INLINE:
@@ -180,7 +187,7 @@ def product(
     around: Around,
     workspace: torch.Tensor | None,
 ) -> None:
-    """`weight` of x's dtype, int8, or e4m3 (then `x` too). Up to MAX_ROWS_SPLIT rows."""
+    """`weight` of x's dtype, int8, or e4m3 (then `x` too); `x` may be int8 too. Up to MAX_ROWS_SPLIT rows."""
     num_tokens, in_features = x.shape
     width = out.shape[1]
     config = _config(x.device, num_tokens, *weight.shape, around.gated, weight.itemsize)

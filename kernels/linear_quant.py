@@ -1,4 +1,4 @@
-"""Products with quantized weights: int8 per channel, int4 per group, e4m3 per channel with 8-bit activations.
+"""Products with quantized weights: int8 per channel, 4 or 8 bits per group, int8 and e4m3 with activations of 8 bits.
 
 Few rows: the weight is widened in registers on its way to the matrix unit, and its scale multiplies sums, not weights.
 Many rows: the weight is written out once per call, in the type of the activations, for a library product; e4m3 goes
@@ -8,6 +8,7 @@ to the library as it is. Layouts and quantizing: `kernels.reference.linear`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,12 +19,15 @@ import triton.language as tl
 from kernels import linear
 from kernels.device import capability as capability_of
 from kernels.device import interpreting
-from kernels.partials import Around, join, num_splits, space
-from kernels.reference.linear import FP8_MAX, MAX_ROWS_SPLIT
+from kernels.partials import Around, affine, join, num_splits, space
+from kernels.reference.linear import FP8_MAX, INT8_MAX, MAX_ROWS_SPLIT
 from kernels.specimen import Budget, Specimen
 
 _DEQUANTIZE_BLOCK = 2048
 _QUANTIZE_BLOCK = 1024
+_RESCALE_BLOCK = 1024
+_ROUND = tl.constexpr(1.5 * 2.0**23)
+"""Added and taken away again it leaves the nearest integer, ties to even, of a small float32."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +70,21 @@ def _product_w4(
     split_size,
     HAS_ZERO: tl.constexpr,
     HAS_ORDER: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """Partial sums of a tile of one split; the groups of the split, one after another. The numbers of a group are
-    whole (-15…15), so they are exact in any type; their scale multiplies the group's sum."""
+    whole (at most ±255), so they are exact in any type; their scale multiplies the group's sum."""
+    WORD: tl.constexpr = 32 // BITS
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)
     k = tl.arange(0, GROUP)
-    word = tl.arange(0, GROUP // 8)
-    shift = tl.arange(0, 8) * 4
+    word = tl.arange(0, GROUP // WORD)
+    shift = tl.arange(0, WORD) * BITS
     alive = (row < num_tokens)[:, None]
     inside = column < out_features
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -90,18 +96,19 @@ def _product_w4(
         left = tl.load(x + row[:, None] * in_features + source[None, :], mask=alive, other=0.0)
         if UPCAST:
             left = left.to(tl.float32)
-        words = start // 8 + word
+        words = start // WORD + word
         packed = tl.load(
             weight + words.to(tl.int64)[:, None] * out_features + column[None, :],
             mask=inside[None, :],
             other=0,
         )
-        numbers = tl.reshape((packed[:, None, :] >> shift[None, :, None]) & 15, (GROUP, BLOCK_N))
+        parts = (packed[:, None, :] >> shift[None, :, None]) & ((1 << BITS) - 1)
+        numbers = tl.reshape(parts, (GROUP, BLOCK_N))
         place = start // GROUP * out_features + column
         if HAS_ZERO:
             numbers -= tl.load(zero + place, mask=inside, other=0).to(tl.int32)[None, :]
         else:
-            numbers -= 8
+            numbers -= 1 << (BITS - 1)
         factor = tl.load(scale + place, mask=inside, other=0.0).to(tl.float32)
         total = tl.dot(left, numbers.to(left.dtype), input_precision="ieee")
         acc += total * factor[None, :]
@@ -129,29 +136,39 @@ def _dequantize_w4(
     out_features,
     HAS_ZERO: tl.constexpr,
     HAS_ORDER: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Eight rows of `out` `[in_features, out_features]` from one packed row; `order` undone on the way."""
+    """Rows of `out` `[in_features, out_features]` from one packed row; `order` undone on the way."""
+    WORD: tl.constexpr = 32 // BITS
     word = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < out_features
     packed = tl.load(weight + word * out_features + column, mask=inside, other=0)
-    place = word * 8 // GROUP * out_features + column
+    place = word * WORD // GROUP * out_features + column
     factor = tl.load(scale + place, mask=inside, other=0.0).to(tl.float32)
-    offset = tl.full((BLOCK,), 8, tl.int32)
+    offset = tl.full((BLOCK,), 1 << (BITS - 1), tl.int32)
     if HAS_ZERO:
         offset = tl.load(zero + place, mask=inside, other=0).to(tl.int32)
-    for nibble in tl.static_range(8):
-        target = word * 8 + nibble
+    for part in tl.static_range(WORD):
+        target = word * WORD + part
         if HAS_ORDER:
             target = tl.load(order + target).to(tl.int64)
-        value = (((packed >> (4 * nibble)) & 15) - offset).to(tl.float32) * factor
+        value = (((packed >> (BITS * part)) & ((1 << BITS) - 1)) - offset).to(tl.float32) * factor
         tl.store(out + target * out_features + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _quantize_tokens(out, scale, x, in_features, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+def _quantize_tokens(
+    out,
+    scale,
+    x,
+    in_features,
+    LIMIT: tl.constexpr,
+    INTEGER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
@@ -166,9 +183,22 @@ def _quantize_tokens(out, scale, x, in_features, LIMIT: tl.constexpr, BLOCK: tl.
         inside = start + column < in_features
         value = tl.load(x + row * in_features + start + column, mask=inside, other=0.0)
         value = tl.clamp(value.to(tl.float32) / found, -LIMIT, LIMIT)
+        if INTEGER:
+            value = (value + _ROUND) - _ROUND
         tl.store(
             out + row * in_features + start + column, value.to(out.dtype.element_ty), mask=inside
         )
+
+
+@triton.jit
+def _rescale(out, sums, row_scale, scale, bias, width, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    total = tl.load(sums + row * width + column, mask=inside, other=0).to(tl.float32)
+    factor = tl.load(row_scale + row)
+    value = affine(total, factor, scale, bias, column, inside, True, HAS_BIAS)
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 def linear_w8(
@@ -204,7 +234,12 @@ def linear_w4(
     """As the twin in `kernels.reference.linear`."""
     num_tokens, in_features = x.shape
     group = in_features // len(scale)
-    flags = {"HAS_ZERO": zero is not None, "HAS_ORDER": order is not None, "GROUP": group}
+    flags = {
+        "HAS_ZERO": zero is not None,
+        "HAS_ORDER": order is not None,
+        "BITS": 32 * len(weight) // in_features,
+        "GROUP": group,
+    }
     zero, order = scale if zero is None else zero, scale if order is None else order
     out_features = weight.shape[1]
     if num_tokens > MAX_ROWS_SPLIT:
@@ -266,11 +301,50 @@ def linear_fp8(
     )
 
 
+def linear_w8a8(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """As the twin in `kernels.reference.linear`."""
+    if len(x) <= MAX_ROWS_SPLIT:
+        around = Around(bias=bias, scale=scale, row_scale=x_scale)
+        linear.product(out, x, weight, around, workspace)
+        return
+    sums = torch._int_mm(x, weight.T)
+    _rescale[(len(x), triton.cdiv(len(weight), _RESCALE_BLOCK))](
+        out,
+        sums,
+        x_scale,
+        scale,
+        scale if bias is None else bias,
+        len(weight),
+        HAS_BIAS=bias is not None,
+        BLOCK=_RESCALE_BLOCK,
+        num_warps=4,
+    )
+
+
 def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
     """As the twin in `kernels.reference.linear`."""
     _quantize_tokens[(len(x),)](
-        out, scale, x, x.shape[1], LIMIT=FP8_MAX, BLOCK=_QUANTIZE_BLOCK, num_warps=4
+        out,
+        scale,
+        x,
+        x.shape[1],
+        **_token_format(out.dtype),
+        BLOCK=_QUANTIZE_BLOCK,
+        num_warps=4,
     )
+
+
+def _token_format(dtype: torch.dtype) -> dict[str, float | bool]:
+    integer = dtype == torch.int8
+    return {"LIMIT": INT8_MAX if integer else FP8_MAX, "INTEGER": integer}
 
 
 def _wide(workspace: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
@@ -307,29 +381,46 @@ def specimens(capability: int) -> Iterator[Specimen]:
         "dequantize int4, zero points, order",
         _dequantize_w4,
         (dtype, torch.int32, dtype, torch.int8, torch.int32, 4096),
-        {"HAS_ZERO": True, "HAS_ORDER": True, "GROUP": 128, **block},
+        {"HAS_ZERO": True, "HAS_ORDER": True, "BITS": 4, "GROUP": 128, **block},
         Budget(96),
+    )
+    yield Specimen(
+        "dequantize 8 bits by group, zero points, order",
+        _dequantize_w4,
+        (dtype, torch.int32, dtype, torch.uint8, torch.int32, 4096),
+        {"HAS_ZERO": True, "HAS_ORDER": True, "BITS": 8, "GROUP": 128, **block},
+        Budget(96),
+    )
+    yield Specimen(
+        "rescale int32 sums",
+        _rescale,
+        (dtype, torch.int32, scale, scale, dtype, 4096),
+        {"HAS_BIAS": True, "BLOCK": _RESCALE_BLOCK},
+        Budget(64),
     )
 
 
 def _specimens_8bit(capability: int) -> Iterator[Specimen]:
-    formats = [("int8", torch.bfloat16, torch.int8)]
+    formats = [("w8", torch.bfloat16, torch.int8), ("w8a8", torch.int8, torch.int8)]
+    tokens = [torch.int8]
     if capability >= 89:
         formats.append(("fp8", torch.float8_e4m3fn, torch.float8_e4m3fn))
+        tokens.append(torch.float8_e4m3fn)
+    for dtype in tokens:
         yield Specimen(
-            "quantize_tokens",
+            f"tokens to {'int8' if dtype == torch.int8 else 'fp8'}",
             _quantize_tokens,
-            (torch.float8_e4m3fn, torch.float32, torch.bfloat16, 4096),
-            {"LIMIT": FP8_MAX, "BLOCK": _QUANTIZE_BLOCK},
+            (dtype, torch.float32, torch.bfloat16, 4096),
+            {**_token_format(dtype), "BLOCK": _QUANTIZE_BLOCK},
             Budget(64),
         )
     off = Around().flags
     for name, x, weight in formats:
         for rows, out_features, inline in ((16, 28672, True), (32, 4096, False)):
             config = linear.select(capability, rows, out_features, 4096, False, 1)
-            scales = {"HAS_SCALE": True, "HAS_ROW_SCALE": name == "fp8", "INLINE": inline}
+            scales = {"HAS_SCALE": True, "HAS_ROW_SCALE": name != "w8", "INLINE": inline}
             yield linear.specimen(
-                f"linear_{'w8' if name == 'int8' else name}, {config.block_m} rows",
+                f"linear_{name}, {config.block_m} rows",
                 capability,
                 config,
                 (x, weight),
@@ -344,18 +435,19 @@ def _specimens_8bit(capability: int) -> Iterator[Specimen]:
 
 
 def _specimens_w4(capability: int) -> Iterator[Specimen]:
-    for group, rows in ((32, 16), (64, 16), (128, 16), (128, 32)):
+    shapes = ((32, 16), (64, 16), (128, 16), (128, 32))
+    for (group, rows), bits in itertools.product(shapes, (4, 8)):
         config = select_w4(capability, rows, 4096, 4096, group)
         has_order = group == 32 or rows == 32
         yield Specimen(
-            f"linear_w4, group {group}, {config.block_m} rows",
+            f"linear_w4, {bits} bits, group {group}, {config.block_m} rows",
             _product_w4,
             (
                 torch.float32,
                 torch.bfloat16,
                 torch.int32,
                 torch.bfloat16,
-                torch.int8,
+                torch.int8 if bits == 4 else torch.uint8,
                 torch.int32,
                 16,
                 4096,
@@ -365,6 +457,7 @@ def _specimens_w4(capability: int) -> Iterator[Specimen]:
             {
                 "HAS_ZERO": has_order or group == 64,
                 "HAS_ORDER": has_order,
+                "BITS": bits,
                 "GROUP": group,
                 "BLOCK_M": config.block_m,
                 "BLOCK_N": config.block_n,
@@ -372,8 +465,10 @@ def _specimens_w4(capability: int) -> Iterator[Specimen]:
             },
             Budget(
                 registers=128 if rows == 16 else 168,
-                min_shared=(config.num_stages - 1) * group // 2 * config.block_n,
-                async_copies=True,
+                min_shared=(config.num_stages - 1) * group * bits // 8 * config.block_n
+                if (group, bits) != (32, 8)
+                else 0,
+                async_copies=(group, bits) != (32, 8),  # too short a tile: loads are plain
                 matrix_unit="mma",
             ),
             num_warps=config.num_warps,

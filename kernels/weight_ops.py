@@ -82,13 +82,15 @@ class WeightOps:
         bias: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
     ) -> None:
-        in_features, out_features = 8 * weight.shape[0], weight.shape[1]
+        in_features, out_features = x.shape[1], weight.shape[1]
         _check_linear(out, x, out_features, in_features, bias, workspace)
+        assert 32 * len(weight) in (4 * in_features, 8 * in_features), (weight.shape, x.shape)
+        zeros = torch.int8 if 8 * len(weight) == in_features else torch.uint8
         assert weight.dtype == torch.int32 and weight.is_contiguous(), weight.dtype
         assert in_features // len(scale) in linear.GROUPS, (weight.shape, scale.shape)
         assert scale.shape == (len(scale), out_features) and scale.is_contiguous(), scale.shape
         assert in_features % len(scale) == 0, (weight.shape, scale.shape)
-        assert zero is None or (zero.shape == scale.shape and zero.dtype == torch.int8)
+        assert zero is None or (zero.shape == scale.shape and zero.dtype == zeros)
         assert order is None or (order.shape == (in_features,) and order.dtype == torch.int32)
         self.chosen["linear_w4"](out, x, weight, scale, zero, order, bias, workspace)
 
@@ -105,6 +107,24 @@ class WeightOps:
         assert weight.dtype == torch.int8 and weight.is_contiguous(), weight.dtype
         assert scale.shape == weight.shape[:1], (scale.shape, weight.shape)
         self.chosen["linear_w8"](out, x, weight, scale, bias, workspace)
+
+    def linear_w8a8(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        x_scale: torch.Tensor,
+        weight: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> None:
+        _check_linear(out, x, weight.shape[0], weight.shape[1], bias, workspace)
+        assert x.dtype == weight.dtype == torch.int8, (x.dtype, weight.dtype)
+        assert weight.is_contiguous(), weight.stride()
+        assert weight.shape[0] % 8 == weight.shape[1] % 8 == 0, weight.shape  # the library's rule
+        assert x_scale.shape == x.shape[:1] and scale.shape == weight.shape[:1], scale.shape
+        assert x_scale.dtype == scale.dtype == torch.float32, (x_scale.dtype, scale.dtype)
+        self.chosen["linear_w8a8"](out, x, x_scale, weight, scale, bias, workspace)
 
     def lora(
         self,
@@ -154,7 +174,7 @@ class WeightOps:
 
     def quantize_tokens(self, out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
         assert x.dim() == 2 and x.is_contiguous() and out.is_contiguous(), x.stride()
-        assert out.shape == x.shape and out.dtype == torch.float8_e4m3fn, out.dtype
+        assert out.shape == x.shape and out.dtype in (torch.float8_e4m3fn, torch.int8), out.dtype
         assert scale.shape == x.shape[:1] and scale.dtype == torch.float32, scale.shape
         self.chosen["quantize_tokens"](out, scale, x)
 

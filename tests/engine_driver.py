@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from fakes import EOS, ScriptedRunner, expected_output, scripted_engine
 from lagged_runner import LaggedRunner, watch
+from scripted_host import ScriptedHost
 
 from cache import invariants
 from workers.engine.sequence import Status
@@ -19,26 +20,34 @@ class Driver:
 
     lag = 0
 
-    def __init__(self, runner=None, *, lag=None, device=None, **options):
+    def __init__(self, runner=None, *, lag=None, device=None, host=None, **options):
+        """`host`: options of a scripted host tier."""
         self.runner = runner or ScriptedRunner(num_blocks=64, block_size=4)
         lag = self.lag if lag is None else lag
         if lag or device is not None:
             max_running = options.get("max_running", 64)
             self.runner = LaggedRunner(self.runner, max_running, lag=lag, **(device or {}))
+        self.host = self._host(host) if host else None
         self.now = 1000.0
-        self.engine = scripted_engine(self.runner, clock=lambda: self.now, **options)
+        self.engine = scripted_engine(
+            self.runner, clock=lambda: self.now, host=self.host, **options
+        )
         if isinstance(self.runner, LaggedRunner):
             watch(self.cache, self.runner)
         self.inbox = []
         self.outputs = []
         self.tokens = defaultdict(list)
         self.finishes = {}
+        self.spent = {}
         self.prompt_counts = {}
         self.prompt_logprobs = {}
         self.endings = {}
         self.requests = {}
         self.records = []
         self.eos_every = 0
+
+    def _host(self, options):
+        return ScriptedHost(self.runner, **options)
 
     @property
     def cache(self):
@@ -102,6 +111,9 @@ class Driver:
         handed = dict(self.requests[key].resume).get(delta.index, ())
         assert delta.seq_no == len(handed) + len(self.tokens[choice])
         self.tokens[choice] += delta.tokens
+        if delta.num_spent:
+            assert delta.num_spent >= self.spent.get(key, 0)
+            self.spent[key] = delta.num_spent
         if delta.prompt is not None:
             assert key not in self.prompt_counts, "prompt counts sent twice"
             self.prompt_counts[key] = delta.prompt
@@ -118,7 +130,7 @@ class Driver:
         leaving = scheduler.holdings._leaving
         invariants.check(self.cache, [s.handle for s in running + leaving])
         for sequence in running:
-            assert len(sequence.block_ids) * self.cache.block_size >= sequence.num_scheduled
+            assert len(sequence.block_ids) * self.cache.block_size >= sequence.place
             assert sequence.num_computed <= sequence.num_scheduled
             assert sequence.num_computed <= len(sequence.tokens), "tokens nobody has seen"
         assert self.engine.num_in_flight <= self.runner.lag
@@ -132,6 +144,8 @@ class Driver:
             lease = attempt.lease
             assert lease.in_flight == sum(s.num_pending for s in attempt.sequences)
             assert lease.spent <= max(lease.bound, attempt.message.num_output_spent)
+            tables = [s.block_ids for s in attempt.sequences]
+            assert attempt.residency.num_blocks == len({b for table in tables for b in table})
             for sequence in attempt.sequences:
                 if self.engine.num_in_flight == 0:
                     assert sequence.num_pending == 0
@@ -143,6 +157,11 @@ class Driver:
     def check_idle(self):
         """Nothing is held beyond the cache, and the books agree with the steps."""
         assert self.idle
+        if self.host is not None:
+            assert self.scheduler.restores.num_open == 0
+            assert not self.cache.owners.moving
+            assert not self.cache.host._swapped, "a swap leaked"
+            assert not any(copy.num_pins for copy in self.cache.host.copies()), "a pin leaked"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.num_waiting_tokens == 0
         invariants.check(self.cache, [])
@@ -169,7 +188,9 @@ class Driver:
         for key, ending in self.endings.items():
             message = self.requests[key]
             heard = sum(len(t) for (link, rid, _), t in self.tokens.items() if (link, rid) == key)
-            assert ending.usage.output == heard
+            assert ending.usage.output == (
+                heard if message.beams is None else self.spent.get(key, 0)
+            )
             if key in self.prompt_counts:
                 assert ending.usage.prompt == len(message.prompt)
                 counts = self.prompt_counts[key]

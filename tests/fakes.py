@@ -18,13 +18,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+from scripted_host import ScriptedHost
+
 from cache.prefix_cache import PrefixCache
+from cache.tiers import HostTier
 from workers.engine.attempts import GrammarSource
 from workers.engine.engine import Engine
+from workers.engine.errors import ModelError
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
-from workers.engine.plan import Collected, Draw, Drawn, KernelState, Row, RowResult, Ticket
+from workers.engine.plan import (
+    AdapterWeights,
+    Collected,
+    Draw,
+    Drawn,
+    KernelState,
+    LoadedAdapter,
+    Row,
+    RowResult,
+    Ticket,
+)
+from workers.engine.restores import Preempt
 from workers.engine.service import Identity, Service, hello_of
+from workers.engine.sparsity import DECAY, Sparsity
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
@@ -38,10 +54,13 @@ from workers.protocol.messages import (
 )
 
 BOS, EOS, PAD = 256, 257, 258
+BYTES_PER_BLOCK = 1_000_000
 VOCAB_SIZE = 259
 ROOT = "scripted@1"
 MODEL = "scripted"
 UNWRITTEN = -1
+HEAVY = ord("!")
+"""Blocks with this byte in them are looked at."""
 LETTERS = b" abcdefghijklmnopqrstuvwxyz\n"
 
 
@@ -92,6 +111,11 @@ def expected_output(
     return output
 
 
+@dataclass(frozen=True)
+class ScriptedAdapter:
+    identity: bytes
+
+
 class ScriptedRunner:
     """A model whose next token depends on all tokens it finds in its paged KV: a wrong block table, a block shared
     wrongly or written too early gives a wrong token or raises. `steps` records every plan it was given."""
@@ -111,11 +135,13 @@ class ScriptedRunner:
         self.root = root
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.bytes_per_block = BYTES_PER_BLOCK
         self.max_model_len = max_model_len
         self.eos_token_ids = (EOS,)
         self.vocab_size = VOCAB_SIZE
         self.kernels: tuple[KernelState, ...] = ()
-        self.adapters: dict[str, int] = {}
+        self.takes_trees = True
+        self.adapters: dict[str, LoadedAdapter] = {}
         self.steps: list[list[Row]] = []
         self.copies: list[tuple[int, int]] = []
         self.hanging = threading.Event()
@@ -147,6 +173,25 @@ class ScriptedRunner:
         for source, destination in pairs:
             self._kv[destination][:] = self._kv[source]
 
+    def move_tokens(self, moves: Sequence[tuple[int, int]]) -> None:
+        size = self.block_size
+        found = [self._kv[source // size][source % size] for source, _ in moves]
+        assert UNWRITTEN not in found, "KV was moved that nobody wrote"
+        for (_, target), token in zip(moves, found, strict=True):
+            self._kv[target // size][target % size] = token
+
+    def read_adapter(self, directory: Path) -> ScriptedAdapter:
+        try:
+            return ScriptedAdapter((directory / "adapter").read_bytes().ljust(16)[:16])
+        except OSError as error:
+            raise ModelError(f"The adapter {directory} cannot be read: {error}.") from error
+
+    def add_adapter(self, name: str, weights: AdapterWeights) -> None:
+        self.adapters[name] = LoadedAdapter(len(self.adapters), weights.identity)
+
+    def remove_adapter(self, name: str) -> None:
+        del self.adapters[name]
+
     def hang(self) -> None:
         """The next step does not return until `release`."""
         self.hanging.set()
@@ -157,19 +202,28 @@ class ScriptedRunner:
 
     def _write(self, row: Row) -> None:
         size = self.block_size
-        for position, token in enumerate(row.tokens, row.start):
-            block = row.block_table[position // size]
+        for place, token in enumerate(row.tokens, row.kv_start):
+            block = row.block_table[place // size]
             assert 0 < block < self.num_blocks, f"block {block} is not to be written"
-            self._kv[block][position % size] = token
+            self._kv[block][place % size] = token
 
     def _read(self, row: Row) -> array[int]:
         tokens: array[int] = array("i")
-        end = row.start + len(row.tokens)
+        end = row.kv_start + len(row.tokens)
         for block in row.block_table[: -(-end // self.block_size)]:
             tokens += self._kv[block]
         tokens = tokens[:end]
         assert UNWRITTEN not in tokens, "KV was read that nobody wrote"
         return tokens
+
+    def _branch(self, row: Row, node: int) -> list[int]:
+        """Tokens of a tree's branch, read where the row wrote them: node i in the slot i + 1 behind the known token."""
+        found = []
+        while node >= 0:
+            block, offset = divmod(row.start + 1 + node, self.block_size)
+            found.append(self._kv[row.block_table[block]][offset])
+            node = row.parents[node]
+        return found[::-1]
 
     def _result(self, row: Row) -> RowResult:
         prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -183,14 +237,36 @@ class ScriptedRunner:
         first = len(tokens) - row.num_proposed
         for place, draw in enumerate(row.draws):
             known = tokens[: first + place] if row.num_proposed else tokens
-            assert draw.position == len(known), "drawn at another position than computed"
-            assert list(known) == [*draw.prompt, *draw.output], (
+            if row.parents:
+                known = tokens[:first] + array("i", self._branch(row, place - 1))
+            assert draw.position == len(known) + row.num_dropped, "drawn at another position"
+            assert is_thinned(known, [*draw.prompt, *draw.output], self.block_size), (
                 "drawn behind other tokens than told"
             )
             token = allowed(script(known, draw, self._eos_every), draw.mask)
             k = draw.params.logprobs
             drawn.append(Drawn(token, logprob_of(token, k) if k >= 0 else None))
-        return RowResult(tuple(drawn), prompt_logprobs)
+        return RowResult(tuple(drawn), prompt_logprobs, mass=self._mass(row))
+
+    def _mass(self, row: Row) -> tuple[float, ...]:
+        """A block is looked at by as much as it has `HEAVY` in it."""
+        if not row.observes:
+            return ()
+        tokens, size = self._read(row), self.block_size
+        blocks = (tokens[first : first + size] for first in range(0, len(tokens), size))
+        counts = [1e-3 + block.count(HEAVY) for block in blocks]
+        total = (1 - DECAY**row.observes) / (1 - DECAY)
+        return tuple(total * count / sum(counts) for count in counts)
+
+
+def is_thinned(known: Sequence[int], tokens: Sequence[int], size: int) -> bool:
+    """Whether these are the tokens without some whole blocks of them, in order; the end is there."""
+    num_whole = len(known) - len(known) % size
+    blocks = iter(tuple(tokens[i : i + size]) for i in range(0, len(tokens), size))
+    kept = (tuple(known[i : i + size]) for i in range(0, num_whole, size))
+    return all(block in blocks for block in kept) and (
+        list(known[num_whole:]) == list(tokens[len(tokens) - len(known) + num_whole :])
+    )
 
 
 def logprob_of(token: int, k: int) -> TokenLogprob:
@@ -213,7 +289,7 @@ def generate_request(
     **fields: object,
 ) -> GenerateRequest:
     """A request with a lease for all it may ask, unless told otherwise."""
-    fields.setdefault("lease_bound", max_tokens * int(fields.get("num_choices", 1)))  # type: ignore[call-overload]
+    fields.setdefault("lease_bound", max_tokens * int(fields.get("num_choices", 1)))
     return GenerateRequest(
         request_id,
         tenant,
@@ -223,7 +299,7 @@ def generate_request(
         tuple(prompt),
         sampling or SamplingParams(seed=seed, temperature=temperature),
         max_tokens,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 
@@ -236,11 +312,22 @@ def scripted_engine(
     allow_lag: bool = True,
     grammars: GrammarSource | None = None,
     speculate: Callable[[PrefixCache], Speculation] | None = None,
+    host: ScriptedHost | None = None,
+    preempt: Preempt = "auto",
+    sparsity: Sparsity | None = None,
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
-    cache = PrefixCache(runner.num_blocks, runner.block_size, now_ms=lambda: int(clock() * 1000))
-    capacity = (runner.num_blocks - 1 - runner.num_blocks // 5) * runner.block_size
+    cache = PrefixCache(
+        runner.num_blocks,
+        runner.block_size,
+        now_ms=lambda: int(clock() * 1000),
+        host=HostTier(host.num_slots, runner.block_size) if host else None,
+    )
+    num_blocks = runner.num_blocks - 1 - runner.num_blocks // 5
+    if sparsity is not None:
+        num_blocks -= sparsity.num_blocks
+    capacity = num_blocks * runner.block_size
     max_len = min(runner.max_model_len, capacity)
     return Engine(
         runner,
@@ -250,6 +337,9 @@ def scripted_engine(
         grammars=grammars,
         lag=allow_lag,
         speculation=speculate(cache) if speculate else None,
+        host=host,
+        preempt=preempt,
+        sparsity=sparsity,
         clock=clock,
     )
 
@@ -296,7 +386,7 @@ class ScriptedWorker:
         )
         self.engine = scripted_engine(
             self.runner, journal=self._journal, grammars=grammars, **limits
-        )  # type: ignore[arg-type]
+        )
         self.service = _Service(
             self,
             Identity(self.worker, model, self.address, redis_url),
@@ -351,7 +441,7 @@ class _Service(Service):
     """The real one, with a hand on its cables."""
 
     def __init__(self, owner: ScriptedWorker, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+        super().__init__(*args)
         self._owner = owner
 
     def _send(self, link: int, message: Message) -> None:

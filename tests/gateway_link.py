@@ -9,7 +9,7 @@ from workers.protocol.frames import FrameError
 from workers.protocol.messages import Alive, Hello, StepFrame
 
 
-async def until(condition, limit_s=5):
+async def until(condition, limit_s=15):
     """Looks again and again: for state that tells nobody when it changes."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
@@ -48,7 +48,7 @@ class GatewayLink:
     def send_raw(self, data):
         self.connection._writer.write(data)
 
-    async def until(self, condition, limit_s=10):
+    async def until(self, condition, limit_s=30):
         """What `condition(heard)` gives once it is neither None nor False."""
         async with asyncio.timeout(limit_s):
             while (found := condition(self.heard)) is None or found is False:
@@ -57,7 +57,7 @@ class GatewayLink:
                 await self._changed.wait()
         return found
 
-    async def of(self, kind, limit_s=10, **fields):
+    async def of(self, kind, limit_s=30, **fields):
         """The first message of a kind with these fields."""
 
         def first(heard):

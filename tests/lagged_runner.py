@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.plan import PENDING, Drawn, Row, RowResult
+from workers.engine.token_tree import positions
 
 GARBAGE = -7
 """Drawn by rows that were built on a failed step: nobody may ever see it."""
@@ -115,15 +116,14 @@ class LaggedRunner:
         self._check_unused(destination for _, destination in pairs)
         self._queue.append(lambda: self.inner.copy_blocks(pairs))
 
+    def move_tokens(self, moves: Sequence[tuple[int, int]]) -> None:
+        assert not self._uncollected, "moved while a step is in flight"
+        self.inner.move_tokens(moves)
+
     def collect(self, ticket: LaggedTicket) -> list[RowResult]:
         assert self._uncollected.popleft() is ticket, "collected out of order"
-        while True:
-            work = self._queue.popleft()
-            if not isinstance(work, LaggedTicket):
-                work()
-                continue
-            assert work is ticket
-            break
+        self.settle()
+        assert self._queue.popleft() is ticket
         if ticket.failure is not None:
             self._fail(ticket)
             raise ticket.failure
@@ -136,6 +136,12 @@ class LaggedRunner:
         return results
 
     # --- what a test calls ---
+
+    def settle(self) -> None:
+        """Copies that no launched step stands before, also those of a step that did not fit: whoever reads blocks from
+        now on reads behind them, as on one stream of a device."""
+        while self._queue and not isinstance(self._queue[0], LaggedTicket):
+            self._queue.popleft()()
 
     def allocated(self, block_ids: Iterable[int] | None) -> None:
         """The cache hands these out."""
@@ -211,8 +217,8 @@ class LaggedRunner:
 
     def _written(self, row: Row) -> list[int]:
         size = self.inner.block_size
-        end = row.start + len(row.tokens)
-        return list(row.block_table[row.start // size : -(-end // size)])
+        end = row.kv_start + len(row.tokens)
+        return list(row.block_table[row.kv_start // size : -(-end // size)])
 
     def _check_goes_on(self, row: Row) -> None:
         assert self._uncollected and self._uncollected[-1] is self._last, "its token is known"
@@ -233,9 +239,14 @@ class LaggedRunner:
         if row.num_proposed:
             assert len(row.draws) == row.num_proposed + 1 == len(row.tokens)
             assert not any(row.row_id in ticket.row_ids for ticket in self._uncollected)
+        if row.parents:
+            assert len(row.tokens) == row.num_proposed + 1 == len(row.parents) + 1
+        depths = [
+            place - 1 for place in positions(1, row.parents or range(-1, row.num_proposed - 1))
+        ]
         for place, draw in enumerate(row.draws):
             known = row.start + len(row.tokens) - row.num_proposed
-            assert draw.position == known + (place if row.num_proposed else 0)
+            assert draw.position == known + (depths[place] if row.num_proposed else 0)
         for ticket in self._uncollected:
             if (before := ticket.row_ids.get(row.row_id)) is not None:
                 assert not before.draws, (

@@ -94,7 +94,7 @@ class Server:
         )
 
     def verify_books(
-        self, limit_s: float = 15.0, env: dict[str, str] | None = None
+        self, limit_s: float = 30.0, env: dict[str, str] | None = None
     ) -> dict[str, Any]:
         """The report once everything is shipped; asserts that the books are clean."""
         deadline = time.monotonic() + limit_s
@@ -131,6 +131,10 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(STOP_LIMIT_S)
+
+
+PATIENT = {"HEADGATE_ENGINE_TTFT_TARGET_MS": "120000"}
+"""For tests that send more at once than a slow machine computes in the usual time: they are not about overload."""
 
 
 def start(home: Path, *arguments: str, env: dict[str, str] | None = None) -> Server:

@@ -7,6 +7,8 @@ Nothing here reads a clock or a global random state, so one seed is one history.
 from __future__ import annotations
 
 import random
+from collections import Counter
+from dataclasses import asdict
 
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
@@ -71,6 +73,8 @@ class Trace:
         self.cancels = {}
         self.lost = False
         self.num_handed_over = 0
+        self.tiers = Counter()
+        """Blocks that were restored, swapped out and in, by all workers of the history."""
         self.drive = self._worker(1000.0)
 
     def _worker(self, now):
@@ -85,6 +89,8 @@ class Trace:
             runner,
             lag=shape["lag"],
             device=shape["device"],
+            host=self._host(),
+            preempt=shape.get("preempt", "auto"),
             max_batch_tokens=shape["max_batch_tokens"],
             max_running=shape["max_running"],
             **shape.get("limits", {}),
@@ -92,7 +98,21 @@ class Trace:
         drive.now = now
         drive.eos_every = shape["eos_every"]
         _watch_order(drive.scheduler)
+        if shape.get("host"):
+            drive.cache.owners.offers.num_hits = shape["host"]["num_hits"]
         return drive
+
+    def _host(self):
+        """A fresh worker's host memory; its loads take as long as the seed says."""
+        host = self.shape.get("host")
+        if not host:
+            return None
+        rng = random.Random(host["seed"])
+        return {
+            "num_slots": host["num_slots"],
+            "delay": lambda: rng.randint(0, host["max_delay"]),
+            "seconds_per_block": host["seconds_per_block"],
+        }
 
     def request(self, number, arrival):
         total = arrival["max_tokens"] * arrival["num_choices"]
@@ -123,6 +143,7 @@ class Trace:
             self.drive.step()
             step += 1
             assert step < max_steps, "livelock"
+        self._count_tiers()
         return self.drive
 
     def check(self):
@@ -169,12 +190,18 @@ class Trace:
     def _restart(self):
         """The worker dies between two steps. Its gateways take what they heard to a fresh one."""
         old = self.drive
+        self._count_tiers()
         self.drive = self._worker(old.now)
         for event in old.inbox:
             self.drive.send(event[1], link=event[0])
         for key, attempt in old.engine.attempts.items():
             self.num_handed_over += 1
             self.drive.send(self._handed_over(old, key, attempt), link=key[0])
+
+    def _count_tiers(self):
+        restores = self.drive.scheduler.restores
+        if restores is not None:
+            self.tiers += Counter(asdict(restores.counts))
 
     def _handed_over(self, old, key, attempt):
         request = old.requests[key]
@@ -248,11 +275,33 @@ def history(seed):
             "max_step_tokens": rng.choice([None, None, None, None, 2, 7]),
             "late": rng.random() < 0.5,
         },
+        "host": rng.choice([None, _host_shape(rng), _host_shape(rng)]),
+        "preempt": rng.choice(["auto", "recompute", "swap"]),
     }
     arrivals = [_arrival(rng) for _ in range(rng.randint(1, 8))]
+    if shape["host"] and rng.random() < 0.3:
+        _crowd(rng, shape, arrivals)
     lose_link_at = rng.randint(0, 40) if rng.random() < 0.3 else None
     restarts = [rng.randint(1, 40) for _ in range(rng.choice([0, 0, 1, 1, 2]))]
     return Trace(shape, arrivals, lose_link_at, restarts)
+
+
+def _crowd(rng, shape, arrivals):
+    """Long prompts of one text come back after others took a small pool: what the host is for."""
+    shape["num_blocks"] = rng.randint(20, 26)
+    for number in range(rng.randint(4, 10)):
+        again = {"length": 40, "variant": number % 2, "tenant": "AB"[number % 2]}
+        arrivals.append(_arrival(rng) | again | {"after": rng.randint(3, 20), "cache_write": True})
+
+
+def _host_shape(rng):
+    return {
+        "num_slots": rng.choice([1, 4, 12, 40, 100]),
+        "max_delay": rng.choice([0, 0, 2, 5]),
+        "seconds_per_block": rng.choice([0.0, 0.0, 1e-4, 1.0]),
+        "seed": rng.random(),
+        "num_hits": rng.choice([0, 0, 1, 2]),
+    }
 
 
 def _arrival(rng):
@@ -278,7 +327,8 @@ def play(seed):
     drive = trace.play()
     trace.check()
     endings = {key: (type(e).__name__, e.usage) for key, e in sorted(drive.endings.items())}
-    return drive.now, len(drive.outputs), dict(drive.tokens), endings, trace.num_handed_over
+    counts = trace.tiers + Counter(num_handed_over=trace.num_handed_over)
+    return drive.now, len(drive.outputs), dict(drive.tokens), endings, counts
 
 
 __all__ = ["LINK", "TEXT", "BlindRunner", "PacedRunner", "Trace", "history", "paced_driver", "play"]

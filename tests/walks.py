@@ -9,13 +9,14 @@ from workers.engine.sampling import backends
 from workers.engine.sampling.grammar import Automaton, begin
 
 END = 1
+LIBRARIES: tuple[backends.Name, ...] = ("xgrammar", "llguidance")
 WORDS = [b'{"', b'": ', b'", "', b"yes", b"true", b"ab", b"12", b"]}", "é".encode(), b"\xc3"]
 VOCABULARY = [b"", b"", *(bytes([i]) for i in range(256)), *WORDS]
 
 
 @cache
-def backend():
-    return backends.load(VOCABULARY)
+def backend(name: backends.Name = "xgrammar"):
+    return backends.load(VOCABULARY, name)
 
 
 def automaton(grammar: str, end_ids=(END,)) -> Automaton:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from kernels.batch import PagedBatch
+from kernels.reference import chunks
 from kernels.reference.quant import widen
 from kernels.shared import SharedGroups
 
@@ -55,10 +56,13 @@ def _decode_plain(
 ) -> None:
     """The path of a CPU worker."""
     kv_heads, head_dim = kv.shape[2], kv.shape[4]
+    if not window and not softcap and sinks is None and chunks.CHUNK % batch.block_size == 0:
+        chunks.attend(out, query, kv, batch.derived(chunks.ChunkPlan, kv_heads, head_dim), scale)
+        return
     groups = query.shape[1] // kv_heads
     sinks = None if sinks is None else sinks.view(1, kv_heads, groups, 1)
     for row in range(batch.num_rows):
-        keys, values = _gather(kv, batch, row, window)
+        keys, values = (x.to(query.dtype) for x in _gather(kv, batch, row, window))
         # A row with one query sees all its keys from the window's first one on: slicing, no mask.
         seen = batch.context_lens[row] + 1
         skip = max(0, seen - window) - batch.first_key(row, window) if window else 0
@@ -201,7 +205,7 @@ def attention_prefill(
             continue
         packed = query[start : start + length].view(length, kv_heads, groups, head_dim)
         if kv_scales is None:
-            keys, values = _gather(kv, batch, row, window)
+            keys, values = (x.to(query.dtype) for x in _gather(kv, batch, row, window))
         else:
             seen, first = batch.context_lens[row] + length, batch.first_key(row, window)
             keys, values = _gather_wide(kv, batch.block_tables[row], seen, kv_scales)

@@ -16,9 +16,9 @@ MAX_ROWS_SMALL = 16
 MAX_ROWS_SPLIT = 64
 """Up to so many rows a quantized weight is dequantized in registers; above, into a workspace for the library."""
 MAX_SPLITS = 16
+INT8_MAX = 127.0
 FP8_MAX = 448.0
 """Largest number of e4m3; torch gives NaN above it."""
-SYMMETRIC_ZERO = 8
 
 
 def linear_small(
@@ -71,10 +71,11 @@ def linear_w4(
 ) -> None:
     """`weight` int32 `[in_features / 8, out_features]`, `scale` `[in_features / group, out_features]`, `zero` int8 of
     the same shape (none: 8 everywhere), `order` int32 `[in_features]`: packed row k belongs to column `order[k]` of
-    `x`."""
+    `x`. With `in_features / 4` rows the numbers are of 8 bits, `zero` is uint8, and none means 128."""
     if order is not None:
         x = x.index_select(1, order)
-    out.copy_(F.linear(x, dequantize_int4(weight, scale, zero, x.dtype).T, bias))
+    bits = 32 * len(weight) // x.shape[1]
+    out.copy_(F.linear(x, dequantize_int4(weight, scale, zero, x.dtype, bits).T, bias))
 
 
 def linear_fp8(
@@ -92,10 +93,25 @@ def linear_fp8(
     out.copy_(result if bias is None else result + bias.float())
 
 
+def linear_w8a8(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """`x` and `weight` int8, `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. Sums are int32: a token's
+    is the same among any number of others."""
+    result = torch._int_mm(x, weight.T).float() * x_scale[:, None] * scale
+    out.copy_(result if bias is None else result + bias.float())
+
+
 def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
-    """`out` e4m3 `[num_tokens, in_features]` and `scale` float32 `[num_tokens]` with out · scale ≈ `x`. A row of
+    """`out` e4m3 or int8 `[num_tokens, in_features]` and `scale` float32 `[num_tokens]` with out · scale ≈ `x`. A row of
     zeros has scale 1."""
-    quantized, found = quantize_fp8(x)
+    quantized, found = quantize_int8(x) if out.dtype == torch.int8 else quantize_fp8(x)
     out.copy_(quantized)
     scale.copy_(found)
 
@@ -141,9 +157,9 @@ def quantize_int4(
         zero = (-low / scale).round_().clamp_(0, 15).to(torch.int8)
     scale = _scales(scale.to(weight.dtype))
     quantized = (wide / scale.float()[:, None]).round_()
-    quantized += SYMMETRIC_ZERO if zero is None else zero[:, None]
+    quantized += symmetric_zero(4) if zero is None else zero[:, None]
     numbers = quantized.clamp_(0, 15).to(torch.int32).view(in_features, out_features)
-    return pack_int4(numbers), scale, zero
+    return pack_words(numbers), scale, zero
 
 
 def dequantize_int8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -151,35 +167,47 @@ def dequantize_int8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtyp
 
 
 def dequantize_int4(
-    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, dtype: torch.dtype
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    dtype: torch.dtype,
+    bits: int = 4,
 ) -> torch.Tensor:
     """`[in_features, out_features]`, in packed order."""
-    numbers = unpack_int4(weight)
+    numbers = unpack_words(weight, bits)
     in_features, out_features = numbers.shape
     grouped = numbers.view(len(scale), in_features // len(scale), out_features)
-    offset = SYMMETRIC_ZERO if zero is None else zero[:, None].to(torch.int32)
+    offset = symmetric_zero(bits) if zero is None else zero[:, None].to(torch.int32)
     wide = (grouped - offset).float() * scale.float()[:, None]
     return wide.view(in_features, out_features).to(dtype)
 
 
-def pack_int4(numbers: torch.Tensor) -> torch.Tensor:
-    """int32 `[in_features, out_features]` in 0…15 → `[in_features / 8, out_features]`, the first in the lowest bits."""
-    nibbles = numbers.to(torch.int64).view(len(numbers) // 8, 8, -1)
-    packed = (nibbles << _shifts(numbers.device)[:, None]).sum(1)
+def symmetric_zero(bits: int) -> int:
+    """What a packed number without a zero point is moved up by."""
+    return 1 << (bits - 1)
+
+
+def pack_words(numbers: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """int32 `[in_features, out_features]` in 0…2ᵇ-1 → `[in_features · b / 32, out_features]`, the first in the lowest
+    bits."""
+    parts = numbers.to(torch.int64).view(len(numbers) * bits // 32, 32 // bits, -1)
+    packed = (parts << _shifts(bits, numbers.device)[:, None]).sum(1)
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """The inverse of `pack_int4`."""
-    nibbles = (packed[:, None] >> _shifts(packed.device)[:, None]) & 15
-    return nibbles.to(torch.int32).reshape(8 * len(packed), -1)
+def unpack_words(packed: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """The inverse of `pack_words`."""
+    parts = (packed[:, None] >> _shifts(bits, packed.device)[:, None]) & ((1 << bits) - 1)
+    return parts.to(torch.int32).reshape(32 // bits * len(packed), -1)
 
 
-def sort_groups(packed: torch.Tensor, group_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sort_groups(
+    packed: torch.Tensor, group_ids: torch.Tensor, bits: int = 4
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A GPTQ weight with activation order: its row k is of group `group_ids[k]` (`g_idx`). Sorts the rows by group, as
     `linear_w4` wants them, and gives the `order` to pass with them."""
     order = torch.argsort(group_ids, stable=True)
-    return pack_int4(unpack_int4(packed)[order]), order.to(torch.int32)
+    return pack_words(unpack_words(packed, bits)[order], bits), order.to(torch.int32)
 
 
 def _scales(scale: torch.Tensor) -> torch.Tensor:
@@ -187,5 +215,5 @@ def _scales(scale: torch.Tensor) -> torch.Tensor:
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
-def _shifts(device: torch.device) -> torch.Tensor:
-    return torch.arange(0, 32, 4, device=device)
+def _shifts(bits: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(0, 32, bits, device=device)

@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from gpu_runner import DEMO, runner_of
 from row_schedules import MAX_ROWS, NUM_TOKENS, LaggedEngine, Running, sequences_of
 from tiny_models import CONFIGS, Driven, TinyModel, drive
 
 from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.plan import Draw, Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.runner import ModelRunner
 from workers.protocol.messages import SamplingParams
 
-DEMO = Path(__file__).parents[2] / "ops/demo_model/model"
 PROMPTS = [list(range(40 + 11 * i, 40 + 11 * i + 9 + 7 * i)) for i in range(5)]
 GREEDY = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
 
@@ -31,11 +31,6 @@ def cleaned() -> Iterator[None]:
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.empty_cache()
-
-
-def runner_of(directory: Path | str, device: str = "cuda", **settings: object) -> ModelRunner:
-    given = {"num_blocks": 256, "block_size": 16, "dtype": "float32", "max_rows": MAX_ROWS}
-    return ModelRunner(RunnerSettings(str(directory), device=device, **given | settings))
 
 
 def greedy_sequences() -> list[Running]:
@@ -95,6 +90,37 @@ def test_greedy_tokens_of_every_kind_of_model_are_those_of_a_cpu(name: str, tmp_
     runner = runner_of(model.directory, block_size=16)
     sequence = Running(list(PROMPTS[2]), GREEDY, arrival=0)
     assert run(runner, [sequence], 3, 1) == [alone.output]
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4"])
+def test_rounded_experts_are_recorded_and_give_the_tokens_of_a_cpu(
+    quant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = TinyModel.make("mixtral", tmp_path)
+    alone = Driven(PROMPTS[2], GREEDY)
+    drive(model.runner(num_blocks=64, quant=quant), [alone], NUM_TOKENS)
+    with caplog.at_level(logging.INFO, "workers.engine"):
+        runner = runner_of(model.directory, block_size=16, quant=quant)
+        assert "decode steps recorded" in caplog.text
+    sequence = Running(list(PROMPTS[2]), GREEDY, arrival=0)
+    assert run(runner, [sequence], 3, 1) == [alone.output]
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_a_row_without_some_blocks_is_the_one_of_a_cpu(kv_dtype: str) -> None:
+    found = []
+    for device in ("cuda", "cpu"):
+        runner = runner_of(
+            DEMO, device, num_blocks=16, block_size=16, kv_dtype=kv_dtype, sparse=True
+        )
+        assert runner.lag == 0
+        tokens = list(range(40, 120))
+        (whole,) = runner.execute([Row(tokens, 0, [1, 2, 3, 4, 5], observes=16)])
+        (cut,) = runner.execute(
+            [Row(tokens[:9], 80, [1, 4, 5, 6], prompt_logprobs=0, num_dropped=32)]
+        )
+        found.append((*whole.mass, *(token.logprob for token in cut.prompt_logprobs)))
+    assert found[0] == pytest.approx(found[1], abs=2e-2 if kv_dtype == "fp8" else 2e-3)
 
 
 def test_one_step_of_lag_changes_no_token() -> None:

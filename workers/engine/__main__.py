@@ -10,11 +10,14 @@ import logging
 import signal
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 from cache.prefix_cache import PrefixCache
+from cache.tiers import HostTier
 from workers.engine import capacity, logs, predecessor, settings
 from workers.engine.engine import Engine
 from workers.engine.errors import StartError
+from workers.engine.host_port import HostBlocks
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.ops_server import OpsServer
@@ -24,11 +27,16 @@ from workers.engine.sampling import backends
 from workers.engine.sampling.compiling import Grammars
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
+from workers.engine.shared_cache import opening
+from workers.engine.shared_cache.store import Bounds
+from workers.engine.sparsity import MIN_BLOCKS, Sparsity
 from workers.engine.speculate.draft import DraftProposer
-from workers.engine.speculate.ngram import NgramProposer
+from workers.engine.speculate.lookahead import LookaheadProposer
+from workers.engine.speculate.lookup import NgramProposer
 from workers.engine.speculate.proposer import Proposer
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.speculate.suffix import SuffixProposer
+from workers.engine.speculate.tree import TreeProposer
 from workers.engine.step_plan import Limits
 
 logger = logging.getLogger("workers.engine")
@@ -51,6 +59,7 @@ def main() -> int:
 
 def run(told: WorkerSettings, ranks: Ranks) -> int:
     """The exit status. Raises `StartError`."""
+    refuse_missing_library(told.engine_grammar)
     runner = load_runner(told, ranks)
     process = str(uuid.uuid4())
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
@@ -74,6 +83,8 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
         raise StartError(f"The worker cannot listen: {error}.") from error
     finally:
         journal.close()
+        if engine.shared is not None:
+            engine.shared.close()
         if grammars is not None:
             grammars.close()
     if service.engine_error is not None:
@@ -83,13 +94,22 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
 
 
 def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
-    """Imports torch, which takes seconds: after the settings are known to be sound."""
+    """Imports torch, which takes seconds: after the settings are known to be sound. One rank loads in a thread that
+    ends: OpenMP keeps threads for each of ours, and where those are more than the cores, it no longer waits for a
+    product's parts on the spot but sleeps at each, which makes a CPU's decode steps half as slow again."""
     from workers.engine.loading import load
     from workers.engine.parallel.runner import ParallelRunner
 
     if ranks.size == 1:
-        return load(told)
+        with ThreadPoolExecutor(1, "load") as loader:
+            return loader.submit(load, told).result()
     return ParallelRunner(load(told, 0, ranks.size, ranks.meeting), ranks)
+
+
+def refuse_missing_library(name: backends.Name) -> None:
+    """Raises `StartError` for one that somebody asked for; without the usual one a worker does without grammars."""
+    if name != "xgrammar" and not backends.installed(name):
+        raise StartError(f"HEADGATE_ENGINE_GRAMMAR={name} needs the package {name}.")
 
 
 def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
@@ -97,11 +117,12 @@ def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
     from workers.engine.model import checkpoint
     from workers.engine.sampling import vocabulary
 
-    if not backends.installed():
+    name = told.engine_grammar
+    if not backends.installed(name):
         logger.warning("no grammars: xgrammar is missing", extra={"event": "no_grammars"})
         return None
     directory = checkpoint.find(told.model).directory
-    return Grammars(lambda: vocabulary.read(directory, runner.vocab_size))
+    return Grammars(lambda: vocabulary.read(directory, runner.vocab_size), name)
 
 
 def build_engine(
@@ -110,7 +131,10 @@ def build_engine(
     journal: EngineJournal,
     grammars: Grammars | None = None,
 ) -> Engine:
+    sparse = sparsity(told, runner)
     longest = capacity.longest_sequence(runner.num_blocks, runner.block_size)
+    if sparse is not None:  # what it keeps is copied while its prompt's blocks are still there
+        longest -= sparse.num_blocks * runner.block_size
     limits = Limits(
         told.engine_max_batch_tokens,
         told.engine_max_running,
@@ -120,9 +144,11 @@ def build_engine(
         token_gap_s=told.engine_token_gap_target_ms / 1000,
     )
     pin_limit = capacity.pin_limit(runner.num_blocks)
-    cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit)
+    store = host_blocks(told, runner)
+    host = HostTier(store.num_slots, runner.block_size) if store is not None else None
+    cache = PrefixCache(runner.num_blocks, runner.block_size, pin_limit=pin_limit, host=host)
     lag = told.engine_lag == "auto"
-    return Engine(
+    engine = Engine(
         runner,
         cache,
         limits,
@@ -130,11 +156,54 @@ def build_engine(
         grammars=grammars,
         lag=lag,
         speculation=speculation(told, runner, cache),
+        host=store,
+        preempt=told.engine_preempt,
+        sparsity=sparse,
     )
+    if told.engine_shared_cache and store is not None:
+        where = opening.open_store(
+            told.engine_shared_cache,
+            Bounds(told.engine_shared_cache_bytes, told.engine_shared_cache_ttl_s),
+        )
+        secret, prefill = opening.read_secret(told.shared_cache_secret), engine.prefill_rate
+        engine.share(opening.open_tier(where, secret, runner, cache, store, prefill))
+    return engine
+
+
+def host_blocks(told: WorkerSettings, runner: StepRunner) -> HostBlocks | None:
+    """Raises `StartError` if the memory is not there."""
+    from workers.engine.runner import ModelRunner
+
+    if not told.engine_host_cache or not isinstance(runner, ModelRunner):
+        return None
+    return runner.host_blocks(told.engine_host_cache)
+
+
+def sparsity(told: WorkerSettings, runner: StepRunner) -> Sparsity | None:
+    """Raises `StartError` for a budget that holds too few blocks, or too many for the worker's memory."""
+    if told.engine_kv_sparsity == "off" or told.engine_kv_budget is None:
+        return None
+    num_blocks = told.engine_kv_budget // runner.block_size
+    if num_blocks < MIN_BLOCKS:
+        raise StartError(
+            f"HEADGATE_ENGINE_KV_BUDGET: {told.engine_kv_budget} tokens are fewer than"
+            f" {MIN_BLOCKS} blocks of {runner.block_size}."
+        )
+    most = capacity.longest_sequence(runner.num_blocks, runner.block_size) // runner.block_size
+    if 2 * num_blocks > most:
+        raise StartError(
+            f"HEADGATE_ENGINE_KV_BUDGET: {told.engine_kv_budget} tokens are more than half of the"
+            f" {most * runner.block_size} that this worker has memory for."
+        )
+    logger.warning(
+        "lossy: sequences see %d tokens at most", num_blocks * runner.block_size,
+        extra={"event": "kv_sparsity"},
+    )  # fmt: skip
+    return Sparsity(told.engine_kv_sparsity, num_blocks, runner.block_size)
 
 
 def speculation(told: WorkerSettings, runner: StepRunner, cache: PrefixCache) -> Speculation | None:
-    """Raises `StartError` for a draft model that does not fit the model."""
+    """Raises `StartError` for a draft model or heads that do not fit the model."""
     proposer: Proposer
     match told.engine_speculate:
         case "off":
@@ -143,15 +212,26 @@ def speculation(told: WorkerSettings, runner: StepRunner, cache: PrefixCache) ->
             proposer = NgramProposer()
         case "suffix":
             proposer = SuffixProposer(cache.block_size)
+        case "tree":
+            proposer = TreeProposer(cache.block_size)
         case "draft":
             from workers.engine.loading import load_draft
 
             proposer = DraftProposer(load_draft(told, runner))
+        case "lookahead":
+            proposer = LookaheadProposer()
+        case "heads":
+            from workers.engine.loading import load_heads
+            from workers.engine.speculate.heads import HeadsProposer
+
+            proposer = HeadsProposer(load_heads(told, runner))
     return Speculation(
         proposer,
         cache,
         max_proposals=told.engine_speculate_proposals,
         max_step_tokens=told.engine_speculate_step_tokens,
+        takes_trees=runner.takes_trees,
+        counts_guesses=runner.lag == 0,
     )
 
 
@@ -159,7 +239,10 @@ async def serve(service: Service, ops: OpsServer, told: WorkerSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.drain)
-    server = await ops.listen(told.ops_bind, told.slot)
+    if told.ops_fd is not None:
+        server = await ops.inherit(told.ops_fd)
+    else:
+        server = await ops.listen(told.ops_bind, told.slot)
     try:
         await service.run()
     finally:

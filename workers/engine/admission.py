@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 
+from cache.misses import behind
 from workers.engine.deferral import MAX_STEPS, Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.holdings import Holdings
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.sequence import Sequence, Status
+from workers.engine.sparsity import Sparsity
 from workers.engine.step_plan import Limits, StepPlan
 from workers.engine.waiting import Group
 from workers.protocol.messages import Tier
@@ -38,12 +40,14 @@ class Admission:
         deferral: Deferral,
         counters: VirtualCounters,
         limits: Limits,
+        sparsity: Sparsity | None = None,
     ) -> None:
         self._ranks = ranks
         self._holdings = holdings
         self._deferral = deferral
         self._counters = counters
         self._limits = limits
+        self._sparsity = sparsity
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
 
     def tick(self, now: float) -> None:
@@ -73,8 +77,9 @@ class Admission:
                 if tier == "interactive" and victim is not None:
                     self._make_room(victim, plan)
                 return
-            prefills.append(sequence)
-            claimed += sequence.num_unscheduled
+            if not sequence.restoring:
+                prefills.append(sequence)
+                claimed += sequence.num_unscheduled
 
     def _crowded(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
         """A tenant that has no prompt in prefill comes in beside those that have: it will be served before them."""
@@ -121,7 +126,10 @@ class Admission:
         num_free = self._limits.max_running - num_places
         if sequence.num_choices > num_free - self._kept_free(sequence, running):
             return False
-        num_spare = self._spare_blocks(sequence, len(running)) if running else 0
+        alone = all(s.attempt is sequence.attempt for s in running) and (
+            not running or sequence.in_search
+        )
+        num_spare = 0 if alone else self._spare_blocks(sequence, len(running))
         if not self._holdings.acquire(sequence, num_spare, self._ranks.reach(sequence)):
             return False
         self._enter(sequence, plan)
@@ -137,7 +145,7 @@ class Admission:
         return 0 if others else self._limits.max_running // 16
 
     def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:
-        """What has to stay available behind an admission: the first lease, a tail per further choice, the watermark;
+        """What has to stay available behind an admission: the first lease, a tail per further choice, copies, the watermark;
         twice that for one that was preempted, so that it is not at once again."""
         cache = self._holdings.cache
         lease = min(
@@ -146,13 +154,31 @@ class Admission:
         watermark = max(cache.num_blocks // WATERMARK_SHARE, num_running + 1)
         if sequence.status is Status.PREEMPTED:
             watermark *= 2
-        return -(-max(0, lease) // cache.block_size) + sequence.num_choices - 1 + watermark
+        num_tails = sequence.num_choices - 1 + self._num_blocks_of_others(sequence)
+        num_tails += self._num_copies(sequence)
+        return -(-max(0, lease) // cache.block_size) + num_tails + watermark
+
+    def _num_copies(self, sequence: Sequence) -> int:
+        """What it will hold beside its prompt's blocks when it takes its own of them."""
+        if self._sparsity is None or not self._sparsity.applies(sequence.attempt):
+            return 0
+        return self._sparsity.num_blocks
+
+    def _num_blocks_of_others(self, sequence: Sequence) -> int:
+        """Of the beams that come back behind this one, if nothing of them is shared: they run all or none."""
+        if not sequence.in_search:
+            return 0
+        others = [s for s in sequence.attempt.sequences if s.handle is None and s is not sequence]
+        size = self._holdings.cache.block_size
+        return sum(-(-len(other.tokens) // size) for other in others)
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
         resumed = sequence.status is Status.PREEMPTED
         self._ranks.run(sequence)
+        if not resumed:
+            self._holdings.cache.hit(handle)
         num_new = attempt.account.read_until(handle.num_tokens)
         plan.num_cached_tokens += num_new
         if not attempt.charged:
@@ -164,6 +190,28 @@ class Admission:
             attempt.prompt_logprobs = [None]
         attempt.admitted(handle, self._age_ms(handle.evicted_age, plan.now))
         attempt.event("resumed" if resumed else "matched", plan.now, plan.step, handle.num_tokens)
+
+    def take_restored(self, plan: StepPlan) -> list[Sequence]:
+        """Sequences whose blocks are filled go on behind them: what the prompt gains is cached like any other."""
+        restores = self._holdings.restores
+        restored = restores.poll() if restores is not None else []
+        for sequence in restored:
+            attempt = sequence.attempt
+            first, tenant = not attempt.account.num_computed, attempt.message.tenant
+            num_new = attempt.account.read_until(sequence.num_computed)
+            plan.num_cached_tokens += num_new
+            self._counters.refund(tenant, computed=num_new)
+            self._counters.charge(tenant, cached=num_new)
+            if first and num_new:
+                self._report(sequence, num_new)
+            attempt.event("restored", plan.now, plan.step, sequence.num_computed)
+        return restored
+
+    def _report(self, sequence: Sequence, num_new: int) -> None:
+        handle, end = sequence.handle, sequence.num_computed
+        assert handle is not None
+        num_missed, size = len(sequence.tokens) - end, self._holdings.cache.block_size
+        sequence.attempt.restored(num_new, behind(handle.miss_reason, end, num_missed, size))
 
     def _age_ms(self, age: int, now: float) -> int:
         """The cache counts in steps, a report in time; beyond what is remembered, at least that long."""

@@ -18,6 +18,7 @@ from workers.engine.outbox import Outbox
 from workers.engine.sampling.grammar import Compiled, GrammarError, Key, Outcome, digest
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.shared_cache.shared import SharedTier
 from workers.protocol.messages import (
     Cancel,
     EngineRecord,
@@ -64,6 +65,7 @@ class Attempts:
         self._grammars = grammars
         self._compiling: dict[Key, list[Attempt]] = {}
         """Ended ones included."""
+        self.shared: SharedTier | None = None
         self._ended: list[Attempt] = []
         self._records: list[EngineRecord] = []
 
@@ -77,6 +79,7 @@ class Attempts:
             if (link, message.request_id) in self.by_key:
                 raise Refusal("internal", "a request of this id is running on this link")
             num_waiting = self._scheduler.num_waiting + sum(map(len, self._compiling.values()))
+            num_waiting += self.shared.num_waiting if self.shared is not None else 0
             attempt = self._intake.admit(message, link, now, num_waiting)
             after_s = self._scheduler.refuse(attempt, now)
             if after_s > 0:
@@ -99,6 +102,7 @@ class Attempts:
             message.tenant, floor=message.cache_floor_blocks, quota=None if quota < 0 else quota
         )
         self.by_key[attempt.key] = attempt
+        self._ask_shared(attempt, now)
         attempt.event("queued", now, step, len(attempt.prompt))
         self._scheduler.add(attempt)
         if self._journal is not None:
@@ -123,6 +127,21 @@ class Attempts:
             for sequence in attempt.sequences:
                 sequence.status = Status.COMPILING
 
+    def _ask_shared(self, attempt: Attempt, now: float) -> None:
+        """It waits for what other workers may have of its prompt, unless it waits already."""
+        if self.shared is None or not self.shared.ask(attempt, now):
+            return
+        for sequence in attempt.sequences:
+            if sequence.status is Status.WAITING:
+                sequence.status = Status.FETCHING
+
+    def take_shared(self, now: float) -> None:
+        """Attempts that need not wait for others' KV any more may run."""
+        for attempt in self.shared.take(now) if self.shared is not None else ():
+            waits = any(s.status is Status.FETCHING for s in attempt.sequences)
+            if waits and self.by_key.get(attempt.key) is attempt:
+                self._scheduler.release(attempt)
+
     def take_grammars(self) -> None:
         """Attempts whose grammar is decided may run, or fail without a token."""
         if self._grammars is None:
@@ -146,12 +165,14 @@ class Attempts:
             return  # it ended while the extension was on its way
         self._scheduler.extend(attempt, message, now)
         if attempt.lease.exhausted and attempt.at_bound:
-            self.end_choices(attempt, attempt.open_indices, "budget")
+            self.out_of_budget(attempt)
 
     def cancel(self, link: int, message: Cancel) -> None:
         attempt = self.by_key.get((link, message.request_id))
         if attempt is None:
             return
+        if attempt.search is not None and message.index >= 0:
+            return  # its choices are not known before its end
         wanted = [i for i in attempt.open_indices if message.index in (-1, i)]
         self.end_choices(attempt, wanted, "cancelled")
 
@@ -184,7 +205,7 @@ class Attempts:
                 attempt.unforked.remove(index)
             else:
                 sequence = next(s for s in attempt.sequences if s.index == index)
-                seq_no = len(sequence.output)
+                seq_no = len(sequence.output) if attempt.search is None else 0
                 self._scheduler.end(sequence)
             self._outbox.choice_ended(attempt, index, seq_no, reason)
         if indices and not attempt.open_indices:
@@ -196,6 +217,23 @@ class Attempts:
         self._scheduler.end(sequence)
         if not attempt.open_indices:
             self._end(attempt, reason, self._finished(attempt, reason))
+
+    def out_of_budget(self, attempt: Attempt) -> None:
+        """The last token of the lease is spent. A search that began has something to show."""
+        search = attempt.search
+        if search is None or not attempt.drawn:
+            self.end_choices(attempt, attempt.open_indices, "budget")
+        else:
+            search.cut([beam.output for beam in attempt.sequences])
+            self.finish_search(attempt, "budget")
+
+    def finish_search(self, attempt: Attempt, cut: FinishReason = "length") -> None:
+        """Its best texts are the choices. `cut`: why those ended that no end token did."""
+        assert attempt.search is not None
+        for index, found in enumerate(attempt.search.found):
+            self._outbox.hypothesis(attempt, index, found, "stop" if found.ended else cut)
+        reason: FinishReason = cut if any(not f.ended for f in attempt.search.found) else "stop"
+        self._end(attempt, reason, self._finished(attempt, reason))
 
     def _finished(self, attempt: Attempt, reason: FinishReason) -> Finished:
         message = attempt.message

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from cache.usage import TenantBlocks
 from workers.engine.cache_watch import CacheFigures
 from workers.engine.sequence import Attempt
+from workers.engine.tier_figures import TierFigures
 
 MAX_TENANTS = 100
 OTHERS = "_other"
@@ -43,6 +44,13 @@ class CacheMetrics:
             ["reason"],
             registry=registry,
         )
+        self._swapped = Counter(
+            "headgate_swapped_blocks",
+            "Blocks of preempted sequences, out to the host and in again",
+            ["direction"],
+            registry=registry,
+        )
+        self._tiers = _Tiers(registry)
         self._tenants = _Tenants(registry) if by_tenant else None
 
     def ended(self, attempt: Attempt) -> None:
@@ -60,8 +68,48 @@ class CacheMetrics:
         self._refused.inc(now.num_refused_inserts - before.num_refused_inserts)
         self._broken.inc(now.num_broken_laws - before.num_broken_laws)
         self._pinned.set(now.num_pinned_blocks)
+        for way, num_blocks in now.num_swapped_blocks.items():
+            self._swapped.labels(way).inc(num_blocks - before.num_swapped_blocks.get(way, 0))
+        for tier, figures in now.tiers.items():
+            self._tiers.observe(tier, figures, before.tiers.get(tier, TierFigures()))
         if self._tenants is not None:
             self._tenants.observe(now.tenants, before.tenants)
+
+
+class _Tiers:
+    """Of the tiers behind the device, those that are there."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._hits = Counter(
+            "headgate_cache_tier_hit_tokens",
+            "Tokens brought nearer to the device",
+            ["tier"],
+            registry=registry,
+        )
+        self._bytes = Counter(
+            "headgate_cache_tier_bytes",
+            "Bytes written to a tier, and read",
+            ["tier", "direction"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            "headgate_cache_tier_refused",
+            "Blocks or values not written or not taken, by why",
+            ["tier", "reason"],
+            registry=registry,
+        )
+        self._used = Gauge(
+            "headgate_cache_tier_used_bytes", "Bytes in use", ["tier"], registry=registry
+        )
+
+    def observe(self, tier: str, now: TierFigures, before: TierFigures) -> None:
+        self._hits.labels(tier).inc(now.num_hit_tokens - before.num_hit_tokens)
+        self._bytes.labels(tier, "in").inc(now.num_bytes_in - before.num_bytes_in)
+        self._bytes.labels(tier, "out").inc(now.num_bytes_out - before.num_bytes_out)
+        for reason, count in now.refused.items():
+            self._refused.labels(tier, reason).inc(count - before.refused.get(reason, 0))
+        if tier == "host":  # of a store that many share, nobody knows
+            self._used.labels(tier).set(now.num_used_bytes)
 
 
 class _Tenants:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from cache import invariants
 from cache.prefix_cache import PrefixCache
 from cache.usage import TenantBlocks
+from workers.engine.restores import RestoreCounts, Restores
+from workers.engine.shared_cache.shared import SharedTier
+from workers.engine.tier_figures import TierFigures, figures
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +32,17 @@ class CacheFigures:
     num_refused_inserts: int = 0
     num_broken_laws: int = 0
     tenants: dict[str, TenantBlocks] = field(default_factory=dict)
+    tiers: dict[str, TierFigures] = field(default_factory=dict)
+    num_swapped_blocks: dict[str, int] = field(default_factory=dict)
+    """Out to the host, and in again."""
 
 
 class CacheWatch:
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, restores: Restores | None = None) -> None:
         self.num_broken_laws = 0
+        self.shared: SharedTier | None = None
         self._cache = cache
+        self._restores = restores
         self._figures_due = 0.0
         self._laws_due: float | None = None
         self._next_law = 0
@@ -77,4 +85,10 @@ class CacheWatch:
             num_refused_inserts=cache.counts.num_refused_inserts,
             num_broken_laws=self.num_broken_laws,
             tenants={tenant: cache.usage(tenant) for tenant in cache.tenants()},
+            tiers=figures(cache, self._restores, self.shared),
+            num_swapped_blocks=self._swapped(),
         )
+
+    def _swapped(self) -> dict[str, int]:
+        counts = RestoreCounts() if self._restores is None else self._restores.counts
+        return {"out": counts.num_swapped_out, "in": counts.num_swapped_in}

@@ -15,7 +15,7 @@ from typing import Literal
 
 from workers.engine.errors import ModelError
 
-Format = Literal["none", "int8", "int4", "fp8"]
+Format = Literal["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]
 
 INT4_GROUPS = (128, 64, 32)
 """Inputs that share a scale, the largest that divides a layer's inputs."""
@@ -75,6 +75,8 @@ class ModelSize:
     """For each layer how many tokens back it attends; 0: to the first."""
     is_tied: bool = False
     """The head is the input embedding."""
+    stacked: tuple[tuple[int, int, int], ...] = ()
+    """Matrices of experts that can be rounded, as `linears`; counted in `experts`."""
 
     @classmethod
     def dense(cls, config: Mapping[str, int]) -> ModelSize:
@@ -168,10 +170,10 @@ class Served:
     def weight_bytes(self) -> int:
         """In memory."""
         size = self.size
-        others = size.total - size.num_linear
+        others = size.total - size.num_linear - size.experts
         if self.head_is_copied and size.is_tied:
             others += size.head
-        return self._linear_bytes + others * self.itemsize
+        return self._linear_bytes + self._expert_bytes + others * self.itemsize
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -188,8 +190,8 @@ class Served:
         its own at random."""
         size = self.size
         always = size.head + size.matrices + size.vectors
-        touched = size.experts * (1.0 - (1.0 - size.expert_share) ** num_tokens)
-        return self._linear_bytes + (always + touched) * self.itemsize
+        touched = self._expert_bytes * (1.0 - (1.0 - size.expert_share) ** num_tokens)
+        return self._linear_bytes + touched + always * self.itemsize
 
     def decode_sides(self, contexts: Sequence[int], ceilings: Ceilings) -> tuple[float, float]:
         """Seconds to read and seconds to compute a step that gives one token to each of these sequences."""
@@ -236,6 +238,16 @@ class Served:
             number * linear_bytes(outputs, inputs, self.quant, self.itemsize)
             for outputs, inputs, number in self.size.linears
         )
+
+    @property
+    def _expert_bytes(self) -> int:
+        """Formats that round activations leave experts as they are."""
+        quant = self.quant if self.quant in ("int8", "int4") else "none"
+        stacked, rest = 0, self.size.experts
+        for outputs, inputs, number in self.size.stacked:
+            stacked += number * linear_bytes(outputs, inputs, quant, self.itemsize)
+            rest -= number * outputs * inputs
+        return stacked + rest * self.itemsize
 
     def _compute_s(
         self, num_tokens: int, num_drawn: int, attended: int, ceilings: Ceilings

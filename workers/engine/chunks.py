@@ -8,35 +8,41 @@ from __future__ import annotations
 import math
 
 from workers.engine.fairness import RecentService, VirtualCounters
-from workers.engine.ranks import Ranks
+from workers.engine.ranks import TIERS, Ranks
 from workers.engine.sequence import Sequence
-from workers.engine.step_plan import StepPlan, Work
+from workers.engine.step_plan import ARRIVAL_PART, StepPlan, Work
+from workers.protocol.messages import Tier
 
 HEAVY = 8
-"""Times the recent service of a tenant whose prompt is in the same step: what comes behind it is kept short."""
+"""Times the recent service of a tenant whose prompt is in the same step, or may come during it: who got so much more gets
+a part of the step only."""
 
 
 class Chunks:
     def __init__(self, ranks: Ranks, counters: VirtualCounters) -> None:
         self._ranks = ranks
         self._counters = counters
-        self._recent = RecentService()
+        self._recent = {tier: RecentService() for tier in TIERS}
 
-    def deal(self, plan: StepPlan, prefills: list[Sequence]) -> None:
-        """Tenants one after the other, who got least of late first; inside a tenant equal shares of the budget, and
-        what a short prompt leaves over goes to the longer ones."""
+    def deal(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
+        """Tenants of a tier one after the other, who got least of late first; inside a tenant equal shares of the
+        budget, and what a short prompt leaves over goes to the longer ones."""
         tenants: dict[str, list[Sequence]] = {}
         for sequence in sorted(prefills, key=lambda s: s.num_unscheduled):
             tenants.setdefault(sequence.attempt.message.tenant, []).append(sequence)
-        light = math.inf
-        for tenant in sorted(tenants, key=lambda t: self._recent.of(t, plan.now)):
-            if self._recent.of(tenant, plan.now) > HEAVY * light:
+        services, light = self._recent[tier], math.inf
+        awaited = self._recent["interactive"].lightest(plan.now)
+        for tenant in sorted(tenants, key=lambda t: services.of(t, plan.now)):
+            recent = services.of(tenant, plan.now)
+            if recent > HEAVY * light:
                 plan.keep_short()
+            elif awaited < (recent / HEAVY if tier == "interactive" else math.inf):
+                plan.keep_short(ARRIVAL_PART)
             before = plan.budget
             self._deal_shares(plan, tenants[tenant])
             weight = self._counters.weight(tenant)
-            self._recent.add(tenant, (before - plan.budget) / weight, plan.now)
-            light = min(light, self._recent.of(tenant, plan.now))
+            services.add(tenant, (before - plan.budget) / weight, plan.now)
+            light = min(light, services.of(tenant, plan.now))
 
     def _deal_shares(self, plan: StepPlan, prefills: list[Sequence]) -> None:
         for position, sequence in enumerate(prefills):
@@ -45,7 +51,11 @@ class Chunks:
             share = max(1, plan.budget // (len(prefills) - position))
             num_tokens = min(sequence.num_unscheduled, share)
             num_draws = 0
-            if num_tokens == sequence.num_unscheduled:
+            if num_tokens == sequence.num_unscheduled and sequence.in_search:
+                num_tokens -= 1  # the last token waits for the other beams
+                if num_tokens == 0:
+                    continue
+            elif num_tokens == sequence.num_unscheduled:
                 num_draws = self._draws_within_lease(sequence)
                 if num_draws < 0:
                     num_tokens -= 1  # the last token waits for the lease: its logits are wanted
@@ -57,7 +67,7 @@ class Chunks:
     def _deal_chunk(self, plan: StepPlan, work: Work) -> None:
         sequence, num_tokens, num_draws = work
         attempt = sequence.attempt
-        forks = num_draws > 0 and len(attempt.unforked) > 1
+        forks = num_draws > 0 and (len(attempt.unforked) > 1 or attempt.search is not None)
         masked = num_draws > 0 and attempt.grammar is not None  # the next mask needs this token
         if forks or masked or attempt.wants_prompt_logprobs:
             plan.holds_next = True
@@ -72,4 +82,6 @@ class Chunks:
         lease = sequence.attempt.lease
         if lease.left >= sequence.num_draws:
             return sequence.num_draws
-        return lease.left if lease.last and lease.left > 0 else -1
+        if lease.left < lease.stride:
+            return -1
+        return lease.left if lease.last else -1

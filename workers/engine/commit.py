@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from workers.engine.attempts import Attempts
+from workers.engine.beams import Beams
 from workers.engine.outbox import Outbox
 from workers.engine.pipeline import Flight
 from workers.engine.plan import Drawn, RowResult
 from workers.engine.record import StepRecord
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
-from workers.engine.speculate.verify import own_draws
+from workers.engine.sparsity import received
+from workers.engine.speculate.proposer import Outcome
 from workers.engine.step_plan import Work
+from workers.engine.token_tree import NOTHING
 
 
 class Commit:
@@ -20,6 +23,7 @@ class Commit:
         self._outbox = outbox
         self._touched: list[Attempt] = []
         self._token_gaps: dict[float, int] = {}
+        self._beams = Beams(scheduler, attempts, outbox)
 
     def step(self, flight: Flight) -> StepRecord:
         """Rows of a sequence that ended while they were in flight, or whose step before failed, are dropped."""
@@ -28,15 +32,17 @@ class Commit:
         for work, result in zip(plan.work, flight.results, strict=True):
             if work.sequence.status is Status.ENDED or (void and work.sequence in void):
                 self._scheduler.drop(work, record)
-            elif proposals := plan.proposals.get(work.sequence):
-                self._verified(work, proposals, result, record, now)
+            elif found := flight.own.get(work.sequence):
+                self._verified(work, *found, record, now)
             else:
                 self._row(work, result, record, now)
+                self._learn(work, result)
         # Behind all rows: a sibling of the last draw may be in prefill again.
         for attempt in self._touched:
-            if attempt.lease.exhausted:
+            if attempt.lease.exhausted and attempt.search is None:
                 self._attempts.end_choices(attempt, attempt.open_indices, "budget")
         self._scheduler.collected(plan.step)
+        self._beams.select()
         return record
 
     def take(self) -> tuple[list[Attempt], dict[float, int]]:
@@ -51,6 +57,8 @@ class Commit:
         self._touched.append(attempt)
         if attempt.wants_prompt_logprobs:
             attempt.prompt_logprobs.extend(result.prompt_logprobs)
+        if result.mass:
+            sequence.mass = received(sequence.mass, result.mass)
         if self._scheduler.advance(work, record):
             attempt.event("chunk", now, record.step, num_tokens)
         filled = attempt.message.max_tokens == 0 and sequence.num_computed == len(sequence.tokens)
@@ -66,6 +74,9 @@ class Commit:
         attempt.num_output += num_draws
         record.num_output_tokens += num_draws
         self._scheduler.counters.charge(attempt.message.tenant, output=num_draws)
+        if attempt.search is not None:
+            self._beams.offer(sequence, result.drawn[0])
+            return
         sequences = [sequence]
         if attempt.unforked:
             sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
@@ -76,24 +87,30 @@ class Commit:
     def _verified(
         self,
         work: Work,
-        proposals: tuple[int, ...],
-        result: RowResult,
+        outcome: Outcome,
+        own: tuple[Drawn, ...],
         record: StepRecord,
         now: float,
     ) -> None:
         """What was right of the proposals is so many steps of one token."""
-        sequence = work.sequence
-        own = own_draws(proposals, result.drawn, sequence.attempt.end_ids)
+        sequence, num_proposed = work.sequence, len(outcome.proposal.tokens)
         num_accepted = len(own) - 1
         self._scheduler.reject(work, len(own))
-        sequence.attempt.num_rejected += len(proposals) - num_accepted  # the last token may end it
+        sequence.attempt.num_rejected += num_proposed - num_accepted  # the last token may end it
         for drawn in own:
             self._row(Work(sequence, 1, 1), RowResult((drawn,)), record, now)
         record.num_decode_seqs -= num_accepted
-        record.num_proposed += len(proposals)
+        record.num_proposed += num_proposed
         record.num_accepted += num_accepted
         if self._scheduler.speculation is not None:
-            self._scheduler.speculation.observe(sequence, len(proposals), num_accepted)
+            self._scheduler.speculation.observe(sequence, outcome)
+
+    def _learn(self, work: Work, result: RowResult) -> None:
+        """A decode row without guesses."""
+        speculation, sequence = self._scheduler.speculation, work.sequence
+        if speculation is not None and sequence.drafting is not None and work.num_draws == 1:
+            told = Outcome(NOTHING, (result.drawn[0].token,), hidden=result.hidden)
+            speculation.observe(sequence, told)
 
     def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
         attempt.account.close()

@@ -77,6 +77,7 @@ class Mirror:
         delta = Delta()
         for row in rows:
             assert 0 <= row.row_id < self.max_rows, f"device row {row.row_id}"
+            assert not row.num_dropped, "device rows see everything"
             known = self._known.get(row.row_id)
             position = row.start + len(row.tokens) - 1
             if row.tokens[-1] == PENDING:

@@ -24,7 +24,7 @@ from workers.engine.sampling.device_edits import DeviceEdits
 from workers.engine.sampling.sampler import Logprobs
 from workers.engine.shared_rows import shared_groups
 from workers.engine.static_batch import StaticBatch
-from workers.engine.steps import LoadedModel
+from workers.engine.steps import LoadedModel, drawn_from
 from workers.engine.transport import Download, upload
 from workers.engine.warm_up import MadeUpRows
 from workers.protocol.messages import TokenLogprob
@@ -45,19 +45,22 @@ class Launched:
         download: Download,
         logprobs: Logprobs,
         prompts: Sequence[tuple[TokenLogprob, ...]] = (),
+        states: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self._num_draws = [len(row.draws) for row in rows]
         self._download = download
         self._logprobs = logprobs
         self._prompts = prompts or [()] * len(rows)
+        self._states = states or [None] * len(rows)
 
     def collect(self) -> list[RowResult]:
         tokens, *found = self._download.wait()
         logprobs = self._logprobs.read(found)
         drawn = [Drawn(token, logprobs.get(i)) for i, token in enumerate(tokens.tolist())]
         results, first = [], 0
-        for number, prompt in zip(self._num_draws, self._prompts, strict=True):
-            results.append(RowResult(tuple(drawn[first : first + number]), prompt))
+        told = zip(self._num_draws, self._prompts, self._states, strict=True)
+        for number, prompt, states in told:
+            results.append(RowResult(tuple(drawn[first : first + number]), prompt, states))
             first += number
         return results
 
@@ -105,7 +108,7 @@ class DeviceSteps:
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         alone = all(len(row.tokens) == len(row.draws) == 1 for row in rows)
-        if alone and all(row.prompt_logprobs < 0 for row in rows):
+        if alone and all(row.prompt_logprobs < 0 and not row.wants_hidden for row in rows):
             return self._launch_decode(rows)
         return self._launch_mixed(rows)
 
@@ -213,7 +216,9 @@ class DeviceSteps:
             self._loaded.ops.advance_rows(self._rows.rows, row_ids.contiguous(), fed_back)
             self._mirror.advance(step.fed_back)
         self._edits.count(tokens, rows)
-        return Launched(rows, self._download(tokens, logprobs), logprobs, prompts)
+        starts = zip(rows, step.starts, strict=True)
+        states = [drawn_from(row, start, hidden) for row, start in starts]
+        return Launched(rows, self._download(tokens, logprobs), logprobs, prompts, states)
 
     def _mixed_pass(self, step: MixedStep, tensors: MixedTensors) -> torch.Tensor:
         loaded, number = self._loaded, len(step.decode)
@@ -227,7 +232,9 @@ class DeviceSteps:
             slots = torch.cat((inputs.slots, slots))
             decode = self.static.decode_batch([row.start for row in step.decode])
         chunks = tensors.chunks(step, self._rows.rows)
-        loaded.step.context = hf.StepContext(Slots(slots, self._block_size), decode, chunks)
+        trees = tensors.trees(step, self._rows.rows)
+        where = Slots(slots, self._block_size)
+        loaded.step.context = hf.StepContext(where, decode, chunks, trees)
         if (missing := loaded.min_tokens - step.num_tokens) > 0:
             token_ids = torch.nn.functional.pad(token_ids, (0, missing))
             positions = torch.nn.functional.pad(positions, (0, missing))

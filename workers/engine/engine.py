@@ -14,21 +14,31 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
+from workers.engine.adapter_desk import AdapterDesk, AdapterRead
 from workers.engine.attempts import Attempts, GrammarSource
+from workers.engine.cache_feed import CacheFeed
 from workers.engine.cache_watch import CacheFigures, CacheWatch
 from workers.engine.commit import Commit
 from workers.engine.errors import DeviceOutOfMemory, EngineBroken
+from workers.engine.host_port import HostBlocks
 from workers.engine.intake import Intake
 from workers.engine.journal import EngineJournal
+from workers.engine.occupancy import Occupancy, occupancy
 from workers.engine.outbox import Outbox
+from workers.engine.peek import peek
 from workers.engine.pipeline import Pipeline, row_of
 from workers.engine.plan import StepRunner
 from workers.engine.record import Rate, StepRecord, StepTotals
+from workers.engine.restores import Preempt
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.shared_cache.shared import SharedTier
+from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.protocol.messages import (
+    AdapterCommand,
+    AdapterState,
     CacheCommand,
     Cancel,
     EngineAck,
@@ -36,6 +46,7 @@ from workers.protocol.messages import (
     ExtendLease,
     GenerateRequest,
     Message,
+    Peek,
     WorkerStatus,
 )
 
@@ -46,6 +57,8 @@ TOTALS_EVERY_S = 1.0
 POLL_S = 0.02
 """While attempts are parked or waiting, clocks are looked at this often; otherwise each `BEAT_S`."""
 BEAT_S = 0.5
+STORE_POLL_S = 0.002
+"""While somebody waits for the shared cache and nothing else is to be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +78,7 @@ class Stop:
     """Leave the loop."""
 
 
-Event = Message | LinkClosed | Drain | Stop
+Event = Message | AdapterRead | LinkClosed | Drain | Stop
 
 
 @dataclass(slots=True)
@@ -85,6 +98,10 @@ class StepOutput:
     ended: list[Attempt] = field(default_factory=list)
     cache: CacheFigures | None = None
     """Each second."""
+    occupancy: Occupancy | None = None
+    """With it."""
+    adapters: tuple[AdapterState, ...] | None = None
+    """All of them, when one changed."""
 
 
 class Engine:
@@ -98,29 +115,41 @@ class Engine:
         grammars: GrammarSource | None = None,
         lag: bool = True,
         speculation: Speculation | None = None,
+        host: HostBlocks | None = None,
+        preempt: Preempt = "auto",
+        sparsity: Sparsity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`lag`: use what the runner offers of it."""
+        """`lag`: use what the runner offers of it. `host`: where the host tier of the cache has its bytes, if it has one.
+        `sparsity`: long sequences lose blocks, which goes with no step in flight and no guesses."""
+        assert sparsity is None or speculation is None
         self.runner = runner
         self.cache = cache
-        self.scheduler = Scheduler(cache, limits)
+        self.scheduler = Scheduler(cache, limits, host, preempt, sparsity)
         self.scheduler.speculation = speculation
         self.totals = StepTotals()
         self._outbox = Outbox()
+        self._adapters = AdapterDesk(runner)
         self._attempts = Attempts(
-            Intake(runner, limits), self.scheduler, self._outbox, journal, clock, grammars
+            Intake(runner, limits, lambda: self._adapters.leaving, sparsity),
+            self.scheduler,
+            self._outbox,
+            journal,
+            clock,
+            grammars,
         )
         self._commit = Commit(self.scheduler, self._attempts, self._outbox)
         self._pipeline = Pipeline(runner, clock)
-        self._lag = runner.lag if lag else 0
+        self._lag = runner.lag if lag and sparsity is None else 0
         self._journal = journal
         self._clock = clock
         self._step = 0
         self._num_poisoned = 0
-        self._prefill_rate = self.scheduler.prefill_rate
+        self.prefill_rate = self.scheduler.prefill_rate
         self._decode_rate = Rate()
         self._totals_due = 0.0
-        self._watch = CacheWatch(cache)
+        self._watch = CacheWatch(cache, self.scheduler.restores)
+        self._feed = CacheFeed(cache, runner.root)
         self._out = StepOutput(WorkerStatus(), 0)
         self._busy = False
 
@@ -132,6 +161,16 @@ class Engine:
     @property
     def attempts(self) -> dict[tuple[int, str], Attempt]:
         return self._attempts.by_key
+
+    def share(self, shared: SharedTier) -> None:
+        """What the host keeps goes to other workers too, and theirs comes here."""
+        assert self.scheduler.restores is not None
+        self._attempts.shared = self._watch.shared = shared
+        self.scheduler.restores.on_written = shared.offer
+
+    @property
+    def shared(self) -> SharedTier | None:
+        return self._attempts.shared
 
     # --- the loop ---
 
@@ -151,6 +190,7 @@ class Engine:
         now = self._clock()
         self._drain_inbox(events, now)
         self._attempts.take_grammars()
+        self._attempts.take_shared(now)
         self._attempts.expire(now)
         plan = self.scheduler.plan(self._step, now, ahead=len(self._pipeline) > 0)
         failure = self._launch(plan) if plan.work else None
@@ -162,8 +202,21 @@ class Engine:
         if failure is not None:
             self._failed(plan, failure)
         if not self._busy:
+            self._await_restore()
             self._pipeline.rest()
+        if self._adapters.leaving and not len(self._pipeline):
+            self._adapters.settle({a.message.adapter for a in self.attempts.values()})
         return self._emit(now)
+
+    def _await_restore(self) -> None:
+        """Nothing to compute, but somebody waits for blocks: the copy is short, so the thread stands by."""
+        restores, shared = self.scheduler.restores, self._attempts.shared
+        if restores is not None and restores.num_open:
+            self._busy = True
+            restores.wait()
+        elif shared is not None and shared.num_waiting:
+            self._busy = True
+            shared.wait(STORE_POLL_S)
 
     def _receive(self, inbox: queue.SimpleQueue[tuple[int, Event]]) -> list[tuple[int, Event]]:
         """Everything that has arrived; waits only if there is nothing to compute."""
@@ -191,22 +244,45 @@ class Engine:
                     self._attempts.cancel(link, event)
                 case EngineAck() if self._journal is not None:
                     self._journal.ack(event.seq)
+                case CacheCommand(action="snapshot"):
+                    self._feed.subscribe(link, event.key)
+                case Peek():
+                    self._peek(link, event)
                 case CacheCommand(action="unpin"):
                     self.cache.unpin(event.region)
-                case CacheCommand(action="drop", tenant=""):
-                    self.cache.drop(event.region)
-                    self._forget(event.region)
                 case CacheCommand(action="drop"):
-                    self.cache.purge(event.tenant)
-                    self._forget(None)  # which regions were the tenant's, only the tree knew
+                    self._drop(event)
+                case AdapterRead():
+                    self._adapters.put(event)
+                case AdapterCommand(action="unload"):
+                    self._adapters.unload(event.name)
                 case LinkClosed():
                     self._attempts.close_link(link)
+                    self._feed.leave(link)
                 case Drain():
                     self._attempts.drain(now=event.now)
                 case _:
                     pass
 
-    def _forget(self, region: bytes | None) -> None:
+    def _peek(self, link: int, message: Peek) -> None:
+        waiting, rate = self.scheduler.num_waiting_tokens, self.prefill_rate.per_second
+        identity: bytes | None = b""
+        if message.adapter:
+            adapter = self.runner.adapters.get(message.adapter)
+            identity = None if adapter is None else adapter.identity
+        answer = peek(message, self.runner.root, identity, self.cache, waiting, rate)
+        self._outbox.tell(link, answer)
+
+    def _drop(self, command: CacheCommand) -> None:
+        """In every tier: the cache sees to the device's and the host's."""
+        region: bytes | None = None  # which regions are a tenant's, only the tree knows
+        if command.tenant:
+            self.cache.purge(command.tenant)
+        else:
+            region = command.region
+            self.cache.drop(region)
+        if (shared := self._attempts.shared) is not None:
+            shared.purge(command.tenant) if region is None else shared.drop(region)
         if self.scheduler.speculation is not None:
             self.scheduler.speculation.forget(region)
 
@@ -214,7 +290,8 @@ class Engine:
 
     def _launch(self, plan: StepPlan) -> Exception | None:
         """What the runner raised, if it did."""
-        rows = [row_of(work, plan.proposals.get(work.sequence, ())) for work in plan.work]
+        sparsity = self.scheduler.sparsity
+        rows = [row_of(work, plan.proposals.get(work.sequence), sparsity) for work in plan.work]
         self.scheduler.launched(plan)
         self._step += 1
         return self._guarded(plan.step, lambda: self._pipeline.launch(plan, rows))
@@ -294,7 +371,7 @@ class Engine:
         self._out.steps.append(record)
         self.totals.add(record)
         if record.num_prefill_tokens:
-            self._prefill_rate.add(record.num_prefill_tokens, record.execute_s)
+            self.prefill_rate.add(record.num_prefill_tokens, record.execute_s)
         if record.num_decode_seqs:
             num_tokens = record.num_decode_seqs + record.num_accepted
             self._decode_rate.add(num_tokens, record.execute_s)
@@ -313,9 +390,13 @@ class Engine:
         out, self._out = self._out, StepOutput(WorkerStatus(), 0)
         out.token_gaps = token_gaps
         out.messages = self._outbox.take(out.steps[-1].step if out.steps else self._step)
+        out.messages += self._feed.take()
+        out.adapters = self._adapters.take()
         out.ended, out.records = self._attempts.take_ended()
         out.status, out.num_attempts = self._status(), len(self.attempts)
         out.cache = self._watch.look(now, busy=self._busy or bool(self.attempts))
+        if out.cache is not None:
+            out.occupancy = occupancy(self.scheduler.all_running, self.cache.block_size)
         return out
 
     def _status(self) -> WorkerStatus:
@@ -326,7 +407,8 @@ class Engine:
             waiting_tokens=scheduler.num_waiting_tokens,
             free_blocks=self.cache.num_free,
             evictable_blocks=self.cache.num_evictable,
-            prefill_rate=self._prefill_rate.per_second,
+            prefill_rate=self.prefill_rate.per_second,
             decode_rate=self._decode_rate.per_second,
             draining=self._attempts.draining,
+            cache_seq=self._feed.seq,
         )

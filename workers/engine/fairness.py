@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import OrderedDict
 from collections.abc import Generator
+from itertools import islice
 
 COMPUTED_CHARGE = 1.0
 CACHED_CHARGE = 0.1
@@ -16,6 +18,10 @@ OUTPUT_CHARGE = 2.0
 
 RECENT_S = 30.0
 MAX_REMEMBERED = 4096
+RETURN_S = 10.0
+"""Who was served so lately may come back during any step."""
+MAX_RETURNING = 64
+"""Tenants looked at for the lightest of those, the last ones served."""
 
 Rank = tuple[bool, int]
 
@@ -80,11 +86,12 @@ class RecentService:
     somebody who rarely asks. Who gets how much in the long run is the counters' matter alone."""
 
     def __init__(self) -> None:
-        self._given: dict[str, tuple[float, float]] = {}
-        """Tenant -> (amount, when it was that)."""
+        self._given: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Tenant -> (amount, when it was that), who was served last behind all others."""
 
     def add(self, tenant: str, amount: float, now: float) -> None:
         self._given[tenant] = self.of(tenant, now) + amount, now
+        self._given.move_to_end(tenant)
         if len(self._given) > MAX_REMEMBERED:
             known = sorted(self._given, key=lambda t: self.of(t, now))
             for forgotten in known[: len(known) // 2]:
@@ -93,6 +100,15 @@ class RecentService:
     def of(self, tenant: str, now: float) -> float:
         amount, at = self._given.get(tenant, (0.0, now))
         return amount * math.exp((at - now) / RECENT_S)
+
+    def lightest(self, now: float) -> float:
+        """What the one got that got least, of those who may come back any moment; infinite if nobody may."""
+        least = math.inf
+        for tenant in islice(reversed(self._given), MAX_RETURNING):
+            if now - self._given[tenant][1] > RETURN_S:
+                break
+            least = min(least, self.of(tenant, now))
+        return least
 
 
 class TenantOrder:

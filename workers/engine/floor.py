@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-SHARE = 0.05
+SHARE = 0.03
 WINDOW_S = 10.0
 
 

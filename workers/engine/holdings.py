@@ -7,8 +7,11 @@ the steps that were launched with it are. Steps are known by number; the cache i
 
 from __future__ import annotations
 
-from cache.prefix_cache import BlockKey, PrefixCache
+from collections.abc import Iterable
+
+from cache.prefix_cache import BlockKey, Handle, PrefixCache
 from cache.usage import Reach
+from workers.engine.restores import Restores
 from workers.engine.sequence import Attempt, Sequence
 from workers.protocol.messages import Tier
 
@@ -17,14 +20,19 @@ PRIORITIES: dict[Tier, int] = {"interactive": 50, "batch": 20}
 
 
 class Holdings:
-    def __init__(self, cache: PrefixCache, num_rows: int) -> None:
+    def __init__(self, cache: PrefixCache, num_rows: int, restores: Restores | None = None) -> None:
         self.cache = cache
+        self.restores = restores
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._launched = -1
         self._collected = -1
         self._leaving: list[Sequence] = []
+        self._resuming: dict[Sequence, bool] = {}
+        """Those of them, and of those let go right now, that come back; whether somebody is to have their blocks."""
         self._doubles: list[tuple[int, tuple[int, ...]]] = []
         """(last step that may read them, blocks)."""
+        self._parted: list[tuple[int, Handle, list[int]]] = []
+        """(step that copies from them, handle, blocks)."""
 
     @property
     def num_leaving(self) -> int:
@@ -34,20 +42,25 @@ class Holdings:
     # --- taking ---
 
     def acquire(self, sequence: Sequence, num_spare: int, reach: Reach) -> bool:
-        """The longest match and blocks for all the rest, if `num_spare` more stay available; else nothing."""
-        attempt, cache = sequence.attempt, self.cache
+        """The longest match and blocks for all the rest, if `num_spare` more stay available; else nothing. What the
+        host has of the rest is on its way from here on."""
+        attempt, cache, restores = sequence.attempt, self.cache, self.restores
         message = attempt.message
+        read = message.cache_read and not attempt.wants_prompt_logprobs
         handle = cache.acquire(
             attempt.path,
             sequence.tokens,
             tenant=message.tenant,
-            read=message.cache_read and not attempt.wants_prompt_logprobs and not message.adapter,
+            read=read,
             priority=PRIORITIES[message.tier],
         )
+        source = restores.source(sequence, handle, read=read) if restores is not None else None
         num_blocks = -(-len(sequence.tokens) // cache.block_size) - len(handle.block_ids)
         fits = num_blocks + num_spare <= cache.available(reach)
         fresh = cache.allocate(num_blocks, reach=reach, needed_by=message.tenant) if fits else None
         if fresh is None:
+            if restores is not None:
+                restores.leave(source)
             cache.release(handle, handle.block_ids)
             return False
         sequence.handle = handle
@@ -55,13 +68,15 @@ class Holdings:
         sequence.num_computed = sequence.num_scheduled = handle.num_tokens
         sequence.num_offered_blocks = handle.num_tree_blocks
         sequence.row_id = self._free_rows.pop()
-        self._count(sequence, len(sequence.block_ids))
+        self._count(attempt, _num_own(sequence))
+        if restores is not None:
+            restores.begin(sequence, source, fresh)
         return True
 
-    def fresh_block(self, sequence: Sequence, reach: Reach) -> int | None:
-        """One more, for a running sequence."""
-        fresh = self.cache.allocate(1, reach=reach, needed_by=sequence.attempt.message.tenant)
-        return None if fresh is None else fresh[0]
+    def fresh_blocks(self, sequence: Sequence, number: int, reach: Reach) -> list[int] | None:
+        """So many more, for a running sequence and those that run with it."""
+        tenant = sequence.attempt.message.tenant
+        return self.cache.allocate(number, reach=reach, needed_by=tenant)
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
         """A choice that shares every block; a partly filled tail is copied by whoever writes to it first."""
@@ -71,7 +86,6 @@ class Holdings:
         child.handle = self.cache.fork(handle)
         self.cache.share(child.block_ids[handle.num_tree_blocks :])
         child.row_id = self._free_rows.pop()
-        sequence.num_trunk = sequence.num_held
         return child
 
     def shares(self, sequence: Sequence, index: int) -> bool:
@@ -83,24 +97,69 @@ class Holdings:
         pair is returned. If it is shared no more, the fresh one is not needed."""
         if index == len(sequence.block_ids):
             sequence.block_ids.append(fresh)
-            self._count(sequence, 1)
+            self._count(sequence.attempt, 1)
             return None
         shared = sequence.block_ids[index]
         if self.cache.refcount(shared) == 1:
             self.cache.free([fresh])
             return None
         self.cache.free([shared])
-        self._count(sequence, 1)
+        self._count(sequence.attempt, 1)
         # Another list: a table changes in place at its end only.
         sequence.block_ids = [*sequence.block_ids[:index], fresh, *sequence.block_ids[index + 1 :]]
         return shared, fresh
 
+    # --- holding less (sparsity.py) ---
+
+    def num_common(self, sequence: Sequence, indices: Iterable[int]) -> int:
+        """Blocks that the tree or other tables have too: to be kept alone they are to be copied."""
+        return sum(self._is_common(sequence, index) for index in indices)
+
+    def _is_common(self, sequence: Sequence, index: int) -> bool:
+        assert sequence.handle is not None
+        return index < sequence.handle.num_tree_blocks or self.shares(sequence, index)
+
+    def thin(
+        self, sequence: Sequence, kept: list[int], fresh: list[int], step: int
+    ) -> list[tuple[int, int]]:
+        """From here on it has the blocks `kept` for itself, in `fresh` ones where they are common, and behind them what
+        is left of `fresh`; the pairs to be copied are returned. The tree keeps for others what it had: that was computed
+        with everything in sight. `step` makes the copies; the rest is given back when it is collected."""
+        attempt, table, handle = sequence.attempt, sequence.block_ids, sequence.handle
+        assert handle is not None
+        num_own, left = _num_own(sequence), iter(fresh)
+        own = {index: next(left) for index in kept if self._is_common(sequence, index)}
+        mine = [own.get(index, table[index]) for index in kept]
+        stays = set(mine)
+        rest = [block for block in table[handle.num_tree_blocks :] if block not in stays]
+        self._parted.append((step, handle, table[: handle.num_tree_blocks] + rest))
+        sequence.handle = self.cache.acquire(
+            attempt.path, (), tenant=attempt.message.tenant, read=False
+        )
+        self._keep(sequence, kept, [*mine, *left])
+        self._count(attempt, len(sequence.block_ids) - num_own)
+        return [(table[index], block) for index, block in own.items()]
+
+    def turn(self, sequence: Sequence, kept: list[int]) -> None:
+        """Of a table that is its own alone one block is emptied, and becomes the one to write to."""
+        (gone,) = set(range(len(sequence.block_ids))) - set(kept)
+        table = sequence.block_ids
+        self._keep(sequence, kept, [*(table[index] for index in kept), table[gone]])
+
+    def _keep(self, sequence: Sequence, kept: list[int], table: list[int]) -> None:
+        sequence.num_dropped += (len(sequence.block_ids) - len(kept)) * self.cache.block_size
+        sequence.mass = [sequence.mass[index] for index in kept if index < len(sequence.mass)]
+        sequence.block_ids = table
+
     # --- publishing ---
 
     def publish(self, sequence: Sequence) -> list[BlockKey]:
-        """The blocks filled by collected steps go into the tree. Returns their names."""
+        """The blocks filled by collected steps go into the tree. Returns their names. Never what was computed without
+        sight of everything before it."""
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
+        if sequence.num_dropped:
+            return []
         message = attempt.message
         block_size = self.cache.block_size
         if sequence.num_computed // block_size <= sequence.num_offered_blocks:
@@ -115,10 +174,13 @@ class Holdings:
             output_priority=None if message.output_priority < 0 else message.output_priority,
             ranges=attempt.ranges,
             prompt_len=len(attempt.prompt),
-            write=message.cache_write and not message.adapter,
+            write=message.cache_write,
             deferred=True,
         )
-        sequence.block_ids = result.block_ids
+        if result.block_ids is not sequence.block_ids:
+            num_own = _num_own(sequence)
+            sequence.block_ids = result.block_ids
+            self._count(attempt, _num_own(sequence) - num_own)
         sequence.num_offered_blocks = sequence.num_computed // block_size
         if result.freed_duplicates:
             self._doubles.append((self._launched, result.freed_duplicates))
@@ -155,6 +217,14 @@ class Holdings:
                 self._release(sequence)
         while self._doubles and self._doubles[0][0] <= step:
             self.cache.free(self._doubles.pop(0)[1])
+        while self._parted and self._parted[0][0] <= step:
+            self.cache.release(*self._parted.pop(0)[1:])
+
+    def make_room(self, sequence: Sequence, *, needed: bool) -> None:
+        """As `let_go`, but it comes back, and the host may keep what it had. `needed`: somebody is to have its blocks."""
+        if self.restores is not None:
+            self._resuming[sequence] = needed
+        self.let_go(sequence)
 
     def let_go(self, sequence: Sequence) -> None:
         """All that it holds, once the last step launched with it is collected."""
@@ -163,29 +233,38 @@ class Holdings:
         else:
             self._release(sequence)
 
+    def forget(self, sequence: Sequence) -> None:
+        """It ended, and comes back no more."""
+        self._resuming.pop(sequence, None)
+        if self.restores is not None:
+            self.restores.forget(sequence)
+
     def _release(self, sequence: Sequence) -> None:
         assert sequence.handle is not None
-        self._count_out(sequence)
+        if self.restores is not None:
+            self.restores.cancel(sequence)
+            if (needed := self._resuming.pop(sequence, None)) is not None:
+                self.restores.swap_out(sequence, needed=needed)
+        self._count(sequence.attempt, -_num_own(sequence))
         self.cache.release(sequence.handle, sequence.block_ids)
         self._free_rows.append(sequence.row_id)
         sequence.handle = None
         sequence.block_ids = []
         sequence.row_id = -1
-        sequence.num_computed = sequence.num_scheduled = 0
+        sequence.num_computed = sequence.num_scheduled = sequence.num_dropped = 0
+        sequence.mass = []
 
-    # --- residency ---
+    def _count(self, attempt: Attempt, num_blocks: int) -> None:
+        if num_blocks:
+            attempt.residency.change(num_blocks, self.cache.now_ms())
 
-    def _count(self, sequence: Sequence, num_blocks: int) -> None:
-        sequence.num_held += num_blocks
-        sequence.attempt.residency.change(num_blocks, self.cache.now_ms())
 
-    def _count_out(self, sequence: Sequence) -> None:
-        """What siblings share goes on with one of them."""
-        for heir in sequence.attempt.sequences:
-            if sequence.num_trunk and heir is not sequence and heir.handle is not None:
-                heir.num_held += sequence.num_trunk
-                heir.num_trunk = sequence.num_trunk
-                sequence.num_held -= sequence.num_trunk
-                break
-        self._count(sequence, -sequence.num_held)
-        sequence.num_trunk = 0
+def _num_own(sequence: Sequence) -> int:
+    """Blocks that no other table of its attempt names. Tables that share blocks share their beginnings, so these are
+    the last ones. O(own blocks x siblings)."""
+    table = sequence.block_ids
+    others = [s.block_ids for s in sequence.attempt.sequences if s is not sequence]
+    for index in range(len(table) - 1, -1, -1):
+        if any(len(other) > index and other[index] == table[index] for other in others):
+            return len(table) - 1 - index
+    return len(table)

@@ -7,25 +7,39 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable, Set
 
 from cache.namespaces import segments
 from workers.engine.errors import Refusal
-from workers.engine.plan import StepRunner
+from workers.engine.plan import LoadedAdapter, StepRunner
 from workers.engine.sequence import Attempt
+from workers.engine.sparsity import Sparsity
 from workers.engine.step_plan import Limits
 from workers.protocol.frames import MAX_FRAME_BYTES
 from workers.protocol.messages import GenerateRequest
 
 MAX_WAITING = 10_000
 OVERLOAD_RETRY_MS = 1000
+MAX_LENGTH_PENALTY = 10.0
+PINNED_PART = 5
+"""Of the pool one block in so many may be pinned."""
 LOGPROB_BYTES = 32
 """One token's logprob on the wire, generously."""
 
 
 class Intake:
-    def __init__(self, runner: StepRunner, limits: Limits) -> None:
+    def __init__(
+        self,
+        runner: StepRunner,
+        limits: Limits,
+        leaving: Callable[[], Set[str]] = frozenset,
+        sparsity: Sparsity | None = None,
+    ) -> None:
+        """`leaving`: adapters that take nobody any more."""
         self._runner = runner
         self._limits = limits
+        self._leaving = leaving
+        self._sparsity = sparsity
         self._num_admitted = 0
         self._deadlines: list[tuple[float, int, Attempt]] = []
 
@@ -42,9 +56,6 @@ class Intake:
         self._check_size(message)
         if message.root != self._runner.root:
             raise Refusal("wrong_root", f"this worker serves {self._runner.root!r}", retryable=True)
-        if message.adapter and message.adapter not in self._runner.adapters:
-            name = message.adapter
-            raise Refusal("wrong_root", f"this worker has no adapter {name!r}", retryable=True)
         if message.max_tokens and message.lease_bound <= 0:
             raise Refusal("no_lease", "the request came without a lease bound")
         self._num_admitted += 1
@@ -55,15 +66,24 @@ class Intake:
             now,
             eos_token_ids=self._runner.eos_token_ids,
             max_len=self._limits.max_len,
-            adapter=self._runner.adapters[message.adapter] if message.adapter else -1,
+            adapter=self._adapter(message.adapter),
         )
         try:
             segments(attempt.path, self._runner.block_size)
         except ValueError as error:
             raise Refusal("internal", str(error)) from None
+        self._check_beams(attempt)
         if message.deadline_ms:
             heapq.heappush(self._deadlines, (attempt.deadline, attempt.serial, attempt))
         return attempt
+
+    def _adapter(self, name: str) -> LoadedAdapter | None:
+        if not name:
+            return None
+        found = self._runner.adapters.get(name)
+        if found is None or name in self._leaving():
+            raise Refusal("wrong_root", f"this worker has no adapter {name!r}", retryable=True)
+        return found
 
     def past_deadline(self, now: float) -> list[Attempt]:
         """Those whose deadline passed since the last call, ended ones included."""
@@ -90,6 +110,7 @@ class Intake:
             )
             or message.output_priority > 100,
             "handed-over choices that do not exist": self._bad_resume(message),
+            "a search that cannot be": message.beams is not None and self._bad_search(message),
         }
         for fault, present in faults.items():
             if present:
@@ -106,6 +127,40 @@ class Intake:
             not 0 <= index < message.num_choices or len(output) >= max(1, message.max_tokens)
             for index, output in message.resume
         )
+
+    def _bad_search(self, message: GenerateRequest) -> bool:
+        """Beams have no tokens to hand over, and follow nothing but logprobs."""
+        assert message.beams is not None
+        penalty = message.beams.length_penalty
+        return (
+            bool(message.grammar or message.resume)
+            or message.max_tokens == 0
+            or not (math.isfinite(penalty) and abs(penalty) <= MAX_LENGTH_PENALTY)
+        )
+
+    def _check_beams(self, attempt: Attempt) -> None:
+        """A search loses and gets its blocks as a whole, so all of it has to fit, and what its beams share now they may
+        not share when they come back. Raises `Refusal`."""
+        search, runner = attempt.search, self._runner
+        if search is None:
+            return
+        if self._sparsity is not None and self._sparsity.applies(attempt):
+            raise Refusal(
+                "too_long",
+                f"beams of {attempt.end_len} tokens are more than the KV budget of this worker,"
+                f" beyond which nothing is shared",
+            )
+        if search.num_candidates > runner.vocab_size:
+            raise Refusal("internal", "the request has more beams than the vocabulary feeds")
+        num_blocks = search.width * -(-attempt.end_len // runner.block_size)
+        capacity = runner.num_blocks - 1 - runner.num_blocks // PINNED_PART
+        if num_blocks > capacity:
+            most = capacity // search.width * runner.block_size
+            raise Refusal(
+                "too_long",
+                f"{search.width} beams of {attempt.end_len} tokens do not fit this worker,"
+                f" which holds {most} of each",
+            )
 
     def _check_size(self, message: GenerateRequest) -> None:
         longest = max((len(output) for _, output in message.resume), default=0)

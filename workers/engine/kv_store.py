@@ -107,6 +107,22 @@ class KVStore:
         source, target = ids.view(-1, 2).to(torch.int64).unbind(1)
         self._ops.block_copy(self.tensor, source, target, self.scales)
 
+    def move_tokens(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Slots in pairs (source, destination)."""
+        if not moves:
+            return
+        (ids,) = upload(self._device, array("i", [slot for move in moves for slot in move]))
+        source, target = ids.view(-1, 2).to(torch.int64).unbind(1)
+        for tensor in (self.tensor, self.scales):
+            if tensor is not None:
+                _move(bits(tensor), source, target, self.shape.block_size)
+
+
+def _move(tensor: torch.Tensor, source: torch.Tensor, target: torch.Tensor, size: int) -> None:
+    """`[num_layers, num_blocks, 2, KVH, block_size, ...]`; read as a whole, then written."""
+    found = tensor[:, source // size, :, :, source % size]
+    tensor[:, target // size, :, :, target % size] = found
+
 
 def available_bytes() -> int:
     """Memory that could be had without swapping, as the kernel estimates it."""

@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 from workers.engine.errors import ModelError
+from workers.engine.model import heads
+from workers.engine.model.checkpoint import find, read_json
+from workers.engine.model.heads import Heads
 from workers.engine.parallel.group import ALONE, Member, device_of
 from workers.engine.plan import StepRunner
 from workers.engine.runner import ModelRunner, RunnerSettings
@@ -26,6 +29,8 @@ def load(
             dtype=told.engine_dtype,
             kv_dtype=told.engine_kv_dtype,
             quant=told.engine_quant,
+            fuse=told.engine_fuse == "on",
+            smoothing=told.engine_smoothing,
             block_size=told.engine_block_size,
             num_blocks=told.engine_num_blocks,
             kv_memory=told.engine_kv_memory,
@@ -36,7 +41,8 @@ def load(
             memory_share=told.engine_memory_share,
             graphs=told.engine_graphs,
             shared_attention=told.engine_shared_attention == "on",
-            max_adapters=len(adapters),
+            sparse=told.engine_kv_sparsity != "off",
+            max_adapters=_max_adapters(told.engine_max_adapters, len(adapters)),
             max_adapter_rank=told.engine_max_adapter_rank,
         ),
         parallel,
@@ -45,6 +51,11 @@ def load(
         for directory in adapters:
             runner.loaded.adapters.load(directory.name, directory)
     return runner
+
+
+def _max_adapters(given: int | None, num_at_start: int) -> int | None:
+    """At least those of the directory."""
+    return given if not num_at_start else max(given or 0, num_at_start)
 
 
 def adapters_in(directory: Path | None) -> list[Path]:
@@ -69,6 +80,7 @@ def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
             num_threads=threads_of(told.threads, told.engine_tensor_parallel),
             max_rows=told.engine_max_running,
             max_batch_tokens=told.engine_max_batch_tokens,
+            fuse=told.engine_fuse == "on",
             steps="plain",
         )
     )
@@ -76,7 +88,26 @@ def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
         raise ModelError(
             f"The draft model has {draft.vocab_size} tokens, the model {target.vocab_size}."
         )
+    _refuse_other_tokens(told.engine_draft_model, told.model)
     return draft
+
+
+def load_heads(told: WorkerSettings, target: StepRunner) -> Heads:
+    """Beside the model's own head, in its dtype. Raises ModelError."""
+    if not isinstance(target, ModelRunner):
+        raise ModelError("Heads and several ranks do not go together.")
+    assert told.engine_heads is not None
+    weight = target.loaded.model.get_input_embeddings().weight
+    size = weight.shape[1]
+    return heads.load(told.engine_heads, size, target.vocab_size, weight.device, weight.dtype)
+
+
+def _refuse_other_tokens(draft: str, model: str) -> None:
+    """Where both have a tokenizer, each id is the same text in both."""
+    specs = (read_json(find(name).directory / "tokenizer.json") for name in (draft, model))
+    theirs, ours = (spec.get("model", {}).get("vocab") for spec in specs)
+    if theirs and ours and theirs != ours:
+        raise ModelError(f"The draft model {draft} has another vocabulary than the model.")
 
 
 def threads_of(given: int | None, num_ranks: int) -> int | None:

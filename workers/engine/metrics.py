@@ -17,6 +17,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 from workers.engine.cache_metrics import CacheMetrics
 from workers.engine.engine import StepOutput
+from workers.engine.occupancy import Occupancy
 from workers.engine.plan import KernelState
 from workers.engine.sequence import Attempt
 
@@ -105,6 +106,18 @@ class Metrics:
         self._blocks = Gauge(
             "headgate_cache_blocks", "Blocks by state", ["state"], registry=self.registry
         )
+        self._sharing = Gauge(
+            "headgate_sharing_blocks",
+            "Blocks of requests with several choices: held, and what they would hold without sharing",
+            ["mode", "kind"],
+            registry=self.registry,
+        )
+        self._slots = Gauge(
+            "headgate_kv_slots",
+            "Slots in the blocks of running sequences: allocated, and those with a token",
+            ["kind"],
+            registry=self.registry,
+        )
         self._step_tokens = Counter(
             "headgate_step_tokens", "Tokens computed by phase", ["phase"], registry=self.registry
         )
@@ -171,6 +184,15 @@ class Metrics:
             self._cache.ended(attempt)
         if out.cache is not None:
             self._cache.observe(out.cache)
+        if out.occupancy is not None:
+            self._occupied(out.occupancy)
+
+    def _occupied(self, found: Occupancy) -> None:
+        for mode, shared in found.shared.items():
+            self._sharing.labels(mode, "held").set(shared.num_held)
+            self._sharing.labels(mode, "unshared").set(shared.num_unshared)
+        self._slots.labels("allocated").set(found.num_slots)
+        self._slots.labels("used").set(found.num_used)
 
     def _ended(self, attempt: Attempt) -> None:
         usage = attempt.usage

@@ -13,7 +13,9 @@ import torch
 
 from kernels.batch import DeviceRows, PagedBatch, RowTensors
 from kernels.draws import DrawTensors
+from workers.engine import token_tree
 from workers.engine.device_rows import draw_tensors, numbers
+from workers.engine.model.hf import Trees
 from workers.engine.plan import Draw, Row
 from workers.engine.static_batch import TableViews
 from workers.engine.transport import ALIGNED
@@ -31,6 +33,8 @@ class MixedStep:
     block_size: int
     decode: list[Row] = field(default_factory=list)
     chunks: list[Row] = field(default_factory=list)
+    """Those with a tree of guesses behind the others."""
+    num_trees: int = 0
     starts: list[int] = field(default_factory=list)
     """First token of each given row in the pass."""
     draws: list[Draw] = field(default_factory=list)
@@ -43,6 +47,8 @@ class MixedStep:
     chunk_rows: array[int] = field(default_factory=_integers)
     seq_lens: array[int] = field(default_factory=_integers)
     query_starts: array[int] = field(default_factory=lambda: array("i", (0,)))
+    views: array[int] = field(default_factory=_integers)
+    """Of the tokens of trees, in two words each (token_tree.views)."""
     last: array[int] = field(default_factory=_integers)
     """Per draw the place in the pass of the token whose logits it is drawn from."""
     lines: array[int] = field(default_factory=_integers)
@@ -59,6 +65,7 @@ class MixedStep:
             self.chunk_rows,
             self.seq_lens,
             self.query_starts,
+            self.views,
             self.last,
             self.lines,
             self.feeding,
@@ -73,23 +80,33 @@ def mix(rows: Sequence[Row], block_size: int) -> MixedStep:
     step = MixedStep(rows, block_size)
     step.decode = [row for row in rows if len(row.tokens) == 1]
     step.active.extend(row.row_id for row in step.decode)
-    num_decode, begun = len(step.decode), 0
-    for row in rows:
-        if len(row.tokens) == 1:
-            step.starts.append(begun)
-            begun += 1
-        else:
-            step.starts.append(num_decode + len(step.tokens))
-            _add_chunk(step, row)
-        _add_draws(step, row)
+    step.starts = [0] * len(rows)
+    order = sorted(range(len(rows)), key=lambda place: _kind(rows[place]))
+    for begun, place in enumerate(order[: len(step.decode)]):
+        step.starts[place] = begun
+    for place in order[len(step.decode) :]:
+        step.starts[place] = step.num_tokens
+        _add_chunk(step, rows[place])
+    for row, start in zip(rows, step.starts, strict=True):
+        _add_draws(step, row, start)
     return step
+
+
+def _kind(row: Row) -> int:
+    """Decode rows, chunks, trees: each kind is attended to by itself."""
+    return 2 if row.parents else int(len(row.tokens) != 1)
 
 
 def _add_chunk(step: MixedStep, row: Row) -> None:
     end = row.start + len(row.tokens)
     step.chunks.append(row)
     step.tokens.extend(row.tokens)
-    step.positions.extend(range(row.start, end))
+    if row.parents:
+        step.num_trees += 1
+        step.positions.extend(token_tree.positions(row.start, row.parents))
+        step.views.frombytes(array("q", token_tree.views(row.parents)).tobytes())
+    else:
+        step.positions.extend(range(row.start, end))
     for first, last, slot in _runs(row, end, step.block_size):
         step.slots.extend(range(slot, slot + last - first))
     step.chunk_rows.append(row.row_id)
@@ -107,11 +124,11 @@ def _runs(row: Row, end: int, block_size: int) -> Iterator[tuple[int, int, int]]
         first = last
 
 
-def _add_draws(step: MixedStep, row: Row) -> None:
+def _add_draws(step: MixedStep, row: Row, start: int) -> None:
     if len(row.draws) == 1:
         step.feeding.extend((len(step.draws), row.row_id))
         step.fed_back.append(row.row_id)
-    last = step.starts[-1] + len(row.tokens) - 1
+    last = start + len(row.tokens) - 1
     for place, draw in enumerate(row.draws):
         step.last.append(last - row.num_proposed + (place if row.num_proposed else 0))
         step.lines += numbers(draw)
@@ -130,22 +147,37 @@ class MixedTensors:
     chunk_rows: torch.Tensor
     seq_lens: torch.Tensor
     query_starts: torch.Tensor
+    views: torch.Tensor
     last: torch.Tensor
     lines: torch.Tensor
     feeding: torch.Tensor
 
     def chunks(self, step: MixedStep, rows: DeviceRows) -> PagedBatch | None:
-        """The batch of the chunks; their block tables are those of their device rows."""
-        if not step.chunks:
+        return self._batch(step, rows, 0, len(step.chunks) - step.num_trees)
+
+    def trees(self, step: MixedStep, rows: DeviceRows) -> Trees | None:
+        end = len(step.chunks)
+        batch = self._batch(step, rows, end - step.num_trees, end)
+        return None if batch is None else Trees(batch, self.views.view(torch.int64))
+
+    def _batch(self, step: MixedStep, rows: DeviceRows, first: int, end: int) -> PagedBatch | None:
+        """Of some of the chunks; their block tables are those of their device rows."""
+        if first == end:
             return None
-        num_blocks = [-(-length // step.block_size) for length in step.seq_lens]
+        chunks, lens = step.chunks[first:end], step.seq_lens[first:end]
+        num_blocks = [-(-length // step.block_size) for length in lens]
         widest = rows.block_table[:, : max(num_blocks)]
-        table = widest.index_select(0, self.chunk_rows)
-        query_lens = [len(row.tokens) for row in step.chunks]
+        table = widest.index_select(0, self.chunk_rows[first:end])
+        query_lens = [len(row.tokens) for row in chunks]
+        starts = self.query_starts[first : end + 1]
         given = RowTensors(
-            table, self.seq_lens, self.query_starts, max(step.seq_lens), max(query_lens)
+            table,
+            self.seq_lens[first:end] if first == 0 else self.seq_lens[first:end].clone(),
+            starts if first == 0 else starts - step.query_starts[first],
+            max(lens),
+            max(query_lens),
         )
-        contexts = [row.start for row in step.chunks]
+        contexts = [row.start for row in chunks]
         views = TableViews(table, num_blocks)
         return PagedBatch(query_lens, contexts, views, step.block_size, given)
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
+import socket
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -52,14 +55,18 @@ class OpsServer:
         """Raises `OSError` if a given address is taken; without one another port will do."""
         host, _, port = bind.rpartition(":")
         if bind:
-            return await self._start(host, int(port))
+            return await self._start(host=host, port=int(port))
         try:
-            return await self._start("127.0.0.1", DEFAULT_PORT + slot)
+            return await self._start(host="127.0.0.1", port=DEFAULT_PORT + slot)
         except OSError:
-            return await self._start("127.0.0.1", 0)
+            return await self._start(host="127.0.0.1", port=0)
 
-    async def _start(self, host: str, port: int) -> asyncio.Server:
-        server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
+    async def inherit(self, fd: int) -> asyncio.Server:
+        """On a socket that listens already, and goes on when this process ends."""
+        return await self._start(sock=socket.socket(fileno=os.dup(fd)))
+
+    async def _start(self, **where: Any) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, **where, limit=MAX_HEAD_BYTES)
         address = server.sockets[0].getsockname()
         logger.info("ops listener", extra={"event": "ops_listening", "port": address[1]})
         return server

@@ -6,12 +6,14 @@ the same link, exactly once.
 
 from __future__ import annotations
 
+from workers.engine.sampling.beam import Hypothesis
 from workers.engine.sequence import Attempt
 from workers.protocol.messages import (
     Failed,
     Finished,
     FinishReason,
     Message,
+    Peeked,
     PromptCounts,
     StepFrame,
     TokenDelta,
@@ -48,6 +50,43 @@ class Outbox:
             ),
         )
 
+    def progress(self, attempt: Attempt) -> None:
+        """What a search has spent so far; its tokens come later."""
+        message = attempt.message
+        prompt, prompt_logprobs = _first_delta_parts(attempt)
+        self._add(
+            attempt,
+            TokenDelta(
+                message.request_id,
+                message.attempt,
+                0,
+                0,
+                prompt=prompt,
+                prompt_logprobs=prompt_logprobs,
+                num_spent=attempt.num_output,
+            ),
+        )
+
+    def hypothesis(
+        self, attempt: Attempt, index: int, found: Hypothesis, finish: FinishReason
+    ) -> None:
+        """A whole choice."""
+        message, logprobs = attempt.message, found.logprobs
+        self._add(
+            attempt,
+            TokenDelta(
+                message.request_id,
+                message.attempt,
+                index,
+                0,
+                found.tokens,
+                logprobs if message.sampling.logprobs >= 0 else (),
+                finish,
+                found.tokens[-1] if found.ended else -1,
+                num_spent=attempt.num_output,
+            ),
+        )
+
     def choice_ended(self, attempt: Attempt, index: int, seq_no: int, reason: FinishReason) -> None:
         """An ending without a token."""
         prompt, prompt_logprobs = _first_delta_parts(attempt)
@@ -63,6 +102,10 @@ class Outbox:
                 prompt_logprobs=prompt_logprobs,
             ),
         )
+
+    def tell(self, link: int, answer: Peeked) -> None:
+        """Of no attempt, so in no order with any."""
+        self._endings.append((link, answer))
 
     def ending(self, link: int, message: Finished | Failed) -> None:
         self._endings.append((link, message))

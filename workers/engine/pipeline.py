@@ -9,25 +9,38 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.engine.plan import PENDING, Draw, Row, RowResult, StepRunner, Ticket
+from workers.engine.plan import PENDING, Draw, Drawn, Row, RowResult, StepRunner, Ticket
 from workers.engine.record import StepRecord
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import Sequence, Status
+from workers.engine.sparsity import Sparsity
+from workers.engine.speculate.proposer import Outcome
+from workers.engine.speculate.verify import moves, own_path
 from workers.engine.step_plan import StepPlan, Work
+from workers.engine.token_tree import ROOT, Proposal
+from workers.protocol.messages import SamplingParams
 
 _PENDING_TOKENS = (PENDING,)
 
 
-def row_of(work: Work, proposals: tuple[int, ...] = ()) -> Row:
+def row_of(work: Work, proposal: Proposal | None = None, sparsity: Sparsity | None = None) -> Row:
     """The row of a plan that is not `launched` yet."""
-    if proposals:
-        return _row_with_guesses(work, proposals)
+    if proposal is not None:
+        return _row_with_guesses(work, proposal)
     sequence, num_tokens, num_draws = work
     start, attempt = sequence.num_scheduled, sequence.attempt
     row_id, adapter = sequence.row_id, attempt.adapter
     draws = _draws(sequence, num_draws) if num_draws else ()
     if sequence.num_pending:
         table = sequence.block_ids
-        return Row(_PENDING_TOKENS, start, table, draws, row_id=row_id, adapter=adapter)
+        return Row(
+            _PENDING_TOKENS,
+            start,
+            table,
+            draws,
+            row_id=row_id,
+            adapter=adapter,
+            wants_hidden=_wants_hidden(sequence),
+        )
     end = start + num_tokens
     prompt_logprobs = next_token = -1
     if attempt.wants_prompt_logprobs:
@@ -42,38 +55,52 @@ def row_of(work: Work, proposals: tuple[int, ...] = ()) -> Row:
         next_token,
         row_id,
         adapter,
+        wants_hidden=_wants_hidden(sequence),
+        num_dropped=sequence.num_dropped,
+        observes=0 if sparsity is None else sparsity.num_observed(sequence, num_tokens),
     )
 
 
-def _row_with_guesses(work: Work, proposals: tuple[int, ...]) -> Row:
-    """Behind the token drawn last stand the proposals; each draw has those before it in its output."""
+def _wants_hidden(sequence: Sequence) -> bool:
+    return sequence.drafting is not None and sequence.drafting.wants_hidden
+
+
+def _row_with_guesses(work: Work, proposal: Proposal) -> Row:
+    """Behind the token drawn last stand the guesses; each draw has those of its branch in its output."""
     sequence, start = work.sequence, work.sequence.num_scheduled
     attempt, length = sequence.attempt, len(sequence.tokens)
+    branches = [proposal.path(node) for node in range(ROOT, len(proposal.tokens))]
     draws = tuple(
         Draw(
             attempt.message.sampling,
             sequence.seed,
-            length + place,
+            length + len(branch),
             attempt.prompt,
-            [*sequence.output, *proposals[:place]] if place else sequence.output,
+            [*sequence.output, *branch] if branch else sequence.output,
+            proposal.masks[place] if proposal.masks else None,
         )
-        for place in range(work.num_draws)
+        for place, branch in enumerate(branches)
     )
     tokens = sequence.tokens[start:]
-    tokens.extend(proposals)
+    tokens.extend(proposal.tokens)
     return Row(
         tokens,
         start,
         sequence.block_ids,
         draws,
-        num_proposed=len(proposals),
+        num_proposed=len(proposal.tokens),
         row_id=sequence.row_id,
+        parents=() if proposal.is_chain else proposal.parents,
+        wants_hidden=_wants_hidden(sequence),
     )
 
 
 def _draws(sequence: Sequence, num_draws: int) -> tuple[Draw, ...]:
     attempt = sequence.attempt
     params, position = attempt.message.sampling, len(sequence.tokens) + sequence.num_pending
+    if attempt.search is not None:
+        params = SamplingParams(seed=0, temperature=0.0, logprobs=attempt.search.num_offered)
+        return (Draw(params, 0, position, attempt.prompt, sequence.output),)
     mask = None if sequence.automaton is None else sequence.automaton.mask
     if not attempt.unforked:
         return (Draw(params, sequence.seed, position, attempt.prompt, sequence.output, mask),)
@@ -95,6 +122,8 @@ class Flight:
     void: set[Sequence] = field(default_factory=set)
     """Built on a step that failed: their rows hold nothing."""
     results: list[RowResult] = field(default_factory=list)
+    own: dict[Sequence, tuple[Outcome, tuple[Drawn, ...]]] = field(default_factory=dict)
+    """Of rows with guesses: what became of them, and the draws that count."""
 
 
 class Pipeline:
@@ -141,10 +170,27 @@ class Pipeline:
         """Waits for its results. Raises what the runner raises."""
         flight.results = flight.ticket.collect()
         assert len(flight.results) == len(flight.plan.work), "the runner left out rows"
+        self._verify(flight)
         now, record = self._clock(), flight.record
         record.collected_at = now
         record.execute_s = now - max(flight.begun_at, self._free_at)
         self._free_at = now
+
+    def _verify(self, flight: Flight) -> None:
+        """What was right of the guesses goes to its places; a row that nobody wants any more is left as it is."""
+        moved: list[tuple[int, int]] = []
+        for work, result in zip(flight.plan.work, flight.results, strict=True):
+            sequence = work.sequence
+            proposal = flight.plan.proposals.get(sequence)
+            if proposal is None or sequence.status is Status.ENDED:
+                continue
+            nodes, own = own_path(proposal, result.drawn, sequence.attempt.end_ids)
+            tokens = tuple(drawn.token for drawn in result.drawn)
+            flight.own[sequence] = Outcome(proposal, tokens, nodes, result.hidden), own
+            size, start = self._runner.block_size, sequence.num_computed
+            moved += moves(nodes, start, sequence.block_ids, size)
+        if moved:
+            self._runner.move_tokens(moved)
 
     def void(self, plan: StepPlan) -> None:
         """It failed: what was launched behind it with the same sequences holds nothing."""

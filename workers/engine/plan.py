@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
 
 from workers.protocol.messages import SamplingParams, TokenLogprob
 
@@ -52,7 +53,7 @@ class Row:
     """The last one may be PENDING."""
     start: int
     block_table: Sequence[int]
-    """Covers positions 0 .. start + len(tokens) - 1. From step to step it is the same list, grown at its end, or, if
+    """Covers positions 0 .. start + len(tokens) - 1, without those dropped. From step to step it is the same list, grown at its end, or, if
     an entry changed, another list; this holds while the rows of the sequence end with PENDING."""
     draws: tuple[Draw, ...] = ()
     """Empty while a prefill is unfinished; more than one when parallel choices fork from a prompt."""
@@ -68,6 +69,21 @@ class Row:
     num_proposed: int = 0
     """So many of `tokens`, the last ones, are guesses. Then there is one draw more: from the logits at the last known
     token and at each guess, in order, each as if the guesses before it were true."""
+    parents: tuple[int, ...] = ()
+    """Of the guesses, if they are a tree and no list (token_tree.py): then one token is known, slots go on in the order
+    of the tokens, positions by depth, and a guess sees its own branch only."""
+    wants_hidden: bool = False
+    """The last hidden states that the draws come from go to the result too."""
+    num_dropped: int = 0
+    """Tokens before `start` whose KV nobody sees any more, whole blocks of them: the table names the rest, in order.
+    Only for a runner with lag 0, without guesses."""
+    observes: int = 0
+    """So many of `tokens`, the last ones, tell how their attention spreads over the blocks."""
+
+    @property
+    def kv_start(self) -> int:
+        """Tokens before the row that it sees: its own first one stands there in the table."""
+        return self.start - self.num_dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +98,11 @@ class RowResult:
     """One per draw, in order."""
     prompt_logprobs: tuple[TokenLogprob, ...] = field(default=())
     """Of tokens[1:] and then of next_token (if >= 0)."""
+    hidden: Any = None
+    """`[num_draws, hidden]`, the runner's own tensor, where the row wants it; else None."""
+    mass: tuple[float, ...] = ()
+    """Per block the attention it received, the mean over layers and heads: in all one from the last token that
+    observes, sparsity.DECAY times less from each one before. Empty if none does."""
 
 
 class Ticket(Protocol):
@@ -113,6 +134,20 @@ class KernelState:
     """twin: nothing else was chosen; equal: as its twin; differs: its twin took its place; unchecked: no case."""
 
 
+class LoadedAdapter(NamedTuple):
+    slot: int
+    """`Row.adapter`."""
+    identity: bytes
+    """Of its weights: part of the KV identity."""
+
+
+class AdapterWeights(Protocol):
+    """What was read of an adapter; only the runner that read it looks inside."""
+
+    @property
+    def identity(self) -> bytes: ...
+
+
 class StepRunner(Protocol):
     """What the engine needs of a model. Real: `runner.ModelRunner`; in tests: a scripted one."""
 
@@ -124,12 +159,28 @@ class StepRunner(Protocol):
     block_size: int
     num_blocks: int
     """Including the null block 0."""
+    bytes_per_block: int
+    """Of KV, over all ranks."""
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     kernels: Sequence[KernelState]
-    adapters: Mapping[str, int]
-    """Name and slot (`Row.adapter`) of each LoRA adapter that is loaded."""
+    takes_trees: bool
+    """Rows may have `parents`."""
+    adapters: Mapping[str, LoadedAdapter]
+    """By name, of each LoRA adapter that is loaded."""
+
+    def read_adapter(self, directory: Path) -> AdapterWeights:
+        """Slow and free of side effects, for any thread. Raises `ModelError`."""
+        ...
+
+    def add_adapter(self, name: str, weights: AdapterWeights) -> None:
+        """Between two steps. Raises `ModelError`; then nothing changed."""
+        ...
+
+    def remove_adapter(self, name: str) -> None:
+        """Between two steps, when no sequence takes it any more."""
+        ...
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         """Starts one packed forward pass. Never called with an empty list. Raises `DeviceOutOfMemory`: then nothing
@@ -144,4 +195,9 @@ class StepRunner(Protocol):
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies KV of whole blocks (source, destination) in every layer, behind all launched steps and before the
         next one."""
+        ...
+
+    def move_tokens(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Moves KV of single tokens (source slot, destination slot; slot = block * block size + offset) in every layer,
+        all read before any is written, behind all launched steps and before the next one."""
         ...

@@ -89,7 +89,7 @@ class Overrides:
     envvar=f"{OWN}QUANT",
     default="none",
     show_default=True,
-    type=click.Choice(["none", "int8", "int4", "fp8"]),
+    type=click.Choice(["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]),
     help="Of the linear layers.",
 )
 @click.option(

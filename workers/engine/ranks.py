@@ -64,8 +64,13 @@ class Ranks:
     # --- out, for a while or for good ---
 
     def preempt(self, sequence: Sequence, now: float, plan: StepPlan | None = None) -> None:
-        """Takes all blocks back. With a plan: for somebody else's sake; without: because it stood at its bound, or the
-        step it was in did not fit the device."""
+        """Takes all blocks back, of its whole group. With a plan: for somebody else's sake; without: because it stood at
+        its bound, or the step it was in did not fit the device."""
+        for one in sequence.attempt.together(sequence):
+            if one.status is Status.RUNNING:
+                self._preempt(one, now, plan)
+
+    def _preempt(self, sequence: Sequence, now: float, plan: StepPlan | None) -> None:
         step = -1
         if plan is not None:
             step = plan.step
@@ -73,6 +78,7 @@ class Ranks:
             sequence.num_preempted += 1
         sequence.attempt.event("preempted", now, step, sequence.num_computed)
         self._stop(sequence)
+        self._holdings.make_room(sequence, needed=plan is not None)
         if sequence.attempt.at_bound:
             sequence.status = Status.SUSPENDED
             self.park(sequence.attempt, now, step)
@@ -87,8 +93,10 @@ class Ranks:
             self.num_waiting_tokens -= len(sequence.tokens)
         elif sequence.status is Status.RUNNING:
             self._stop(sequence)
+            self._holdings.let_go(sequence)
         elif sequence.status is Status.PREEMPTED:
             self.preempted[tier].remove(sequence)
+        self._holdings.forget(sequence)
         sequence.status = Status.ENDED
 
     def leave(self, attempt: Attempt) -> None:
@@ -105,7 +113,7 @@ class Ranks:
 
     def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
         attempt.lease.extend(message, now)
-        if attempt.lease.left <= 0:
+        if attempt.lease.left < attempt.lease.stride:
             return
         for sequence in attempt.sequences:
             if sequence.status is Status.SUSPENDED:
@@ -153,9 +161,10 @@ class Ranks:
         moment ago, so that batch always moves; its own leftovers go first, so that a sweep costs chats no more than
         one sequence. Floors give way before an interactive sequence does, and for one that runs alone."""
         interactive = sequence.attempt.message.tier == "interactive"
-        runs = sequence.status is Status.RUNNING
-        num_batch = len(self.running["batch"]) - (runs and not interactive)
-        num_others = self.num_running - runs
+        num_own = sum(s.status is Status.RUNNING for s in sequence.attempt.together(sequence))
+        runs = num_own > 0
+        num_batch = len(self.running["batch"]) - (0 if interactive else num_own)
+        num_others = self.num_running - num_own
         if num_others == 0 if not runs or not interactive else num_batch == 0:
             return LAST_RESORT if runs or not self._holdings.num_leaving else SHARED
         return SHARED if interactive or num_batch == 0 else COLD
@@ -179,4 +188,3 @@ class Ranks:
     def _stop(self, sequence: Sequence) -> None:
         self.running[sequence.attempt.message.tier].remove(sequence)
         self._deferral.forget(sequence)
-        self._holdings.let_go(sequence)

@@ -20,7 +20,7 @@ class PromptAccount:
         self.num_tokens = num_tokens
         self.num_seen = 0
         self.num_read = 0
-        self._num_computed = 0
+        self.num_computed = 0
         self._num_written = 0
         self._unwritten: list[tuple[int, int]] = []
         self._closed: PromptCounts | None = None
@@ -43,7 +43,7 @@ class PromptAccount:
         if last <= first:
             return 0
         self._unwritten.append((first, last))
-        self._num_computed += last - first
+        self.num_computed += last - first
         self.num_seen = last
         return last - first
 
@@ -71,7 +71,7 @@ class PromptAccount:
         return self._closed or PromptCounts(
             cache_read=self.num_read,
             cache_write=self._num_written,
-            uncached=self._num_computed - self._num_written,
+            uncached=self.num_computed - self._num_written,
         )
 
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
 from kernels import dispatch
+from kernels.dispatch import Ops
 from workers.engine import memory, self_check
 from workers.engine.capacity import Need
 from workers.engine.device_steps import DeviceSteps
@@ -26,20 +28,25 @@ from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers import moe, quant
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
 from workers.engine.model import (
+    adapters,
     census,
     checkpoint,
+    cpu_pass,
     fused,
+    fusers,
     hf,
     llama,
     loader,
     sharding,
-    stored_int4,
+    smoothing,
+    stored,
     support,
 )
 from workers.engine.model.adapters import Adapters
 from workers.engine.model.probe import probe
+from workers.engine.offload import HostStore
 from workers.engine.parallel.group import ALONE, Parallel
-from workers.engine.plan import Row, RowResult, Ticket
+from workers.engine.plan import AdapterWeights, LoadedAdapter, Row, RowResult, Ticket
 from workers.engine.sampling.sampler import Sampler
 from workers.engine.steps import LoadedModel, PlainSteps, Steps
 
@@ -69,6 +76,10 @@ class RunnerSettings:
     """None: what the model was made for."""
     quant: quant.Format = "none"
     """Format of the weights of linear layers but the head; they are rounded when they are loaded."""
+    fuse: bool = True
+    """Layers of other families than the hand-written one: siblings, norms and products in fewer operations (fusers)."""
+    smoothing: Path | None = None
+    """Statistics of activations, folded into norms and linear layers before these are rounded."""
     num_threads: int | None = None
     """Threads of a CPU's kernels. None: torch's default."""
     max_rows: int = 256
@@ -81,13 +92,20 @@ class RunnerSettings:
     """Decode steps on cuda are recorded and replayed; called; recorded, replayed, and compared with a call each time."""
     shared_attention: bool = False
     """Decode rows over device rows read a long common prefix once."""
-    max_adapters: int = 0
-    """LoRA adapters that can be loaded at a time; with any, steps take the plain way, also on cuda."""
+    max_adapters: int | None = None
+    """LoRA adapters that can be loaded at a time; with any, steps take the plain way, also on cuda. None: some on a CPU,
+    whose places for them are made with the first one; none on cuda."""
     max_adapter_rank: int = 16
+    sparse: bool = False
+    """Rows may have dropped tokens; then steps take the plain way, also on cuda."""
     steps: Literal["auto", "plain", "device"] = "auto"
     """auto: device rows on cuda, where the next step is launched before the one before it is collected."""
     random_weights: bool = False
     """For measuring: the directory needs a configuration only."""
+
+
+ADAPTERS_ON_A_CPU = 8
+NO_ROOM = "This worker has no places for adapters: set HEADGATE_ENGINE_MAX_ADAPTERS."
 
 
 class ModelRunner:
@@ -108,8 +126,12 @@ class ModelRunner:
         config = loader.read_config(found)
         support.refuse_unsupported(config)
         loader.refuse_large_tokenizer(found.directory, config)
-        scheme = stored_int4.scheme_of(config)
-        stored_int4.refuse_beside(scheme, settings.quant, parallel.size)
+        scheme = stored.scheme_of(config)
+        stored.refuse_beside(scheme, settings.quant, parallel.size)
+        statistics = None
+        if settings.smoothing is not None:
+            smoothing.refuse_beside(settings.quant, parallel.size, scheme is not None)
+            statistics = smoothing.read(settings.smoothing)
         dtype = dtype_of(settings.dtype, self._device, config.dtype)
         kv_dtype = _kv_dtype(settings.kv_dtype, self._device, dtype)
         limit = support.context_limit(config)
@@ -119,9 +141,13 @@ class ModelRunner:
         self.eos_token_ids = loader.eos_token_ids(found.directory, config)
         kept = f"{kv_dtype}" if kv_dtype == dtype else f"{kv_dtype} of {dtype}"
         weights = "" if settings.quant == "none" else f" weights={settings.quant}"
-        self.root = found.identity(f"{config.model_type} kv={kept}{weights}")
+        if statistics is not None:
+            weights += f" smoothing={statistics.identity}"
         with torch.inference_mode(), _current(self._device):
             model = loader.build(config, dtype, self._device, hf.ATTENTION)
+            if settings.quant in moe.FORMATS and any(map(moe.fits, model.modules())):
+                weights += " experts"
+            self.root = found.identity(f"{config.model_type} kv={kept}{weights}")
             parts = sharding.split(model, parallel)
             self._weights = census.weight_bytes(model, settings.quant, self._device)
             share = settings.memory_share
@@ -130,6 +156,8 @@ class ModelRunner:
                 loader.randomise(model, self._device)
             else:
                 loader.fill(model, found, self._device, parts, scheme)
+            if statistics is not None:
+                smoothing.fold(model, statistics)
             parallel.meet()
             self.loaded = self._load(model, kv_dtype, settings)
             self.store = self.loaded.store
@@ -137,8 +165,24 @@ class ModelRunner:
         self.num_blocks = self.store.num_blocks
 
     @property
-    def adapters(self) -> Mapping[str, int]:
-        return {} if self.loaded.adapters is None else self.loaded.adapters.slots
+    def adapters(self) -> Mapping[str, LoadedAdapter]:
+        found = self.loaded.adapters
+        if found is None:
+            return {}
+        return {name: LoadedAdapter(n, found.identities[name]) for name, n in found.slots.items()}
+
+    def read_adapter(self, directory: Path) -> adapters.Weights:
+        return adapters.read(directory)
+
+    def add_adapter(self, name: str, weights: AdapterWeights) -> None:
+        if self.loaded.adapters is None:
+            raise ModelError(NO_ROOM)
+        assert isinstance(weights, adapters.Weights)
+        self.loaded.adapters.put(name, weights)
+
+    def remove_adapter(self, name: str) -> None:
+        assert self.loaded.adapters is not None
+        self.loaded.adapters.unload(name)
 
     @property
     def lag(self) -> int:
@@ -153,6 +197,13 @@ class ModelRunner:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._guarded(lambda: self.store.copy_blocks(pairs))
+
+    def move_tokens(self, moves: Sequence[tuple[int, int]]) -> None:
+        self._guarded(lambda: self.store.move_tokens(moves))
+
+    def host_blocks(self, num_bytes: int) -> HostStore:
+        """Host memory for copies of KV blocks. Raises ModelError if it is not there."""
+        return HostStore(self.store, self.loaded.ops, self._device, num_bytes)
 
     def _guarded(self, run: Callable[[], T]) -> T:
         with torch.inference_mode(), _current(self._device):
@@ -175,9 +226,15 @@ class ModelRunner:
         device, step = self._device, hf.StepSlot()
         min_tokens = MIN_ROWS if device.type == "cpu" else 1
         sites = hf.discover(model)
+        self.takes_trees = all(site.window == 0 for site in sites)
+        if settings.sparse and any(site.window or site.has_sinks for site in sites):
+            raise ModelError(
+                "HEADGATE_ENGINE_KV_SPARSITY does not go with the sliding windows and sinks of this model."
+            )
         shape = KVShape(
             len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, kv_dtype
         )
+        self.bytes_per_block = shape.bytes_per_block * self._parallel.size
         ops, self.kernels = self_check.checked(
             dispatch.choose(device), self_check.shapes_of(model, shape, sites)
         )
@@ -185,18 +242,18 @@ class ModelRunner:
         probe(model, device, ops, self._parallel)
         store = KVStore(shape, 0, device, ops)
         make_linear = quant.linear_maker(settings.quant, ops)
-        llama.install(model, sites, store, ops, step, make_linear)
+        if not llama.install(model, sites, store, ops, step, make_linear) and settings.fuse:
+            fusers.install(model, sites, ops, make_linear)
         hf.attach(sites, store, ops, step)
-        moe.install(model, ops)
+        moe.install(model, ops, settings.quant)
         pack_linears(model, make_linear, model.get_output_embeddings())
-        room = (settings.max_adapters, settings.max_adapter_rank)
-        if room[0] and self._parallel.size > 1:
-            raise ModelError("Adapters and several ranks do not go together.")
+        own = fused.build(model, ops, step, self.max_model_len)
+        if own is None and (own := cpu_pass.build(model, ops, step, self.max_model_len)):
+            min_tokens = own.min_tokens
         return LoadedModel(
-            adapters=Adapters(model, ops, *room) if room[0] else None,
+            adapters=self._places(model, ops, settings),
             model=model,
-            hidden_states=fused.build(model, ops, step, self.max_model_len)
-            or partial(hf.hidden_states, model),
+            hidden_states=own or partial(hf.hidden_states, model),
             head=hf.Head(model, min_tokens),
             store=store,
             ops=ops,
@@ -208,11 +265,24 @@ class ModelRunner:
             leads=self._parallel.leads,
         )
 
+    def _places(
+        self, model: PreTrainedModel, ops: Ops, settings: RunnerSettings
+    ) -> Adapters | None:
+        """For adapters; on a CPU they are made with the first one, unless their number is given."""
+        alone, rank = self._parallel.size == 1, settings.max_adapter_rank
+        if settings.max_adapters is None:
+            late = alone and self._device.type == "cpu" and settings.steps != "device"
+            return Adapters(model, ops, ADAPTERS_ON_A_CPU, rank, late=True) if late else None
+        if settings.max_adapters and not alone:
+            raise ModelError("Adapters and several ranks do not go together.")
+        return Adapters(model, ops, settings.max_adapters, rank) if settings.max_adapters else None
+
     def _ready(self, settings: RunnerSettings, capture: Capture | None) -> Steps:
         """Memory for KV, then recordings, which hold its addresses."""
         on_cuda = self._device.type == "cuda"
         # Followers of a parallel model learn drawn tokens from rank 0, so nothing is fed back on their devices.
-        by_itself = on_cuda and self._parallel.size == 1 and not settings.max_adapters
+        by_itself = on_cuda and self._parallel.size == 1
+        by_itself = by_itself and not settings.max_adapters and not settings.sparse
         if settings.steps == "plain" or (settings.steps == "auto" and not by_itself):
             plain = PlainSteps(self.loaded)
             self._take_memory(settings, plain, 0)

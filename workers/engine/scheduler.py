@@ -23,36 +23,49 @@ from workers.engine.chunks import Chunks
 from workers.engine.deferral import Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.floor import BatchFloor
+from workers.engine.growth import Growth
 from workers.engine.holdings import Holdings
+from workers.engine.host_port import HostBlocks
 from workers.engine.overload import Arrival, Overload
 from workers.engine.pace import TokenBudget
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.record import Rate, StepRecord
+from workers.engine.restores import Preempt, Restores
 from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
 
-MAX_PREEMPTED = 2
-"""Who lost its blocks so often for others is chosen only where there is nobody else."""
-
 
 class Scheduler:
-    def __init__(self, cache: PrefixCache, limits: Limits) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        limits: Limits,
+        host: HostBlocks | None = None,
+        preempt: Preempt = "auto",
+        sparsity: Sparsity | None = None,
+    ) -> None:
         self.cache = cache
         self.limits = limits
         self.counters = VirtualCounters()
         self.budget = TokenBudget(limits.max_batch_tokens, limits.token_gap_s)
         self.floor = BatchFloor(limits.max_running)
-        self.holdings = Holdings(cache, limits.max_running)
+        self.prefill_rate = Rate()
+        self.restores = None if host is None else Restores(cache, host, self.prefill_rate, preempt)
+        self.holdings = Holdings(cache, limits.max_running, self.restores)
         self.deferral = Deferral(cache)
         waiting = {tier: self._waiting_queue() for tier in TIERS}
         self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
-        self.admission = Admission(self.ranks, self.holdings, self.deferral, self.counters, limits)
+        self.admission = Admission(
+            self.ranks, self.holdings, self.deferral, self.counters, limits, sparsity
+        )
         self.chunks = Chunks(self.ranks, self.counters)
+        self.sparsity = sparsity
+        self._growth = Growth(self.ranks, self.holdings, self.counters, sparsity)
         self.overload = Overload(self.counters)
-        self.prefill_rate = Rate()
         self.speculation: Speculation | None = None
         self._num_preempted_before = 0
         self._num_cached_before = 0
@@ -99,7 +112,7 @@ class Scheduler:
                 self.ranks.add(sequence)
 
     def release(self, attempt: Attempt) -> None:
-        """Its grammar is there."""
+        """What it waited for is there."""
         for sequence in attempt.sequences:
             sequence.status = Status.WAITING
             self.ranks.add(sequence)
@@ -138,12 +151,16 @@ class Scheduler:
             num_cached_tokens=self._num_cached_before,
         )
         self._num_preempted_before = self._num_cached_before = 0
+        for sequence in self.admission.take_restored(plan):
+            self._publish(sequence)
         self._plan_interactive(plan)
         num_rows = len(plan.work)
         self._plan_batch(plan)
         if self.speculation is not None:
             self.speculation.extend(plan)
         self._count(plan, num_rows)
+        if self.restores is not None:
+            self.restores.flush()
         return plan
 
     def _plan_interactive(self, plan: StepPlan) -> None:
@@ -155,7 +172,7 @@ class Scheduler:
         reserve = self.floor.reserve(plan.budget) if below else 0
         plan.budget -= reserve
         num_rows = len(plan.work)
-        self.chunks.deal(plan, prefills)
+        self.chunks.deal(plan, "interactive", prefills)
         if len(plan.work) > num_rows:  # somebody waits for a first token, behind this step
             plan.budget, plan.short = 0, True
         plan.budget += reserve
@@ -168,7 +185,7 @@ class Scheduler:
         prefills = self._plan_decodes(plan, "batch")
         if not self.ranks.wanted("interactive"):
             self.admission.admit(plan, "batch", prefills)
-        self.chunks.deal(plan, prefills)
+        self.chunks.deal(plan, "batch", prefills)
 
     def _count(self, plan: StepPlan, num_interactive: int) -> None:
         """Rows of the interactive tier come first in a plan."""
@@ -178,45 +195,61 @@ class Scheduler:
         )
         self.floor.count(plan.now, batch, interactive)
         plan.num_tokens = interactive[0] + batch[0]
-        plan.num_kv_tokens = sum(work.sequence.num_scheduled for work in plan.work)
+        plan.num_kv_tokens = sum(work.sequence.place for work in plan.work)
         self._num_kv_tokens = plan.num_kv_tokens
 
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
         """Returns the running ones that are in prefill."""
-        block_size = self.cache.block_size
         prefills: list[Sequence] = []
         for sequence in tuple(self.ranks.running[tier]):
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for an earlier one, a moment ago
+            if sequence.restoring:
+                continue
+            attempt = sequence.attempt
             position, pending = sequence.num_scheduled, sequence.num_pending
             num_left = len(sequence.tokens) + pending - position
             if num_left != 1 or not (pending or sequence.output):
                 if num_left:
                     prefills.append(sequence)
                 continue
-            attempt = sequence.attempt
             if pending and position + 1 >= attempt.end_len:
                 continue  # whatever the pending token is, nothing follows it
             lease = attempt.lease
-            if lease.bound - lease.spent - lease.in_flight <= 0:
+            if lease.bound - lease.spent - lease.in_flight < lease.stride:
                 self.ranks.park(attempt, plan.now, plan.step)
                 continue
             if plan.budget == 0:
                 break
+            if attempt.search is not None:
+                if sequence is attempt.sequences[0]:
+                    self._plan_beams(plan, attempt)
+                continue
             forked = len(attempt.sequences) > 1
             if forked and plan.ahead and self._ends_decide_turns(attempt):
                 continue
-            index = position // block_size
-            if (
-                index == len(sequence.block_ids)
-                or (forked and self.holdings.shares(sequence, index))
-            ) and not self._take_block(sequence, index, plan):
+            if self._growth.is_due(sequence) and not self._growth.take([sequence], plan):
                 continue
             plan.holds_next |= sequence.automaton is not None  # the next mask needs this token
             lease.in_flight += 1
             plan.budget -= 1
             plan.work.append(Work(sequence, 1, 1))
         return [s for s in prefills if s.status is Status.RUNNING]
+
+    def _plan_beams(self, plan: StepPlan, attempt: Attempt) -> None:
+        """All beams of a search or none: which of them go on is decided over all. The next plan needs the decision."""
+        beams = attempt.sequences
+        if not all(s.status is Status.RUNNING and s.decoding and not s.restoring for s in beams):
+            return  # after a preemption, until the last of them is where it was
+        if len(beams) > plan.budget and plan.work:
+            return
+        needing = [beam for beam in beams if self._growth.is_due(beam)]
+        if needing and not self._growth.take(needing, plan):
+            return
+        plan.holds_next = True
+        attempt.lease.in_flight += len(beams)
+        plan.budget = max(0, plan.budget - len(beams))
+        plan.work += [Work(beam, 1, 1) for beam in beams]
 
     def _ends_decide_turns(self, attempt: Attempt) -> bool:
         """Fewer tokens are left than choices run, so the lowest indices go first; which these are is known when the
@@ -225,46 +258,6 @@ class Scheduler:
         num_pending = sum(s.num_pending for s in attempt.sequences)
         num_running = sum(s.status is Status.RUNNING for s in attempt.sequences)
         return num_pending > 0 and lease.bound - lease.spent - num_pending < num_running
-
-    def _take_block(self, sequence: Sequence, index: int, plan: StepPlan) -> bool:
-        """A block of its own to write to: a further one, or a copy of a tail that choices share. False if there is none
-        for now, or the sequence was preempted for want of it."""
-        while (fresh := self.holdings.fresh_block(sequence, self.ranks.reach(sequence))) is None:
-            if plan.ahead:
-                plan.holds_next = True
-                return False
-            victim = self._victim(sequence)
-            self.ranks.preempt(victim, plan.now, plan)
-            if victim is sequence:
-                return False
-        copy = self.holdings.put(sequence, index, fresh)
-        if copy is not None:
-            plan.copies.append(copy)
-        return True
-
-    def _victim(self, sequence: Sequence) -> Sequence:
-        """Who loses its blocks for this one: batch, the latest; else of those that came with it or later the tenant
-        with the largest counter, its latest arrival, its last choice, but nobody for the third time if another can.
-
-        It is never planned yet: a tier's decodes are planned in order of arrival, batch after interactive; and never
-        an earlier arrival of the tier, which would be the first to come back. At the worst it is the one that asks.
-        """
-        tier = sequence.attempt.message.tier
-        batch = self.ranks.batch_victim()
-        if tier == "interactive" and batch is not None:
-            return batch
-        running = self.ranks.running[tier]
-        later = running[running.index(sequence) or 1 :] or running  # the first would be back first
-        victim = max(later, key=self._sacrifice)
-        # A floor does not cost an interactive sequence its last resort.
-        if victim is sequence and tier == "interactive" and self.ranks.running["batch"]:
-            return self.ranks.running["batch"][-1]
-        return victim
-
-    def _sacrifice(self, sequence: Sequence) -> tuple[bool, float, tuple[int, int]]:
-        counter = self.counters[sequence.attempt.message.tenant]
-        spared = sequence.num_preempted >= MAX_PREEMPTED
-        return not spared, 0.0 if spared else counter, sequence.order
 
     # --- the step goes to the device, and comes back ---
 
@@ -311,11 +304,16 @@ class Scheduler:
         sequence.take_index(indices[0])
         children = []
         for index in indices[1:]:
-            child = self.holdings.fork(sequence, index)
+            child = self.branch(sequence, index)
             sequence.attempt.sequences.append(child)
-            self.ranks.run(child)
             children.append(child)
         return [sequence, *children]
+
+    def branch(self, sequence: Sequence, index: int) -> Sequence:
+        """Another one that stands where this one does, and runs."""
+        child = self.holdings.fork(sequence, index)
+        self.ranks.run(child)
+        return child
 
     def reject(self, work: Work, num_kept: int) -> None:
         """Of a row with proposals only the first `num_kept` tokens count. What it wrote behind them is written again
@@ -350,15 +348,17 @@ class Scheduler:
         self.budget.cut(num_tokens)
         self._num_preempted_before += plan.num_preempted
         self._num_cached_before += plan.num_cached_tokens
-        if num_tokens == 1:
-            return live[0].sequence
+        first = live[0].sequence
+        if num_tokens == 1 or (first.in_search and num_tokens <= len(first.attempt.sequences)):
+            return first
         left = [work for work in live if work.sequence.status is Status.RUNNING]
         left.sort(key=lambda w: (TIERS.index(w.sequence.attempt.message.tier), w.sequence.order))
         num_lost = 0
         while len(left) > 1 and num_lost < num_tokens - self.budget.num_tokens:
             work = left.pop()
             num_lost += work.num_tokens
-            self.ranks.preempt(work.sequence, plan.now)
+            if work.sequence.status is Status.RUNNING:  # not with another beam a moment ago
+                self.ranks.preempt(work.sequence, plan.now)
             self._num_preempted_before += 1
         return None
 
@@ -367,6 +367,10 @@ class Scheduler:
     @property
     def running(self) -> dict[Tier, list[Sequence]]:
         return self.ranks.running
+
+    @property
+    def all_running(self) -> list[Sequence]:
+        return [sequence for tier in TIERS for sequence in self.ranks.running[tier]]
 
     @property
     def preempted(self) -> dict[Tier, list[Sequence]]:

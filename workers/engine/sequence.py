@@ -15,7 +15,9 @@ import msgspec
 
 from cache.namespaces import NamespacePath, PathEntry
 from cache.retention import Range
+from workers.engine.plan import LoadedAdapter
 from workers.engine.record import PromptAccount, Residency
+from workers.engine.sampling.beam import BeamSearch
 from workers.engine.sampling.grammar import Automaton, Compiled, begin
 from workers.engine.sampling.params import choice_seed
 from workers.protocol.messages import (
@@ -29,7 +31,9 @@ from workers.protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from cache.misses import Miss
     from cache.prefix_cache import Handle
+    from workers.engine.restores import Swapped
     from workers.engine.speculate.proposer import Drafting
 
 MAX_TIMELINE_EVENTS = 256
@@ -45,6 +49,8 @@ class Status(Enum):
     """Lost its blocks; runs again before anything new of its tier."""
     COMPILING = "compiling"
     """Never ran: waits for its grammar, not for blocks."""
+    FETCHING = "fetching"
+    """Never ran: waits for what other workers left of its prompt, not for blocks."""
     SUSPENDED = "suspended"
     """Preempted at its lease bound: waits for a word from the gateway, not for blocks."""
     ENDED = "ended"
@@ -53,9 +59,11 @@ class Status(Enum):
 class Lease:
     """How much output one attempt may still commit, over all its choices. `spent` + `in_flight` never pass `bound`."""
 
-    __slots__ = ("bound", "heard_at", "in_flight", "last", "parked_at", "seq", "spent")
+    __slots__ = ("bound", "heard_at", "in_flight", "last", "parked_at", "seq", "spent", "stride")
 
-    def __init__(self, bound: int, seq: int, spent: int, now: float) -> None:
+    def __init__(self, bound: int, seq: int, spent: int, now: float, stride: int = 1) -> None:
+        """`stride`: tokens that cannot be drawn one by one: with fewer left nothing can be drawn."""
+        self.stride = stride
         self.bound = bound
         self.seq = seq
         self.spent = spent
@@ -70,9 +78,14 @@ class Lease:
         return self.bound - self.spent - self.in_flight
 
     @property
+    def at_bound(self) -> bool:
+        """Nothing can be drawn, whatever is in flight."""
+        return self.bound - self.spent < self.stride
+
+    @property
     def exhausted(self) -> bool:
         """Nothing left and nothing to come."""
-        return self.last and self.spent >= self.bound
+        return self.last and self.at_bound
 
     def park(self, now: float) -> bool:
         """True if this begins the parking."""
@@ -89,7 +102,7 @@ class Lease:
         self.bound = max(self.bound, message.bound)
         self.last = message.last
         self.heard_at = now
-        if self.left > 0:
+        if self.left >= self.stride:
             self.parked_at = None
 
 
@@ -106,18 +119,20 @@ class Sequence:
         "index",
         "last_step",
         "last_token_at",
+        "mass",
         "num_computed",
-        "num_held",
+        "num_dropped",
         "num_offered_blocks",
         "num_pending",
         "num_preempted",
         "num_scheduled",
-        "num_trunk",
         "order",
         "output",
+        "restoring",
         "row_id",
         "seed",
         "status",
+        "swapped",
         "tokens",
     )
 
@@ -141,15 +156,24 @@ class Sequence:
         self.num_pending = 0
         self.num_offered_blocks = 0
         """Whole blocks already shown to the prefix tree, accepted or not."""
-        self.num_held = 0
-        """Blocks that count for it in its attempt's residency."""
-        self.num_trunk = 0
-        """Of these, what its siblings have in their tables too."""
+        self.num_dropped = 0
+        """Computed tokens whose KV it holds no more (sparsity.py), whole blocks of them."""
+        self.mass: list[float] = []
+        """Attention that its first blocks received, as far as it was measured."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
         self.automaton: Automaton | None = None
+        self.restoring = False
+        """It has its blocks, and waits for what another tier puts into them."""
+        self.swapped: Swapped | None = None
+        """What it had when it was preempted, in host memory."""
         self.drafting: Drafting | None = None
         """Of speculation, once it was tried."""
+
+    @property
+    def place(self) -> int:
+        """Of its next token among those that it holds."""
+        return self.num_scheduled - self.num_dropped
 
     @property
     def num_unscheduled(self) -> int:
@@ -159,6 +183,11 @@ class Sequence:
     def decoding(self) -> bool:
         """Only the token drawn last, known or pending, is without KV."""
         return self.num_unscheduled == 1 and bool(self.num_pending or self.output)
+
+    @property
+    def in_search(self) -> bool:
+        """A beam: it draws together with the others."""
+        return self.attempt.search is not None and self.attempt.drawn
 
     @property
     def num_choices(self) -> int:
@@ -172,11 +201,12 @@ class Sequence:
 
     def fork(self, index: int) -> Sequence:
         """A choice that continues from here. The caller shares the blocks and the handle."""
-        child = Sequence(self.attempt, index)
+        child = Sequence(self.attempt, index, self.output)
         child.num_computed = self.num_computed
         child.num_scheduled = self.num_scheduled
         child.num_offered_blocks = self.num_offered_blocks
         child.block_ids = list(self.block_ids)
+        child.mass = list(self.mass)
         child.status = self.status
         self.attempt.constrain(child)
         return child
@@ -217,10 +247,10 @@ class Attempt:
         *,
         eos_token_ids: tuple[int, ...],
         max_len: int,
-        adapter: int = -1,
+        adapter: LoadedAdapter | None = None,
     ) -> None:
         self.message = message
-        self.adapter = adapter
+        self.adapter = -1 if adapter is None else adapter.slot
         """Slot of the runner's; -1: none."""
         self.link = link
         self.serial = serial
@@ -233,13 +263,28 @@ class Attempt:
         own = () if sampling.ignore_eos else eos_token_ids
         self.end_ids = frozenset(own) | frozenset(sampling.stop_token_ids)
         self.prompt = array("i", message.prompt)
-        self.path: NamespacePath = tuple(PathEntry(r.id, r.end) for r in message.namespace)
+        # An adapter's KV lies in regions of its own: the caller's id, then what the adapter is.
+        identity = b"" if adapter is None else adapter.identity
+        self.path: NamespacePath = tuple(
+            PathEntry(r.id + identity, r.end) for r in message.namespace
+        )
         self.ranges = tuple(
             Range(r.start, len(self.prompt) if r.end < 0 else r.end, r.priority, r.ttl_s * 1000)
             for r in message.retention
         )
         self.residency = Residency()
-        self.lease = Lease(message.lease_bound, message.lease_seq, message.num_output_spent, now)
+        self.search: BeamSearch | None = None
+        """Then its sequences are the beams, by index, and run all together or not at all."""
+        if message.beams is not None:
+            penalty, num_logprobs = message.beams.length_penalty, sampling.logprobs
+            self.search = BeamSearch(message.num_choices, penalty, self.end_ids, num_logprobs)
+        self.lease = Lease(
+            message.lease_bound,
+            message.lease_seq,
+            message.num_output_spent,
+            now,
+            stride=1 if self.search is None else self.search.width,
+        )
         self.account = PromptAccount(len(self.prompt))
         self.charged = False
         """Its prompt is in its tenant's counter."""
@@ -282,7 +327,11 @@ class Attempt:
     @property
     def at_bound(self) -> bool:
         """Wants to draw and may not."""
-        return self.lease.bound <= self.lease.spent and self.message.max_tokens > 0
+        return self.lease.at_bound and self.message.max_tokens > 0
+
+    def together(self, sequence: Sequence) -> list[Sequence]:
+        """Those that run, and lose their blocks, with this one."""
+        return list(self.sequences) if self.search is not None else [sequence]
 
     @property
     def open_indices(self) -> list[int]:
@@ -329,6 +378,15 @@ class Attempt:
 
     def pinned(self, num_blocks: int) -> None:
         self.cache_report = msgspec.structs.replace(self.cache_report, num_pinned_blocks=num_blocks)
+
+    def restored(self, num_tokens: int, miss: Miss) -> None:
+        """More of its prompt was cached than the device had."""
+        self.cache_report = msgspec.structs.replace(
+            self.cache_report,
+            cached_tokens=self.cache_report.cached_tokens + num_tokens,
+            miss_reason=miss.reason,
+            diverged_at_token=miss.diverged_at_token,
+        )
 
     def admitted(self, handle: Handle, evicted_age_ms: int) -> None:
         """The first admission's match is the request's cache report; its own blocks met again later are not."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import queue
+import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,14 +22,20 @@ import msgspec
 import redis.asyncio
 import redis.exceptions
 
+from workers.engine.adapter_reader import AdapterReader
 from workers.engine.engine import Drain, Engine, Event, LinkClosed, StepOutput, Stop
 from workers.engine.metrics import Metrics
+from workers.engine.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.shipping import Shipper
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
+    AdapterCommand,
+    AdapterReport,
+    AdapterState,
+    CacheEvent,
     EngineAck,
     EngineRecord,
     EngineRecords,
@@ -70,6 +77,9 @@ class Service:
         unacked: list[EngineRecord],
         drain_s: float = 60.0,
     ) -> None:
+        bytes_per_block = engine.runner.bytes_per_block
+        self._residency = ResidencyMeter(hello.process, identity.model, bytes_per_block)
+        self._residency_links: set[int] = set()
         self.identity = identity
         self.engine_error: BaseException | None = None
         self.status = WorkerStatus()
@@ -80,6 +90,7 @@ class Service:
         self._drain_s = drain_s
         self._inbox: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         self._shipper = Shipper(unacked)
+        self._adapters = AdapterReader(engine.runner, lambda read: self._inbox.put((0, read)))
         self._server: asyncio.Server | None = None
         self._links: dict[int, Connection] = {}
         self._num_links = 0
@@ -121,6 +132,7 @@ class Service:
                 helpers = [
                     tasks.create_task(self._heartbeat()),
                     tasks.create_task(self._register()),
+                    tasks.create_task(self._report_residency()),
                 ]
                 self.ready = True
                 logger.info(
@@ -130,6 +142,7 @@ class Service:
                 await self._until_drained()
                 for helper in helpers:
                     helper.cancel()
+                self._adapters.close()
         finally:
             self._inbox.put((0, Stop()))
             await asyncio.to_thread(thread.join, STUCK_S)
@@ -161,8 +174,17 @@ class Service:
             self._shipper.add(record)
         if out.records:
             self._ship()
+        if out.adapters is not None:
+            self._tell_adapters(out.adapters)
         self._metrics.observe(out)
+        if out.cache is not None:
+            self._residency.observe(out.cache.tenants, time.time())
         self._notice_quiet()
+
+    def _tell_adapters(self, states: tuple[AdapterState, ...]) -> None:
+        self._adapters.report = AdapterReport(states)
+        for link in list(self._adapters.links):
+            self._send(link, self._adapters.report)
 
     def _notice_quiet(self) -> None:
         """The engine itself says that it takes nothing more: what came before `Drain` has been heard."""
@@ -173,6 +195,8 @@ class Service:
         connection = self._links.get(link)
         if connection is None:
             return
+        if isinstance(message, CacheEvent) and connection.num_queued_bytes > MAX_QUEUED_BYTES // 2:
+            return  # the gap tells the gateway to ask for a snapshot once it reads again
         try:
             connection.send(message)
         except FrameError:
@@ -231,7 +255,14 @@ class Service:
                 raise FrameError("the first frame was no hello")
             self._links[link] = connection
             connection.send(self._status_now())
+            if message.adapters:
+                self._adapters.links.add(link)
+                connection.send(self._adapters.report)
+            if message.residency:
+                self._residency_links.add(link)
             self._ship()
+        elif isinstance(message, AdapterCommand) and message.action == "load":
+            self._adapters.read(message)
         elif isinstance(message, EngineAck):
             if acked := self._shipper.ack(link, message.seq, time.monotonic()):
                 self._inbox.put((link, EngineAck(message.worker, acked)))
@@ -240,6 +271,8 @@ class Service:
 
     def _lose(self, link: int) -> None:
         """Sequences end with the link they came by."""
+        self._adapters.links.discard(link)
+        self._residency_links.discard(link)
         if self._links.pop(link, None) is not None:
             self._inbox.put((link, LinkClosed()))
             self._ship()
@@ -256,6 +289,19 @@ class Service:
             self._ship()
             await asyncio.sleep(HEARTBEAT_S)
 
+    async def _report_residency(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            self._tell_residency()
+
+    def _tell_residency(self) -> None:
+        """To one gateway, each time another: they all write the same sums."""
+        if not self._residency_links:
+            return
+        link = random.choice(sorted(self._residency_links))
+        for report in self._residency.reports():
+            self._send(link, report)
+
     # --- drain ---
 
     async def _until_drained(self) -> None:
@@ -270,6 +316,7 @@ class Service:
             if not self._quiet.is_set() and self.engine_error is None:
                 self._inbox.put((0, Drain(now=True)))
                 await asyncio.wait({quiet, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            self._tell_residency()
             await self._flush()
         finally:
             for waiter in (draining, stopped, quiet):
@@ -341,6 +388,9 @@ def hello_of(engine: Engine, model: str, process: str) -> Hello:
         runner.block_size,
         runner.num_blocks,
         engine.scheduler.limits.max_len,
+        engine.scheduler.limits.max_running,
+        peeks=True,
+        adapters=True,
     )
 
 

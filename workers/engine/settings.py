@@ -36,6 +36,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     threads: int | None = pydantic.Field(default=None, ge=1)
     ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
     """Probes and metrics; empty: 127.0.0.1, port 9400 + slot, or any port if that one is taken."""
+    ops_fd: int | None = pydantic.Field(default=None, ge=0)
+    """An inherited listening socket for them; wins over `ops_bind`."""
     drain_s: float = pydantic.Field(default=60.0, ge=0)
     metrics_tenant_detail: bool = False
     """A series per tenant on cache metrics: held and retained blocks, block-seconds, evictions."""
@@ -47,10 +49,26 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Processes (GPUs) that one copy of the model is split over."""
     engine_kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """What KV is stored in. auto: the dtype; 8-bit KV holds about twice the tokens and changes outputs a little."""
-    engine_quant: Literal["none", "int8", "int4", "fp8"] = "none"
+    engine_kv_sparsity: Literal["off", "heavy", "recent"] = "off"
+    """LOSSY: a sequence holds `engine_kv_budget` tokens of KV at most once its prompt is computed, and sees no others.
+    heavy: the first block, the latest ones, and those that were looked at most (H2O); recent: the first and the latest
+    (StreamingLLM). Sequences that cannot grow beyond the budget are untouched."""
+    engine_kv_budget: int | None = pydantic.Field(default=None, ge=1)
+    """Tokens, rounded down to blocks; at least 4 of these."""
+    engine_quant: Literal["none", "int8", "int4", "fp8", "w8a8", "llm_int8"] = "none"
     """Linear layers are rounded to it at load, the head is not: less memory and faster steps of few rows on a GPU."""
+    engine_fuse: Literal["on", "off"] = "on"
+    """Models whose layers are transformers' own: layers with the same input become one product, norms and activations fewer
+    operations, each compared with what it replaces at load. off: for finding faults."""
+    engine_grammar: Literal["xgrammar", "llguidance"] = "xgrammar"
+    """The library that follows grammars of requests; llguidance is the extra of that name."""
+    engine_smoothing: Path | None = None
+    """Statistics of `headgate calibrate`: activations are smoothed before a rounding format rounds them."""
     engine_adapters: Path | None = None
     """A directory with a LoRA adapter (PEFT's form) in each folder, loaded at start under the folder's name."""
+    engine_max_adapters: int | None = pydantic.Field(default=None, ge=0, le=256)
+    """Places for adapters, those of the directory included. Unset: 8 on a CPU, made with the first adapter; none on a
+    GPU, where places cost the recorded decode steps."""
     engine_max_adapter_rank: int = pydantic.Field(default=16, ge=1, le=64)
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
     engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
@@ -75,16 +93,39 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_token_gap_target_ms: int = pydantic.Field(default=50, ge=1)
     """Between two tokens of an interactive stream: steps are made no larger than that allows, down to 256 tokens."""
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
-    engine_speculate: Literal["off", "ngram", "suffix", "draft"] = "off"
+    engine_speculate: Literal["off", "ngram", "suffix", "tree", "draft", "heads", "lookahead"] = (
+        "off"
+    )
     """Who proposes tokens that a step then proves, several at a time; outputs stay the same. ngram: the request's own
     text, which pays where an answer copies from its prompt. suffix: also what its tenant's own namespace computed before.
-    draft: a small model, `engine_draft_model`."""
+    tree: as suffix, but several continuations at a time where texts went on differently. draft: a small model,
+    `engine_draft_model`. heads: trained for the model, `engine_heads`. lookahead: the model itself, which computes guesses
+    beside each token; give it 24 proposals."""
     engine_draft_model: str = ""
     """A directory or hub id; its vocabulary is the model's. On a GPU leave memory for it with the memory share."""
-    engine_speculate_proposals: int = pydantic.Field(default=8, ge=1, le=64)
-    """At most so many for one sequence in a step."""
+    engine_heads: Path | None = None
+    """A safetensors file of Medusa heads that were trained for the model, or a directory with one."""
+    engine_speculate_proposals: int = pydantic.Field(default=8, ge=1, le=63)
+    """At most so many for one sequence in a step, all branches of a tree together."""
     engine_speculate_step_tokens: int = pydantic.Field(default=128, ge=2)
     """Nothing is proposed where sequences times (1 + proposals) would be more: there a step is bound by arithmetic."""
+    engine_host_cache: int = pydantic.Field(default=0, ge=0)
+    """Bytes of host memory for copies of cached blocks: of what was hit twice, or is worth much, and of preempted
+    sequences. Pinned where there is a GPU."""
+    engine_shared_cache: str = pydantic.Field(
+        default="", pattern=r"^((redis|rediss|unix)://.+|[/~].*|)$"
+    )
+    """Where workers of one model leave copies for each other: a Redis or Valkey URL, or a directory. Needs the host
+    cache, which everything passes through."""
+    engine_shared_cache_bytes: int = pydantic.Field(default=16 * 1024**3, ge=1)
+    """Of all workers together; the oldest goes first."""
+    engine_shared_cache_ttl_s: int = pydantic.Field(default=3600, ge=1)
+    engine_shared_cache_secret: Path | None = None
+    """A file of 32 bytes or more, the same for all workers that share. Unset: `secrets/shared_cache.key` in the home,
+    drawn by the first worker."""
+    engine_preempt: Literal["auto", "recompute", "swap"] = "auto"
+    """What becomes of the blocks of a sequence that has to make room: computed again, kept in the host cache, or
+    whichever was measured to be faster."""
     engine_lag: Literal["auto", "off"] = "auto"
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 
@@ -98,6 +139,36 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     def _a_draft_is_a_model(self) -> WorkerSettings:
         if (self.engine_speculate == "draft") != bool(self.engine_draft_model):
             raise ValueError("ENGINE_SPECULATE=draft and ENGINE_DRAFT_MODEL need each other")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _what_is_dropped_is_bounded(self) -> WorkerSettings:
+        if (self.engine_kv_sparsity == "off") != (self.engine_kv_budget is None):
+            raise ValueError("ENGINE_KV_SPARSITY and ENGINE_KV_BUDGET need each other")
+        if self.engine_kv_budget is None:
+            return self
+        if self.engine_speculate != "off" or self.engine_tensor_parallel > 1:
+            raise ValueError(
+                "ENGINE_KV_SPARSITY goes with neither ENGINE_SPECULATE nor ENGINE_TENSOR_PARALLEL"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _heads_are_a_file(self) -> WorkerSettings:
+        if (self.engine_speculate == "heads") != (self.engine_heads is not None):
+            raise ValueError("ENGINE_SPECULATE=heads and ENGINE_HEADS need each other")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _a_swap_has_somewhere_to_go(self) -> WorkerSettings:
+        if self.engine_preempt == "swap" and not self.engine_host_cache:
+            raise ValueError("ENGINE_PREEMPT=swap needs ENGINE_HOST_CACHE")
+        if self.engine_shared_cache and not self.engine_host_cache:
+            raise ValueError("ENGINE_SHARED_CACHE needs ENGINE_HOST_CACHE")
+        if self.engine_shared_cache and 64 % self.engine_block_size:
+            raise ValueError("ENGINE_SHARED_CACHE needs a block size that divides 64")
+        if self.engine_host_cache and self.engine_tensor_parallel > 1:
+            raise ValueError("ENGINE_HOST_CACHE and ENGINE_TENSOR_PARALLEL do not go together")
         return self
 
     @property
@@ -119,6 +190,12 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     @property
     def journal_dir(self) -> Path:
         return self.home.expanduser().resolve() / "state" / self.worker / "journal"
+
+    @property
+    def shared_cache_secret(self) -> Path:
+        told = self.engine_shared_cache_secret
+        home = self.home.expanduser().resolve()
+        return home / "secrets" / "shared_cache.key" if told is None else told.expanduser()
 
     @property
     def names_file(self) -> Path:

@@ -126,7 +126,7 @@ class StaticBatch:
             torch.tensor(rows[members[0]].block_table[:number], device=self.active.device)
             for members, number in groups
         ]
-        return StepContext(slots, batch, None, SharedGroups.of(batch, groups, tables))
+        return StepContext(slots, batch, None, shared=SharedGroups.of(batch, groups, tables))
 
     def decode_batch(self, context_lens: Sequence[int]) -> PagedBatch:
         """The first rows of the buffers, as lists too."""

@@ -6,9 +6,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from workers.engine.sequence import Sequence
+from workers.engine.token_tree import Proposal
 
 FILL_PART = 4
 """Of the budget that is left, one in so many tokens is dealt out in a step that is kept short."""
+
+ARRIVAL_PART = 2
+"""The same, where nobody waits for the end of the step yet but somebody who asks seldom may come before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,8 @@ class StepPlan:
     has to lose blocks."""
     work: list[Work] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
-    proposals: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
-    """Of decode rows with n proposals, which compute and draw 1 + n tokens."""
+    proposals: dict[Sequence, Proposal] = field(default_factory=dict)
+    """Of decode rows with n nodes, which compute and draw 1 + n tokens."""
     num_preempted: int = 0
     num_cached_tokens: int = 0
     short: bool = False
@@ -58,8 +62,8 @@ class StepPlan:
     num_kv_tokens: int = 0
     """Read by attention: positions before each row's own."""
 
-    def keep_short(self) -> None:
+    def keep_short(self, part: int = FILL_PART) -> None:
         """Somebody who asks seldom, or before batch, waits for the end of this step: of what is left over, a part."""
         if not self.short:
             self.short = True
-            self.budget = -(-self.budget // FILL_PART)
+            self.budget = -(-self.budget // part)

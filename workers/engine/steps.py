@@ -63,6 +63,14 @@ class LoadedModel:
         return tuple(found)
 
 
+def drawn_from(row: Row, start: int, hidden: torch.Tensor) -> torch.Tensor | None:
+    """What a row that asks for it is told of the pass; its tokens begin at `start`."""
+    if not (row.wants_hidden and row.draws):
+        return None
+    end = start + len(row.tokens)
+    return hidden[end - 1 - row.num_proposed : end].clone()
+
+
 class Steps(Protocol):
     """One way to run steps."""
 
@@ -97,7 +105,9 @@ class PlainSteps:
         results = []
         for index, row in enumerate(rows):
             prompt = loaded.prompt_logprobs(row, packed.starts[index], hidden)
-            results.append(RowResult(tuple(drawn[index]), prompt))
+            states = drawn_from(row, packed.starts[index], hidden)
+            mass = () if packed.context.mass is None else packed.context.mass.of(index)
+            results.append(RowResult(tuple(drawn[index]), prompt, states, mass))
         return Collected(results)
 
     def try_decode(self) -> None:

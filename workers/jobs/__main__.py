@@ -17,13 +17,16 @@ import uuid
 from pathlib import Path
 
 from celery import Celery
+from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.db import Database
+from workers.jobs import ops
 from workers.jobs import settings as jobs_settings
 from workers.jobs.app import create_celery
 from workers.jobs.settings import JobsSettings
 from workers.jobs.sweeper import Sweeper
+from workers.jobs.webhooks import Sender
 from workers.jobs.worker import ring
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,7 @@ class Jobs:
         self._settings = settings
         self._pulse: Path = settings.jobs_pulse
         self._celery: Celery = create_celery(settings)
+        self.registry = CollectorRegistry()
         self._stop = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
         self._spawned = 0.0
@@ -55,8 +59,10 @@ class Jobs:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_worker())
             sweeping = group.create_task(self._sweep())
+            sending = group.create_task(self._send_webhooks())
             await self._stop.wait()
             sweeping.cancel()
+            sending.cancel()
         self._pulse.unlink(missing_ok=True)
 
     # The Celery worker
@@ -128,6 +134,13 @@ class Jobs:
         finally:
             await database.close()
 
+    async def _send_webhooks(self) -> None:
+        database = Database(self._settings.sql_url, pool_size=4)
+        try:
+            await Sender(self._settings, database, registry=self.registry).run()
+        finally:
+            await database.close()
+
     def _watch(self, is_waiting: bool) -> None:
         """Work waits, nobody runs any, and nothing was heard for a minute: the worker is deaf."""
         now = time.time()
@@ -171,7 +184,9 @@ def main() -> int:
     settings = settings.model_copy(
         update={"jobs_process": name, "jobs_pulse": run_dir / f"jobs-{name}.pulse"}
     )
-    asyncio.run(Jobs(settings).run())
+    jobs = Jobs(settings)
+    with ops.listening(settings.ops_bind, settings.ops_fd, jobs.registry):
+        asyncio.run(jobs.run())
     return 0
 
 

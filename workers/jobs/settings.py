@@ -9,10 +9,13 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import pydantic
 import pydantic_settings
+
+from accounting.egress import Egress, Network, networks
 
 PREFIX = "HEADGATE_"
 
@@ -22,7 +25,9 @@ class SettingsError(Exception):
 
 
 class JobsSettings(pydantic_settings.BaseSettings):
-    model_config = pydantic_settings.SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = pydantic_settings.SettingsConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True
+    )
 
     home: Path
     url: str
@@ -38,6 +43,12 @@ class JobsSettings(pydantic_settings.BaseSettings):
     """Names the jobs process that the claims of its children belong to; it draws it at its start."""
     jobs_pulse: Path | None = None
     """A file that is touched whenever a ring was heard."""
+    ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
+    """Where `/metrics` listens; empty: nowhere."""
+    ops_fd: int | None = pydantic.Field(default=None, ge=0)
+    """A socket that listens already, in its place."""
+    webhook_allowed_networks: Annotated[tuple[Network, ...], pydantic_settings.NoDecode] = ()
+    """Networks of the operator's own that webhooks may go to; else they go to public addresses alone."""
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)
 
     @pydantic.field_validator("url")
@@ -46,6 +57,15 @@ class JobsSettings(pydantic_settings.BaseSettings):
         if urlsplit(value).scheme not in ("http", "https"):
             raise ValueError("must begin with http:// or https://")
         return value.rstrip("/")
+
+    @pydantic.field_validator("webhook_allowed_networks", mode="before")
+    @classmethod
+    def _read_networks(cls, value: Any) -> Any:
+        return networks(value) if isinstance(value, str) else value
+
+    @property
+    def egress(self) -> Egress:
+        return Egress(self.webhook_allowed_networks)
 
     @property
     def sql_url(self) -> str:
@@ -114,6 +134,11 @@ class JobsSettings(pydantic_settings.BaseSettings):
     def deaf_s(self) -> float:
         """Work is queued and nothing was consumed for so long: the Celery worker is restarted."""
         return 60 * self.test_time_scale
+
+    @property
+    def webhook_s(self) -> float:
+        """One try, from the lookup of the name to the answer's status."""
+        return 5 * self.test_time_scale
 
     @property
     def backoff_s(self) -> float:

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from accounting import batch_runs, claims, files, replies
+from accounting import batch_runs, claims, files
 from accounting.db import Database
 from accounting.file_store import FileStore
 from workers.jobs.settings import JobsSettings
@@ -40,7 +40,6 @@ class Sweeper:
             num_waiting = await claims.num_claimable(conn, now)
             num_waiting += await batch_runs.is_due(conn, now, int(settings.quiet_s * 1000))
             is_busy = await claims.has_live_claim(conn, now, settings.owner_prefix)
-            await replies.purge(conn, now // 1000)
         await self._purge_files(now // 1000)
         return Swept(num_expired, min(num_waiting, settings.jobs_concurrency), is_busy)
 

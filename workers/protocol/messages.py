@@ -45,6 +45,14 @@ class Hello(Frame, frozen=True, tag="hello"):
     block_size: int = 0
     num_blocks: int = 0
     max_model_len: int = 0
+    max_running: int = 0
+    """Sequences that run at once."""
+    peeks: bool = False
+    """The worker answers `Peek`; one that does not say so is not asked."""
+    adapters: bool = False
+    """Understands `AdapterCommand`, or `AdapterReport`: a neighbouring version is not sent what it cannot read."""
+    residency: bool = False
+    """Of a gateway: understands `ResidencyReport`."""
 
 
 class SamplingParams(Frame, frozen=True):
@@ -68,6 +76,13 @@ class SamplingParams(Frame, frozen=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     """Below this no end token, own or given, can be drawn."""
+
+
+class BeamParams(Frame, frozen=True):
+    """A search in place of draws, by raw logprobs: of the sampling parameters only end ids and `logprobs` count."""
+
+    length_penalty: float = 1.0
+    """A text is worth the sum of its logprobs over its length to this power."""
 
 
 class Region(Frame, frozen=True):
@@ -129,8 +144,10 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     """(index, output ids) of each unfinished choice when an attempt > 0 continues another."""
     num_output_spent: int = 0
     adapter: str = ""
-    """Name of a LoRA adapter that the worker has; empty: the model itself. Its KV is not the model's: such a request
-    reads no cache and leaves none."""
+    """Name of a LoRA adapter that the worker has; empty: the model itself. Its KV is not the model's: the worker puts the
+    adapter's identity behind every region id of the path."""
+    beams: BeamParams | None = None
+    """Beam search with `num_choices` beams. Its tokens come at its end, choices in the order of their scores."""
 
 
 class ExtendLease(Frame, frozen=True, tag="extend"):
@@ -156,6 +173,21 @@ class CacheCommand(Frame, frozen=True, tag="cache_command"):
     region: bytes = b""
     tenant: str = ""
     """With `drop`, and instead of a region: all that this tenant has in the tree."""
+    key: bytes = b""
+    """With `snapshot`: what group hashes are keyed with (cache/hashing.py). From here on the link gets every
+    `CacheEvent`, the snapshot first."""
+
+
+class Peek(Frame, frozen=True, tag="peek"):
+    """How much of this prompt is cached, and how long would it wait? Nothing runs, and nothing is touched."""
+
+    peek_id: int
+    """Of the link's other side: the answer carries it back."""
+    root: str
+    namespace: tuple[Region, ...]
+    prompt: tuple[int, ...]
+    cache_read: bool = True
+    adapter: str = ""
 
 
 class TopLogprob(Frame, frozen=True):
@@ -184,6 +216,8 @@ class TokenDelta(Frame, frozen=True):
     """Only in the first delta of a request."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     """Only in the first delta, and only if asked for; the first entry is None."""
+    num_spent: int = 0
+    """Of a beam search: output tokens of all beams up to now, those of given up ones too."""
 
 
 class PromptCounts(Frame, frozen=True):
@@ -285,6 +319,39 @@ class WorkerStatus(Frame, frozen=True, tag="status"):
     """Since the engine thread's last round; an engine without work, or with parked sequences only, still makes two a
     second, so a large age means a hang."""
     draining: bool = False
+    cache_seq: int = -1
+    """Of the last `CacheEvent`; -1: nobody has asked for them."""
+
+
+class Peeked(Frame, frozen=True, tag="peeked"):
+    peek_id: int
+    num_cached_tokens: int = 0
+    """Whole blocks, at most all tokens but one. -1: such a prompt would be refused here."""
+    wait_ms: int = 0
+    """Prompt tokens that wait already, at the rate of the last prefills."""
+
+
+class AdapterCommand(Frame, frozen=True, tag="adapter_command"):
+    """Idempotent, so every gateway may say the same. `unload` waits for the sequences that run with it."""
+
+    action: Literal["load", "unload"]
+    name: str
+    path: str = ""
+    """A directory in PEFT's form, on the worker's machine."""
+
+
+class AdapterState(Frame, frozen=True):
+    name: str
+    state: Literal["loading", "loaded", "unloading", "failed"]
+    identity: bytes = b""
+    """A digest of what was loaded: equal identities, equal KV."""
+    reason: str = ""
+
+
+class AdapterReport(Frame, frozen=True, tag="adapters"):
+    """All LoRA adapters of a worker: behind its hello, and whenever one changes."""
+
+    adapters: tuple[AdapterState, ...] = ()
 
 
 class Alive(Frame, frozen=True, tag="alive"):
@@ -292,8 +359,12 @@ class Alive(Frame, frozen=True, tag="alive"):
 
 
 class CacheEvent(Frame, frozen=True, tag="cache_event"):
+    """Whole groups of 64 tokens that came into the prefix tree or left it (cache/groups.py)."""
+
     seq: int
+    """Counts up by one; a number left out means that events were lost, and a snapshot is asked for."""
     reset: bool = False
+    """A snapshot as of `seq`: all that is there."""
     inserted: tuple[bytes, ...] = ()
     evicted: tuple[bytes, ...] = ()
     tier: Literal["device", "host", "shared"] = "device"
@@ -325,6 +396,45 @@ class EngineAck(Frame, frozen=True, tag="ack"):
     """The last record that is committed in SQL."""
 
 
-ToWorker = Hello | GenerateRequest | ExtendLease | Cancel | CacheCommand | Alive | EngineAck
-ToGateway = Hello | StepFrame | Finished | Failed | WorkerStatus | CacheEvent | EngineRecords
+class TenantHour(Frame, frozen=True, array_like=True):
+    """Byte-milliseconds of one hour so far: of KV in the tree, and of what pins kept there, which is not in `cache`."""
+
+    hour: int
+    """Its first Unix second."""
+    tenant: str
+    cache: int
+    pinned: int
+
+
+class ResidencyReport(Frame, frozen=True, tag="residency"):
+    """Each minute, of this hour and the one before: sums of this process, which only rise. Not acknowledged."""
+
+    process: str
+    model: str
+    hours: tuple[TenantHour, ...]
+
+
+ToWorker = (
+    Hello
+    | GenerateRequest
+    | ExtendLease
+    | Cancel
+    | CacheCommand
+    | AdapterCommand
+    | Peek
+    | Alive
+    | EngineAck
+)
+ToGateway = (
+    Hello
+    | StepFrame
+    | Finished
+    | Failed
+    | WorkerStatus
+    | CacheEvent
+    | AdapterReport
+    | Peeked
+    | EngineRecords
+    | ResidencyReport
+)
 Message = ToWorker | ToGateway

@@ -1,4 +1,4 @@
-"""Where workers are: the Redis keys of the worker registry and the value behind them. Pure.
+"""Where workers are: the Redis keys of the worker registry and the value behind them, and of the KV they share. Pure.
 
 Redis says only where a worker listens. A gateway dials it and from then on judges it by `WorkerStatus` on the
 link, so its links outlive Redis. Every key name of the registry is in this file.
@@ -11,6 +11,14 @@ import msgspec
 WORKER_KEY_PREFIX = "hg:worker:"
 REGISTRATION_TTL_S = 10
 REGISTRATION_REFRESH_S = 2.0
+
+SHARED_ENTRY = "hg:kv:entry:"
+"""Before `region:name`: a sealed value."""
+SHARED_REGION = "hg:kv:region:"
+"""Before a region: its names."""
+SHARED_OWNER = "hg:kv:owner:"
+"""Before an owner: regions it wrote in."""
+SHARED_ORDER, SHARED_SIZES, SHARED_TOTAL = "hg:kv:order", "hg:kv:sizes", "hg:kv:bytes"
 
 
 class Registration(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from proposing import Informed, speculating
+from proposing import Informed, InformedTree, speculating
 
 from workers.engine.sampling.params import choice_seed
 from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
@@ -24,6 +24,7 @@ SHAPES = st.fixed_dictionaries(
         "eos_every": st.sampled_from([0, 13, 5]),
         "max_step_tokens": st.sampled_from([None, None, None, 2, 5]),
         "late": st.booleans(),
+        "proposer": st.sampled_from([Informed, InformedTree, InformedTree]),
     }
 )
 
@@ -85,7 +86,7 @@ def test_proposals_change_no_token_no_end_and_no_bill(shape, seed, most, error):
         num_blocks=shape["num_blocks"], block_size=4, eos_every=shape["eos_every"]
     )
     known = answers([request for request, _ in arrivals], shape["eos_every"])
-    proposer = Informed(known, seed, error)
+    proposer = shape["proposer"](known, seed, error)
     drive = Driver(
         runner,
         lag=shape["lag"],
@@ -123,7 +124,7 @@ def test_proposals_change_no_token_no_end_and_no_bill(shape, seed, most, error):
             assert found == (alone if exactly else alone[: len(found)])
     if error == 0.0 and proposer.num_asked > 30 and not shape["eos_every"]:
         assert drive.engine.totals.num_accepted > 0
-    if error == 1.0:
+    if error == 1.0 and type(proposer) is Informed:  # other branches may be right by chance
         assert drive.engine.totals.num_accepted == 0
 
 

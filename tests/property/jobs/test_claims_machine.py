@@ -247,7 +247,7 @@ class ClaimsMachine(RuleBasedStateMachine):
             async with self.database.write() as conn:
                 return await replies.store(
                     conn, self.tenant_id, line_key(self.batch_id, line_no), request_id=request_id, status=200,
-                    body=b"x", posting=posting(request_id, self.batch_id, line_no),
+                    body=b"x", postings=[posting(request_id, self.batch_id, line_no)],
                 )  # fmt: skip
 
         if self.run(work()):

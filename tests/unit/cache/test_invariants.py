@@ -148,3 +148,22 @@ def test_the_dump_shows_nodes_private_and_free_blocks(start: Start) -> None:
     assert "unlinked: Node(1" in dump
     assert f"{result.block_ids[1]}: 1" in dump
     assert "free: [3, 4, 5, 6, 7]" in dump
+
+
+def test_a_slot_in_two_places_a_lost_count_and_a_moving_block_that_is_free_are_found():
+    from cache.tiers import HostTier
+
+    cache = PrefixCache(16, 2, host=HostTier(4, 2))
+    assert cache.host is not None
+    (slot,) = cache.host.reserve("anna", 1)
+    invariants.check(cache, [])
+    for spoil, undo in (
+        (lambda: cache.host._free.append(slot), lambda: cache.host._free.remove(slot)),
+        (lambda: cache.host._swapped.pop(slot), lambda: cache.host._swapped.update({slot: "anna"})),
+        (lambda: cache.begin_move([3]), lambda: cache.end_move([3])),
+    ):
+        spoil()
+        with pytest.raises(invariants.InvariantBroken):
+            invariants.check(cache, [])
+        undo()
+    invariants.check(cache, [])

@@ -157,7 +157,7 @@ def test_what_was_idle_for_an_hour_leaves_floors_or_not(
 
 
 def pin_for(cache: PrefixCache, start: Callable[..., object], tokens: list[int], ttl: int) -> int:
-    handle, result = start(cache, ANNA, tokens, tenant="anna")  # type: ignore[misc]
+    handle, result = start(cache, ANNA, tokens, tenant="anna")
     num_pinned = cache.pin_for(handle, len(tokens), ttl)
     cache.release(handle, result.block_ids)
     cache.tick()

@@ -73,3 +73,19 @@ def test_evicted_and_dropped_blocks_no_longer_count(start: Start, serve: Serve) 
     cache.release(handle, result.block_ids)
     assert cache.usage("anna").num_held == 0
     invariants.check(cache, [])
+
+
+def test_blocks_under_pins_are_integrated_apart(start: Start) -> None:
+    clock = Clock()
+    cache = PrefixCache(16, 2, pin_limit=8, now_ms=clock)
+    handle, result = start(cache, OPERATOR, [1, 2, 3, 4], tenant="operator")
+    assert cache.pin(handle) == 2
+    cache.release(handle, result.block_ids)
+    clock.now = 100
+    blocks = cache.usage("operator")
+    assert (blocks.num_pinned, blocks.pinned_block_ms, blocks.held_block_ms) == (2, 200, 200)
+    cache.unpin(b"public")
+    clock.now = 150
+    blocks = cache.usage("operator")
+    assert (blocks.num_pinned, blocks.pinned_block_ms, blocks.retained_block_ms) == (0, 200, 100)
+    invariants.check(cache)

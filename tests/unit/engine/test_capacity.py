@@ -116,6 +116,18 @@ def test_a_step_touches_more_experts_the_more_tokens_it_has():
     assert alone == 2 * size.active
 
 
+def test_experts_take_the_formats_that_round_weights_alone():
+    """Of 9,000 numbers 8,192 are in matrices that can be rounded."""
+    size = sized(experts=9000, expert_share=0.5, stacked=((32, 64, 4),))
+    others = Served(sized()).weight_bytes
+    linear = Served(sized(), quant="int8").weight_bytes
+    assert Served(size).weight_bytes - others == 2 * 9000
+    assert Served(size, quant="int8").weight_bytes - linear == 8192 + 4 * 32 * 4 + 2 * 808
+    assert Served(size, quant="fp8").weight_bytes == linear + 2 * 9000
+    read = [Served(s, quant="int8").read_bytes(1) for s in (size, sized())]
+    assert read[0] - read[1] == (8192 + 4 * 32 * 4 + 2 * 808) / 2
+
+
 @pytest.mark.parametrize(
     ("quant", "expected"),
     [("none", 128 * 64 * 2), ("int8", 128 * 64 + 128 * 4), ("int4", 128 * 64 // 2 + 128 * 2)],

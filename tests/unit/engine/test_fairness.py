@@ -1,6 +1,7 @@
+import math
 from contextlib import closing
 
-from workers.engine.fairness import TenantOrder, VirtualCounters
+from workers.engine.fairness import MAX_RETURNING, RecentService, TenantOrder, VirtualCounters
 
 
 def test_charges_count_output_double_cached_a_tenth_and_divide_by_the_weight():
@@ -76,3 +77,21 @@ def test_what_was_charged_and_not_computed_is_given_back():
     counters.charge("a", computed=100)
     counters.refund("a", computed=60)
     assert counters["a"] == 20
+
+
+def test_who_got_least_may_come_back_until_the_last_service_is_long_ago():
+    recent = RecentService()
+    assert recent.lightest(0.0) == math.inf
+    recent.add("flood", 4000, 0.0)
+    recent.add("rare", 10, 1.0)
+    assert recent.lightest(1.0) == 10
+    recent.add("flood", 4000, 12.0)
+    assert recent.lightest(12.0) == recent.of("flood", 12.0) > 4000
+
+
+def test_looking_for_the_lightest_costs_the_same_with_many_tenants():
+    recent = RecentService()
+    recent.add("rare", 1, 0.0)
+    for number in range(MAX_RETURNING):
+        recent.add(str(number), 100, 0.0)
+    assert recent.lightest(0.0) == 100

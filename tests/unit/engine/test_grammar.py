@@ -106,6 +106,8 @@ def test_drafts_change_nothing():
     assert one.masks([1, 2, 7]) == [bits(1), bits(2, 4), bits(3)]
     assert one.masks([1, 4, 4]) == [bits(1), bits(2, 4)]
     assert one.masks([END]) == [bits(1)] == [one.mask]
+    tree = one.tree_masks([1, 2, 7, 2, END], [-1, 0, 1, -1, 0])
+    assert tree == [bits(1), bits(2, 4), bits(3), None, None, None]
     one.advance(1)
     assert one.mask == bits(2, 4)
 

@@ -34,9 +34,14 @@ def test_only_the_model_has_to_be_named(monkeypatch, tmp_path):
         ("HEADGATE_ENGINE_LAG", "2"),
         ("HEADGATE_ENGINE_KV_DTYPE", "int4"),
         ("HEADGATE_ENGINE_QUANT", "int3"),
+        ("HEADGATE_ENGINE_FUSE", "some"),
+        ("HEADGATE_ENGINE_GRAMMAR", "outlines"),
         ("HEADGATE_ENGINE_GRAPHS", "sometimes"),
         ("HEADGATE_ENGINE_MEMORY_SHARE", "1.5"),
         ("HEADGATE_ENGINE_UNHEARD_OF", "1"),
+        ("HEADGATE_ENGINE_HOST_CACHE", "-1"),
+        ("HEADGATE_ENGINE_PREEMPT", "never"),
+        ("HEADGATE_ENGINE_SHARED_CACHE", "somewhere"),
     ],
 )
 def test_a_wrong_value_or_an_unknown_name_is_named_in_one_sentence(monkeypatch, name, value):
@@ -45,6 +50,25 @@ def test_a_wrong_value_or_an_unknown_name_is_named_in_one_sentence(monkeypatch, 
         settings.load()
     assert name in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"KV_SPARSITY": "heavy"}, "KV_SPARSITY and ENGINE_KV_BUDGET need each other"),
+        ({"KV_BUDGET": "1024"}, "KV_SPARSITY and ENGINE_KV_BUDGET need each other"),
+        ({"KV_SPARSITY": "all", "KV_BUDGET": "1024"}, "HEADGATE_ENGINE_KV_SPARSITY: "),
+        ({"KV_SPARSITY": "heavy", "KV_BUDGET": "64", "SPECULATE": "ngram"}, "goes with neither"),
+        ({"KV_SPARSITY": "heavy", "KV_BUDGET": "64", "TENSOR_PARALLEL": "2"}, "goes with neither"),
+    ],
+)
+def test_a_kv_budget_goes_with_its_policy_and_with_neither_guesses_nor_ranks(
+    monkeypatch, told, reason
+):
+    for name, value in told.items():
+        monkeypatch.setenv(f"HEADGATE_ENGINE_{name}", value)
+    with pytest.raises(StartError, match=reason):
+        settings.load()
 
 
 @pytest.mark.parametrize(("proposer", "draft"), [("draft", ""), ("ngram", "/models/draft")])
@@ -70,3 +94,32 @@ def test_more_running_sequences_than_a_step_has_tokens_is_refused(monkeypatch):
 def test_settings_do_not_change():
     with pytest.raises(ValueError, match="frozen"):
         settings.load().slot = 3
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ({"PREEMPT": "swap"}, "HOST_CACHE"),
+        ({"SHARED_CACHE": "/shared"}, "HOST_CACHE"),
+        ({"SHARED_CACHE": "/shared", "HOST_CACHE": "1000", "BLOCK_SIZE": "48"}, "64"),
+        ({"HOST_CACHE": "1000", "TENSOR_PARALLEL": "2"}, "TENSOR_PARALLEL"),
+    ],
+)
+def test_tiers_need_what_is_below_them(monkeypatch, told, named):
+    for name, value in told.items():
+        monkeypatch.setenv(f"HEADGATE_ENGINE_{name}", value)
+    with pytest.raises(StartError, match=named):
+        settings.load()
+
+
+def test_the_secret_of_the_shared_cache_is_drawn_once(tmp_path):
+    from workers.engine.shared_cache.opening import read_secret
+
+    path = tmp_path / "secrets" / "shared_cache.key"
+    first = read_secret(path)
+    assert len(first) == 32
+    assert read_secret(path) == first
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_bytes(b"short")
+    with pytest.raises(StartError, match="32"):
+        read_secret(path)

@@ -13,7 +13,8 @@ from proposing import Informed, speculating
 from workers.engine.plan import Drawn
 from workers.engine.speculate.acceptance import RETRY_TOKENS, Acceptance
 from workers.engine.speculate.ngram import LONGEST_MATCH, MAX_PLACES, NgramIndex, continuation
-from workers.engine.speculate.verify import own_draws
+from workers.engine.speculate.verify import own_path
+from workers.engine.token_tree import Proposal
 from workers.protocol.messages import SamplingParams
 
 
@@ -52,10 +53,14 @@ def test_a_text_that_ends_in_a_repetition_is_repeated_on():
 
 def test_draws_count_up_to_the_first_that_differs_or_ends():
     drawn = [Drawn(token) for token in (5, 6, 7, 8)]
-    assert own_draws((5, 6, 7), drawn, set()) == tuple(drawn)
-    assert own_draws((5, 9, 7), drawn, set()) == tuple(drawn[:2])
-    assert own_draws((9, 6, 7), drawn, set()) == tuple(drawn[:1])
-    assert own_draws((5, 6, 7), drawn, {6}) == tuple(drawn[:2])
+
+    def own(tokens, ends):
+        return own_path(Proposal.chain(tokens), drawn, ends)
+
+    assert own((5, 6, 7), set()) == ((0, 1, 2), tuple(drawn))
+    assert own((5, 9, 7), set()) == ((0,), tuple(drawn[:2]))
+    assert own((9, 6, 7), set()) == ((), tuple(drawn[:1]))
+    assert own((5, 6, 7), {6}) == ((0,), tuple(drawn[:2]))
 
 
 def test_a_text_that_repeats_nothing_is_left_alone_soon_and_tried_again():

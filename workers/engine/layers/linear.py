@@ -1,12 +1,16 @@
-"""Linear layers of a CPU worker: weights reordered once for oneDNN, instead of at every call.
+"""Linear layers of a CPU worker: weights reordered once for the library that multiplies, instead of at every call.
 
-Knows weights and one product. Does not know which layer it is in.
+Knows weights and their products. Does not know which layer it is in. Weights of 16 bits are multiplied by oneDNN where
+the CPU has instructions for them; everywhere else they would be emulated, and stay 16 bits wide in memory only: FBGEMM
+widens them in registers and computes in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,7 +21,10 @@ _ROWS_HINT = 32
 MIN_ROWS = 4
 """A CPU pass is filled up to so many tokens. Four rows take no longer than one, and oneDNN sums the products of a
 single row in another order than those of two and more: with it a token's result does not depend on how many others
-share its step."""
+share its step. FBGEMM sums every row alike."""
+_HALF_LOSS = 2.0**-16
+"""Of the norm of a weight: what float16 may lose of it. Numbers of bfloat16 above 7.6e-6 fit exactly, those below are
+rounded to multiples of 6e-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,50 @@ class SplitLinear(nn.Linear):
         return F.linear(x, self.weight, bias)
 
 
+class Product(Protocol):
+    """Rows `[num_rows, in_features]` times a weight that was brought into its layout."""
+
+    num_bytes: int
+    """That the weight takes."""
+
+    def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
+
+
+class PlainProduct:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self.num_bytes = weight.nbytes
+
+    def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return F.linear(rows, self._weight, bias)
+
+
+class OneDnnProduct:
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
+        self.num_bytes = weight.nbytes
+
+    def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
+
+
+class HalfProduct:
+    """16 bits a weight in memory, float32 in registers and sums. A row has the same bits among any number of others and
+    with any number of threads."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+        self.num_bytes = 2 * weight.numel()
+
+    def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._packed)
+        if bias is not None:
+            out += bias
+        return out.to(rows.dtype)
+
+
 class PackedLinear(nn.Module):
-    """`F.linear` on a reordered weight. The original is not kept; where the reordering is not available, it is."""
+    """`F.linear` on a reordered weight. The original is not kept; where nothing can reorder it, it is."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
@@ -71,13 +120,8 @@ class PackedLinear(nn.Module):
         self.split = split
         self.out_features, self.in_features = weight.shape
         self.bias = bias
-        # Not parameters: oneDNN's layout is opaque, nothing but its own product may read it.
-        self._packed: torch.Tensor | None = None
-        self._plain: torch.Tensor | None = None
-        if can_pack(weight):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
-        else:
-            self._plain = weight
+        # Not a parameter: the layout is opaque, nothing but its own product may read it.
+        self.product = product_of(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.split is None:
@@ -85,23 +129,62 @@ class PackedLinear(nn.Module):
         return self.split.apply(self._product, x, self.bias)
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if self._packed is None:
-            return F.linear(x, self._plain, bias)
         if x.numel() == 0:
             return x.new_empty((*x.shape[:-1], self.out_features))
-        rows = x.reshape(-1, self.in_features)
-        out = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
+        if x.dim() == 2:
+            return self.product(x, bias)
+        out = self.product(x.reshape(-1, self.in_features), bias)
         return out.view(*x.shape[:-1], self.out_features)
 
 
+def product_of(weight: torch.Tensor) -> Product:
+    if not can_pack(weight):
+        return PlainProduct(weight)
+    if widens(weight.dtype) and _fits_half(weight):
+        return HalfProduct(weight)
+    return OneDnnProduct(weight) if _onednn_packs(weight.dtype) else PlainProduct(weight)
+
+
+def widens(dtype: torch.dtype) -> bool:
+    """Whether this CPU multiplies such weights in float32, for want of instructions for them."""
+    return dtype in (torch.bfloat16, torch.float16) and _has_fbgemm() and not _multiplies(dtype)
+
+
+def _fits_half(weight: torch.Tensor) -> bool:
+    wide = weight.float()
+    lost = (wide - wide.half().float()).norm()
+    return bool(lost <= _HALF_LOSS * wide.norm())  # false where one is too large: inf, then NaN
+
+
+@cache
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
+@cache
+def _multiplies(dtype: torch.dtype) -> bool:
+    """In hardware."""
+    names = {
+        torch.bfloat16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+        torch.float16: ("_is_amx_fp16_supported",),
+    }[dtype]
+    return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
 def can_pack(weight: torch.Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    on_cpu = weight.device.type == "cpu"
+    return on_cpu and (widens(weight.dtype) or _onednn_packs(weight.dtype))
+
+
+@cache
+def _onednn_packs(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
-    if weight.dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
+    return dtype == torch.float32
 
 
 def pack_linears(

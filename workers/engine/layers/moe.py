@@ -1,13 +1,14 @@
 """Mixture-of-experts blocks on the kernels' ops: the choice of experts and their products in a few launches.
 
 Knows blocks of transformers by their parts: a router, and experts with stacked weights. Does not know which layer it
-is in. A block that does not compute what its replacement does keeps its place, and the log says why. Experts and
-routers are not rounded: formats of weights are those of linear layers.
+is in. A block that does not compute what its replacement does keeps its place, and the log says why. Experts are rounded
+where the format rounds weights alone; routers never are.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -15,17 +16,43 @@ from torch.nn import functional as F
 
 from kernels.dispatch import Ops
 from kernels.reference.moe import MAX_TOP_K
+from workers.engine.layers.quant import Format, Numbers, rounded
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of the largest output of a block: the rounding of one operation more or less."""
 _TOKENS = 8
+FORMATS = ("int8", "int4")
+"""Of those of linear layers, the ones that experts are rounded to too."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedExperts:
+    """Each expert's matrices in a format of their own, widened at every call for the op that takes stacks: memory is
+    saved, not time."""
+
+    gate_up: list[Numbers]
+    down: list[Numbers]
+    dtype: torch.dtype
+
+    def stacks(
+        self, experts: torch.Tensor, waits: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """For the chosen `experts` `[num_tokens, top_k]`: both stacks, and the choice as indices into them. A host that
+        `waits` to learn who was chosen widens no others."""
+        ids = list(range(len(self.down)))
+        if waits:
+            used = experts.unique()
+            ids, experts = used.tolist(), torch.searchsorted(used, experts).to(experts.dtype)
+        gate_up = torch.stack([self.gate_up[index].wide(self.dtype) for index in ids])
+        down = torch.stack([self.down[index].wide(self.dtype) for index in ids])
+        return gate_up, down, experts
 
 
 class MoeBlock(nn.Module):
     """Softmax over all experts, the best of them, and the sum of their outputs. Shares the tensors of the block it
-    replaces."""
+    replaces, until its experts are rounded."""
 
     def __init__(self, block: nn.Module, ops: Ops) -> None:
         super().__init__()
@@ -36,6 +63,16 @@ class MoeBlock(nn.Module):
         # Mixtral's router has no such setting: it always divides by the sum.
         self._renormalise = bool(getattr(router, "norm_topk_prob", True))
         self._ops = ops
+        self.rounded: RoundedExperts | None = None
+
+    def round(self, kind: Format) -> None:
+        """To nearest, each expert's matrices as linear layers are. Raises ModelError where int4 cannot cut them."""
+        self.rounded = RoundedExperts(
+            [rounded(kind, weight) for weight in self._gate_up],
+            [rounded(kind, weight) for weight in self._down],
+            self._down.dtype,
+        )
+        self._gate_up = self._down = self._down.new_empty(0)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[..., hidden]` in and out."""
@@ -54,22 +91,28 @@ class MoeBlock(nn.Module):
         return weights, experts
 
     def run(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        gate_up, down = self._gate_up, self._down
+        if self.rounded is not None:
+            gate_up, down, experts = self.rounded.stacks(experts, waits=x.device.type == "cpu")
         out = torch.empty_like(x)
-        self._ops.weights.moe(out, x, self._gate_up, self._down, weights, experts)
+        self._ops.weights.moe(out, x, gate_up, down, weights, experts)
         return out
 
 
-def install(model: nn.Module, ops: Ops) -> int:
-    """Replaces every block that can be; returns how many."""
+def install(model: nn.Module, ops: Ops, kind: Format = "none") -> int:
+    """Replaces every block that can be, and rounds its experts if the format does; returns how many. Others stay as they
+    are, which the log says."""
     number = 0
     for path, block in list(model.named_modules()):
-        if not _fits(block):
+        if not fits(block):
             continue
         mine = MoeBlock(block, ops)
         if fault := _fault(block, mine):
             log.warning("%s stays transformers' own: %s", path, fault)
             continue
         model.set_submodule(path, mine)
+        if kind in FORMATS:
+            mine.round(kind)
         number += 1
     return number
 
@@ -84,8 +127,8 @@ def stacks_experts(module: nn.Module) -> bool:
     )
 
 
-def _fits(block: nn.Module) -> bool:
-    """By the parts alone; what they compute is `_fault`'s to show."""
+def fits(block: nn.Module) -> bool:
+    """Whether it may be replaced. By the parts alone; what they compute is `_fault`'s to show."""
     children = dict(block.named_children())
     if children.keys() != {"gate", "experts"} or dict(block.named_parameters(recurse=False)):
         return False

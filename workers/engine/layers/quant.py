@@ -1,14 +1,14 @@
-"""Linear layers with quantized weights: rounded to nearest when the model is loaded, multiplied by the kernels' ops.
+"""Linear layers with quantized weights: rounded to nearest when the model is loaded, or as a checkpoint holds them.
 
-Knows formats and one product. Does not know which layer it is in. On a CPU the ops are plain torch and widen the
-weight at every call: memory is saved there, not time.
+Knows formats, each with its numbers and its product. Does not know which layer it is in. On a CPU the ops are plain
+torch and widen most weights at every call: memory is saved there, not time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -18,43 +18,61 @@ from kernels.reference import linear as formats
 from workers.engine.errors import ModelError
 from workers.engine.layers.linear import MakeLinear, PackedLinear, Split
 
-Format = Literal["none", "int8", "int4", "fp8"]
+Format = Literal["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]
+Kind = Literal["int8", "fp8", "w8a8", "llm_int8"]
+"""Of 8 bits and a scale per output; all but int8 round activations too."""
+
+OUTLIER = 6.0
+"""Activations from here on are not rounded by llm_int8: the threshold of arXiv 2208.07339."""
+_MULTIPLE = {"fp8": 16, "w8a8": 8, "llm_int8": 8}
+"""What the library's products want of the number of inputs and of outputs."""
 
 
-def linear_maker(kind: Format, ops: Ops) -> MakeLinear:
-    """What builds the layers of a model in this format. Raises ModelError if the device has no such numbers."""
-    if kind == "none":
-        return PackedLinear
-    layer = {"int8": Int8Linear, "int4": Int4Linear, "fp8": Fp8Linear}[kind]
-    if kind == "fp8" and ops.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(ops.device)
-        if (major, minor) < (8, 9):
-            raise ModelError(
-                f"This GPU (capability {major}.{minor}) has no 8-bit floats: use int8."
-            )
+class Numbers(Protocol):
+    """A quantized weight."""
 
-    def make(
-        weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
-    ) -> nn.Module:
-        return layer(weight, bias, ops, split)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs, inputs."""
 
-    return make
+    def multiply(
+        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
+    ) -> None: ...
+
+    def wide(self, dtype: torch.dtype) -> torch.Tensor:
+        """`[out_features, in_features]`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Int4:
-    """What the op `linear_w4` takes."""
+class Packed:
+    """4 or 8 bits and a scale per output and group of inputs: what the op `linear_w4` takes."""
 
     weight: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor | None
     order: torch.Tensor | None
+    bits: int = 4
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[1], 32 // self.bits * len(self.weight)
+
+    def multiply(
+        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        ops.weights.linear_w4(out, rows, self.weight, self.scale, self.zero, self.order, bias)
+
+    def wide(self, dtype: torch.dtype) -> torch.Tensor:
+        wide = formats.dequantize_int4(self.weight, self.scale, self.zero, dtype, self.bits)
+        if self.order is not None:
+            wide = torch.empty_like(wide).index_copy_(0, self.order.long(), wide)
+        return wide.T
 
     @staticmethod
-    def joined(several: Sequence[Int4]) -> Int4 | None:
-        """Along the outputs; None where groups or orders differ."""
+    def joined(several: Sequence[Packed]) -> Packed | None:
+        """Along the outputs; None where bits, groups or orders differ."""
         first = several[0]
-        if any(other.scale.shape[0] != first.scale.shape[0] for other in several):
+        if len({(number.bits, number.scale.shape[0]) for number in several}) > 1:
             return None
         orders = [number.order for number in several]
         if any(order is None for order in orders):
@@ -66,33 +84,150 @@ class Int4:
         if any(number.zero is not None for number in several):
             zero = torch.cat([number.zeros() for number in several], dim=1)
         weight = torch.cat([number.weight for number in several], dim=1)
-        return Int4(weight, torch.cat([n.scale for n in several], dim=1), zero, first.order)
+        scale = torch.cat([number.scale for number in several], dim=1)
+        return Packed(weight, scale, zero, first.order, first.bits)
 
     def zeros(self) -> torch.Tensor:
         if self.zero is not None:
             return self.zero
-        return torch.full_like(self.scale, formats.SYMMETRIC_ZERO, dtype=torch.int8)
+        dtype = torch.int8 if self.bits == 4 else torch.uint8
+        return torch.full_like(self.scale, formats.symmetric_zero(self.bits), dtype=dtype)
 
 
-class _QuantLinear(nn.Module):
-    """Rows of any leading shape in, rows out; the format is the subclass's."""
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """8 bits and a scale per output."""
+
+    kind: Kind
+    weight: torch.Tensor
+    scale: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def multiply(
+        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        if self.kind == "int8":
+            ops.weights.linear_w8(out, rows, self.weight, self.scale, bias)
+            return
+        if self.kind == "llm_int8":
+            self._split(ops, out, rows, bias)
+            return
+        product = ops.weights.linear_fp8 if self.kind == "fp8" else ops.weights.linear_w8a8
+        product(out, *self._tokens(ops, rows), self.weight, self.scale, bias)
+
+    def _split(
+        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Outliers by a product of their own. Each token has its own ones: what others bring does not change it."""
+        large = rows.abs() >= OUTLIER
+        ops.weights.linear_w8(out, rows.where(large, 0.0), self.weight, self.scale, bias)
+        rest = torch.empty_like(out)
+        tokens = self._tokens(ops, rows.masked_fill(large, 0.0))
+        ops.weights.linear_w8a8(rest, *tokens, self.weight, self.scale)
+        out += rest
+
+    def _tokens(self, ops: Ops, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        quantized = torch.empty_like(rows, dtype=self.weight.dtype)
+        scale = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
+        ops.weights.quantize_tokens(quantized, scale, rows)
+        return quantized, scale
+
+    def wide(self, dtype: torch.dtype) -> torch.Tensor:
+        return (self.weight.float() * self.scale[:, None]).to(dtype)
+
+    @staticmethod
+    def joined(several: Sequence[Channels]) -> Channels | None:
+        if len({number.kind for number in several}) > 1:
+            return None
+        weights = [number.weight.view(torch.uint8) for number in several]
+        weight = torch.cat(weights).view(several[0].weight.dtype)
+        return Channels(several[0].kind, weight, torch.cat([n.scale for n in several]))
+
+
+def channels(kind: Kind, weight: torch.Tensor, scale: torch.Tensor) -> Channels:
+    """Raises ModelError for a weight that the format's products cannot take."""
+    multiple = _MULTIPLE.get(kind, 1)
+    outputs, inputs = weight.shape
+    if outputs % multiple or inputs % multiple:
+        raise ModelError(
+            f"{kind} needs layers whose inputs and outputs are multiples of {multiple}, "
+            f"but one has {inputs} and {outputs}."
+        )
+    return Channels(kind, weight, scale)
+
+
+def rounded(kind: Format, weight: torch.Tensor) -> Numbers:
+    """To nearest. int4 is symmetric, in groups as long as the layer allows, at most 128."""
+    if kind == "int4":
+        inputs = weight.shape[1]
+        groups = [group for group in formats.GROUPS if inputs % group == 0]
+        if not groups:
+            raise ModelError(
+                f"int4 needs layers whose inputs can be cut into groups of {formats.GROUPS[0]}, "
+                f"but one has {inputs}."
+            )
+        return Packed(*formats.quantize_int4(weight, max(groups)), None)
+    assert kind != "none"
+    quantize = formats.quantize_fp8 if kind == "fp8" else formats.quantize_int8
+    return channels(kind, *quantize(weight))
+
+
+def linear_maker(kind: Format, ops: Ops) -> MakeLinear:
+    """What builds the layers of a model in this format. Raises ModelError if the device has no such numbers."""
+    if kind == "none":
+        return PackedLinear
+    refuse_device(kind, ops.device)
+
+    def make(
+        weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
+    ) -> nn.Module:
+        return QuantLinear(rounded(kind, weight), bias, ops, weight.dtype, split)
+
+    return make
+
+
+def refuse_device(kind: str, device: torch.device) -> None:
+    if kind == "fp8" and device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) < (8, 9):
+            raise ModelError(
+                f"This GPU (capability {major}.{minor}) has no 8-bit floats: use int8."
+            )
+
+
+class QuantLinear(nn.Module):
+    """Rows of any leading shape in, rows out; the format is that of its numbers."""
 
     def __init__(
         self,
-        shape: Sequence[int],
+        numbers: Numbers,
         bias: torch.Tensor | None,
         ops: Ops,
+        dtype: torch.dtype,
         split: Split | None = None,
     ) -> None:
-        """`shape`: outputs, inputs."""
         super().__init__()
-        self.out_features, self.in_features = shape
+        self.out_features, self.in_features = numbers.shape
+        self.numbers = numbers
         self.bias = bias
         self.split = split
+        self.dtype = dtype
         self._ops = ops
 
     def bind(self, ops: Ops) -> None:
         self._ops = ops
+
+    @property
+    def ops(self) -> Ops:
+        return self._ops
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Made at every call: for comparing, not for serving."""
+        return self.numbers.wide(self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.split is None:
@@ -103,100 +238,40 @@ class _QuantLinear(nn.Module):
         rows = x.reshape(-1, self.in_features).contiguous()
         out = rows.new_empty((len(rows), self.out_features))
         if len(rows):
-            self._multiply(out, rows, bias)
+            self.numbers.multiply(self._ops, out, rows, bias)
         return out.view(*x.shape[:-1], self.out_features)
-
-    def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        raise NotImplementedError
-
-
-class Int8Linear(_QuantLinear):
-    """A scale per output."""
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        ops: Ops,
-        split: Split | None = None,
-    ) -> None:
-        super().__init__(weight.shape, bias, ops, split)
-        self._weight, self._scale = formats.quantize_int8(weight)
-
-    def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._ops.weights.linear_w8(out, rows, self._weight, self._scale, bias)
-
-
-class Int4Linear(_QuantLinear):
-    """A scale per output and group of inputs; symmetric. Groups are as long as the layer allows, at most 128."""
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        ops: Ops,
-        split: Split | None = None,
-    ) -> None:
-        super().__init__(weight.shape, bias, ops, split)
-        groups = [group for group in formats.GROUPS if self.in_features % group == 0]
-        if not groups:
-            raise ModelError(
-                f"int4 needs layers whose inputs can be cut into groups of {formats.GROUPS[0]}, "
-                f"but one has {self.in_features}."
-            )
-        self._weight, self._scale, _ = formats.quantize_int4(weight, max(groups))
-
-    def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._ops.weights.linear_w4(out, rows, self._weight, self._scale, bias=bias)
-
-
-class StoredInt4Linear(_QuantLinear):
-    """With the numbers that a checkpoint holds."""
-
-    def __init__(
-        self, numbers: Int4, bias: torch.Tensor | None, ops: Ops, dtype: torch.dtype
-    ) -> None:
-        super().__init__((numbers.weight.shape[1], 8 * len(numbers.weight)), bias, ops)
-        self.numbers = numbers
-        self._dtype = dtype
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """`[out_features, in_features]`, made at every call: for comparing, not for serving."""
-        numbers = self.numbers
-        wide = formats.dequantize_int4(numbers.weight, numbers.scale, numbers.zero, self._dtype)
-        if numbers.order is not None:
-            wide = torch.empty_like(wide).index_copy_(0, numbers.order.long(), wide)
-        return wide.T
-
-    def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        numbers = self.numbers
-        how = (numbers.scale, numbers.zero, numbers.order, bias)
-        self._ops.weights.linear_w4(out, rows, numbers.weight, *how)
 
 
 def bind(model: nn.Module, ops: Ops) -> None:
     """Layers read from a checkpoint exist before the kernels are checked; from here they use these."""
     for module in model.modules():
-        if isinstance(module, StoredInt4Linear):
+        if isinstance(module, QuantLinear):
             module.bind(ops)
 
 
 def joined(linears: Sequence[nn.Module]) -> nn.Module | None:
-    """One layer in the place of several with the same inputs, outputs behind each other; None unless all are stored in
-    4 bits. Those whose inputs are grouped differently (GPTQ's activation order) stay themselves."""
-    stored = [linear for linear in linears if isinstance(linear, StoredInt4Linear)]
-    if len(stored) < len(linears):
+    """One layer in the place of several with the same inputs, outputs behind each other; None if all are exact. Those
+    that differ in format or in how inputs are grouped (GPTQ's activation order) stay themselves."""
+    stored = [linear for linear in linears if isinstance(linear, QuantLinear)]
+    if not stored:
         return None
-    if len(stored) == 1:
-        return stored[0]
-    together = Int4.joined([linear.numbers for linear in stored])
-    if together is None:
-        return _SideBySide(stored)
+    if len(linears) == 1:
+        return linears[0]
+    together = _joined([linear.numbers for linear in stored])
+    if together is None or len(stored) < len(linears):
+        return _SideBySide(linears)
     first, bias = stored[0], None
     if first.bias is not None:
         bias = torch.cat([linear.bias for linear in stored])
-    return StoredInt4Linear(together, bias, first._ops, first._dtype)
+    return QuantLinear(together, bias, first.ops, first.dtype)
+
+
+def _joined(several: Sequence[Numbers]) -> Numbers | None:
+    packed = [numbers for numbers in several if isinstance(numbers, Packed)]
+    if len(packed) == len(several):
+        return Packed.joined(packed)
+    eights = [numbers for numbers in several if isinstance(numbers, Channels)]
+    return Channels.joined(eights) if len(eights) == len(several) else None
 
 
 class _SideBySide(nn.Module):
@@ -206,28 +281,3 @@ class _SideBySide(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([linear(x) for linear in self._linears], dim=-1)
-
-
-class Fp8Linear(_QuantLinear):
-    """A scale per output, and one per token for the activations, which are rounded too."""
-
-    def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        ops: Ops,
-        split: Split | None = None,
-    ) -> None:
-        super().__init__(weight.shape, bias, ops, split)
-        if self.out_features % 16 or self.in_features % 16:
-            raise ModelError(
-                f"fp8 needs layers whose inputs and outputs are multiples of 16, "
-                f"but one has {self.in_features} and {self.out_features}."
-            )
-        self._weight, self._scale = formats.quantize_fp8(weight)
-
-    def _multiply(self, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        quantized = torch.empty_like(rows, dtype=torch.float8_e4m3fn)
-        scale = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
-        self._ops.weights.quantize_tokens(quantized, scale, rows)
-        self._ops.weights.linear_fp8(out, quantized, scale, self._weight, self._scale, bias)

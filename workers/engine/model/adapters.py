@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import nn
 
 from kernels.dispatch import Ops
@@ -45,41 +47,64 @@ Pairs = dict[tuple[int, str], dict[str, torch.Tensor]]
 """(layer, module) → its two matrices, A and B."""
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One adapter as it was read, on the CPU."""
+
+    directory: Path
+    identity: bytes
+    """16 bytes, of the files' content."""
+    scale: float
+    """Of the additions."""
+    pairs: Pairs
+
+
 class Adapters:
-    """`slots`: name → slot of those that are loaded."""
+    """`slots`: name → slot of those that are loaded; `identities` of the same."""
 
-    def __init__(self, model: nn.Module, ops: Ops, max_adapters: int, max_rank: int) -> None:
-        """Puts itself beside every product of the model's layers. Raises ModelError if they are not `llama`'s."""
+    def __init__(
+        self, model: nn.Module, ops: Ops, max_adapters: int, max_rank: int, *, late: bool = False
+    ) -> None:
+        """Puts itself beside every product of the model's layers; `late`: with the first adapter, so that a model
+        without any pays nothing. Raises ModelError if they are not `llama`'s."""
         self.slots: dict[str, int] = {}
+        self.identities: dict[str, bytes] = {}
         self._ops, self._max_adapters = ops, max_adapters
+        self._max_rank, self._model = min(max_rank, MAX_RANK), model
         self._tokens = TokenAdapters()
-        layers = getattr(model.base_model, "layers", ())
-        if not layers or not all(isinstance(layer, LlamaLayer) for layer in layers):
-            raise ModelError("Adapters need a model whose layers are all of the Llama family.")
-        room = (max_adapters, min(max_rank, MAX_RANK))
-        self._sites = [self._beside(layer, room) for layer in layers]
+        self._sites: list[dict[str, LoraLinear]] = []
+        if not late:
+            self._make_places()
 
-    @torch.inference_mode()
     def load(self, name: str, directory: Path) -> None:
         """Between two steps. Raises ModelError; then nothing changed."""
+        self.put(name, read(directory))
+
+    @torch.inference_mode()
+    def put(self, name: str, weights: Weights) -> None:
+        """As `load`, of what was read before."""
+        if not self._sites:
+            self._make_places()
         free = set(range(self._max_adapters)) - set(self.slots.values())
         if name in self.slots or not free:
             reason = "is loaded already" if name in self.slots else "finds no free slot"
             raise ModelError(f"The adapter {name} {reason}.")
-        scale, pairs = _read(directory)
         slot = min(free)
         try:
-            for (layer, module), pair in pairs.items():
+            for (layer, module), pair in weights.pairs.items():
                 product, part = _PLACES[module]
-                self._sites[layer][product].put(slot, part, pair["A"], pair["B"], scale)
-        except (ValueError, IndexError, KeyError) as error:
+                self._sites[layer][product].put(slot, part, pair["A"], pair["B"], weights.scale)
+        except (ValueError, IndexError, KeyError, TypeError, RuntimeError) as error:
             self._clear(slot)
-            raise ModelError(f"The adapter {directory} does not fit the model: {error}.") from error
-        self.slots[name] = slot
+            raise ModelError(
+                f"The adapter {weights.directory} does not fit the model: {error}."
+            ) from error
+        self.slots[name], self.identities[name] = slot, weights.identity
 
     @torch.inference_mode()
     def unload(self, name: str) -> None:
         """Between two steps, when no sequence takes it any more."""
+        del self.identities[name]
         self._clear(self.slots.pop(name))
 
     def begin(self, rows: Sequence[Row], packed: PackedStep) -> None:
@@ -90,6 +115,13 @@ class Adapters:
             for row, start in zip(rows, packed.starts, strict=True):
                 slots[start : start + len(row.tokens)] = [row.adapter] * len(row.tokens)
         self._tokens.set(slots, self._max_adapters, self._ops)
+
+    def _make_places(self) -> None:
+        layers = getattr(self._model.base_model, "layers", ())
+        if not layers or not all(isinstance(layer, LlamaLayer) for layer in layers):
+            raise ModelError("Adapters need a model whose layers are all of the Llama family.")
+        room = (self._max_adapters, self._max_rank)
+        self._sites = [self._beside(layer, room) for layer in layers]
 
     def _clear(self, slot: int) -> None:
         for products in self._sites:
@@ -116,8 +148,8 @@ class Adapters:
         return sites
 
 
-def _read(directory: Path) -> tuple[float, Pairs]:
-    """The factor of the additions, and the matrices. Raises ModelError for what is no plain LoRA."""
+def read(directory: Path) -> Weights:
+    """Files into memory, for any thread. Raises ModelError for what is no plain LoRA."""
     config = read_json(directory / "adapter_config.json")
     if config.get("peft_type") != "LORA":
         raise ModelError(f"The directory {directory} holds no LoRA adapter of PEFT.")
@@ -127,15 +159,24 @@ def _read(directory: Path) -> tuple[float, Pairs]:
         raise ModelError(
             f"The adapter {directory} needs {', '.join(asked)}, which is not supported."
         )
-    rank, alpha = int(config["r"]), float(config["lora_alpha"])
     try:
-        tensors = load_file(directory / "adapter_model.safetensors")
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        content = (directory / "adapter_model.safetensors").read_bytes()
+        tensors = load(content)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelError(f"The adapter {directory} has no sound configuration: {error}.") from error
     except (SafetensorError, OSError) as error:
         raise ModelError(f"The adapter {directory} cannot be read: {error}.") from error
+    identity = blake2b(f"{scale!r} ".encode() + content, digest_size=16).digest()
+    return Weights(directory, identity, scale, _pairs(directory, tensors))
+
+
+def _pairs(directory: Path, tensors: dict[str, torch.Tensor]) -> Pairs:
     pairs: Pairs = {}
     for name, tensor in tensors.items():
         match = _TENSOR.match(name)
         if match is None or match[2] not in _PLACES:
             raise ModelError(f"The adapter {directory} changes {name}, which is not supported.")
         pairs.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), pairs
+    return pairs

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers.engine.capacity import Format, ModelSize, Served
 from workers.engine.errors import ModelError
+from workers.engine.layers import moe
 from workers.engine.layers.linear import SplitLinear, can_pack
 from workers.engine.model import checkpoint, hf, loader, sharding, support
 from workers.engine.model.hf import AttentionSite
@@ -88,12 +89,21 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelS
     """Every parameter once. Without `sites` (`hf.discover`) nothing is known of attention."""
     kinds: Counter[str] = Counter()
     linears: Counter[tuple[int, int]] = Counter()
+    stacked: Counter[tuple[int, int]] = Counter()
     head = model.get_output_embeddings().weight
+    stacks = {
+        id(tensor)
+        for block in model.modules()
+        if moe.fits(block)
+        for tensor in block.experts.parameters()
+    }
     for kind, tensor in _kinds(model, head):
         if kind == "linear":
             linears[tuple(tensor.shape)] += 1
-        else:
-            kinds[kind] += tensor.numel()
+            continue
+        kinds[kind] += tensor.numel()
+        if id(tensor) in stacks:
+            stacked[tuple(tensor.shape[1:])] += len(tensor)
     share = _expert_share(model.config) if kinds["experts"] else 0.0
     site = sites[0] if sites else None
     return ModelSize(
@@ -103,6 +113,7 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelS
         matrices=kinds["matrices"],
         vectors=kinds["vectors"],
         experts=kinds["experts"],
+        stacked=tuple((*shape, number) for shape, number in stacked.items()),
         expert_share=share,
         vocab=len(head),
         num_heads=site.num_heads if site else 0,

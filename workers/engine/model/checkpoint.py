@@ -62,6 +62,11 @@ class Stored:
     def shape(self) -> list[int]:
         return list(self._file.get_slice(self.name).get_shape())
 
+    @property
+    def dtype(self) -> str:
+        """In safetensors' words: F32, I8, F8_E4M3 ..."""
+        return str(self._file.get_slice(self.name).get_dtype())
+
     def read(self, part: Part | None = None) -> torch.Tensor:
         """On the host; of a part, no other byte is read."""
         if part is None:

@@ -19,6 +19,7 @@ from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
 from kernels.shared import SharedGroups
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVStore, LayerKV
+from workers.engine.model.mass import MassProbe
 
 ATTENTION = "headgate_paged"
 _LAYER = "headgate_layer"
@@ -27,6 +28,13 @@ _WITHOUT_EFFECT = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
 )
 """Arguments that some models pass to attention functions and that change nothing here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    batch: PagedBatch
+    views: torch.Tensor
+    """`[num_tokens]` int64: which tokens of its row each token sees (token_tree.views)."""
 
 
 @dataclass(slots=True)
@@ -38,8 +46,12 @@ class StepContext:
     decode: PagedBatch | None
     """The rows with one token, packed first."""
     prefill: PagedBatch | None
+    trees: Trees | None = None
+    """Rows whose guesses are a tree, packed last."""
     shared: SharedGroups | None = None
     """Decode rows whose common prefix is read once for all of them."""
+    mass: MassProbe | None = None
+    """Is told of every layer, if a row wants it."""
 
 
 @dataclass(slots=True)
@@ -96,9 +108,17 @@ class PagedLayer:
             end = step.decode.num_rows
             self._decode(out[:end], call, kv, step, how)
         if step.prefill is not None:
-            tokens = slice(end, end := len(step.slots))
+            tokens = slice(end, end := end + step.prefill.starts[-1])
             self._ops.attention_prefill(out[tokens], call.query[tokens], kv, step.prefill, *how)
+        if step.trees is not None:
+            tokens = slice(end, end := len(step.slots))
+            trees = step.trees
+            self._ops.attention_prefill(
+                out[tokens], call.query[tokens], kv, trees.batch, *how, tree=trees.views
+            )
         out[end:] = 0.0  # padding attends to nothing
+        if step.mass is not None:
+            step.mass.add(call.query, kv, scales, call.scale, call.softcap)
         return out
 
     def _decode(

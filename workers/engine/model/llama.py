@@ -20,15 +20,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVShape, KVStore
-from workers.engine.layers import quant
 from workers.engine.layers.linear import MakeLinear, PackedLinear
+from workers.engine.layers.together import joined
 from workers.engine.model.hf import AttentionSite, Call, PagedLayer, StepSlot, attach
 from workers.engine.model.packing import pack
 from workers.engine.plan import Row
 
 log = logging.getLogger(__name__)
 
-_LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Of the largest output of a layer: the rounding of one operation more or less."""
 
@@ -69,10 +69,10 @@ class LlamaLayer(nn.Module):
         self.scale, self.window = site.scale, site.window
         self.head_dim, self.num_kv_heads = site.head_dim, site.num_kv_heads
         self.num_heads = attention.q_proj.out_features // site.head_dim
-        self.qkv = _joined(make, attention.q_proj, attention.k_proj, attention.v_proj)
-        self.output = _joined(make, attention.o_proj)
-        self.gate_up = _joined(make, mlp.gate_proj, mlp.up_proj)
-        self.down = _joined(make, mlp.down_proj)
+        self.qkv = joined(make, attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = joined(make, attention.o_proj)
+        self.gate_up = joined(make, mlp.gate_proj, mlp.up_proj)
+        self.down = joined(make, mlp.down_proj)
         self.norms = (layer.input_layernorm, layer.post_attention_layernorm)
         self.qk_norms = _qk_norms(attention)
         self._qk_weight, self._qk_eps = _qk_norm(attention, self.num_heads, site.num_kv_heads)
@@ -136,7 +136,7 @@ def install(
 
 def _fits(layer: nn.Module, site: AttentionSite) -> bool:
     return (
-        type(layer) in _LAYERS
+        type(layer) in LAYERS
         and layer.self_attn is site.module
         and site.module.config.hidden_act in ("silu", "swish")
         and site.softcap == 0.0
@@ -162,16 +162,6 @@ def _checked(
     expected = layer(x, position_embeddings=embeddings)
     found = mine(x, position_embeddings=embeddings)
     return mine, ((found - expected).abs().max() / expected.abs().max()).item()
-
-
-def _joined(make: MakeLinear, *linears: nn.Linear) -> nn.Module:
-    if (stored := quant.joined(linears)) is not None:
-        return stored
-    weight = torch.cat([linear.weight for linear in linears])
-    split = getattr(linears[0], "split", None)
-    if linears[0].bias is None:
-        return make(weight, None, split)
-    return make(weight, torch.cat([linear.bias for linear in linears]), split)
 
 
 def _qk_norm(

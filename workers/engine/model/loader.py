@@ -18,11 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from kernels.dispatch import TWINS, Ops
 from workers.engine.errors import ModelError
-from workers.engine.layers.quant import StoredInt4Linear
-from workers.engine.model import experts
+from workers.engine.layers.quant import QuantLinear
+from workers.engine.model import experts, stored
 from workers.engine.model.checkpoint import Checkpoint, Part, cause_of, read_json
 from workers.engine.model.experts import Stacks
-from workers.engine.model.stored_int4 import SUFFIXES, Scheme, Tensors
+from workers.engine.model.stored import Scheme
+from workers.engine.model.stored_gptq import Tensors
 
 Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
 
@@ -107,14 +108,14 @@ def fill(
     filled: dict[int, torch.Tensor] = {}
     stacks = Stacks(model, device)
     packed: dict[str | None, Tensors] = {}
-    for stored in checkpoint.tensors():
-        name = stored.name
-        if stacks.take(stored):
+    for found in checkpoint.tensors():
+        name = found.name
+        if stacks.take(found):
             continue
         path, _, suffix = name.rpartition(".")
-        if scheme is not None and suffix in SUFFIXES and name not in known:
+        if scheme is not None and scheme.takes(suffix, found):
             weight = _resolve(f"{path}.weight", known, model)
-            packed.setdefault(weight, {})[suffix] = stored.read().to(device)
+            packed.setdefault(weight, {})[suffix] = found.read().to(device)
             continue
         target = _resolve(name, known, model)
         if target is None:
@@ -122,11 +123,11 @@ def fill(
         old, homes = known[target]
         part = parts.get(target)
         needed = part.full(old.shape) if part else list(old.shape)
-        if stored.shape != needed:
+        if found.shape != needed:
             raise ModelError(
-                f"The tensor {name} has shape {stored.shape}, but the model needs {needed}."
+                f"The tensor {name} has shape {found.shape}, but the model needs {needed}."
             )
-        tensor = stored.read(part).to(device=device, dtype=old.dtype)
+        tensor = found.read(part).to(device=device, dtype=old.dtype)
         if id(old) in filled:
             _refuse_unequal(name, filled[id(old)], tensor)
             continue
@@ -159,10 +160,10 @@ def _put_packed(model: PreTrainedModel, target: str, tensors: Tensors, scheme: S
     linear = model.get_submodule(path)
     if type(linear) is not nn.Linear:
         raise ModelError(f"The checkpoint quantizes {path}, which is not a plain linear layer.")
-    numbers = scheme.int4(tensors, linear.in_features, linear.out_features, path)
-    ops = Ops(numbers.weight.device, dict(TWINS))
-    layer = StoredInt4Linear(numbers, linear.bias, ops, linear.weight.dtype)
-    model.set_submodule(path, layer)
+    device = next(iter(tensors.values())).device
+    numbers = stored.numbers_of(scheme, tensors, linear.in_features, linear.out_features, path)
+    ops = Ops(device, dict(TWINS))
+    model.set_submodule(path, QuantLinear(numbers, linear.bias, ops, linear.weight.dtype))
 
 
 def randomise(model: PreTrainedModel, device: torch.device) -> None:

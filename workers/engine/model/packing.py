@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from kernels.batch import PagedBatch, Slots
-from workers.engine.model.hf import StepContext
+from workers.engine import token_tree
+from workers.engine.model.hf import StepContext, Trees
+from workers.engine.model.mass import MassProbe
 from workers.engine.plan import Row
 
 
@@ -32,8 +34,9 @@ def pack(
     """Rows with one token come first: their attention is another kernel's. Behind the rows the pass is filled up to
     `min_tokens` tokens that belong to nobody."""
     decode = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
-    prefill = [index for index, row in enumerate(rows) if len(row.tokens) != 1]
-    order = decode + prefill
+    prefill = [i for i, row in enumerate(rows) if len(row.tokens) != 1 and not row.parents]
+    trees = [index for index, row in enumerate(rows) if row.parents]
+    order = decode + prefill + trees
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -43,18 +46,24 @@ def pack(
         starts[index] = len(token_ids)
         token_ids += row.tokens
         end = row.start + len(row.tokens)
-        positions += range(row.start, end)
+        if row.parents:
+            positions += token_tree.positions(row.start, row.parents)
+        else:
+            positions += range(row.start, end)
         table = row.block_table
         slots += [
-            table[position // block_size] * block_size + position % block_size
-            for position in range(row.start, end)
+            table[place // block_size] * block_size + place % block_size
+            for place in range(row.kv_start, end - row.num_dropped)
         ]
     padding = [0] * (min_tokens - len(token_ids))
     context = StepContext(
         Slots(torch.tensor(slots, device=device), block_size),
         _batch([rows[index] for index in decode], block_size, device),
         _batch([rows[index] for index in prefill], block_size, device),
+        _trees([rows[index] for index in trees], block_size, device),
     )
+    if any(row.observes for row in rows):
+        context.mass = MassProbe(rows, starts, block_size, device)
     return PackedStep(
         torch.tensor(token_ids + padding, device=device),
         torch.tensor(positions + padding, device=device),
@@ -64,14 +73,22 @@ def pack(
     )
 
 
+def _trees(rows: Sequence[Row], block_size: int, device: torch.device) -> Trees | None:
+    batch = _batch(rows, block_size, device)
+    if batch is None:
+        return None
+    views = [view for row in rows for view in token_tree.views(row.parents)]
+    return Trees(batch, torch.tensor(views, dtype=torch.int64, device=device))
+
+
 def _batch(rows: Sequence[Row], block_size: int, device: torch.device) -> PagedBatch | None:
     if not rows:
         return None
     tables = []
     for row in rows:
-        used = -(-(row.start + len(row.tokens)) // block_size)
+        used = -(-(row.kv_start + len(row.tokens)) // block_size)
         assert len(row.block_table) >= used, "a block table ends before its tokens"
         tables.append(torch.tensor(row.block_table[:used], dtype=torch.int64, device=device))
     return PagedBatch(
-        [len(row.tokens) for row in rows], [row.start for row in rows], tables, block_size
+        [len(row.tokens) for row in rows], [row.kv_start for row in rows], tables, block_size
     )

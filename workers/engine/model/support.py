@@ -11,7 +11,7 @@ from typing import Any
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from workers.engine.errors import ModelError
-from workers.engine.model import stored_int4
+from workers.engine.model import stored
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -30,7 +30,7 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
         yield "transformers has no causal language model for it"
     if config.get_text_config() is not config:
         yield "it takes more than text"
-    yield from stored_int4.reasons(config)
+    yield from stored.reasons(config)
     if getattr(config, "alibi", False):
         yield "it adds a bias to attention (ALiBi)"
     others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from workers.engine.errors import ModelError
 from workers.engine.parallel.ranks import Ranks
 from workers.engine.parallel.wire import (
     Channel,
@@ -16,11 +18,19 @@ from workers.engine.parallel.wire import (
     Execute,
     Leave,
     Loaded,
+    MoveTokens,
     frame,
     parts_of,
     rows_of,
 )
-from workers.engine.plan import Row, RowResult, StepRunner, Ticket
+from workers.engine.plan import (
+    AdapterWeights,
+    LoadedAdapter,
+    Row,
+    RowResult,
+    StepRunner,
+    Ticket,
+)
 
 
 class OutOfStep(BaseException):
@@ -53,11 +63,13 @@ class ParallelRunner:
         self.root = runner.root
         self.block_size = runner.block_size
         self.num_blocks = runner.num_blocks
+        self.bytes_per_block = runner.bytes_per_block
         self.max_model_len = runner.max_model_len
         self.eos_token_ids = runner.eos_token_ids
         self.vocab_size = runner.vocab_size
         self.kernels = runner.kernels
-        self.adapters: dict[str, int] = {}  # a rank is not told of them
+        self.takes_trees = runner.takes_trees
+        self.adapters: dict[str, LoadedAdapter] = {}  # a rank is not told of them
         ranks.wait_until_loaded()
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
@@ -68,10 +80,24 @@ class ParallelRunner:
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
         return self.launch(rows).collect()
 
+    def read_adapter(self, directory: Path) -> AdapterWeights:
+        raise ModelError("Adapters and several ranks do not go together.")
+
+    def add_adapter(self, name: str, weights: AdapterWeights) -> None:
+        raise NotImplementedError
+
+    def remove_adapter(self, name: str) -> None:
+        raise NotImplementedError
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._ranks.send(CopyBlocks(list(pairs)))
         with _together(self._ranks):
             self._runner.copy_blocks(pairs)
+
+    def move_tokens(self, moves: Sequence[tuple[int, int]]) -> None:
+        self._ranks.send(MoveTokens(list(moves)))
+        with _together(self._ranks):
+            self._runner.move_tokens(moves)
 
 
 @contextlib.contextmanager
@@ -93,5 +119,7 @@ def follow(runner: StepRunner, channel: Channel) -> None:
                 runner.execute(rows_of(rows))
             case CopyBlocks(pairs):
                 runner.copy_blocks(pairs)
+            case MoveTokens(moves):
+                runner.move_tokens(moves)
             case Leave() | None:
                 return

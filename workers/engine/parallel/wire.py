@@ -31,6 +31,7 @@ class RowPart(msgspec.Struct, frozen=True, array_like=True):
     next_token: int
     row_id: int
     num_proposed: int
+    parents: tuple[int, ...]
 
 
 class Execute(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -56,7 +57,11 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
     status: int
 
 
-Said = Execute | CopyBlocks | Leave | Loaded | Ended
+class MoveTokens(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    moves: list[tuple[int, int]]
+
+
+Said = Execute | CopyBlocks | MoveTokens | Leave | Loaded | Ended
 
 
 class Channel:
@@ -112,6 +117,7 @@ def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
             row.next_token,
             row.row_id,
             row.num_proposed,
+            row.parents,
         )
         for row in rows
     ]
@@ -129,6 +135,7 @@ def rows_of(parts: Sequence[RowPart]) -> list[Row]:
             part.next_token,
             part.row_id,
             num_proposed=part.num_proposed,
+            parents=part.parents,
         )
         for part in parts
     ]

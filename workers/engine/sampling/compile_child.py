@@ -35,6 +35,7 @@ class Start(msgspec.Struct, frozen=True):
     vocabulary: list[bytes]
     limit_s: float
     limit_bytes: int
+    backend: backends.Name
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -68,7 +69,7 @@ def main() -> int:
     if data is None:
         return 0
     start = msgspec.msgpack.decode(data, type=Start)
-    backend = backends.load(start.vocabulary)
+    backend = backends.load(start.vocabulary, start.backend)
     _limit_memory(start.limit_bytes)
     write_frame(answers, Verdict(""))
     while (data := read_frame(given)) is not None:

@@ -94,11 +94,12 @@ class Grammars:
     def __init__(
         self,
         vocabulary: Callable[[], list[bytes]],
+        name: backends.Name = "xgrammar",
         *,
         limit_s: float = compile_child.LIMIT_S,
         limit_bytes: int = compile_child.LIMIT_BYTES,
     ) -> None:
-        self._vocabulary = vocabulary
+        self._vocabulary, self._name = vocabulary, name
         self._limits = (limit_s, limit_bytes)
         self._shelf = Shelf()
         self._asked: set[Key] = set()
@@ -179,11 +180,11 @@ class Grammars:
 
     def _compile(self, text: str) -> Compiled:
         if self._start is None:
-            self._start = Start(self._vocabulary(), *self._limits)
+            self._start = Start(self._vocabulary(), *self._limits, self._name)
         if fault := self._tried(text):
             raise GrammarError(fault)
         if self._backend is None:
-            self._backend = backends.load(self._start.vocabulary)
+            self._backend = backends.load(self._start.vocabulary, self._name)
         return self._backend.compile(text)
 
     def _tried(self, text: str) -> str:

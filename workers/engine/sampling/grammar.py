@@ -97,6 +97,24 @@ class Automaton:
         self._matcher, self.mask, self.ended, self.fault = here
         return found
 
+    def tree_masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
+        """As `masks`, of a tree of drafts (token_tree.py); None: forbidden, or behind what is."""
+        here = (self._matcher, self.mask, self.ended, self.fault)
+        found: list[bytes | None] = [self.mask]
+        matchers = [self._matcher]
+        for token, parent in zip(tokens, parents, strict=True):
+            matcher, mask = matchers[parent + 1], None
+            if found[parent + 1] is not None and not self._end_bits >> token & 1:
+                matcher = self._matcher = matcher.fork()
+                if matcher.accept(token):
+                    self._look()
+                    mask = None if self.ended or self.fault else self.mask
+                    self.ended, self.fault = False, ""
+            matchers.append(matcher)
+            found.append(mask)
+        self._matcher, self.mask, self.ended, self.fault = here
+        return found
+
     def _accept(self, token: int) -> None:
         if not self._matcher.accept(token):
             self.fault = self.fault or f"the token {token} is outside of the grammar"

@@ -13,25 +13,26 @@ from dataclasses import dataclass
 
 from workers.engine.plan import Draw, Row, StepRunner
 from workers.engine.sequence import Sequence
-from workers.engine.speculate.proposer import Ask, Drafting, Read
+from workers.engine.speculate.proposer import Ask, Guess, Proposer, Read
 
 CHUNK = 512
 """Tokens of one pass over what the draft has not read."""
 
 
-class DraftProposer:
+class DraftProposer(Proposer):
     needs_blocks = True
 
     def __init__(self, runner: StepRunner) -> None:
         """`runner` is the draft's own, with as many blocks of the same size as the model's."""
         self._runner = runner
 
-    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
+    def propose(self, asks: Seq[Ask]) -> list[Guess]:
         size, longest = self._runner.block_size, self._runner.max_model_len
-        found: list[Seq[int]] = [[] for _ in asks]
+        found: list[Guess] = [[] for _ in asks]
         open_ = []
-        for place, (sequence, drafting, number) in enumerate(asks):
-            number = min(number, longest - len(sequence.tokens))
+        for place, ask in enumerate(asks):
+            sequence, drafting = ask.sequence, ask.drafting
+            number = min(ask.num_tokens, longest - len(sequence.tokens))
             if number > 0:
                 tokens = list(sequence.tokens)
                 first = min(drafting.read.num_valid(sequence, size), len(tokens) - 1)
@@ -46,12 +47,6 @@ class DraftProposer:
             found[one.place] = one.tokens[len(one.sequence.tokens) :]
             one.tokens.pop()  # the list is that of `Read`, and the last guess has no KV
         return found
-
-    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
-        return True
-
-    def forget(self, region: bytes | None) -> None:
-        """Its KV goes with the blocks."""
 
     def _catch_up(self, asked: list[_Guessing]) -> None:
         """Everything but the last token, in passes of at most `CHUNK` tokens; prompts are long."""

@@ -9,12 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from workers.engine.sequence import Sequence
-    from workers.engine.speculate.proposer import Ask, Drafting
+from typing import NamedTuple
 
 LEAST_MATCH = 2
 LONGEST_MATCH = 4
@@ -95,25 +90,3 @@ def continuation(tokens: array[int], first: int, num_tokens: int) -> array[int]:
     while len(found) < num_tokens:
         found.append(found[len(found) - period])
     return found
-
-
-class NgramProposer:
-    """Proposes from the sequence's own prompt and output."""
-
-    needs_blocks = False
-
-    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
-        return [self._one(ask) for ask in asks]
-
-    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
-        drafting.index.extend(sequence.tokens)
-        return drafting.index.find(sequence.tokens) is not None
-
-    def forget(self, region: bytes | None) -> None:
-        pass
-
-    def _one(self, ask: Ask) -> Seq[int]:
-        tokens, index = ask.sequence.tokens, ask.drafting.index
-        index.extend(tokens)
-        match = index.find(tokens)
-        return () if match is None else continuation(tokens, match.place, ask.num_tokens)

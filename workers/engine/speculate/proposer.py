@@ -2,19 +2,19 @@
 
 A proposal may be anything: verification draws from the model at every position, so a wrong one costs time and never
 changes a token. A proposer is asked once per step for all sequences, which lets a model of its own run them as one
-batch. Each proposal is one-hot: a list of tokens without probabilities. A proposer with several heads (Medusa, EAGLE)
-answers with the best token of each head in order; one that grows a tree answers with the branch it trusts most.
+batch. Each proposal is one-hot: a list or a tree of tokens without probabilities.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from workers.engine.sequence import Sequence
 from workers.engine.speculate.acceptance import Acceptance
 from workers.engine.speculate.ngram import NgramIndex
+from workers.engine.token_tree import Proposal
 
 if TYPE_CHECKING:
     from cache.prefix_cache import Handle
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 class Drafting:
     """What speculation knows of one sequence."""
 
-    __slots__ = ("acceptance", "index", "num_taught", "read")
+    __slots__ = ("acceptance", "index", "notes", "num_taught", "read", "wants_hidden")
 
-    def __init__(self) -> None:
+    def __init__(self, *, wants_hidden: bool = False) -> None:
+        self.wants_hidden = wants_hidden
+        self.notes: Any = None
+        """The proposer's own."""
         self.acceptance = Acceptance()
         self.index = NgramIndex()
         self.num_taught = 0
@@ -62,22 +65,51 @@ class Ask(NamedTuple):
     """All its tokens are known, the last one is without KV."""
     drafting: Drafting
     num_tokens: int
-    """At most so many are wanted; at least 1."""
+    """At most so many are wanted, one behind the other; at least 1."""
+    num_nodes: int
+    """Of a tree, in all; at least `num_tokens`."""
+
+
+Guess = Seq[int] | Proposal
+"""A list, or a tree. `Proposal` is a sequence too, of two things, so it is asked for first."""
+
+
+class Outcome(NamedTuple):
+    """Of a sequence's row in a step."""
+
+    proposal: Proposal
+    drawn: tuple[int, ...]
+    """Behind the last known token and behind each node."""
+    nodes: tuple[int, ...] = ()
+    """Those that were right."""
+    hidden: Any = None
+    """Last hidden states of the places that were drawn from, for a proposer that needs them."""
+
+    @property
+    def last(self) -> int:
+        """The place that the sequence's last token was drawn at."""
+        return self.nodes[-1] + 1 if self.nodes else 0
 
 
 class Proposer(Protocol):
-    needs_blocks: bool
-    """It writes KV of its own for what it proposes: blocks are taken before it is asked."""
+    """What is not said otherwise by one who inherits: no KV, no hidden states, always hopeful, nothing to learn."""
 
-    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
-        """For each ask the tokens that may come next, none if nothing is worth a try."""
+    needs_blocks: bool = False
+    """It writes KV of its own for what it proposes: blocks are taken before it is asked."""
+    needs_hidden: bool = False
+    """It is told the last hidden states of the rows."""
+
+    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+        """For each ask what may come next, nothing if nothing is worth a try."""
         ...
 
     def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
         """Whether it will probably propose something once the token in flight is known: then the step behind that one
         is worth waiting for."""
-        ...
+        return True
+
+    def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
+        """Behind each step, with or without proposals; the tokens are the sequence's already."""
 
     def forget(self, region: bytes | None) -> None:
         """The texts of a namespace region are to be gone; None: those of every region."""
-        ...

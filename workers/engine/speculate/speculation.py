@@ -6,13 +6,12 @@ them. A plan with proposals is collected before the next one is made, because th
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from cache.prefix_cache import PrefixCache
 from workers.engine.sampling.params import penalizes
 from workers.engine.sequence import Sequence
-from workers.engine.speculate.proposer import Ask, Drafting, Proposer
+from workers.engine.speculate.proposer import Ask, Drafting, Guess, Outcome, Proposer
 from workers.engine.step_plan import StepPlan, Work
+from workers.engine.token_tree import MAX_NODES, Proposal
 
 
 class Speculation:
@@ -23,13 +22,18 @@ class Speculation:
         *,
         max_proposals: int = 8,
         max_step_tokens: int = 128,
+        takes_trees: bool = True,
+        counts_guesses: bool = False,
     ) -> None:
-        """`max_proposals`: for one sequence in a step. `max_step_tokens`: rows of a plan times tokens of each: above it
+        """`max_proposals`: nodes for one sequence in a step. `takes_trees`: else a tree's trunk is tried.
+        `counts_guesses`: penalties of a row's draws count the guesses before them; else penalized requests get none. `max_step_tokens`: rows of a plan times tokens of each: above it
         a step is bound by arithmetic, and proposals are no longer nearly free."""
         self._proposer = proposer
         self._cache = cache
         self._max_proposals = max_proposals
         self._max_step_tokens = max_step_tokens
+        self._takes_trees = takes_trees
+        self._counts_guesses = counts_guesses
 
     # --- a plan that is complete but for proposals ---
 
@@ -56,14 +60,14 @@ class Speculation:
 
     def _expect(self, sequence: Sequence, plan: StepPlan) -> None:
         """Its last token is in flight. If something will be proposed behind it, the next plan waits for this one."""
-        drafting = _drafting(sequence)
+        drafting = self._drafting(sequence)
         if plan.holds_next or drafting is None:
             return
         wanted = drafting.acceptance.num_wanted(len(sequence.tokens), 1)
         plan.holds_next = wanted > 0 and self._proposer.expects(sequence, drafting)
 
     def _ask(self, sequence: Sequence, plan: StepPlan, most: int) -> Ask | None:
-        drafting = _drafting(sequence)
+        drafting = self._drafting(sequence)
         if drafting is None:
             return None
         attempt, length = sequence.attempt, len(sequence.tokens)
@@ -72,20 +76,31 @@ class Speculation:
         wanted = drafting.acceptance.num_wanted(length, room)
         if self._proposer.needs_blocks and wanted > 0:
             wanted = self._fit(sequence, wanted)
-        return Ask(sequence, drafting, wanted) if wanted > 0 else None
+        return Ask(sequence, drafting, wanted, room) if wanted > 0 else None
 
-    def _add(self, plan: StepPlan, place: int, ask: Ask, found: Seq[int]) -> None:
+    def _add(self, plan: StepPlan, place: int, ask: Ask, found: Guess) -> None:
         sequence, lease = ask.sequence, ask.sequence.attempt.lease
         # What was asked for first may have taken what was there for all.
-        number = min(len(found), ask.num_tokens, plan.budget, lease.left)
+        proposal = self._shaped(found, ask)
+        if sequence.automaton is not None:
+            masks = sequence.automaton.tree_masks(proposal.tokens, proposal.parents)
+            proposal = proposal.kept(masks)
+        number = min(len(proposal.tokens), plan.budget, lease.left)
         number = self._fit(sequence, number)
         if number < 1:
             return
-        plan.proposals[sequence] = tuple(found[:number])
+        plan.proposals[sequence] = proposal.cut(number)
         plan.work[place] = Work(sequence, 1 + number, 1 + number)
         plan.budget -= number
         plan.holds_next = True
         lease.in_flight += number
+
+    def _shaped(self, found: Guess, ask: Ask) -> Proposal:
+        if not isinstance(found, Proposal):
+            return Proposal.chain(found[: ask.num_tokens])
+        if self._takes_trees:
+            return found.cut(min(ask.num_nodes, MAX_NODES))
+        return found.trunk().cut(ask.num_tokens)
 
     def _fit(self, sequence: Sequence, number: int) -> int:
         """As many as blocks can be had for."""
@@ -95,25 +110,32 @@ class Speculation:
             if fresh is None:
                 return len(sequence.block_ids) * size - first
             sequence.block_ids += fresh
+            sequence.attempt.residency.change(1, self._cache.now_ms())
         return number
+
+    def _drafting(self, sequence: Sequence) -> Drafting | None:
+        """None for a sequence with an adapter, whose text the model as it is does not foresee, and for beams, which
+        draw together. Device rows count tokens that are drawn, so there none for a sequence with penalties."""
+        attempt = sequence.attempt
+        if attempt.message.adapter or attempt.search is not None:
+            return None
+        if not self._counts_guesses and penalizes(attempt.message.sampling):
+            return None
+        if sequence.drafting is None:
+            sequence.drafting = Drafting(wants_hidden=self._proposer.needs_hidden)
+        return sequence.drafting
 
     def forget(self, region: bytes | None) -> None:
         self._proposer.forget(region)
 
     # --- its results ---
 
-    def observe(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
-        if sequence.drafting is not None:
-            length = len(sequence.tokens)
-            sequence.drafting.acceptance.observe(num_proposed, num_accepted, length)
-
-
-def _drafting(sequence: Sequence) -> Drafting | None:
-    """None for a sequence with penalties: they change with every output token, and devices count tokens that are drawn,
-    not those that are proposed. Nor for one with a grammar: the masks behind a guess are not known, nor for one with an
-    adapter, whose text the model as it is does not foresee."""
-    if sequence.automaton is not None or sequence.attempt.message.adapter:
-        return None
-    if sequence.drafting is None and not penalizes(sequence.attempt.message.sampling):
-        sequence.drafting = Drafting()
-    return sequence.drafting
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """A tree is measured by its longest branch: only one can be right."""
+        drafting = sequence.drafting
+        if drafting is None:
+            return
+        if target := outcome.proposal.target:
+            num_right = min(len(outcome.nodes), target)
+            drafting.acceptance.observe(target, num_right, len(sequence.tokens))
+        self._proposer.learn(sequence, drafting, outcome)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
 from workers.engine.sequence import Sequence
 from workers.engine.speculate.ngram import NgramIndex, continuation, match_length
-from workers.engine.speculate.proposer import Ask, Drafting
+from workers.engine.speculate.proposer import Ask, Drafting, Guess, Proposer
 
 LONGEST_MATCH = 8
 MAX_REGIONS = 256
@@ -46,6 +47,9 @@ class RegionIndex:
         self.tokens.extend(tokens)
         self._index.extend(self.tokens)
 
+    def places(self, pair: tuple[int, int]) -> Iterator[int]:
+        return self._index.places(pair)
+
     def find(self, tail: array[int]) -> tuple[int, list[int]]:
         """Length of the longest match, and the places behind the latest matches of that length."""
         if len(tail) < 2:
@@ -73,23 +77,21 @@ class RegionIndex:
         return found
 
 
-class SuffixProposer:
+class SuffixProposer(Proposer):
     """Proposes from the longer match: in the sequence's own text, or in its region's."""
-
-    needs_blocks = False
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._regions: OrderedDict[bytes, RegionIndex] = OrderedDict()
 
-    def propose(self, asks: Seq[Ask]) -> list[Seq[int]]:
+    def propose(self, asks: Seq[Ask]) -> list[Guess]:
         for ask in asks:
             self._teach(ask.sequence, ask.drafting)
         return [self._one(ask) for ask in asks]
 
     def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
         drafting.index.extend(sequence.tokens)
-        region = self._regions.get(_region(sequence))
+        region = self.region_of(sequence)
         return drafting.index.find(sequence.tokens) is not None or (
             region is not None and bool(region.find(sequence.tokens[-LONGEST_MATCH:])[0])
         )
@@ -98,13 +100,17 @@ class SuffixProposer:
         if region is None:
             self._regions.clear()
         else:
-            self._regions.pop(region, None)
+            for gone in [known for known in self._regions if known.startswith(region)]:
+                del self._regions[gone]
 
-    def _one(self, ask: Ask) -> Seq[int]:
+    def region_of(self, sequence: Sequence) -> RegionIndex | None:
+        return self._regions.get(_region(sequence))
+
+    def _one(self, ask: Ask) -> Guess:
         tokens, index = ask.sequence.tokens, ask.drafting.index
         index.extend(tokens)
         own = index.find(tokens)
-        region = self._regions.get(_region(ask.sequence))
+        region = self.region_of(ask.sequence)
         if region is not None:
             length, places = region.find(tokens[-LONGEST_MATCH:])
             if places and (own is None or length > own.length):

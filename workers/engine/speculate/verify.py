@@ -1,7 +1,7 @@
 """Which draws of a row with proposals count. Pure.
 
-The row draws at every position, with the noise of (seed, position), as if its proposals were true. A draw is the
-sequence's own token if all proposals before it were. For proposals that are certain (one-hot) this is exact rejection
+The row draws at every node, with the noise of (seed, position), as if the nodes of its branch were true. The first draw
+is the sequence's own token; if a child of the node has it, the draw behind that child is the next one. For a list of proposals that are certain (one-hot) this is exact rejection
 sampling (Leviathan 2023): proposal x is accepted with p(x), else the token is distributed as p without x. The op
 `verify` of kernels/ is the same rule on a device.
 """
@@ -11,15 +11,35 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from workers.engine.plan import Drawn
+from workers.engine.token_tree import ROOT, Proposal
 
 
-def own_draws(
-    proposals: Sequence[int], drawn: Sequence[Drawn], end_ids: Set[int]
-) -> tuple[Drawn, ...]:
-    """The first draws, up to the first one that differs from its proposal or ends the choice; at least one. `drawn` has
-    one more than `proposals`."""
-    for place, proposal in enumerate(proposals):
-        token = drawn[place].token
-        if token != proposal or token in end_ids:
-            return tuple(drawn[: place + 1])
-    return tuple(drawn)
+def own_path(
+    proposal: Proposal, drawn: Sequence[Drawn], end_ids: Set[int]
+) -> tuple[tuple[int, ...], tuple[Drawn, ...]]:
+    """The nodes that were right, from the first one on, and the draws that count: one more, unless the last node ends
+    the choice. `drawn` has one more than the proposal has tokens, the one behind node i at i + 1."""
+    nodes, kept, node = [], [drawn[0]], ROOT
+    while (token := kept[-1].token) not in end_ids:
+        child = proposal.follow(node, token)
+        if child is None:
+            break
+        node = child
+        nodes.append(node)
+        kept.append(drawn[node + 1])
+    return tuple(nodes), tuple(kept)
+
+
+def moves(
+    nodes: Sequence[int], start: int, block_table: Sequence[int], size: int
+) -> list[tuple[int, int]]:
+    """Slots from which accepted nodes go to their places. `start`: position of the last known token."""
+
+    def slot(position: int) -> int:
+        return block_table[position // size] * size + position % size
+
+    return [
+        (slot(start + 1 + node), slot(start + 1 + place))
+        for place, node in enumerate(nodes)
+        if node != place
+    ]

@@ -1,0 +1,316 @@
+"""The host tier: which blocks of which prefixes have a copy in which slot of host memory, and whose turn it is to go.
+
+A trie of whole blocks, keyed like the prefix tree by (region, tokens of the block): what is found is the same prefix,
+token for token, and no hash decides. A copy is never here without those of all blocks before it. Knows slots as
+integers; not bytes, not the device, not when a transfer is done: whoever moves bytes keeps the order of what it is told.
+
+Each tenant evicts its own coldest copy once it has its quota, or more slots than anybody else; else the one with the
+most slots gives one up. So a flood ends where its tenant has as much as the next one, and what finds no slot is refused
+and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from cache.namespaces import Segment
+from cache.radix import ChildKey, Node, token_slice
+
+NO_SLOT = -1
+UNLIMITED = 1 << 62
+
+
+class Copy:
+    """One block of one prefix."""
+
+    __slots__ = ("children", "gone", "key", "num_pins", "parent", "slot", "tenant")
+
+    def __init__(self, parent: Copy | None, key: ChildKey, slot: int, tenant: str) -> None:
+        self.parent = parent
+        self.key = key
+        self.slot = slot
+        self.tenant = tenant
+        self.children: dict[ChildKey, Copy] = {}
+        self.num_pins = 0
+        """Readers of the slot: it is not given to anybody else before they are through."""
+        self.gone = False
+        """Dropped while somebody read it: nobody finds it any more, its slot goes with its last reader."""
+
+
+class Written(NamedTuple):
+    """A block that is to be copied to a slot."""
+
+    block: int
+    copy: Copy
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Blocks, since the process began."""
+
+    num_hits: int = 0
+    num_written: int = 0
+    num_refused: int = 0
+    num_evicted: int = 0
+    num_swapped: int = 0
+
+
+@dataclass(slots=True)
+class _Tenant:
+    copies: OrderedDict[Copy, None] = field(default_factory=OrderedDict)
+    """The longest unused first: children before parents."""
+    num_swapped: int = 0
+    """Slots with blocks of its preempted sequences."""
+    quota: int = UNLIMITED
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.copies) + self.num_swapped
+
+
+class HostTier:
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        self.num_slots = num_slots
+        self.block_size = block_size
+        self.counts = TierCounts()
+        self.root = Copy(None, (b"", b""), NO_SLOT, "")
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._tenants: dict[str, _Tenant] = {}
+        self._gone: set[Copy] = set()
+        self._swapped: dict[int, str] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def num_of(self, tenant: str) -> int:
+        """Slots of a tenant. O(1)."""
+        mine = self._tenants.get(tenant)
+        return mine.num_slots if mine else 0
+
+    def set_quota(self, tenant: str, num_slots: int | None) -> None:
+        """What it has beyond that goes when it writes next."""
+        if num_slots is not None or tenant in self._tenants:
+            self._of(tenant).quota = UNLIMITED if num_slots is None else num_slots
+
+    # --- finding ---
+
+    def match(
+        self, path: tuple[Segment, ...], tokens: Sequence[int], start: int, limit: int
+    ) -> list[Copy]:
+        """Copies of the blocks from `start` up to at most `limit`, as far as they are here. O(limit) lookups, changes
+        nothing."""
+        found: list[Copy] = []
+        copy, depth = self.root, 0
+        for segment in path:
+            while depth < min(segment.end, limit):
+                child = copy.children.get(self._key(segment.region, tokens, depth))
+                if child is None:
+                    return found
+                copy, depth = child, depth + 1
+                if depth > start:
+                    found.append(copy)
+        return found
+
+    def pin(self, copies: Iterable[Copy]) -> None:
+        """Somebody begins to read them."""
+        for copy in copies:
+            copy.num_pins += 1
+
+    def unpin(self, copies: Iterable[Copy]) -> None:
+        """And is through."""
+        for copy in copies:
+            assert copy.num_pins, "nobody reads it"
+            copy.num_pins -= 1
+            if copy.gone and not copy.num_pins:
+                self._gone.remove(copy)
+                self._free.append(copy.slot)
+
+    def hit(self, copies: Sequence[Copy]) -> None:
+        """They were used: blocks of one path in order."""
+        self.counts.num_hits += len(copies)
+        if copies:
+            self._touch(copies[-1])
+
+    # --- writing ---
+
+    def write(self, nodes: Sequence[Node]) -> list[Written]:
+        """Copies of all blocks of the path of tree nodes, from below the root; returns those that were not here. Ends
+        where a slot is refused. O(blocks of the path)."""
+        blocks = (
+            (self._key(node.region, node.tokens, i), node.tenant, block)
+            for node in nodes
+            for i, block in enumerate(node.block_ids)
+        )
+        return self._extend(self.root, blocks)
+
+    def adopt(
+        self, parent: Copy, region: bytes, tokens: Sequence[int], tenant: str
+    ) -> list[Written]:
+        """Slots for blocks that came from elsewhere, behind `parent`; of each its place in `tokens`. What is here
+        already is not written again."""
+        blocks = (
+            (self._key(region, tokens, i), tenant, i) for i in range(len(tokens) // self.block_size)
+        )
+        return [] if parent.gone else self._extend(parent, blocks)
+
+    def _extend(self, copy: Copy, blocks: Iterable[tuple[ChildKey, str, int]]) -> list[Written]:
+        written: list[Written] = []
+        for key, tenant, block in blocks:
+            child = copy.children.get(key)
+            if child is None:
+                copy.num_pins += 1  # or it might give up its own slot to its child
+                slot = self._take_slot(tenant)
+                copy.num_pins -= 1
+                if slot is None:
+                    break
+                child = copy.children[key] = Copy(copy, key, slot, tenant)
+                self._of(tenant).copies[child] = None
+                self.counts.num_written += 1
+                written.append(Written(block, child))
+            copy = child
+        self._touch(copy)
+        return written
+
+    def reserve(self, tenant: str, num_slots: int) -> list[int] | None:
+        """Slots for the blocks of a preempted sequence, until `give_back`; all or none."""
+        slots: list[int] = []
+        while len(slots) < num_slots:
+            slot = self._take_slot(tenant)
+            if slot is None:
+                self.give_back(slots)
+                return None
+            self._swapped[slot] = tenant
+            self._of(tenant).num_swapped += 1
+            slots.append(slot)
+        self.counts.num_swapped += num_slots
+        return slots
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._tenants[self._swapped.pop(slot)].num_swapped -= 1
+            self._free.append(slot)
+
+    # --- going ---
+
+    def drop(self, region: bytes) -> int:
+        """Forget a region and all below it. Returns the copies that went. O(copies)."""
+        return self._drop(lambda copy: copy.key[0].startswith(region))
+
+    def purge(self, tenant: str) -> int:
+        """Forget what a tenant wrote and all below it. What its preempted sequences hold goes with them."""
+        return self._drop(lambda copy: copy.tenant == tenant)
+
+    def lose(self, copies: Iterable[Copy]) -> None:
+        """Their bytes never arrived."""
+        for copy in copies:
+            if not copy.gone and copy.parent is not None:
+                self._unlink(copy)
+
+    def _drop(self, wanted: Callable[[Copy], bool]) -> int:
+        tops = [
+            copy
+            for copy in self.copies()
+            if wanted(copy) and copy.parent is not None and not wanted(copy.parent)
+        ]
+        return sum(self._unlink(top) for top in tops)
+
+    def _unlink(self, top: Copy) -> int:
+        assert top.parent is not None
+        del top.parent.children[top.key]
+        below = list(self.copies(top))
+        for copy in below:
+            del self._tenants[copy.tenant].copies[copy]
+            copy.parent = None
+            copy.children = {}
+            copy.gone = True
+            if copy.num_pins:
+                self._gone.add(copy)
+            else:
+                self._free.append(copy.slot)
+        return len(below)
+
+    # --- slots ---
+
+    def _take_slot(self, tenant: str) -> int | None:
+        mine = self._of(tenant)
+        if mine.num_slots >= mine.quota:
+            slot = self._reuse(mine)
+        elif self._free:
+            return self._free.pop()
+        else:
+            largest = max(self._tenants.values(), key=lambda one: one.num_slots)
+            slot = None
+            if largest.num_slots > mine.num_slots + 1:
+                slot = self._reuse(largest)
+            if slot is None:
+                slot = self._reuse(mine)
+        if slot is None:
+            self.counts.num_refused += 1
+        return slot
+
+    def _reuse(self, owner: _Tenant) -> int | None:
+        """The slot of its coldest copy that nothing hangs on and nobody reads."""
+        for copy in owner.copies:
+            if not copy.children and not copy.num_pins:
+                self._unlink(copy)
+                self.counts.num_evicted += 1
+                return self._free.pop()
+        return None
+
+    def _touch(self, copy: Copy) -> None:
+        # From the end up: whoever hangs on a copy is never younger than it.
+        one: Copy | None = copy
+        while one is not None and one.parent is not None:
+            self._tenants[one.tenant].copies.move_to_end(one)
+            one = one.parent
+
+    def _of(self, tenant: str) -> _Tenant:
+        mine = self._tenants.get(tenant)
+        if mine is None:
+            mine = self._tenants[tenant] = _Tenant()
+        return mine
+
+    def _key(self, region: bytes, tokens: Sequence[int], block: int) -> ChildKey:
+        size = self.block_size
+        return region, token_slice(tokens, block * size, (block + 1) * size).tobytes()
+
+    # --- for invariants.py ---
+
+    def copies(self, top: Copy | None = None) -> Iterator[Copy]:
+        """`top` and all below it; without it, all but the root."""
+        stack = [top] if top is not None else list(self.root.children.values())
+        while stack:
+            copy = stack.pop()
+            yield copy
+            stack.extend(copy.children.values())
+
+    def broken(self) -> Iterator[str]:
+        """Law 11: each slot in one place, each copy behind its parent and counted, none younger than what it hangs on."""
+        places = Counter([*self._free, *self._swapped])
+        places.update(copy.slot for copy in self._gone)
+        found = Counter[str]()
+        for copy in self.copies():
+            places[copy.slot] += 1
+            found[copy.tenant] += 1
+            if copy.gone or copy.parent is None or copy.parent.children.get(copy.key) is not copy:
+                yield f"(11) the copy in slot {copy.slot} hangs in the wrong place"
+            if copy not in self._tenants[copy.tenant].copies:
+                yield f"(11) the copy in slot {copy.slot} has no place in the order of use"
+        if places != Counter(range(self.num_slots)):
+            yield f"(11) slots are not in one place each: {places}"
+        swapped = Counter(self._swapped.values())
+        for tenant, mine in self._tenants.items():
+            if (len(mine.copies), mine.num_swapped) != (found[tenant], swapped[tenant]):
+                yield f"(11) {tenant!r} has {found[tenant]} copies and {swapped[tenant]} swapped blocks"
+            seen: set[Copy] = set()
+            for copy in mine.copies:
+                if any(c.tenant == tenant and c not in seen for c in copy.children.values()):
+                    yield f"(11) slot {copy.slot} comes too early in the order of use"
+                seen.add(copy)
+        for copy in self._gone:
+            if not copy.num_pins or not copy.gone:
+                yield f"(11) slot {copy.slot} waits for readers that it does not have"

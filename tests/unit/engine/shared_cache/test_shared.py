@@ -1,0 +1,347 @@
+"""Workers that share KV: what one computed another one reads, within the same walls, and nothing that is not sound."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import redis
+from engine_driver import LINK, Driver
+from fakes import ScriptedRunner, encode, generate_request
+
+from workers.engine.shared_cache.directory import DirectoryStore
+from workers.engine.shared_cache.opening import identity_of, open_tier
+from workers.engine.shared_cache.redis_store import RedisStore
+from workers.engine.shared_cache.shared import READ_GROUPS
+from workers.engine.shared_cache.store import Bounds, StoreAway
+from workers.protocol.messages import CacheCommand, Region
+
+SECRET = b"secret of this deployment......."
+BOUNDS = Bounds(1 << 24, 60)
+TEXT = encode("the quick brown fox jumps over the lazy dog " * 5)[:200]
+PUBLIC = b"public region..."
+
+
+@pytest.fixture(params=["directory", "redis"])
+def open_store(request, tmp_path, redis_url):
+    kind = request.param
+    return lambda: DirectoryStore(tmp_path, BOUNDS) if kind == "directory" else RedisStore(redis_url, BOUNDS)  # fmt: skip
+
+
+@pytest.fixture
+def worker(open_store):
+    """Makes workers of one model, each with a courier of its own."""
+    opened = []
+
+    def make(store=None, secret=SECRET, root="model@1", num_slots=256, num_blocks=200, **options):
+        runner = ScriptedRunner(num_blocks=num_blocks, block_size=4, root=root)
+        drive = Driver(runner, host={"num_slots": num_slots}, **options)
+        engine = drive.engine
+        tier = open_tier(
+            store or open_store(), secret, runner, drive.cache, drive.host, engine.prefill_rate
+        )
+        engine.share(tier)
+        opened.append(tier)
+        return drive
+
+    yield make
+    for tier in opened:
+        tier.close()
+
+
+def ask(drive, name, prompt=TEXT, **fields):
+    fields.setdefault("root", drive.runner.root)
+    drive.send(generate_request(name, prompt, 4, **fields))
+    while not drive.idle:
+        drive.step(0.0)
+    drive.check_alone(drive.requests[LINK, name])
+    return drive.endings[LINK, name]
+
+
+def settle(drive):
+    """Until the courier has nothing left to do."""
+    tier, deadline = drive.engine.shared, time.monotonic() + 10
+    while tier._pinned or tier.courier._drops or tier._fetches:
+        assert time.monotonic() < deadline
+        drive.step(0.0)
+        time.sleep(0.001)
+
+
+def fill(drive, name="fill", **fields):
+    for number in range(3):
+        ask(drive, f"{name}{number}", **fields)
+    settle(drive)
+    assert drive.engine.shared.courier.counts.num_written > 0
+
+
+def test_another_worker_reads_it_for_the_same_tenant_and_not_for_another(worker):
+    fill(worker(), tenant="anna")
+    second = worker()
+    bert = ask(second, "b", tenant="bert")
+    anna = ask(second, "a", tenant="anna")
+    assert bert.usage.cache_read == 0
+    assert anna.usage.cache_read == anna.cache.cached_tokens == 192
+    assert anna.usage.cache_write + anna.usage.uncached == 8
+    assert second.engine.shared.courier.counts.num_found == 3
+    second.check_idle()
+
+
+def test_a_public_prompt_is_shared_with_every_tenant_and_stays_when_one_is_purged(worker):
+    def path(own):
+        return (Region(PUBLIC, 130), Region(own.ljust(16, b"\0")))
+
+    first = worker()
+    fill(first, tenant="operator", prompt=TEXT[:132], namespace=(Region(PUBLIC),))
+    fill(first, "own", tenant="anna", namespace=path(b"anna"))
+    second = worker()
+    assert ask(second, "b", tenant="bert", namespace=path(b"bert")).usage.cache_read == 128
+    assert ask(second, "a", tenant="anna", namespace=path(b"anna")).usage.cache_read == 192
+    second.send(CacheCommand("drop", tenant="bert"))
+    second.step()
+    assert second.cache.host.num_of("") == 32
+    third = worker()
+    assert ask(third, "c", tenant="carl", namespace=path(b"carl")).usage.cache_read == 128
+
+
+def test_a_long_prompt_comes_in_several_rounds(worker):
+    text = encode("0123456789abcdef" * 80)
+    options = {"num_slots": 400, "num_blocks": 500}
+    fill(worker(**options), prompt=text)
+    second = worker(**options)
+    assert ask(second, "again", prompt=text).usage.cache_read == 1280 > READ_GROUPS * 64
+    assert second.engine.shared.courier.counts.num_found == 20
+
+
+def test_what_the_device_has_is_not_fetched_again(worker):
+    fill(worker(), tenant="anna")
+    second = worker()
+    ask(second, "short", prompt=TEXT[:120], tenant="anna", cache_read=False)
+    assert ask(second, "long", tenant="anna").usage.cache_read == 192
+    assert second.engine.shared.courier.counts.num_found == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "secret", "root"),
+    [
+        ({"namespace": (Region(b"another region.."),)}, SECRET, "model@1"),
+        ({}, SECRET, "model@2"),
+        ({}, b"secret of another deployment....", "model@1"),
+        ({"cache_read": False}, SECRET, "model@1"),
+        ({"prompt": (*TEXT[:10], 1, *TEXT[11:])}, SECRET, "model@1"),
+    ],
+    ids=["region", "root", "secret", "opt-out", "tokens"],
+)
+def test_every_part_of_the_identity_is_a_wall(worker, fields, secret, root):
+    fill(worker(), tenant="anna")
+    second = worker(secret=secret, root=root)
+    assert ask(second, "a", tenant="anna", **fields).usage.cache_read == 0
+
+
+def test_adapter_and_layout_are_part_of_the_identity():
+    runner = ScriptedRunner(root="model@1")
+    plain = identity_of(SECRET, runner, SimpleNamespace(layout="a"))
+    assert plain != identity_of(SECRET, runner, SimpleNamespace(layout="b"))
+    assert plain != identity_of(SECRET, runner, SimpleNamespace(layout="a"), adapter="x")
+    assert plain == identity_of(SECRET, runner, SimpleNamespace(layout="a"))
+
+
+def test_what_opts_out_of_writing_is_nowhere(worker):
+    first = worker()
+    for number in range(3):
+        ask(first, f"r{number}", tenant="anna", cache_write=False)
+    settle(first)
+    assert first.engine.shared.courier.counts.num_written == 0
+    assert first.cache.host.num_of("anna") == 0
+
+
+class Tampered:
+    """A store whose values somebody changed."""
+
+    def __init__(self, store, change):
+        self._store, self._change = store, change
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def get(self, region, name):
+        data = self._store.get(region, name)
+        return None if data is None else self._change(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: data[:200] + b"\xff" + data[201:], "corrupted"),
+        (lambda data: b"another program's value".ljust(300), "foreign"),
+    ],
+)
+def test_what_is_not_sound_is_refused_counted_and_computed(worker, open_store, change, fault):
+    fill(worker(), tenant="anna")
+    second = worker(Tampered(open_store(), change))
+    assert ask(second, "a", tenant="anna").usage.cache_read == 0
+    assert second.engine.shared.courier.counts.refused == {fault: 1}
+
+
+def test_a_group_of_another_prefix_under_the_right_name_is_refused(worker, open_store):
+    """As if two prefixes had one hash."""
+    first = worker()
+    fill(first, tenant="anna")
+    values = {}
+
+    class Swapped(Tampered):
+        def get(self, region, name):
+            values.setdefault(name, self._store.get(region, name))
+            return next((v for n, v in values.items() if n != name and v), values[name])
+
+    store = Swapped(open_store(), None)
+    other = (7, *TEXT[1:])
+    fill(first, "other", tenant="anna", prompt=other)
+    second = worker(store)
+    ask(second, "warm", tenant="anna", prompt=TEXT[:70])
+    assert ask(second, "a", tenant="anna", prompt=other).usage.cache_read == 0
+    assert second.engine.shared.courier.counts.refused["foreign"] >= 1
+
+
+class Away:
+    def get(self, region, name):
+        raise StoreAway("no answer")
+
+    put = drop_region = drop_owner = get
+
+    def close(self):
+        pass
+
+
+def test_a_store_that_is_away_costs_nothing_but_time(worker):
+    drive = worker(Away())
+    for number in range(3):
+        ask(drive, f"r{number}", tenant="anna")
+    assert drive.endings[LINK, "r2"].usage.cache_read == 196
+    assert drive.engine.shared.courier.counts.num_away > 0
+    settle(drive)
+    drive.check_idle()
+
+
+class Slow(Tampered):
+    def get(self, region, name):
+        time.sleep(0.05)
+        return self._store.get(region, name)
+
+
+def test_steps_go_on_while_a_store_is_slow(worker, open_store):
+    fill(worker(), tenant="anna")
+    second = worker(Slow(open_store(), None))
+    second.send(
+        generate_request("other", encode("xyz"), 40, tenant="bert", root="model@1"),
+        generate_request("a", TEXT, 4, tenant="anna", root="model@1"),
+    )
+    second.step(0.0)
+    assert second.engine.shared.num_waiting == 1
+    num_steps = 0
+    while second.engine.shared.num_waiting:
+        num_steps += len(second.step(0.0).steps)
+        time.sleep(0.001)
+    assert num_steps > 10
+    while not second.idle:
+        second.step(0.0)
+    assert second.endings[LINK, "a"].usage.cache_read == 192
+    second.check_idle()
+
+
+def test_an_attempt_waits_for_the_store_no_longer_than_its_limit(worker, open_store):
+    second = worker(Slow(open_store(), None))
+    second.send(generate_request("a", TEXT, 4, root="model@1"))
+    second.step(0.0)
+    second.step(3.0)
+    assert second.engine.shared.num_waiting == 0
+    second.run()
+    assert (
+        second.endings[LINK, "a"].usage.uncached + second.endings[LINK, "a"].usage.cache_write
+        == 200
+    )
+
+
+# --- purge: every tier ---
+
+
+def in_device(drive, tenant):
+    return drive.cache.usage(tenant).num_blocks
+
+
+def in_host(drive, tenant):
+    return drive.cache.host.num_of(tenant)
+
+
+def in_shared(drive, tenant, worker):
+    fresh = worker()
+    return ask(fresh, f"probe-{tenant}-{time.monotonic_ns()}", tenant=tenant).usage.cache_read
+
+
+@pytest.mark.parametrize("how", ["tenant", "region"])
+def test_a_purge_leaves_nothing_in_any_tier_and_others_theirs(worker, how):
+    from workers.engine.tier_figures import TIERS
+
+    drive = worker()
+    fill(drive, "anna", tenant="anna")
+    fill(drive, "bert", tenant="bert")
+    tiers = {
+        "device": lambda tenant: in_device(drive, tenant),
+        "host": lambda tenant: in_host(drive, tenant),
+        "shared": lambda tenant: in_shared(drive, tenant, worker),
+    }
+    assert tuple(tiers) == TIERS, "a tier that this test does not know"
+    assert all(count("anna") and count("bert") for count in tiers.values())
+    if how == "tenant":
+        drive.send(CacheCommand("drop", tenant="anna"))
+    else:
+        drive.send(CacheCommand("drop", b"anna".ljust(16, b"\0")))
+    drive.step()
+    settle(drive)
+    assert {name: count("anna") for name, count in tiers.items()} == dict.fromkeys(tiers, 0)
+    assert all(count("bert") for count in tiers.values())
+
+
+def test_a_purge_that_the_store_does_not_answer_is_tried_again_and_nothing_is_read_meanwhile(
+    worker, open_store
+):
+    drive = worker()
+    fill(drive, tenant="anna")
+
+    class Flaky(Tampered):
+        num_refused = 0
+
+        def drop_owner(self, owner):
+            if self.num_refused < 1:
+                self.num_refused += 1
+                raise StoreAway("not now")
+            self._store.drop_owner(owner)
+
+    second = worker(Flaky(open_store(), None))
+    second.send(CacheCommand("drop", tenant="anna"))
+    second.step()
+    assert ask(second, "a", tenant="anna").usage.cache_read == 0
+    settle(second)
+    assert ask(worker(), "b", tenant="anna").usage.cache_read == 0
+
+
+def test_what_was_read_before_a_purge_is_not_taken_in_after_it(worker, open_store):
+    fill(worker(), tenant="anna")
+    second = worker(Slow(open_store(), None))
+    second.send(generate_request("a", TEXT, 4, tenant="anna", root="model@1"))
+    second.step(0.0)
+    second.send(CacheCommand("drop", tenant="anna"))
+    while not second.idle:
+        second.step(0.0)
+    assert second.endings[LINK, "a"].usage.cache_read == 0
+    assert in_host(second, "anna") == 0
+
+
+def test_nothing_readable_lies_in_redis(redis_url, worker):
+    drive = worker(RedisStore(redis_url, BOUNDS))
+    fill(drive, tenant="anna")
+    with redis.Redis.from_url(redis_url) as client:
+        keys = b" ".join(client.keys("*"))
+    assert b"anna" not in keys
+    assert keys

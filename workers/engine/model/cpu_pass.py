@@ -1,0 +1,166 @@
+"""A pass of the Llama family on a CPU: its own loop over hand-written layers, with as few operations as torch allows.
+
+Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
+only where each agrees with itself called by transformers. Where the CPU has no arithmetic in 16 bits, weights and KV
+are of 16 bits and everything between them is float32.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from kernels.dispatch import Ops
+from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.layers.linear import MIN_ROWS, HalfProduct, PackedLinear
+from workers.engine.layers.norm import RmsNorm
+from workers.engine.model.fused import rope_table
+from workers.engine.model.hf import Call, PagedLayer, StepSlot
+from workers.engine.model.llama import TOLERANCE, LlamaLayer
+from workers.engine.model.packing import pack
+from workers.engine.plan import Row
+
+log = logging.getLogger(__name__)
+
+
+class CpuPass:
+    """`hf.hidden_states` of one model."""
+
+    def __init__(
+        self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int
+    ) -> None:
+        base = model.base_model
+        self._embed, self.layers = base.embed_tokens, list(base.layers)
+        self._ops, self._step = ops, step
+        self.dtype = torch.float32 if _all_half(self.layers) else self._embed.weight.dtype
+        """Of what linear layers and attention take and give. What runs past them is float32."""
+        self._norm = _norm(base.norm)
+        self._norms = [[_norm(norm) for norm in layer.norms] for layer in self.layers]
+        self._qk = [_qk_weight(layer, self.dtype) for layer in self.layers]
+        self._cos, self._sin = _angles(base.rotary_emb, max_positions, self.dtype)
+
+    @property
+    def min_tokens(self) -> int:
+        return 1 if self.dtype != self._embed.weight.dtype else MIN_ROWS
+
+    def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        hidden = self._embed(token_ids).float()
+        turns = self.turns(positions)
+        for index in range(len(self.layers)):
+            hidden = self.run(index, hidden, turns)
+        return self._norm(hidden).to(self.dtype)
+
+    def turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+    def run(
+        self, index: int, hidden: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        """One layer; `hidden`, float32, is overwritten."""
+        layer, (before, behind) = self.layers[index], self._norms[index]
+        qkv = layer.qkv(before(hidden).to(self.dtype))
+        hidden += layer.output(self._attend(layer, self._qk[index], qkv, turns))
+        gate, up = layer.gate_up(behind(hidden).to(self.dtype)).chunk(2, dim=-1)
+        hidden += layer.down(F.silu(gate).mul_(up))
+        return hidden
+
+    def _attend(
+        self,
+        layer: LlamaLayer,
+        qk_weight: torch.Tensor | None,
+        qkv: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        step, (kv, scales) = self._step.context, layer.paged.kv
+        assert step is not None, "a pass outside a step"
+        num_tokens, number = len(qkv), len(step.slots)
+        rotated = layer.num_heads + layer.num_kv_heads
+        heads = qkv.view(num_tokens, rotated + layer.num_kv_heads, layer.head_dim)
+        qk = heads[:, :rotated]
+        if qk_weight is not None:
+            assert layer.qk_norms is not None
+            qk = F.rms_norm(qk, (layer.head_dim,), None, layer.qk_norms[2]) * qk_weight
+        cos, sin = turns
+        # rotate_half is a turn by half a head; its sign is in the sine.
+        qk = torch.addcmul(qk * cos, qk.roll(layer.head_dim // 2, dims=-1), sin)
+        query, key, value = qk[:, : layer.num_heads], qk[:, layer.num_heads :], heads[:, rotated:]
+        if scales is None and kv.dtype != self.dtype:
+            key, value = key.to(kv.dtype), value.to(kv.dtype)
+        self._ops.kv_write(kv, key[:number], value[:number], step.slots, scales)
+        call = Call(query, key, value, layer.scale, layer.window, 0.0, None)
+        return layer.paged.attend_written(call, step).view(num_tokens, -1)
+
+
+def _norm(norm: nn.Module) -> RmsNorm:
+    return RmsNorm(norm.weight.detach().float(), norm.variance_epsilon)
+
+
+def _all_half(layers: list[LlamaLayer]) -> bool:
+    return all(
+        isinstance(linear.product, HalfProduct) for layer in layers for linear in _linears(layer)
+    )
+
+
+def _linears(layer: LlamaLayer) -> tuple[nn.Module, ...]:
+    return layer.qkv, layer.output, layer.gate_up, layer.down
+
+
+def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
+    """`[H + KVH, head_dim]`."""
+    if layer.qk_norms is None:
+        return None
+    q, k, _ = layer.qk_norms
+    weights = (q.expand(layer.num_heads, -1), k.expand(layer.num_kv_heads, -1))
+    return torch.cat(weights).detach().to(dtype)
+
+
+def _angles(
+    rotary: nn.Module, max_positions: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[max_positions, head_dim]` each: cosines twice, and sines that bring the sign of rotate_half."""
+    cos, sin = rope_table(rotary, max_positions, torch.device("cpu")).chunk(2, dim=-1)
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> CpuPass | None:
+    """None on another device, where a layer or a product is not ours, or where one differs."""
+    layers = getattr(model.base_model, "layers", ())
+    if ops.device.type != "cpu" or not layers:
+        return None
+    for layer in layers:
+        if not isinstance(layer, LlamaLayer):
+            return None
+        if not all(isinstance(linear, PackedLinear) for linear in _linears(layer)):
+            return None
+    trial = StepSlot()
+    mine = CpuPass(model, ops, trial, max_positions)
+    for index, layer in enumerate(mine.layers):
+        error = _difference(model, mine, index, ops, trial)
+        if not error <= TOLERANCE[layer.norms[0].weight.dtype]:
+            log.warning("transformers calls the layers: layer %d is off by %.1e", index, error)
+            return None
+    return CpuPass(model, ops, step, max_positions)
+
+
+def _difference(
+    model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, trial: StepSlot
+) -> float:
+    """Largest difference of a layer from itself as transformers calls it, on a chunk and a single token behind it,
+    relative to the largest output."""
+    layer = mine.layers[index]
+    weight = layer.norms[0].weight
+    x = torch.randn((6, len(weight)), generator=torch.Generator().manual_seed(1)).to(weight)
+    shape = KVShape(1, layer.num_kv_heads, layer.head_dim, 4, weight.dtype)
+    packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
+    trial.context = packed.context
+    store = KVStore(shape, 4, weight.device, ops)
+    served, layer.paged = layer.paged, PagedLayer(store, 0, ops, trial)
+    embeddings = model.base_model.rotary_emb(x[None], packed.positions[None])
+    expected = layer(x[None], position_embeddings=embeddings)[0].float()
+    found = mine.run(index, x.to(torch.float32, copy=True), mine.turns(packed.positions))
+    layer.paged = served
+    return ((found - expected).abs().max() / expected.abs().max()).item()

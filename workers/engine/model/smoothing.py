@@ -1,0 +1,94 @@
+"""Smoothing of activations: large channels are divided by what their weights are multiplied with, before rounding.
+
+Knows the layers of the Llama family, and statistics: the largest magnitude of every channel of a norm's output. Does not
+know how they were measured (`calibrate`). In exact arithmetic nothing changes (arXiv 2211.10438): a norm's weight takes
+the division, the linear layers behind it the multiplication.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import PreTrainedModel
+
+from workers.engine.errors import ModelError
+from workers.engine.model.llama import LAYERS
+
+_LEAST = 1e-5
+"""Of a magnitude: channels that are always zero are left as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    largest: dict[str, torch.Tensor]
+    """By the path of a norm."""
+    alpha: float
+    """How much of the difficulty moves into the weights: 0 none, 1 all."""
+    identity: str
+
+
+def read(path: Path) -> Statistics:
+    """Raises ModelError with the reason."""
+    try:
+        with safe_open(path.expanduser(), "pt") as file:
+            largest = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            alpha = float((file.metadata() or {})["alpha"])
+        digest = hashlib.sha256(path.expanduser().read_bytes()).hexdigest()[:16]
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ModelError(f"The statistics {path} cannot be read: {error}.") from error
+    return Statistics(largest, alpha, digest)
+
+
+def sites(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module, list[nn.Module]]]:
+    """Path of a norm, the norm, and the linear layers that read its output. Raises ModelError for other families."""
+    for path, layer in model.named_modules():
+        if type(layer) not in LAYERS:
+            continue
+        attention, mlp = layer.self_attn, layer.mlp
+        readers = [attention.q_proj, attention.k_proj, attention.v_proj]
+        yield f"{path}.input_layernorm", layer.input_layernorm, readers
+        readers = [mlp.gate_proj, mlp.up_proj]
+        yield f"{path}.post_attention_layernorm", layer.post_attention_layernorm, readers
+
+
+def refuse_beside(rounding: str, num_ranks: int, stored: bool) -> None:
+    """Raises ModelError for what smoothing does not go together with."""
+    if stored:
+        raise ModelError("The checkpoint is quantized already: smoothing has no place in it.")
+    if rounding == "none":
+        raise ModelError(
+            "HEADGATE_ENGINE_SMOOTHING is for rounded layers: set HEADGATE_ENGINE_QUANT too."
+        )
+    if num_ranks > 1:
+        raise ModelError("Smoothing does not go together with several ranks.")
+
+
+def fold(model: PreTrainedModel, statistics: Statistics) -> None:
+    """In place. Raises ModelError if the statistics are of another model."""
+    found = list(sites(model))
+    if not found or {path for path, *_ in found} != statistics.largest.keys():
+        raise ModelError(
+            "The statistics are not of this model: smoothing needs those of every norm of a Llama-like one."
+        )
+    for path, norm, readers in found:
+        largest = statistics.largest[path].to(norm.weight.device)
+        if largest.shape != norm.weight.shape:
+            raise ModelError(f"The statistics of {path} have shape {list(largest.shape)}.")
+        factor = _factor(largest, readers, statistics.alpha)
+        norm.weight.copy_(norm.weight.double() / factor)
+        for reader in readers:
+            reader.weight.copy_(reader.weight.double() * factor)
+
+
+def _factor(largest: torch.Tensor, readers: list[nn.Module], alpha: float) -> torch.Tensor:
+    columns = torch.stack([reader.weight.abs().amax(0) for reader in readers]).amax(0).double()
+    largest = largest.double()
+    factor = largest.clamp_min(_LEAST) ** alpha / columns.clamp_min(_LEAST) ** (1 - alpha)
+    usable = (largest >= _LEAST) & (columns >= _LEAST)
+    return torch.where(usable, factor, torch.ones_like(factor))

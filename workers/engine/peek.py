@@ -1,0 +1,27 @@
+"""What a prompt would find here now, and how long it would wait. Changes nothing: no LRU, no counter, no place."""
+
+from __future__ import annotations
+
+from cache.namespaces import PathEntry
+from cache.prefix_cache import PrefixCache
+from workers.protocol.messages import Peek, Peeked
+
+
+def peek(
+    message: Peek,
+    root: str,
+    identity: bytes | None,
+    cache: PrefixCache,
+    num_waiting_tokens: int,
+    rate: float,
+) -> Peeked:
+    """`identity`: of the adapter, None for one that is not here. `rate`: prompt tokens per second; while nothing is known of it, nothing has waited either."""
+    wait_ms = int(1000 * num_waiting_tokens / rate) if rate > 0 else 0
+    if message.root != root or identity is None:
+        return Peeked(message.peek_id, -1, wait_ms)
+    path = tuple(PathEntry(region.id + identity, region.end) for region in message.namespace)
+    try:
+        num_cached = cache.match(path, message.prompt) if message.cache_read else 0
+    except ValueError:  # a path that no request could have either
+        num_cached = -1
+    return Peeked(message.peek_id, num_cached, wait_ms)

@@ -1,0 +1,67 @@
+"""What the cache kept for each tenant, hour by hour, in byte-milliseconds: what a gateway charges, if a price says so.
+
+Pure: fed with the cache's own integrals, once a second. The sums of an hour only rise, so a report may be repeated, lost
+or overtaken. A process that dies takes at most its last minute with it: nobody is ever charged for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cache.usage import TenantBlocks
+from workers.protocol.messages import ResidencyReport, TenantHour
+
+HOUR_S = 3_600
+REPORT_EVERY_S = 60.0
+TOLD_FOR_S = 900
+"""How long after its end an hour is still reported."""
+MAX_ROWS = 1_000
+"""In one frame."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    cache_block_ms: int = 0
+    pinned_block_ms: int = 0
+
+
+class ResidencyMeter:
+    def __init__(self, process: str, model: str, bytes_per_block: int) -> None:
+        self._process = process
+        self._model = model
+        self._bytes_per_block = bytes_per_block
+        self._before: Mapping[str, TenantBlocks] = {}
+        self._hours: defaultdict[tuple[int, str], _Kept] = defaultdict(_Kept)
+
+    def observe(self, tenants: Mapping[str, TenantBlocks], now_s: float) -> None:
+        """Integrals since the process began. What an observation straddles counts to the later hour."""
+        hour = int(now_s) // HOUR_S * HOUR_S
+        for tenant, now in tenants.items():
+            before = self._before.get(tenant, TenantBlocks())
+            pinned = now.pinned_block_ms - before.pinned_block_ms
+            all_of_it = _block_ms(now) - _block_ms(before)
+            if all_of_it:
+                kept = self._hours[hour, tenant]
+                kept.cache_block_ms += all_of_it - pinned
+                kept.pinned_block_ms += pinned
+        self._before = tenants
+        for key in [key for key in self._hours if key[0] + HOUR_S + TOLD_FOR_S < now_s]:
+            del self._hours[key]
+
+    def reports(self) -> Iterator[ResidencyReport]:
+        rows = [
+            TenantHour(
+                hour, tenant, kept.cache_block_ms * self._bytes_per_block,
+                kept.pinned_block_ms * self._bytes_per_block,
+            )
+            for (hour, tenant), kept in sorted(self._hours.items())
+        ]  # fmt: skip
+        for start in range(0, len(rows), MAX_ROWS):
+            some = tuple(rows[start : start + MAX_ROWS])
+            yield ResidencyReport(self._process, self._model, some)
+
+
+def _block_ms(blocks: TenantBlocks) -> int:
+    return blocks.held_block_ms + blocks.retained_block_ms

@@ -1,0 +1,125 @@
+"""Beam search: which beams go on, which texts are complete, when nothing better can come. Pure; knows token ids only.
+
+The rules are those of transformers' `generate(num_beams=...)` with its default `early_stopping=False`: of the best
+continuations over all beams those that end are complete texts if they are among the best `width`, and the best
+`width` of the others go on. A text is worth the sum of its logprobs over its length to the power of `length_penalty`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+from workers.protocol.messages import TokenLogprob, TopLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """What is known of a live beam besides its tokens."""
+
+    total: float = 0.0
+    """Of the logprobs of its output."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A text that is not continued."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    score: float
+    ended: bool
+    """By an end token."""
+
+
+class Extension(NamedTuple):
+    """A beam, one token longer."""
+
+    parent: int
+    """Its place among the beams."""
+    token: int
+    total: float
+
+
+_total = attrgetter("total")
+_score = attrgetter("score")
+
+
+class BeamSearch:
+    """The search of one request. `beams` are in the order of the caller's sequences."""
+
+    def __init__(
+        self, width: int, length_penalty: float, end_ids: frozenset[int], num_logprobs: int = -1
+    ) -> None:
+        self.width = width
+        self.beams = [Beam()]
+        self.found: list[Hypothesis] = []
+        """The best first, `width` at most."""
+        self._length_penalty = length_penalty
+        self._end_ids = end_ids
+        self._num_logprobs = num_logprobs
+
+    @property
+    def num_candidates(self) -> int:
+        """Of these at least `width` do not end, whatever ends the others."""
+        return max(2, 1 + len(self._end_ids)) * self.width
+
+    @property
+    def num_offered(self) -> int:
+        """Best tokens that each beam has to show."""
+        return max(self.num_candidates, self._num_logprobs)
+
+    def advance(
+        self,
+        offers: Sequence[Sequence[TopLogprob]],
+        outputs: Sequence[Sequence[int]],
+        *,
+        is_last: bool,
+    ) -> list[Extension]:
+        """The beams that go on, the best first; none if the search is over. `offers`: the best tokens behind each beam,
+        `outputs`: what it has so far. With `is_last` no text may grow further."""
+        candidates = (
+            Extension(place, offer.token, beam.total + offer.logprob)
+            for place, (beam, offer_list) in enumerate(zip(self.beams, offers, strict=True))
+            for offer in offer_list[: self.num_candidates]
+        )
+        ranked = heapq.nlargest(self.num_candidates, candidates, key=_total)
+        complete = [e for e in ranked[: self.width] if is_last or e.token in self._end_ids]
+        for extension in complete:
+            tokens = (*outputs[extension.parent], extension.token)
+            beam = self._grown(extension, offers)
+            self._complete(beam, tokens, ended=extension.token in self._end_ids)
+        kept = [e for e in ranked if e.token not in self._end_ids][: self.width]
+        if is_last or self._is_over(kept[0].total, len(outputs[0]) + 1):
+            return []
+        return kept
+
+    def grow(self, extensions: Sequence[Extension], offers: Sequence[Sequence[TopLogprob]]) -> None:
+        """These are the beams from now on, in this order."""
+        self.beams = [self._grown(extension, offers) for extension in extensions]
+
+    def cut(self, outputs: Sequence[Sequence[int]]) -> None:
+        """Nothing may grow further, for lack of budget: the beams count as they are."""
+        for beam, output in zip(self.beams, outputs, strict=True):
+            if output:
+                self._complete(beam, tuple(output), ended=False)
+
+    def _grown(self, extension: Extension, offers: Sequence[Sequence[TopLogprob]]) -> Beam:
+        parent, offered = self.beams[extension.parent], offers[extension.parent]
+        top = tuple(offered[: max(0, self._num_logprobs)])
+        own = TokenLogprob(extension.total - parent.total, top)
+        return Beam(extension.total, (*parent.logprobs, own))
+
+    def _complete(self, beam: Beam, tokens: tuple[int, ...], *, ended: bool) -> None:
+        score = beam.total / len(tokens) ** self._length_penalty
+        self.found.append(Hypothesis(tokens, beam.logprobs, score, ended))
+        self.found = heapq.nlargest(self.width, self.found, key=_score)
+
+    def _is_over(self, best: float, length: int) -> bool:
+        """The best beam would not enter even if it were complete now. Longer it might: that is transformers' guess."""
+        full = len(self.found) == self.width
+        return full and best / length**self._length_penalty <= self.found[-1].score

@@ -1,0 +1,69 @@
+"""One group of tokens and its KV as it lies in a store: sealed by whoever knows the deployment's secret. Pure.
+
+    magic 6 | identity 16 | number of tokens u32 | tokens i32 ... | KV ... | seal 16        (little endian)
+
+The identity names the KV: model, weights, adapter, layout of a block. The seal is a keyed hash over all before it, so
+that nobody without the secret can put KV in front of a model, and no bit flips unseen.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Literal
+
+from cache.hashing import HASH_BYTES
+
+MAGIC = b"hgkv1\0"
+_HEAD = struct.Struct(f"<{len(MAGIC)}s{HASH_BYTES}sI")
+
+Fault = Literal["truncated", "foreign", "corrupted"]
+
+
+class Refused(Exception):
+    """What was found is not what was asked for."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault: Fault = fault
+
+
+def seal(secret: bytes, identity: bytes, tokens: Sequence[int], kv: bytes) -> bytes:
+    body = _HEAD.pack(MAGIC, identity, len(tokens)) + _raw(tokens) + kv
+    return body + _digest(secret, body)
+
+
+def unseal(
+    secret: bytes, identity: bytes, tokens: Sequence[int], num_bytes: int, data: bytes
+) -> memoryview:
+    """The KV, `num_bytes` of it. Raises `Refused` unless it is that of these very tokens."""
+    raw = _raw(tokens)
+    if len(data) < _HEAD.size:
+        raise Refused("truncated")
+    magic, found, number = _HEAD.unpack_from(data)
+    if magic != MAGIC or found != identity:
+        raise Refused("foreign")
+    start = _HEAD.size + len(raw)
+    if len(data) != start + num_bytes + HASH_BYTES:
+        raise Refused("truncated")
+    view = memoryview(data)
+    if not hmac.compare_digest(_digest(secret, view[:-HASH_BYTES]), view[-HASH_BYTES:]):
+        raise Refused("corrupted")
+    if number != len(tokens) or view[_HEAD.size : start] != raw:
+        raise Refused("foreign")  # another prefix of the same hash
+    return view[start:-HASH_BYTES]
+
+
+def _raw(tokens: Sequence[int]) -> bytes:
+    data = array("i", tokens)
+    if sys.byteorder == "big":
+        data.byteswap()
+    return data.tobytes()
+
+
+def _digest(secret: bytes, data: bytes | memoryview) -> bytes:
+    return blake2b(data, digest_size=HASH_BYTES, key=secret, person=b"hg-kv-seal").digest()

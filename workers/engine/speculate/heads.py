@@ -1,0 +1,64 @@
+"""Proposals from heads that look ahead (model/heads.py): the likeliest tokens of the heads, as if they did not depend on
+each other, make a tree. Medusa's (arXiv 2401.10774); EAGLE's, which read hidden states too, fit the same interface
+(`needs_hidden`, `learn`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+from workers.engine.sequence import Sequence
+from workers.engine.speculate.proposer import Ask, Drafting, Guess, Outcome, Proposer
+from workers.engine.token_tree import ROOT, Grower, Proposal
+
+
+class Guesser(Protocol):
+    def best(self, states: Seq[Any]) -> list[list[list[tuple[int, float]]]]:
+        """Per hidden state and head the best tokens and their log-probabilities, best first."""
+        ...
+
+
+def grow(best: Seq[Seq[tuple[int, float]]], num_tokens: int, num_nodes: int) -> Proposal:
+    """`best`: per head its best tokens and their log-probabilities, best first. The trunk takes the first of each, the
+    nodes that are left go to the likeliest branches."""
+    best = best[:num_tokens]
+    grower = Grower(num_nodes)
+    grower.add_path(head[0][0] for head in best)
+    waiting = [(-logprob, ROOT, 0, rank) for rank, (_, logprob) in enumerate(best[0])]
+    heapq.heapify(waiting)
+    while waiting:
+        cost, parent, depth, rank = heapq.heappop(waiting)
+        node = grower.add(parent, best[depth][rank][0])
+        if node is None:
+            break
+        if depth + 1 < len(best):
+            for rank, (_, logprob) in enumerate(best[depth + 1]):
+                heapq.heappush(waiting, (cost - logprob, node, depth + 1, rank))
+    return grower.grown()
+
+
+class HeadsProposer(Proposer):
+    needs_hidden = True
+
+    def __init__(self, heads: Guesser) -> None:
+        self._heads = heads
+
+    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+        """Where the state that the last token was drawn from is known."""
+        found: list[Guess] = [() for _ in asks]
+        known = [
+            (place, ask, notes[1])
+            for place, ask in enumerate(asks)
+            if (notes := ask.drafting.notes) is not None and notes[0] == len(ask.sequence.tokens)
+        ]
+        if known:
+            guesses = self._heads.best([hidden for _, _, hidden in known])
+            for (place, ask, _), best in zip(known, guesses, strict=True):
+                found[place] = grow(best, ask.num_tokens, ask.num_nodes)
+        return found
+
+    def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
+        if outcome.hidden is not None:
+            drafting.notes = len(sequence.tokens), outcome.hidden[outcome.last]

@@ -1,0 +1,118 @@
+"""Lookahead decoding: guesses that nobody makes. A window of tokens further on is computed beside the next token, as if
+the tokens before it were true; each step makes its rows a little truer (Jacobi iteration), and what followed what in
+them is kept as n-grams, which are the proposals.
+
+Source: lookahead decoding (arXiv 2402.02057). The window is a tree too: its first level is one branch, and each column
+goes on behind its own token; so it goes through the same verification, and nothing of it is ever trusted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from workers.engine.sequence import Sequence
+from workers.engine.speculate.proposer import Ask, Drafting, Guess, Outcome, Proposer
+from workers.engine.token_tree import Grower, Proposal
+
+LEVELS = 3
+"""Tokens of an n-gram behind its first one, and rows of the window."""
+MOST_GRAMS = 3
+"""Tried in a step."""
+KEPT_GRAMS = 8
+"""Of one first token, the latest."""
+WARM_STEPS = 8
+"""In which a window without n-grams does not count against it."""
+
+Gram = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Window:
+    """Of one sequence. `levels[l][c]` is a guess for the token c + l + 1 places behind the last known one."""
+
+    levels: list[list[int]]
+    grams: dict[int, OrderedDict[Gram, None]] = field(default_factory=dict)
+    nodes: list[list[int]] = field(default_factory=list)
+    """Where the columns stand in the last proposal; empty: there was no room."""
+    num_steps: int = 0
+
+    def known(self, token: int) -> list[Gram]:
+        """Latest first."""
+        return list(self.grams.get(token, ()))[: -MOST_GRAMS - 1 : -1]
+
+    def keep(self, tokens: Seq[int]) -> None:
+        mine = self.grams.setdefault(tokens[0], OrderedDict())
+        gram = tuple(tokens[1:])
+        mine[gram] = None
+        mine.move_to_end(gram)
+        if len(mine) > KEPT_GRAMS:
+            mine.popitem(last=False)
+
+
+def begin(text: Seq[int], width: int) -> Window:
+    """Anything will do to begin with: tokens of the text."""
+    return Window(
+        [[text[(level + column) % len(text)] for column in range(width)] for level in range(LEVELS)]
+    )
+
+
+def draft(window: Window, last: int, num_nodes: int) -> Proposal:
+    """N-grams behind the last token, then the window."""
+    grower = Grower(num_nodes)
+    grams = window.known(last)
+    for gram in grams:
+        grower.add_path(gram)
+    window.nodes = []
+    first = grower.add_path(window.levels[0])
+    for column, node in enumerate(first):
+        nodes: list[int] = [node]
+        for level in range(1, LEVELS):
+            below = grower.add(nodes[-1], window.levels[level][column])
+            if below is None:
+                break
+            nodes.append(below)
+        if len(nodes) < LEVELS:
+            break
+        window.nodes.append(nodes)
+    waiting = window.num_steps < WARM_STEPS
+    return grower.grown(LEVELS if grams else 0 if waiting else 1)
+
+
+def advance(window: Window, drawn: Seq[int], nodes: Seq[int]) -> None:
+    """The draws behind the window's last level are its new last level; `nodes` were right, so as many columns are in
+    the past."""
+    window.num_steps += 1
+    width = len(window.levels[0])
+    if not window.nodes:
+        return
+    fresh = [drawn[column[-1] + 1] for column in window.nodes]
+    for place, token in enumerate(fresh):
+        window.keep([*(level[place] for level in window.levels), token])
+    fresh += window.levels[-1][len(fresh) :]
+    levels = [*window.levels[1:], fresh]
+    gone = min(len(nodes), width - 1)
+    window.levels = [level[gone:] + level[:gone] for level in levels]
+
+
+class LookaheadProposer(Proposer):
+    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+        return [self._one(ask) for ask in asks]
+
+    def _one(self, ask: Ask) -> Guess:
+        tokens, drafting = ask.sequence.tokens, ask.drafting
+        width = max(1, (ask.num_nodes - MOST_GRAMS * LEVELS) // LEVELS)
+        if drafting.notes is None:
+            drafting.notes = begin(tokens, width)
+        return draft(drafting.notes, tokens[-1], ask.num_nodes)
+
+    def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
+        if drafting.notes is None or not outcome.proposal.tokens:
+            return
+        window, drawn = drafting.notes, outcome.drawn
+        size = len(outcome.proposal.tokens)
+        window.nodes = [nodes for nodes in window.nodes if nodes[-1] < size]  # it may have been cut
+        advance(window, drawn, outcome.nodes)
+        if len(sequence.output) > LEVELS:
+            window.keep(sequence.output[-LEVELS - 1 :])

@@ -1,0 +1,105 @@
+"""Trees from text: how it went on behind the latest places with the same end, in the sequence's own text and in its
+region's. The heaviest continuation is the trunk; what nodes are left go to the heaviest other branches.
+
+Knows what `suffix` knows, and keeps its walls. Source of the idea: SuffixDecoding (arXiv 2411.04975).
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from workers.engine.speculate.ngram import match_length
+from workers.engine.speculate.proposer import Ask, Guess
+from workers.engine.speculate.suffix import END, LONGEST_MATCH, SuffixProposer
+from workers.engine.token_tree import ROOT, Grower, Proposal
+
+LEAST_SHARE = 0.15
+"""Of all votes: a branch with fewer is not worth its place in a step."""
+
+
+class Vote(NamedTuple):
+    text: array[int]
+    place: int
+    """Of the token that is voted for next."""
+    weight: int
+    loops: bool = False
+    """Behind the end of the text comes the branch itself, as if it repeated."""
+
+    def token(self, branch: tuple[int, ...]) -> int:
+        over = self.place - len(self.text)
+        if over < 0:
+            return self.text[self.place]
+        return branch[over] if self.loops and over < len(branch) else END
+
+    def next(self) -> Vote:
+        return self._replace(place=self.place + 1)
+
+
+class _Branch(NamedTuple):
+    """One token more behind a node. Heavier ones sort first, then those found first."""
+
+    weight: int
+    serial: int
+    node: int
+    tokens: tuple[int, ...]
+    votes: list[Vote]
+
+
+def grow(votes: list[Vote], num_tokens: int, num_nodes: int) -> Proposal:
+    """Branches of at most `num_tokens`, in all `num_nodes`."""
+    grower, others, total = Grower(num_nodes), list[_Branch](), sum(v.weight for v in votes)
+    serial = 0
+
+    def behind(node: int, tokens: tuple[int, ...], supporters: list[Vote]) -> list[_Branch]:
+        nonlocal serial
+        by_token: dict[int, list[Vote]] = {}
+        for vote in supporters if len(tokens) < num_tokens else ():
+            if (token := vote.token(tokens)) != END:
+                by_token.setdefault(token, []).append(vote.next())
+        found = []
+        for token, mine in by_token.items():
+            serial += 1
+            weight = -sum(vote.weight for vote in mine)
+            found.append(_Branch(weight, serial, node, (*tokens, token), mine))
+        return sorted(found)
+
+    branches = behind(ROOT, (), votes)
+    while branches:
+        best, *rest = branches
+        others += rest
+        node = grower.add(best.node, best.tokens[-1])
+        branches = [] if node is None else behind(node, best.tokens, best.votes)
+    heapq.heapify(others)
+    while others and -others[0].weight >= LEAST_SHARE * total:
+        best = heapq.heappop(others)
+        node = grower.add(best.node, best.tokens[-1])
+        if node is None:
+            break
+        for branch in behind(node, best.tokens, best.votes):
+            heapq.heappush(others, branch)
+    return grower.grown()
+
+
+class TreeProposer(SuffixProposer):
+    def _one(self, ask: Ask) -> Guess:
+        ask.drafting.index.extend(ask.sequence.tokens)
+        return grow(list(self._votes(ask)), ask.num_tokens, ask.num_nodes)
+
+    def _votes(self, ask: Ask) -> Iterator[Vote]:
+        """A token more of agreement weighs as much as four places without it; of equal ones the latest is first."""
+        tokens, index = ask.sequence.tokens, ask.drafting.index
+        if len(tokens) < 2:
+            return
+        pair = (tokens[-2], tokens[-1])
+        for place in index.places(pair):
+            if place != len(tokens) - 1:
+                length = match_length(tokens, place, tokens, LONGEST_MATCH)
+                yield Vote(tokens, place + 1, 4**length, loops=True)
+        if (region := self.region_of(ask.sequence)) is not None:
+            tail = tokens[-LONGEST_MATCH:]
+            for place in region.places(pair):
+                length = match_length(region.tokens, place, tail, LONGEST_MATCH)
+                yield Vote(region.tokens, place + 1, 4**length)

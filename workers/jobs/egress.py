@@ -1,0 +1,100 @@
+"""One POST to a place that a customer named, and nothing else that such a place could want of us.
+
+The name is looked up once per try, and each address is judged where the socket is made for it: what a second lookup
+would say, nobody asks. No redirects, no proxies, no cookies; of the answer only the status is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from accounting.egress import Egress
+
+Lookup = Callable[..., Any]
+"""As `socket.getaddrinfo`."""
+READ_BYTES = 16 * 1024
+"""The answer's body is left where it is; so much of it may have come by then."""
+
+
+class NotSpokenTo(OSError):
+    """An address that this Headgate may not connect to."""
+
+
+class Poster:
+    """`threads` are for lookups alone, one for each POST that may run at once: a name server that never answers holds
+    the place of whoever asked it, and nobody else's."""
+
+    def __init__(
+        self, egress: Egress, threads: Executor, limit_s: float, lookup: Lookup = socket.getaddrinfo
+    ) -> None:
+        self._egress = egress
+        self._threads = threads
+        self._timeout = aiohttp.ClientTimeout(total=limit_s)
+        self._lookup = lookup
+
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> int:
+        """The status. Raises `NotSpokenTo`, aiohttp.ClientError, OSError, TimeoutError, ValueError."""
+        self._egress.check(url)
+        is_encrypted = urlsplit(url).scheme == "https"
+        resolver = _Resolver(self._threads, self._lookup)
+        connector = aiohttp.TCPConnector(
+            resolver=resolver, socket_factory=self._guard(is_encrypted), use_dns_cache=False,
+            force_close=True,
+        )  # fmt: skip
+        try:
+            async with (
+                aiohttp.ClientSession(
+                    connector=connector, timeout=self._timeout, trust_env=False, auto_decompress=False,
+                    cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=READ_BYTES,
+                ) as session,
+                session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
+            ):  # fmt: skip
+                return answer.status
+        finally:
+            await resolver.finished()
+
+    def _guard(self, is_encrypted: bool) -> Callable[[Any], socket.socket]:
+        def connect_to(info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
+            family, kind, protocol, _, address = info
+            if not self._egress.permits(address[0], address[1], encrypted=is_encrypted):
+                raise NotSpokenTo("An address that is not spoken to.")
+            return socket.socket(family, kind, protocol)
+
+        return connect_to
+
+
+class _Resolver(AbstractResolver):
+    def __init__(self, threads: Executor, lookup: Lookup) -> None:
+        self._threads = threads
+        self._lookup = lookup
+        self._asked: list[Future[Any]] = []
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        asked = self._threads.submit(self._lookup, host, port, family, socket.SOCK_STREAM)
+        self._asked.append(asked)
+        found = await asyncio.shield(asyncio.wrap_future(asked))
+        return [
+            ResolveResult(
+                hostname=host, host=address[0], port=address[1], family=kind, proto=protocol,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for kind, _, protocol, _, address in found
+        ]  # fmt: skip
+
+    async def finished(self) -> None:
+        """A thread cannot be called back: its place is free when it is."""
+        for asked in self._asked:
+            await asyncio.wait([asyncio.wrap_future(asked)])
+
+    async def close(self) -> None:
+        return

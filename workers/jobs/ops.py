@@ -1,0 +1,62 @@
+"""`/metrics` of the jobs process, on an address of its own or on a socket that it was handed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from socketserver import ThreadingMixIn
+from threading import Thread
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def inherit(self, fd: int) -> None:
+        """In the place of binding. The socket goes on when this process ends."""
+        self.socket.close()
+        self.socket = socket.socket(fileno=os.dup(fd))
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
+        self.setup_environ()
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """A scrape is no news."""
+
+
+@contextmanager
+def listening(address: str, fd: int | None, registry: CollectorRegistry) -> Iterator[None]:
+    """`address`: host:port; empty and without `fd`: nothing listens. Raises OSError if it is taken."""
+    if fd is None and not address:
+        yield
+        return
+    server = _bound(address, fd)
+    server.set_app(make_wsgi_app(registry))
+    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _bound(address: str, fd: int | None) -> _Server:
+    host, _, port = (address or ":0").rpartition(":")
+    server = _Server((host.strip("[]"), int(port)), _Handler, bind_and_activate=False)
+    if fd is not None:
+        server.inherit(fd)
+        return server
+    try:
+        server.server_bind()
+        server.server_activate()
+    except OSError:
+        server.server_close()
+        raise
+    return server

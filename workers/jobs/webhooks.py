@@ -1,0 +1,162 @@
+"""The sender of webhooks: claims from the outbox, one signed POST per try, writes down how it ended.
+
+Any number of senders may run at once; none keeps state. Order is not promised, repetition is: a try whose ending was
+not written comes again, with the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import aiohttp
+from prometheus_client import CollectorRegistry, Counter
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting import claims, deliveries, webhooks
+from accounting.db import Database
+from accounting.deliveries import Delivery, Schedule
+from accounting.errors import AccountingError
+from workers.jobs.egress import NotSpokenTo, Poster
+from workers.jobs.settings import JobsSettings
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 64
+"""Tries of all tenants together in one jobs process."""
+TIDY_S = 60.0
+
+
+class Sender:
+    def __init__(
+        self,
+        settings: JobsSettings,
+        database: Database,
+        poster: Poster | None = None,
+        *,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        """`poster`: None for one of its own. `registry`: None where nobody reads metrics."""
+        self._database = database
+        self._master = settings.secret("master.key")
+        self._look_s = settings.look_s
+        self._tidy_s = TIDY_S * settings.test_time_scale
+        self._schedule = Schedule(random.random, settings.test_time_scale)
+        self._threads = ThreadPoolExecutor(AT_ONCE, "lookup")
+        self._poster = poster or Poster(settings.egress, self._threads, settings.webhook_s)
+        self._tries = Counter(
+            "headgate_webhook_deliveries",
+            "Tries that ended: delivered, failed (it is tried again), dead (it is not).",
+            ("outcome",),
+            registry=registry or CollectorRegistry(),
+        )
+        for outcome in ("delivered", "failed", "dead"):
+            self._tries.labels(outcome)
+        self._under_way = 0
+        self._woken = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it is cancelled; what is under way then is tried again by whoever comes next."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._tidy())
+                while True:
+                    for claimed in await self._claim():
+                        self._under_way += 1
+                        group.create_task(self._deliver(claimed))
+                    await self._nap()
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _nap(self) -> None:
+        """Until a place is free or a while has passed."""
+        try:
+            async with asyncio.timeout(self._look_s):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+        self._woken.clear()
+
+    async def _claim(self) -> list[Delivery]:
+        room = AT_ONCE - self._under_way
+        if room <= 0:
+            return []
+        try:
+            # In a snapshot first: who finds nothing takes no writer's turn.
+            async with self._database.read() as conn:
+                if not await deliveries.any_due(conn, await claims.now_ms(conn)):
+                    return []
+            async with self._database.write() as conn:
+                now = await claims.now_ms(conn)
+                return await deliveries.claim(conn, now, room, self._schedule)
+        except (SQLAlchemyError, OSError) as error:
+            logger.error("webhook_claim_failed", exc_info=error)
+            return []
+
+    async def _deliver(self, claimed: Delivery) -> None:
+        try:
+            error = await self._try(claimed)
+            outcome = await self._write_down(claimed, error)
+            self._tries.labels(outcome).inc()
+            if outcome == "dead":
+                logger.warning("webhook_dead", extra={"event": claimed.event_id, "webhook": claimed.webhook_id})  # fmt: skip
+        except (SQLAlchemyError, OSError) as error:
+            logger.error("webhook_ending_not_written", exc_info=error)
+        finally:
+            self._under_way -= 1
+            self._woken.set()
+
+    async def _write_down(self, claimed: Delivery, error: str | None) -> str:
+        """How the try ended. Raises what SQL raises."""
+        async with self._database.write() as conn:
+            now = await claims.now_ms(conn)
+            if error is None:
+                await deliveries.delivered(conn, claimed, now)
+                return "delivered"
+            return "dead" if await deliveries.failed(conn, claimed, error, now) else "failed"
+
+    async def _try(self, claimed: Delivery) -> str | None:
+        """What went wrong, in words that tell nothing of the network behind us."""
+        try:
+            key = webhooks.signing_key(self._master, claimed.webhook_id, claimed.sealed_secret)
+            body = claimed.body.encode()
+            status = await self._poster.post(claimed.url, body, headers_of(claimed, key, body))
+        except (NotSpokenTo, AccountingError):
+            return "refused"
+        except TimeoutError:
+            return "timeout"
+        except aiohttp.ClientConnectorError as error:
+            return "refused" if _was_refused(error) else "no connection"
+        except (aiohttp.ClientError, OSError, ValueError):
+            return "no connection"
+        return None if 200 <= status < 300 else f"status {status}"
+
+    async def _tidy(self) -> None:
+        while True:
+            try:
+                async with self._database.write() as conn:
+                    await deliveries.tidy(conn, await claims.now_ms(conn))
+            except (SQLAlchemyError, OSError) as error:
+                logger.error("webhook_tidy_failed", exc_info=error)
+            await asyncio.sleep(self._tidy_s)
+
+
+def headers_of(claimed: Delivery, key: bytes, body: bytes) -> dict[str, str]:
+    """Standard Webhooks. The id is the event's and stays; the time is the try's."""
+    at = int(time.time())
+    return {
+        "content-type": "application/cloudevents+json; charset=utf-8",
+        "user-agent": "Headgate",
+        "webhook-id": claimed.event_id,
+        "webhook-timestamp": str(at),
+        "webhook-signature": webhooks.sign(key, claimed.event_id, at, body),
+    }
+
+
+def _was_refused(error: BaseException) -> bool:
+    return isinstance(error.__cause__, NotSpokenTo) or isinstance(
+        getattr(error, "os_error", None), NotSpokenTo
+    )
