@@ -11,6 +11,7 @@ from sqlalchemy import (
     CheckConstraint,
     ForeignKey,
     Index,
+    text,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -171,12 +172,24 @@ class IdempotentReply(Base):
     line_no: Mapped[int | None]
     state: Mapped[str] = mapped_column(server_default="running")
     status: Mapped[int | None]
+    content_type: Mapped[str | None]
+    """Of a stored answer; None: JSON."""
     body: Mapped[bytes | None]
+    num_bytes: Mapped[int] = mapped_column(server_default="0")
+    """Of the body; while it runs, what is set aside for it."""
     posting: Mapped[bytes | None]
     created_at: Mapped[int]
     expires_at: Mapped[int] = mapped_column(index=True)
 
-    __table_args__ = (CheckConstraint("state IN ('running', 'stored')", "state"),)
+    __table_args__ = (
+        CheckConstraint("state IN ('running', 'stored')", "state"),
+        Index(
+            "ix_idempotent_reply_room",
+            "tenant_id", "expires_at", "num_bytes",
+            sqlite_where=text("batch_id IS NULL"),
+            postgresql_where=text("batch_id IS NULL"),
+        ),
+    )  # fmt: skip
 
 
 class TenantTurn(Base):

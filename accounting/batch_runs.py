@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Row, and_, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import claims
+from accounting import claims, events, model_permissions, outbox
 from accounting.batch_models import Batch, BatchChunk, BatchLine, IdempotentReply
 from accounting.batches import BatchInfo, batch_info
 from accounting.claims import ClaimLost, LineEnd
@@ -112,6 +112,7 @@ async def fail(
         conn, held, state="failed", failed_at=now // 1000, errors=errors, num_invalid=num_invalid,
         claimed_until_ms=None,
     )  # fmt: skip
+    await _tell_end(conn, held, now)
 
 
 async def get(conn: AsyncConnection, batch_id: str) -> BatchInfo:
@@ -124,8 +125,11 @@ async def usable_models(
     conn: AsyncConnection, batch: BatchInfo, priced: Collection[str]
 ) -> frozenset[str]:
     """Priced models that the submitting key may use."""
-    allowed = await conn.scalar(select(ApiKey.models).where(ApiKey.id == batch.key_id))
-    return frozenset(priced) if allowed is None else frozenset(priced) & frozenset(allowed)
+    of_key = await conn.scalar(select(ApiKey.models).where(ApiKey.id == batch.key_id))
+    permissions = await model_permissions.get(conn, batch.tenant_id)
+    allowed = permissions.narrow(None if of_key is None else frozenset(of_key))
+    usable = frozenset(priced) if allowed is None else frozenset(priced) & allowed
+    return usable - permissions.denied
 
 
 async def close_chunks(conn: AsyncConnection, batch_id: str) -> None:
@@ -173,6 +177,7 @@ async def finish(
     await conn.execute(
         IdempotentReply.__table__.delete().where(IdempotentReply.batch_id == held.batch_id)  # type: ignore[attr-defined]  # a Table, declared as FromClause
     )
+    await _tell_end(conn, held, now)
 
 
 async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
@@ -206,6 +211,18 @@ async def backlog_tokens(conn: AsyncConnection, tenant_id: str, model: str) -> i
         )
     )  # fmt: skip
     return int(await conn.scalar(query) or 0)
+
+
+async def _tell_end(conn: AsyncConnection, held: BatchClaim, now: int) -> None:
+    batch = await get(conn, held.batch_id)
+    counts = {
+        "total": batch.num_total,
+        "completed": batch.num_completed,
+        "failed": batch.num_failed,
+    }
+    files = {"output_file_id": batch.output_file_id, "error_file_id": batch.error_file_id}
+    told = events.batch_ended(batch.id, batch.tenant_id, batch.state, counts, files, now)
+    await outbox.write(conn, [told])
 
 
 async def _move(conn: AsyncConnection, held: BatchClaim, **values: Any) -> None:

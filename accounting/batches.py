@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import files
+from accounting import audit, files
 from accounting.batch_models import Batch
 from accounting.errors import ConflictError, InvalidError, NotFoundError
 from accounting.files import ENDED
@@ -98,6 +98,10 @@ async def create(
             output_expires_after_s=output_expires_after_s, metadata_=metadata, traceparent=traceparent,
         )
     )  # fmt: skip
+    await audit.record(
+        conn, "headgate.batch.created", actor=key_id, now=now, tenant_id=tenant_id, object_id=batch_id,
+        detail={"endpoint": endpoint, "input_file_id": input_file_id},
+    )  # fmt: skip
     return await get(conn, tenant_id, batch_id)
 
 
@@ -116,13 +120,23 @@ async def list_batches(
     return Page([batch_info(row) for row in page.items], page.has_more)
 
 
-async def cancel(conn: AsyncConnection, tenant_id: str, batch_id: str, now: int) -> BatchInfo:
+async def cancel(
+    conn: AsyncConnection, tenant_id: str, batch_id: str, now: int, *, actor: str
+) -> BatchInfo:
     """ConflictError for a batch that has ended; cancelling one twice is no error."""
     await get(conn, tenant_id, batch_id)
     await stop(conn, batch_id, now)
     found = await get(conn, tenant_id, batch_id)
     if found.state != "cancelling":
         raise ConflictError("The batch has ended and cannot be cancelled.")
+    await audit.record(
+        conn,
+        "headgate.batch.cancelled",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=batch_id,
+    )
     return found
 
 
@@ -134,6 +148,15 @@ async def stop(conn: AsyncConnection, batch_id: str, now: int) -> None:
         .where(Batch.id == batch_id, running)
         .values(state="cancelling", cancelling_at=now, claimed_until_ms=None)
     )
+
+
+async def stop_all(conn: AsyncConnection, tenant_id: str, now: int) -> None:
+    """Every open batch of a tenant to `cancelling`."""
+    query = select(Batch.id).where(
+        Batch.tenant_id == tenant_id, Batch.state.in_(("validating", "in_progress", "finalizing"))
+    )
+    for batch_id in (await conn.scalars(query)).all():
+        await stop(conn, batch_id, now)
 
 
 async def charge(conn: AsyncConnection, batch_id: str) -> int:

@@ -12,11 +12,23 @@ from typing import Any
 from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.batch_models import Batch
+from accounting import books_billing
+from accounting.batch_models import Batch, IdempotentReply
+from accounting.idempotency_models import IdempotentPosting
+from accounting.invoice_models import Credit, CreditUse
 from accounting.legs import COUNTED, TOKENS
 from accounting.models import ApiKey, EngineRecordRow, LedgerEntry, LedgerLeg, Tenant
-from accounting.rollups import KEYS, SECONDS, SUMS, TABLES, Width
-from accounting.types import OPERATOR_TENANT, BooksReport, EquationResult
+from accounting.residency_models import ResidencyCharge
+from accounting.rollups import SPANS, differing, table_of
+from accounting.types import (
+    BILLED,
+    CORRECTIONS,
+    OPERATOR_TENANT,
+    RESIDENCY,
+    WITHOUT_REQUEST,
+    BooksReport,
+    EquationResult,
+)
 
 MAX_FAILURES = 100
 """Named per equation; one is enough to stop, a hundred are enough to see a pattern."""
@@ -33,12 +45,37 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = ()) -> Boo
             await _one_ending(conn, skip),
             await _within_reservation(conn),
             await _rollup_truth(conn),
+            await books_billing.invoice_truth(conn),
             await _tenancy_closed(conn),
+            await _idempotency(conn, skip),
+            await books_billing.immutability(conn),
         )
     )
 
 
-async def _conservation(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
+async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> BooksReport:
+    """What holds for each request by itself, over those whose ending was posted in [since, until)."""
+    ended = select(LedgerEntry.request_id).where(
+        ENDING, LedgerEntry.posted_at_ms >= since_ms, LedgerEntry.posted_at_ms < until_ms
+    )
+    nobody: frozenset[str] = frozenset()
+    return BooksReport(
+        (
+            await _conservation(conn, nobody, ended),
+            await _balance(conn, ended),
+            await _one_ending(conn, nobody, ended),
+            await _within_reservation(conn, ended),
+        )
+    )
+
+
+Ids = Select[str]
+"""Of the requests that are looked at; None: all."""
+
+
+async def _conservation(
+    conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None
+) -> EquationResult:
     """Per request and class, so per tenant too: posted + written off - counted by the engine == 0."""
     ledger = select(
         LedgerEntry.request_id, *(getattr(LedgerEntry, name).label(name) for name in COUNTED)
@@ -47,6 +84,9 @@ async def _conservation(conn: AsyncConnection, skip: frozenset[str]) -> Equation
         EngineRecordRow.request_id,
         *((-getattr(EngineRecordRow, name)).label(name) for name in COUNTED),
     )
+    if among is not None:
+        ledger = ledger.where(LedgerEntry.request_id.in_(among))
+        engine = engine.where(EngineRecordRow.request_id.in_(among))
     both = union_all(ledger, engine).subquery()
     wrong = _not_zero(both, ["request_id"], COUNTED)
     return EquationResult(
@@ -57,7 +97,7 @@ async def _conservation(conn: AsyncConnection, skip: frozenset[str]) -> Equation
     )
 
 
-async def _balance(conn: AsyncConnection) -> EquationResult:
+async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
     """Debits == credits per unit, and the legs say what their entry says."""
     event = (LedgerLeg.request_id, LedgerLeg.kind, LedgerLeg.attempt)
     unbalanced = (
@@ -68,7 +108,17 @@ async def _balance(conn: AsyncConnection) -> EquationResult:
     tokens = sum((getattr(LedgerEntry, name) for name in COUNTED[1:]), LedgerEntry.cache_read)
     entries = select(
         LedgerEntry.request_id, LedgerEntry.kind, LedgerEntry.attempt,
-        tokens.label("tokens"), LedgerEntry.charge.label("money"),
+        func.abs(tokens).label("tokens"), func.abs(LedgerEntry.charge).label("money"),
+    ).where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))  # fmt: skip
+    grants = select(
+        Credit.id, literal("grant"), literal(0), literal(0), Credit.amount
+    ).where(Credit.type == "grant")  # fmt: skip
+    uses = select(
+        CreditUse.credit_id, CreditUse.kind, CreditUse.use_no, literal(0), CreditUse.amount
+    )
+    kept = select(
+        ResidencyCharge.request_id, literal(RESIDENCY), ResidencyCharge.attempt, literal(0),
+        ResidencyCharge.charge_cache + ResidencyCharge.charge_pinned,
     )  # fmt: skip
     debit = case((LedgerLeg.amount > 0, -LedgerLeg.amount), else_=0)
     booked = select(
@@ -76,21 +126,32 @@ async def _balance(conn: AsyncConnection) -> EquationResult:
         case((LedgerLeg.unit == TOKENS, debit), else_=0).label("tokens"),
         case((LedgerLeg.unit != TOKENS, debit), else_=0).label("money"),
     )
-    both = union_all(entries, booked).subquery()
-    differing = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
-    failures = await _names(conn, unbalanced) + await _names(conn, differing)
-    num_checked = await _count(conn, select(LedgerEntry.request_id))
+    if among is not None:
+        unbalanced = unbalanced.where(LedgerLeg.request_id.in_(among))
+        entries = entries.where(LedgerEntry.request_id.in_(among))
+        booked = booked.where(LedgerLeg.request_id.in_(among))
+    # Money without a request is no part of a check of requests.
+    money = (grants, uses, kept) if among is None else ()
+    both = union_all(entries, *money, booked).subquery()
+    unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
+    failures = await _names(conn, unbalanced) + await _names(conn, unequal)
+    num_checked = await _count(conn, _entries(among))
     return EquationResult("I2", "balance", num_checked, tuple(dict.fromkeys(failures)))
 
 
-async def _one_ending(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
+async def _one_ending(
+    conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None
+) -> EquationResult:
     """Whatever the engine worked on has ended, exactly once."""
     endings = select(
         LedgerEntry.request_id,
         case((ENDING, 1), else_=0).label("endings"),
         literal(0).label("seen"),
-    )
+    ).where(LedgerEntry.kind.not_in((*CORRECTIONS, *WITHOUT_REQUEST)))
     seen = select(EngineRecordRow.request_id, literal(0).label("endings"), literal(1).label("seen"))
+    if among is not None:
+        endings = endings.where(LedgerEntry.request_id.in_(among))
+        seen = seen.where(EngineRecordRow.request_id.in_(among))
     both = union_all(endings, seen).subquery()
     wrong = (
         select(both.c.request_id).group_by(both.c.request_id).having(func.sum(both.c.endings) != 1)
@@ -103,48 +164,26 @@ async def _one_ending(conn: AsyncConnection, skip: frozenset[str]) -> EquationRe
     )
 
 
-async def _within_reservation(conn: AsyncConnection) -> EquationResult:
-    """A settle costs at most what was reserved; everything else costs nothing."""
+async def _within_reservation(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
+    """A settle costs at most what was reserved; reversals and corrections take back; everything else costs nothing."""
     too_much = or_(
         LedgerEntry.charge > LedgerEntry.reserved,
-        and_(LedgerEntry.kind != "settle", LedgerEntry.charge != 0),
+        and_(LedgerEntry.kind.not_in((*BILLED, *CORRECTIONS)), LedgerEntry.charge != 0),
     )
-    num_checked = await _count(conn, select(LedgerEntry.request_id))
-    wrong = select(LedgerEntry.request_id).where(too_much)
+    num_checked = await _count(conn, _entries(among))
+    wrong = _entries(among).where(too_much)
     return EquationResult("I5", "within reservation", num_checked, await _names(conn, wrong))
 
 
 async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
-    """Minute, hour and day sums == sums of rows, key by key."""
+    """Minute, hour and day sums == sums of rows, and months == sums of days, key by key."""
     num_checked = 0
     failures: list[str] = []
-    for width in TABLES:
-        both = union_all(_rollup_of_rows(width), _rollup_negated(width)).subquery()
-        keys = ["bucket", *KEYS]
-        wrong = _not_zero(both, keys, ("num_requests", *SUMS), columns=keys)
-        rows = (await conn.execute(wrong.limit(MAX_FAILURES))).all()
-        failures += [f"{width} bucket {row.bucket}: {', '.join(map(str, row[1:]))}" for row in rows]
-        num_checked += await _count(conn, select(TABLES[width].bucket))
+    for span in SPANS:
+        rows = (await conn.execute(differing(conn, span).limit(MAX_FAILURES))).all()
+        failures += [f"{span} bucket {row.bucket}: {', '.join(map(str, row[1:]))}" for row in rows]
+        num_checked += await _count(conn, select(table_of(span).bucket))
     return EquationResult("I8", "rollup truth", num_checked, tuple(failures))
-
-
-def _rollup_of_rows(width: Width) -> Select[Any]:
-    seconds = SECONDS[width]
-    return select(
-        ((LedgerEntry.opened_at_ms // (1000 * seconds)) * seconds).label("bucket"),
-        *(getattr(LedgerEntry, name) for name in KEYS),
-        literal(1).label("num_requests"),
-        *(getattr(LedgerEntry, name) for name in SUMS),
-    ).where(LedgerEntry.kind == "settle")
-
-
-def _rollup_negated(width: Width) -> Select[Any]:
-    table = TABLES[width]
-    return select(
-        table.bucket,
-        *(getattr(table, name) for name in KEYS),
-        *((-getattr(table, name)).label(name) for name in ("num_requests", *SUMS)),
-    )
 
 
 async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
@@ -160,6 +199,7 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
             ApiKey, and_(ApiKey.id == LedgerEntry.key_id, ApiKey.tenant_id == LedgerEntry.tenant_id)
         )
         .where(ApiKey.id.is_(None), LedgerEntry.tenant_id != OPERATOR_TENANT)
+        .where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))
     )
     foreign_batch = select(LedgerEntry.request_id).join(Batch, Batch.id == LedgerEntry.batch_id).where(
         or_(Batch.tenant_id != LedgerEntry.tenant_id, Batch.key_id != LedgerEntry.key_id)
@@ -176,12 +216,22 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
     return EquationResult("I15", "tenancy closed", num_checked, tuple(sorted(failures)))
 
 
-def _not_zero(
-    both: Any, keys: list[str], sums: Collection[str], columns: Collection[str] = ("request_id",)
-) -> Select[Any]:
+async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
+    """One settle behind each stored answer (of several prompts: behind each); one answer per key is the table's own."""
+    first = select(IdempotentReply.request_id).where(IdempotentReply.state == "stored")
+    stored = union_all(first, select(IdempotentPosting.request_id)).subquery()
+    settled = select(LedgerEntry.request_id).where(
+        LedgerEntry.request_id == stored.c.request_id, LedgerEntry.kind == "settle"
+    )
+    wrong = select(stored.c.request_id).where(~settled.exists())
+    num_checked = await _count(conn, select(stored.c.request_id))
+    return EquationResult("I17", "idempotency", num_checked, await _names(conn, wrong, skip))
+
+
+def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:
     """Groups in which the two signed halves do not cancel out."""
     return (
-        select(*(both.c[name] for name in columns))
+        select(both.c.request_id)
         .group_by(*(both.c[name] for name in keys))
         .having(or_(*(func.sum(both.c[name]) != 0 for name in sums)))
     )
@@ -193,6 +243,11 @@ async def _names(
     query = wrong.limit(MAX_FAILURES + len(skip))
     found = [name for name in (await conn.execute(query)).scalars() if name not in skip]
     return tuple(sorted(found)[:MAX_FAILURES])
+
+
+def _entries(among: Ids | None) -> Ids:
+    every = select(LedgerEntry.request_id)
+    return every if among is None else every.where(LedgerEntry.request_id.in_(among))
 
 
 async def _count(conn: AsyncConnection, query: Select[Any]) -> int:

@@ -1,16 +1,19 @@
-"""Every change that authentication or an auditor has to notice goes through `record`: epoch and audit row together."""
+"""Every change that authentication has to notice goes through `record`: epoch and audit row together."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.models import AuditLog, AuthEpoch
+from accounting import audit
+from accounting.models import AuthEpoch
 
 SYSTEM = "system"
-"""The actor of what no key asked for: bootstrap, the care commands of the CLI."""
+"""The actor of what no key asked for: the first start."""
+CLI = "cli"
+"""The actor of commands that write to SQL themselves."""
 
 
 async def auth_epoch(conn: AsyncConnection) -> int:
@@ -31,15 +34,8 @@ async def record(
     detail: dict[str, Any] | None = None,
 ) -> int:
     """Returns the new epoch: the version of the row that changed."""
-    await conn.execute(
-        insert(AuditLog).values(
-            at_ms=now * 1000,
-            actor=actor,
-            event=event,
-            tenant_id=tenant_id,
-            object_id=object_id,
-            detail=detail or {},
-        )
+    await audit.record(
+        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=object_id, detail=detail
     )
     raised = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
     epoch: int | None = await conn.scalar(raised.returning(AuthEpoch.epoch))

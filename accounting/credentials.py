@@ -29,8 +29,9 @@ class ParsedKey(msgspec.Struct, frozen=True):
     public_id: str
 
 
-def generate(kind: Kind) -> str:
-    body = f"hg_{kind}_{_random(ID_LENGTH)}_{_random(SECRET_LENGTH)}"
+def generate(kind: Kind, public_id: str | None = None) -> str:
+    """`public_id`: of the key that gets a new secret; None: a new key."""
+    body = f"hg_{kind}_{public_id or _random(ID_LENGTH)}_{_random(SECRET_LENGTH)}"
     return f"{body}_{_checksum(body)}"
 
 

@@ -23,6 +23,10 @@ class ConflictError(AccountingError):
     """The object's state forbids it: archived tenant, overlapping price interval."""
 
 
+class KeyReusedError(AccountingError):
+    """An Idempotency-Key that stands for another request."""
+
+
 class SchemaError(AccountingError):
     """Database and code do not fit together."""
 

@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import Row, Select, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting import audit
 from accounting.batch_models import Batch, File
 from accounting.errors import NotFoundError
 from accounting.ids import new_id
@@ -42,13 +43,19 @@ async def create(
     storage_key: str,
     now: int,
     expires_after_s: int = DEFAULT_EXPIRY_S,
+    actor: str | None = None,
 ) -> FileInfo:
-    """After the bytes are on disk, in the transaction that needs the file to exist."""
+    """After the bytes are on disk, in the transaction that needs the file to exist. `actor` None: made by Headgate."""
     info = FileInfo(
         id=new_id("file"), tenant_id=tenant_id, purpose=purpose, name=name, num_bytes=num_bytes,
         sha256=sha256, storage_key=storage_key, created_at=now, expires_at=now + expires_after_s,
     )  # fmt: skip
     await conn.execute(insert(File).values(msgspec.structs.asdict(info)))
+    if actor is not None:
+        await audit.record(
+            conn, "headgate.file.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id,
+            detail={"purpose": purpose, "bytes": num_bytes},
+        )  # fmt: skip
     return info
 
 
@@ -79,11 +86,21 @@ async def list_files(
     return Page([_info(row) for row in page.items], page.has_more)
 
 
-async def delete(conn: AsyncConnection, tenant_id: str, file_id: str, now: int) -> None:
+async def delete(
+    conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str
+) -> None:
     """Gone for its owner at once; a running batch keeps the bytes until it ends (`purgeable`)."""
     await get(conn, tenant_id, file_id, now)
     await conn.execute(
         update(File).where(File.id == file_id, File.tenant_id == tenant_id).values(deleted_at=now)
+    )
+    await audit.record(
+        conn,
+        "headgate.file.deleted",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=file_id,
     )
 
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import secrets
 from typing import Literal
 
-Prefix = Literal["proj", "svc_acct", "key", "file", "batch", "prefix"]
+Prefix = Literal[
+    "proj",
+    "svc_acct",
+    "key",
+    "file",
+    "batch",
+    "prefix",
+    "budget",
+    "adj",
+    "spend_alert",
+    "credit",
+    "adapter",
+    "webhook",
+]
 
 
 def new_id(prefix: Prefix) -> str:

@@ -17,13 +17,26 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import rollups, write_offs
+from accounting import booking, end_users, events, limiter_state, outbox, rollups, spend, write_offs
 from accounting.db import insert_all, insert_new, upsert
-from accounting.legs import Row, legs
+from accounting.invoice_models import DaySeal, Invoice
+from accounting.legs import Row, reversal, transfer
 from accounting.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry, LedgerLeg
-from accounting.types import TOKEN_CLASSES, Charge, Posting, PostResult, Usage, WitnessRecord
+from accounting.periods import DAY_S
+from accounting.types import (
+    TOKEN_CLASSES,
+    Charge,
+    Posting,
+    PostResult,
+    Usage,
+    WitnessRecord,
+    WriteOffReason,
+)
 
 POSTER_LOCK = 0x6C6564676572  # "ledger"
+_LAST_SEALED_DAY = select(func.max(DaySeal.day)).scalar_subquery()
+_LAST_CUTOFF = select(func.max(Invoice.cutoff_ms)).scalar_subquery()
+_LAST_POSTING = select(func.max(JournalOffset.posted_at_ms)).scalar_subquery()
 CHUNK = 500
 """Ids per IN list: far below both dialects' limits on parameters."""
 
@@ -37,8 +50,18 @@ async def post(
     now_ms: int | None = None,
 ) -> PostResult:
     """Endings out of one slot's journal, and the offset behind them, in the caller's transaction."""
-    now_ms = _now_ms() if now_ms is None else now_ms
-    await _take_turn(conn)
+    now_ms = await take_turn(conn, now_ms)
+    result = await _post(conn, postings, now_ms)
+    await _set_offset(conn, slot, offset, now_ms)
+    return result
+
+
+async def post_stored(conn: AsyncConnection, postings: Sequence[Posting]) -> PostResult:
+    """Endings that a stored answer keeps; the journal that may hold them too is none the wiser."""
+    return await _post(conn, postings, await take_turn(conn))
+
+
+async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> PostResult:
     # The first ending of a request in journal order decides; sorted, so that two posters never cross.
     first: dict[str, Posting] = {}
     for posting in postings:
@@ -49,19 +72,42 @@ async def post(
     new = {row.request_id for row in await insert_new(conn, LedgerEntry.__table__, rows, columns)}
     entries = [row for row in rows if row["request_id"] in new]
     await _book(conn, entries)
-    await rollups.add(conn, [row for row in entries if row["kind"] == "settle"])
+    await end_users.note(conn, [ending for ending in endings if ending.request_id in new])
+    settled = [row for row in entries if row["kind"] == "settle"]
+    await rollups.add(conn, settled)
+    await spend.note_alerts(conn, settled, now_ms)
+    await outbox.write(conn, [events.usage(row) for row in settled])
     records = await _records_of(conn, new)
     await _write_off(conn, entries, records, frozenset(records), now_ms)
-    await _set_offset(conn, slot, offset, now_ms)
     return PostResult(len(new), len(postings) - len(new))
+
+
+async def reverse(
+    conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason
+) -> None:
+    """Takes settled charges back: a reversal cancels the settle, a write-off takes over its tokens. Once per request;
+    what is not settled is passed over."""
+    now_ms = await take_turn(conn)
+    settled = [e for e in await _endings_of(conn, request_ids) if e["kind"] == "settle"]
+    reversals = [reversal(entry, reason, now_ms) for entry in settled]
+    columns = (LedgerEntry.request_id,)
+    new = {
+        row.request_id for row in await insert_new(conn, LedgerEntry.__table__, reversals, columns)
+    }
+    taken_back = [row for row in reversals if row["request_id"] in new]
+    lost = [write_offs.taken_over(e, reason, now_ms) for e in settled if e["request_id"] in new]
+    await insert_all(conn, LedgerEntry.__table__, lost)
+    await _book(conn, [*taken_back, *lost])
+    await rollups.add(conn, taken_back)
+    await limiter_state.raise_for_reversals(conn, taken_back, now_ms)
+    await outbox.write(conn, [events.usage(row) for row in taken_back])
 
 
 async def post_engine_records(
     conn: AsyncConnection, records: Sequence[WitnessRecord], *, now_ms: int | None = None
 ) -> PostResult:
     """What workers counted. A record whose request has no ending yet waits for it."""
-    now_ms = _now_ms() if now_ms is None else now_ms
-    await _take_turn(conn)
+    now_ms = await take_turn(conn, now_ms)
     rows = [
         _record(record, now_ms)
         for record in sorted(records, key=lambda r: (r.request_id, r.attempt))
@@ -82,12 +128,59 @@ async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
     return await conn.scalar(select(JournalOffset.offset).where(JournalOffset.slot == slot))
 
 
+async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, Row]:
+    """Settle or void of each request that has one."""
+    return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
+
+
 Records = Mapping[tuple[str, int], Row]
 
 
-async def _take_turn(conn: AsyncConnection) -> None:
+async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
+    """Alone until the transaction ends. Returns the time of posting: never before the last one, whoever's clock that
+    was, and behind every sealed day and every close."""
     if conn.dialect.name == "postgresql":
         await conn.execute(select(func.pg_advisory_xact_lock(POSTER_LOCK)))
+    closed = await conn.execute(select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING))
+    day, cutoff_ms, last_ms = closed.one()
+    now_ms = _now_ms() if now_ms is None else now_ms
+    return max(
+        0 if day is None else (day + DAY_S) * 1000, (cutoff_ms or 0) + 1, last_ms or 0, now_ms
+    )
+
+
+async def last_posting_ms(conn: AsyncConnection) -> int:
+    """Of endings."""
+    return await conn.scalar(select(_LAST_POSTING)) or 0
+
+
+async def post_correction(conn: AsyncConnection, entry: Row) -> None:
+    """A credit note or an adjustment: a row whose charges are below 0."""
+    await insert_all(conn, LedgerEntry.__table__, [entry])
+    await booking.book(conn, [entry])
+
+
+async def post_transfer(
+    conn: AsyncConnection, entry: Row, debit: str, credit: str, amount: int
+) -> None:
+    """A row that moves money between two accounts and charges nothing: what becomes of a grant."""
+    await insert_all(conn, LedgerEntry.__table__, [entry])
+    await insert_all(conn, LedgerLeg.__table__, transfer(entry, debit, credit, amount))
+
+
+def blank(
+    kind: str, event_id: str, attempt: int, tenant_id: str, currency: str, now_ms: int
+) -> dict[str, Any]:
+    """A ledger row without tokens and charges."""
+    texts = ("key_id", "model", "root", "tier", "price_version", "write_off", "trace_id")
+    charges = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
+    counts = (*TOKEN_CLASSES, "speculated", "recomputed", "reserved", *charges)
+    times = ("opened_at_ms", "ended_at_ms", "posted_at_ms")
+    return {
+        "request_id": event_id, "kind": kind, "attempt": attempt, "tenant_id": tenant_id, "currency": currency,
+        "outcome": "ok", "batch_id": None, "line_no": None,
+        **dict.fromkeys(texts, ""), **dict.fromkeys(counts, 0), **dict.fromkeys(times, now_ms),
+    }  # fmt: skip
 
 
 async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:
@@ -124,8 +217,7 @@ def _second_is_void(ending: Posting, paid: dict[tuple[str, int], str]) -> Postin
 
 async def _book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
     """Legs of new entries, and the one charge of their batch lines."""
-    booked = [leg for entry in entries for leg in legs(entry)]
-    await insert_all(conn, LedgerLeg.__table__, booked)
+    await booking.book(conn, entries)
     lines = [
         {
             "batch_id": entry["batch_id"],
@@ -219,7 +311,7 @@ async def _set_offset(conn: AsyncConnection, slot: int, offset: int, now_ms: int
 
 def _entry(posting: Posting, now_ms: int) -> dict[str, Any]:
     fields = msgspec.structs.asdict(posting)
-    usage, amount = fields.pop("usage"), fields.pop("charge")
+    usage, amount, _ = fields.pop("usage"), fields.pop("charge"), fields.pop("end_user")
     return {
         **fields,
         **{name: getattr(usage, name) for name in TOKEN_CLASSES},

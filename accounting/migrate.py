@@ -33,14 +33,14 @@ def upgrade(url: str, revision: str = "head") -> None:
         if revision == "head" and _revision(conn) not in _known_revisions():
             raise _newer()
         command.upgrade(_config(conn), revision)
-        conn.commit()
+        _commit(conn)
 
 
 def downgrade(url: str, revision: str) -> None:
     """`base` or a revision. For tests and for an operator with a backup."""
     with _engine(url) as engine, _locked(engine) as conn:
         command.downgrade(_config(conn), revision)
-        conn.commit()
+        _commit(conn)
 
 
 def check(url: str) -> None:
@@ -131,4 +131,21 @@ def _locked(engine: Engine) -> Iterator[Connection]:
     with Path(f"{database}.migrate.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with engine.connect() as conn:
+            _let_tables_be_replaced(conn)
             yield conn
+
+
+def _let_tables_be_replaced(conn: Connection) -> None:
+    """SQLite changes a table by making another and dropping the first, which its foreign keys would forbid
+    (https://www.sqlite.org/lang_altertable.html, section 7). `_commit` checks them."""
+    raw = conn.connection.driver_connection
+    assert raw is not None
+    raw.execute("PRAGMA foreign_keys=OFF")  # has no effect inside a transaction
+
+
+def _commit(conn: Connection) -> None:
+    if conn.dialect.name == "sqlite":
+        orphans = conn.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        if orphans:
+            raise SchemaError(f"A migration left rows without what they point at: {orphans[:5]}")
+    conn.commit()

@@ -20,6 +20,7 @@ from sqlalchemy import (
     MetaData,
     Text,
     UniqueConstraint,
+    false,
     text,
     true,
 )
@@ -73,6 +74,8 @@ class Tenant(Base):
     """Interactive prompts are pinned for so long after each use."""
     cache_read: Mapped[bool] = mapped_column(server_default=true())
     cache_write: Mapped[bool] = mapped_column(server_default=true())
+    erased_at: Mapped[int | None]
+    """Its texts cannot be read any more; the books stay."""
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     concurrency: Mapped[int | None]
@@ -126,6 +129,14 @@ class ApiKey(Base):
     expires_at: Mapped[int | None]
     last_used_at: Mapped[int | None]
     revoked_at: Mapped[int | None]
+    disabled: Mapped[bool] = mapped_column(server_default=false())
+    addresses: Mapped[list[str] | None]
+    """Networks that it may be used from; None: any."""
+    previous_hash: Mapped[bytes | None]
+    """Of the secret before the last rotation, which works until `previous_until`."""
+    previous_until: Mapped[int | None]
+    streams_ended: Mapped[int | None]
+    """The auth epoch of the last change that ended what ran under this key."""
     version: Mapped[int] = mapped_column(server_default="0")
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
@@ -149,10 +160,10 @@ class AuditLog(Base):
     id: Mapped[int] = mapped_column(RowNumber, primary_key=True)
     at_ms: Mapped[int]
     actor: Mapped[str]
-    """A key id, or `system`."""
+    """A key id, `cli` or `system`."""
     event: Mapped[str]
-    tenant_id: Mapped[str | None]
-    object_id: Mapped[str | None]
+    tenant_id: Mapped[str | None] = mapped_column(index=True)
+    object_id: Mapped[str | None] = mapped_column(index=True)
     detail: Mapped[dict[str, Any]]
 
 
@@ -311,7 +322,8 @@ class LedgerEntry(Base):
 
 
 class LedgerLeg(Base):
-    """Double entry: debits are positive, credits negative; per entry and unit they add up to 0."""
+    """Double entry: debits are positive, credits negative; per entry and unit they add up to 0. In PostgreSQL without the
+    foreign key: `booking.py` makes legs out of the entries there, which never go."""
 
     __tablename__ = "ledger_leg"
 

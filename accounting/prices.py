@@ -6,22 +6,33 @@ interval, or not after its predecessor, is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.db import insert_new
 from accounting.errors import ConflictError, InvalidError, NotFoundError
-from accounting.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion
+from accounting.invoice_models import PriceResidency, RollupMonth
+from accounting.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
 from accounting.pricing import MAX_RATE
 from accounting.types import TOKEN_CLASSES, Price, Rates, Tier
 
 DEFAULT_SHEET = "standard"
 """In force for every tenant without an assignment of its own."""
 
+FOR_EVER = 2**62
+"""Later than any time."""
+
+_IS_OF_VERSION = and_(
+    PriceSheetVersion.sheet_id == PriceRate.sheet_id, PriceSheetVersion.version == PriceRate.version
+)
+
 RateTable = Mapping[tuple[str, Tier], Rates]
+ResidencyTable = Mapping[str, tuple[int, int]]
+"""Model → micro-units per GB and hour, of the cache and of pinned prefixes."""
 
 
 async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now: int) -> None:
@@ -34,12 +45,22 @@ async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now:
     )
 
 
+async def currency_of(conn: AsyncConnection, sheet_id: str) -> str:
+    currency = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == sheet_id))
+    if currency is None:
+        raise NotFoundError("No such price sheet.")
+    return currency
+
+
 async def add_version(
     conn: AsyncConnection,
     sheet_id: str,
     rates: RateTable,
     from_ms: int,
     until_ms: int | None = None,
+    *,
+    residency: ResidencyTable | None = None,
+    now: int | None = None,
 ) -> str:
     """Appends `<sheet>@<n>`, in force from `from_ms`; the predecessor, if still open, ends there."""
     if until_ms is not None and until_ms <= from_ms:
@@ -59,9 +80,10 @@ async def add_version(
             version=version,
             from_ms=from_ms,
             until_ms=until_ms,
-            created_at=from_ms // 1000,
+            created_at=from_ms // 1000 if now is None else now,
         )
     )
+    await _add_residency(conn, sheet_id, version, residency or {})
     await conn.execute(
         insert(PriceRate),
         [
@@ -78,32 +100,53 @@ async def add_version(
     return f"{sheet_id}@{version}"
 
 
-async def assign(conn: AsyncConnection, tenant_id: str, sheet_id: str, from_ms: int) -> None:
+async def assign(
+    conn: AsyncConnection,
+    tenant_id: str,
+    sheet_id: str,
+    from_ms: int,
+    until_ms: int | None = None,
+) -> None:
     """From `from_ms` on the tenant pays by that sheet. One currency per tenant, for ever."""
-    currency = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == sheet_id))
-    if currency is None:
-        raise NotFoundError("No such price sheet.")
+    if until_ms is not None and until_ms <= from_ms:
+        raise InvalidError("A price must end after it begins.", "until")
+    currency = await currency_of(conn, sheet_id)
+    # The lock on the tenant's row makes check and insert one step on PostgreSQL.
+    tenant = select(Tenant.id).where(Tenant.id == tenant_id).with_for_update(key_share=True)
+    if await conn.scalar(tenant) is None:
+        raise NotFoundError("No such tenant.")
+    if await _currencies(conn, tenant_id) - {currency}:
+        raise ConflictError("A tenant has one currency.")
     mine = PriceAssignment.tenant_id == tenant_id
-    present = (
-        await conn.execute(
-            select(PriceAssignment.from_ms, PriceSheet.currency)
-            .join(PriceSheet, PriceSheet.id == PriceAssignment.sheet_id)
-            .where(mine, PriceAssignment.until_ms.is_(None))
-        )
-    ).first()
-    if present is not None:
-        if present.currency != currency:
-            raise ConflictError("A tenant has one currency.")
-        if from_ms <= present.from_ms:
+    ends = func.coalesce(PriceAssignment.until_ms, FOR_EVER)
+    overlapping = select(PriceAssignment.from_ms, PriceAssignment.until_ms).where(
+        mine, ends > from_ms, PriceAssignment.from_ms < (until_ms or FOR_EVER)
+    )
+    for row in (await conn.execute(overlapping)).all():
+        # What began before and had no end yet ends now; all else stands in the way.
+        if row.until_ms is not None or row.from_ms >= from_ms:
             raise ConflictError("The price interval overlaps with an earlier one.")
         await conn.execute(
             update(PriceAssignment)
-            .where(mine, PriceAssignment.until_ms.is_(None))
+            .where(mine, PriceAssignment.from_ms == row.from_ms)
             .values(until_ms=from_ms)
         )
     await conn.execute(
-        insert(PriceAssignment).values(tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms)
+        insert(PriceAssignment).values(
+            tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms, until_ms=until_ms
+        )
     )
+
+
+async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
+    """Of the tenant's own sheets, and of what it was charged."""
+    own = (
+        select(PriceSheet.currency)
+        .join(PriceAssignment, PriceAssignment.sheet_id == PriceSheet.id)
+        .where(PriceAssignment.tenant_id == tenant_id)
+    )
+    charged = select(RollupMonth.currency).where(RollupMonth.tenant_id == tenant_id)
+    return {*(await conn.execute(own)).scalars(), *(await conn.execute(charged)).scalars()}
 
 
 async def price_for(
@@ -115,6 +158,72 @@ async def price_for(
     return (
         None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
     )
+
+
+async def highest_rates(
+    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
+) -> dict[str, Rates]:
+    """Of every token class the highest rate in force for each tenant, whatever the model and tier. Two statements."""
+    if not tenant_ids:
+        return {}
+    own = select(PriceAssignment.tenant_id, PriceAssignment.sheet_id).where(
+        PriceAssignment.tenant_id.in_(sorted(tenant_ids)), _covers(PriceAssignment, at_ms)
+    )
+    sheets = {row.tenant_id: row.sheet_id for row in await conn.execute(own)}
+    query = (
+        select(PriceRate.sheet_id, *(func.max(getattr(PriceRate, name)) for name in TOKEN_CLASSES))
+        .join(PriceSheetVersion, _IS_OF_VERSION)
+        .where(
+            PriceRate.sheet_id.in_(sorted({DEFAULT_SHEET, *sheets.values()})),
+            _covers(PriceSheetVersion, at_ms),
+        )
+        .group_by(PriceRate.sheet_id)
+    )
+    highest = {row[0]: Rates(*map(int, row[1:])) for row in await conn.execute(query)}
+    found = {tenant_id: sheets.get(tenant_id, DEFAULT_SHEET) for tenant_id in tenant_ids}
+    return {tenant_id: highest[sheet] for tenant_id, sheet in found.items() if sheet in highest}
+
+
+class ResidencyPrice(msgspec.Struct, frozen=True):
+    version: str
+    currency: str
+    rates: tuple[int, int]
+    """Of the cache and of pinned prefixes."""
+
+
+async def residency_price(
+    conn: AsyncConnection, tenant_id: str, model: str, at_ms: int
+) -> ResidencyPrice | None:
+    """The rates in force at one moment. None: what is kept is not charged."""
+    query = (
+        select(PriceResidency.__table__, PriceSheet.currency)
+        .join(PriceSheetVersion, and_(
+            PriceSheetVersion.sheet_id == PriceResidency.sheet_id,
+            PriceSheetVersion.version == PriceResidency.version,
+        ))
+        .join(PriceSheet, PriceSheet.id == PriceResidency.sheet_id)
+        .where(
+            PriceResidency.sheet_id == _sheet_of(tenant_id, at_ms), PriceResidency.model == model,
+            _covers(PriceSheetVersion, at_ms),
+        )
+    )  # fmt: skip
+    row = (await conn.execute(query)).first()
+    if row is None:
+        return None
+    return ResidencyPrice(f"{row.sheet_id}@{row.version}", row.currency, (row.cache, row.pinned))
+
+
+async def residency_rates(
+    conn: AsyncConnection, price_version: str, model: str
+) -> tuple[int, int] | None:
+    """By the version that a charge recorded."""
+    sheet_id, _, number = price_version.rpartition("@")
+    query = select(PriceResidency.cache, PriceResidency.pinned).where(
+        PriceResidency.sheet_id == sheet_id, PriceResidency.version == int(number),
+        PriceResidency.model == model,
+    )  # fmt: skip
+    row = (await conn.execute(query)).first()
+    return None if row is None else (row.cache, row.pinned)
 
 
 async def priced_models(conn: AsyncConnection, tenant_id: str, at_ms: int) -> list[str]:
@@ -158,26 +267,20 @@ async def bootstrap(
 
 
 def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
-    own = (
-        select(PriceAssignment.sheet_id)
-        .where(PriceAssignment.tenant_id == tenant_id, _covers(PriceAssignment, at_ms))
-        .scalar_subquery()
-    )
     return (
         select(PriceRate.__table__, PriceSheet.currency)
-        .join(
-            PriceSheetVersion,
-            and_(
-                PriceSheetVersion.sheet_id == PriceRate.sheet_id,
-                PriceSheetVersion.version == PriceRate.version,
-            ),
-        )
+        .join(PriceSheetVersion, _IS_OF_VERSION)
         .join(PriceSheet, PriceSheet.id == PriceRate.sheet_id)
-        .where(
-            PriceRate.sheet_id == func.coalesce(own, DEFAULT_SHEET),
-            _covers(PriceSheetVersion, at_ms),
-        )
+        .where(PriceRate.sheet_id == _sheet_of(tenant_id, at_ms), _covers(PriceSheetVersion, at_ms))
     )
+
+
+def _sheet_of(tenant_id: str, at_ms: int) -> ColumnElement[str]:
+    """Its own, or the default one."""
+    own = select(PriceAssignment.sheet_id).where(
+        PriceAssignment.tenant_id == tenant_id, _covers(PriceAssignment, at_ms)
+    )
+    return func.coalesce(own.scalar_subquery(), DEFAULT_SHEET)
 
 
 def _covers(
@@ -236,3 +339,16 @@ def _check_rates(rates: RateTable) -> None:
         for name, value in _columns(rate).items():
             if not 0 <= value <= MAX_RATE:
                 raise InvalidError(f"The rate {name} must be 0 to {MAX_RATE}.", name)
+
+
+async def _add_residency(
+    conn: AsyncConnection, sheet_id: str, version: int, residency: ResidencyTable
+) -> None:
+    for model, (cache, pinned) in residency.items():
+        if not (0 <= cache <= MAX_RATE and 0 <= pinned <= MAX_RATE):
+            raise InvalidError(f"A rate of residency must be 0 to {MAX_RATE}.", "residency")
+        await conn.execute(
+            insert(PriceResidency).values(
+                sheet_id=sheet_id, version=version, model=model, cache=cache, pinned=pinned
+            )
+        )

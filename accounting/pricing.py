@@ -5,10 +5,14 @@ A rate is micro-units per million tokens, so a product is micro-micro-units and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from accounting.errors import InvalidError
 from accounting.types import TOKEN_CLASSES, Charge, Rates, Usage
 
 PER_MILLION = 1_000_000
+PER_GB_HOUR = 10**9 * 3_600_000
+"""Byte-milliseconds."""
 MAX_RATE = 10**12
 MAX_AMOUNT = 2**53 - 1
 """Beyond it a Lua number, which is a double, would lose units."""
@@ -17,13 +21,16 @@ MAX_AMOUNT = 2**53 - 1
 def charge(usage: Usage, rates: Rates) -> Charge:
     """One rounding, half to even; the class amounts are split from it by largest remainder and add up to it."""
     exact = [_product(getattr(usage, name), getattr(rates, name)) for name in TOKEN_CLASSES]
-    total = _within_range(_round_half_even(sum(exact)))
-    parts = [amount // PER_MILLION for amount in exact]
-    # Stable sort: of equal remainders the first class in TOKEN_CLASSES gets the unit.
-    by_remainder = sorted(range(len(parts)), key=lambda i: -(exact[i] % PER_MILLION))
-    for i in by_remainder[: total - sum(parts)]:
-        parts[i] += 1
-    return Charge(total, *parts)
+    parts = _rounded(exact, PER_MILLION)
+    return Charge(sum(parts), *parts)
+
+
+def residency_charge(byte_ms: Sequence[int], rates: Sequence[int]) -> list[int]:
+    """Byte-milliseconds times micro-units per GB and hour, each by its own rate; rounded as one charge."""
+    for value, rate in zip(byte_ms, rates, strict=True):
+        if value < 0 or not 0 <= rate <= MAX_RATE:
+            raise InvalidError("Residency and its rates must not be below 0.")
+    return _rounded([v * rate for v, rate in zip(byte_ms, rates, strict=True)], PER_GB_HOUR)
 
 
 def prompt_reservation(num_tokens: int, rates: Rates) -> int:
@@ -45,10 +52,21 @@ def _product(num_tokens: int, rate: int) -> int:
     return num_tokens * rate
 
 
-def _round_half_even(micro_micro: int) -> int:
-    whole, rest = divmod(micro_micro, PER_MILLION)
+def _rounded(exact: Sequence[int], per: int) -> list[int]:
+    """Each divided by `per`, so that they add up to the sum's own rounding."""
+    total = _within_range(_round_half_even(sum(exact), per))
+    parts = [amount // per for amount in exact]
+    # Stable sort: of equal remainders the first gets the unit.
+    by_remainder = sorted(range(len(parts)), key=lambda i: -(exact[i] % per))
+    for i in by_remainder[: total - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+def _round_half_even(exact: int, per: int) -> int:
+    whole, rest = divmod(exact, per)
     twice = 2 * rest
-    return whole + (twice > PER_MILLION or (twice == PER_MILLION and whole % 2 == 1))
+    return whole + (twice > per or (twice == per and whole % 2 == 1))
 
 
 def _round_up(micro_micro: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, credentials, tenants
+from accounting import api_keys, budgets, credentials, model_permissions, quotas, shares, tenants
 from accounting.batch_models import Batch
 from accounting.changes import auth_epoch
 from accounting.models import ApiKey, Tenant
@@ -28,12 +28,12 @@ async def resolve(
     parsed = credentials.parse(key_value)
     if parsed is None:
         return None
-    key = await api_keys.lookup(conn, parsed.public_id)
-    # Compared also on a miss, so that time does not tell an unknown id from a wrong secret.
-    genuine = credentials.verify(pepper, key_value, None if key is None else key.hash)
-    if key is None or not genuine or not _living(key, now):
+    if not await api_keys.is_genuine(conn, pepper, parsed.public_id, key_value, now):
         return None
-    return await _principal(conn, key)
+    key = await api_keys.lookup(conn, parsed.public_id)
+    if key is None or not _living(key, now):
+        return None
+    return await _principal(conn, key, until=_end_of(pepper, key_value, key))
 
 
 async def _resolve_batch(
@@ -48,18 +48,32 @@ async def _resolve_batch(
     key = (await conn.execute(query.where(Batch.id == batch_id, running))).first()
     if key is None or not _living(key, now):
         return None
-    return await _principal(conn, key, batch_id)
+    return await _principal(conn, key, batch_id, key.expires_at)
 
 
 def _living(key: Row[Any], now: int) -> bool:
-    return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
+    alive = key.revoked_at is None and not key.disabled
+    return alive and (key.expires_at is None or key.expires_at > now)
+
+
+def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
+    """When this secret ends: one that was replaced ends with the overlap."""
+    ends = [key.expires_at]
+    if not credentials.verify(pepper, key_value, key.hash):
+        ends.append(key.previous_until)
+    return min((at for at in ends if at is not None), default=None)
 
 
 async def _principal(
-    conn: AsyncConnection, key: Row[Any], batch_id: str | None = None
+    conn: AsyncConnection,
+    key: Row[Any],
+    batch_id: str | None = None,
+    until: int | None = None,
 ) -> Principal:
     tenant = (await conn.execute(select(Tenant.__table__).where(Tenant.id == key.tenant_id))).one()
     by_model = await tenants.model_limits(conn, key.tenant_id)
+    permissions = await model_permissions.get(conn, key.tenant_id)
+    models = None if key.models is None else frozenset(key.models)
     kind: Literal["operator", "tenant"] = "operator" if key.kind == "admin" else "tenant"
     return Principal(
         kind="batch" if batch_id else kind,
@@ -67,15 +81,19 @@ async def _principal(
         key_id=key.id,
         scopes=frozenset(key.scopes),
         tenant_status=tenant.status,
-        models=None if key.models is None else frozenset(key.models),
+        models=permissions.narrow(models),
+        denied_models=permissions.denied,
+        addresses=None if key.addresses is None or batch_id else tuple(key.addresses),
         tenant_limits=_limits(tenant),
         key_limits=_limits(key),
         model_limits=tuple((model, entry.limits) for model, entry in sorted(by_model.items())),
         weight=tenant.weight_percent / 100,
-        cache=tenants.cache_share(tenant),
-        expires_at=key.expires_at,
+        cache=shares.cache_share(tenant),
+        expires_at=until,
         version=max(key.version, tenant.version),
         batch_id=batch_id,
+        budgets=await budgets.of_tenant(conn, key.tenant_id),
+        quotas=await quotas.of_tenant(conn, key.tenant_id),
     )
 
 

@@ -5,11 +5,11 @@ A bucket is aligned to UTC. Where the range begins or ends inside a bucket, that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import BigInteger, Row, Select, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import report_pages
@@ -33,6 +33,8 @@ MAX_TIME = 2**40
 """Far beyond any date, and small enough for every sum of times in BIGINT."""
 
 # `batch` and `service_tier` are two names of one column.
+USAGE_SUMS = ("num_requests", *TOKEN_CLASSES)
+SPLIT_SUMS = (*TOKEN_CLASSES, *(f"charge_{name}" for name in TOKEN_CLASSES))
 COLUMNS: dict[Dimension, tuple[str, ...]] = {
     "project_id": ("tenant_id",), "api_key_id": ("key_id",), "model": ("model",),
     "batch": ("tier",), "service_tier": ("tier",), "line_item": ("model", "tier"),
@@ -95,8 +97,9 @@ async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
     page = _plan(query, now, USAGE_LIMITS, USAGE_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     found: dict[int, list[UsageResult | CostResult]] = {}
-    for row in await _sums(conn, query, page, columns):
-        found.setdefault(row.start, []).append(_usage_result(query, row._mapping))
+    read = _usage_reader(query, columns)
+    for row in await _sums(conn, query, page, columns, USAGE_SUMS):
+        found.setdefault(row[0], []).append(read(row))
     return _report(query, page, found, now)
 
 
@@ -106,7 +109,10 @@ async def costs(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     if query.line_items is not None:
         columns = tuple(dict.fromkeys((*columns, "model", "tier")))
-    rows = await _sums(conn, query, page, (*columns, "currency"))
+    is_split = "line_item" in query.group_by or query.line_items is not None
+    rows = await _sums(
+        conn, query, page, (*columns, "currency"), SPLIT_SUMS if is_split else ("charge",)
+    )
     found: dict[int, list[UsageResult | CostResult]] = {}
     for start, results in _cost_results(query, rows).items():
         found[start] = list(results.values())
@@ -172,12 +178,16 @@ def _fingerprint(query: ReportQuery) -> bytes:
 
 
 async def _sums(
-    conn: AsyncConnection, query: ReportQuery, page: _Page, columns: Sequence[str]
+    conn: AsyncConnection,
+    query: ReportQuery,
+    page: _Page,
+    columns: Sequence[str],
+    sums: Sequence[str],
 ) -> list[Row[Any]]:
     """One row per bucket and group, in a stable order."""
     rows: list[Row[Any]] = []
     for width, start, end in _segments(query.width, page):
-        rows += (await conn.execute(_segment_sums(query, columns, width, start, end))).all()
+        rows += (await conn.execute(_segment_sums(query, columns, sums, width, start, end))).all()
     return rows
 
 
@@ -198,13 +208,19 @@ def _segments(width: Width, page: _Page) -> Iterator[tuple[Width, int, int]]:
 
 
 def _segment_sums(
-    query: ReportQuery, columns: Sequence[str], width: Width, start: int, end: int
+    query: ReportQuery,
+    columns: Sequence[str],
+    sums: Sequence[str],
+    width: Width,
+    start: int,
+    end: int,
 ) -> Select[Any]:
     table = TABLES[width].__table__.c
     bucket = (table.bucket - table.bucket % SECONDS[query.width]).label("start")
     groups = [bucket, *(table[name] for name in columns)]
-    sums = ["num_requests", *TOKEN_CLASSES, "charge", *(f"charge_{name}" for name in TOKEN_CLASSES)]
-    statement = select(*groups, *(func.sum(table[name]).label(name) for name in sums))
+    # PostgreSQL sums BIGINT as NUMERIC, whose values are slow to read.
+    totals = (cast(func.sum(table[name]), BigInteger).label(name) for name in sums)
+    statement = select(*groups, *totals)
     statement = statement.where(table.bucket >= start, table.bucket < end)
     filters = {"tenant_id": query.tenant_ids, "key_id": query.key_ids, "model": query.models}
     for name, values in filters.items():
@@ -215,18 +231,31 @@ def _segment_sums(
     return statement.group_by(*groups).order_by(*groups)
 
 
-def _usage_result(query: ReportQuery, row: Mapping[Any, Any]) -> UsageResult:
+def _usage_reader(
+    query: ReportQuery, columns: Sequence[str]
+) -> Callable[[Sequence[Any]], UsageResult]:
+    """By place in the row: a page may have ten thousand results."""
     asked = query.group_by
-    return UsageResult(
-        tenant_id=row["tenant_id"] if "project_id" in asked else None,
-        key_id=row["key_id"] if "api_key_id" in asked else None,
-        model=row["model"] if "model" in asked else None,
-        batch=row["tier"] == "batch" if "batch" in asked else None,
-        service_tier=row["tier"] if "service_tier" in asked else None,
-        # PostgreSQL sums BIGINT as NUMERIC.
-        usage=Usage(*(int(row[name]) for name in TOKEN_CLASSES)),
-        num_requests=int(row["num_requests"]),
-    )
+
+    def place(dimension: Dimension, column: str) -> int | None:
+        return 1 + columns.index(column) if dimension in asked else None
+
+    tenant, key = place("project_id", "tenant_id"), place("api_key_id", "key_id")
+    model, batch = place("model", "model"), place("batch", "tier")
+    tier, first = place("service_tier", "tier"), 1 + len(columns)
+
+    def read(row: Sequence[Any]) -> UsageResult:
+        return UsageResult(
+            None if tenant is None else row[tenant],
+            None if key is None else row[key],
+            None if model is None else row[model],
+            None if batch is None else row[batch] == "batch",
+            None if tier is None else row[tier],
+            Usage(*row[first + 1 : first + 5]),
+            row[first],
+        )
+
+    return read
 
 
 def _cost_results(

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Row, Select, and_, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import changes
+from accounting import api_keys, batches, changes, events, outbox, shares
 from accounting.changes import SYSTEM
 from accounting.db import upsert
 from accounting.errors import ConflictError, InvalidError, NotFoundError
@@ -26,10 +26,6 @@ from accounting.types import (
     ServiceAccountInfo,
     TenantInfo,
 )  # fmt: skip
-
-MAX_WEIGHT_PERCENT = 10_000
-MAX_CACHE_TTL_S = 3600
-"""What nobody uses for an hour leaves every worker's cache: a pin promises no more."""
 
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
@@ -70,22 +66,47 @@ async def rename(
 
 
 async def archive(
-    conn: AsyncConnection, tenant_id: str, *, now: int, actor: str = SYSTEM
+    conn: AsyncConnection,
+    tenant_id: str,
+    *,
+    now: int,
+    end_streams: bool = False,
+    actor: str = SYSTEM,
 ) -> TenantInfo:
-    """Final: its keys get 403 from now on; the books remain. A repeated call changes nothing."""
+    """Final: its keys get 403 from now on, its open batches are cancelled, the books remain. A repeated call changes
+    nothing."""
     tenant = await get(conn, tenant_id)
     if tenant.status == "archived":
         return tenant
+    await batches.stop_all(conn, tenant_id, now)
     values = {"status": "archived", "archived_at": now}
-    return await _change(conn, tenant_id, values, "project.archived", now, actor)
+    tenant = await _change(conn, tenant_id, values, "project.archived", now, actor)
+    if end_streams:
+        await _end_streams(conn, tenant_id)
+    return tenant
 
 
 async def suspend(
-    conn: AsyncConnection, tenant_id: str, suspended: bool, *, now: int, actor: str = SYSTEM
+    conn: AsyncConnection,
+    tenant_id: str,
+    suspended: bool,
+    *,
+    now: int,
+    end_streams: bool = False,
+    actor: str = SYSTEM,
 ) -> TenantInfo:
+    """`end_streams`: what runs ends too, on every gateway."""
     await living(conn, tenant_id)
     values = {"status": "suspended" if suspended else "active"}
-    return await _change(conn, tenant_id, values, "project.updated", now, actor)
+    tenant = await _change(conn, tenant_id, values, "project.updated", now, actor)
+    if suspended and end_streams:
+        await _end_streams(conn, tenant_id)
+    return tenant
+
+
+async def _end_streams(conn: AsyncConnection, tenant_id: str) -> None:
+    """After the change, whose version is the newest one."""
+    await api_keys.end_streams_of_tenant(conn, tenant_id, await changes.auth_epoch(conn))
 
 
 async def set_limits(
@@ -109,15 +130,7 @@ async def set_shares(
     """What the tenant gets of a busy worker: time by weight, blocks by floor and quota. `floor_limit`: blocks that the
     floors of all tenants may sum to on the smallest worker; None: not known, so no floor may rise."""
     before = await living(conn, tenant_id)
-    values = {
-        "weight_percent": _weight_percent(weight),
-        "cache_floor_blocks": cache.floor_blocks,
-        "cache_quota_blocks": cache.quota_blocks,
-        "cache_ttl_s": cache.ttl_s,
-        "cache_read": cache.read,
-        "cache_write": cache.write,
-    }
-    _check_cache(cache)
+    values = shares.columns(weight, cache)
     if cache.floor_blocks > before.cache.floor_blocks:
         others = and_(Tenant.status != "archived", Tenant.id != tenant_id)
         of_others = await conn.scalar(select(func.sum(Tenant.cache_floor_blocks)).where(others))
@@ -129,32 +142,6 @@ async def set_shares(
                 "cache_floor_blocks",
             )
     return await _change(conn, tenant_id, values, "project.updated", now, actor)
-
-
-def _weight_percent(weight: float) -> int:
-    percent = round(weight * 100)
-    if not 1 <= percent <= MAX_WEIGHT_PERCENT:
-        raise InvalidError("A weight is between 0.01 and 100.", "weight")
-    return percent
-
-
-def _check_cache(cache: CacheShare) -> None:
-    if cache.floor_blocks < 0 or (cache.quota_blocks or 0) < 0:
-        raise InvalidError("A number of blocks must not be negative.", "cache_floor_blocks")
-    if cache.quota_blocks is not None and cache.floor_blocks > cache.quota_blocks:
-        raise InvalidError("The floor must not be above the quota.", "cache_floor_blocks")
-    if cache.ttl_s is not None and not 1 <= cache.ttl_s <= MAX_CACHE_TTL_S:
-        raise InvalidError(f"Between 1 and {MAX_CACHE_TTL_S} seconds.", "cache_ttl_s")
-
-
-def cache_share(row: Row[Any]) -> CacheShare:
-    return CacheShare(
-        row.cache_floor_blocks,
-        row.cache_quota_blocks,
-        row.cache_ttl_s,
-        row.cache_read,
-        row.cache_write,
-    )
 
 
 async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
@@ -286,11 +273,15 @@ async def delete_service_account(
         tenant_id=tenant_id,
         object_id=account_id,
     )
-    await conn.execute(
+    revoked = await conn.execute(
         update(ApiKey)
         .where(ApiKey.service_account_id == account_id, ApiKey.revoked_at.is_(None))
         .values(revoked_at=now, version=version)
+        .returning(ApiKey.id)
     )
+    keys = sorted(revoked.scalars())
+    told = [events.api_key("revoked", tenant_id, key_id, version, now) for key_id in keys]
+    await outbox.write(conn, told)
     await conn.execute(
         update(ServiceAccount).where(ServiceAccount.id == account_id).values(deleted_at=now)
     )
@@ -308,7 +299,8 @@ def limit_columns(limits: Limits) -> dict[str, int | None]:
 
 
 def _tenants() -> Select[Any]:
-    return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
+    """Erased ones are gone for everybody but the books."""
+    return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT, Tenant.erased_at.is_(None))
 
 
 def _accounts(tenant_id: str) -> Select[Any]:
@@ -325,7 +317,7 @@ def _tenant(row: Row[Any]) -> TenantInfo:
         row.archived_at,
         _limits(row),
         row.weight_percent / 100,
-        cache_share(row),
+        shares.cache_share(row),
     )
 
 

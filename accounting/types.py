@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from accounting.budget_types import Budget, Quota
 
 Tier = Literal["interactive", "batch"]
 TokenClass = Literal["cache_read", "cache_write", "uncached", "output"]
@@ -25,6 +28,17 @@ WriteOffReason = Literal[
     "gateway_crash", "worker_crash", "resume", "internal", "drain", "quarantine", "lease_lost", "late_abort",
     "batch_retry", "batch_cancelled", "sdk_retry", "recompute", "speculation", "warm_up",
 ]  # fmt: skip
+
+BILLED = ("settle", "reversal")
+"""Kinds that rollups and invoices sum; the second takes a whole settle back."""
+CORRECTIONS = ("credit_note", "adjustment")
+"""Kinds of ledger rows that take back a part of a charge."""
+GRANT_KINDS = ("grant", "grant_use", "grant_expiry")
+"""Kinds that move prepaid money and charge nothing."""
+RESIDENCY = "residency"
+"""The kind for KV that was kept for a tenant: it moves money and has no tokens."""
+WITHOUT_REQUEST = (*GRANT_KINDS, RESIDENCY)
+"""Kinds behind which no request stands."""
 
 OPERATOR_TENANT = "operator"
 """Warm-up and public prefixes belong to this reserved tenant."""
@@ -112,31 +126,24 @@ class Principal(msgspec.Struct, frozen=True):
     tenant_status: Literal["active", "suspended", "archived"] = "active"
     models: frozenset[str] | None = None
     """Allow-list; None: every model."""
+    denied_models: frozenset[str] = frozenset()
+    addresses: tuple[str, ...] | None = None
+    """Networks that the key may be used from; None: any."""
     tenant_limits: Limits = Limits()
     key_limits: Limits = Limits()
     model_limits: tuple[tuple[str, Limits], ...] = ()
-    """What was set for single models of the tenant; `limits_on` fills in the defaults."""
+    """What was set for single models of the tenant; others have DEFAULT_MODEL_LIMITS."""
     weight: float = 1.0
     cache: CacheShare = CacheShare()
     expires_at: int | None = None
     version: int = 0
     batch_id: str | None = None
+    budgets: tuple[Budget, ...] = ()
+    """Every one of the tenant; which of them bind is the request's to say."""
+    quotas: tuple[Quota, ...] = ()
 
-    def limits_on(self, model: str) -> Limits:
-        """What binds the tenant on one model: the tighter of its own limits and those of the model."""
-        mine, narrowed = (
-            self.tenant_limits,
-            dict(self.model_limits).get(model, DEFAULT_MODEL_LIMITS),
-        )
-        return Limits(
-            _tighter(mine.requests_per_minute, narrowed.requests_per_minute),
-            _tighter(mine.tokens_per_minute, narrowed.tokens_per_minute),
-            _tighter(mine.concurrency, narrowed.concurrency),
-        )
-
-
-def _tighter(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one if other is None else min(one, other)
+    def may_use(self, model: str) -> bool:
+        return model not in self.denied_models and (self.models is None or model in self.models)
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +171,8 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str = ""
     batch_id: str | None = None
     line_no: int | None = None
+    end_user: str = ""
+    """The place under which the limiter counts the client's own user, where a limit does."""
 
 
 class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +243,10 @@ class ApiKeyInfo(msgspec.Struct, frozen=True):
     last_used_at: int | None
     revoked_at: int | None
     limits: Limits
+    disabled: bool = False
+    addresses: tuple[str, ...] | None = None
+    previous_until: int | None = None
+    """The secret before the last rotation works until then."""
 
     @property
     def redacted_value(self) -> str:
@@ -245,6 +258,37 @@ class NewApiKey(msgspec.Struct, frozen=True):
 
     info: ApiKeyInfo
     value: str
+
+
+class KeyChanges(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What shall become of a key; UNSET: as it was. None: no bound."""
+
+    scopes: tuple[str, ...] | UnsetType = UNSET
+    expires_at: int | UnsetType | None = UNSET
+    models: tuple[str, ...] | UnsetType | None = UNSET
+    addresses: tuple[str, ...] | UnsetType | None = UNSET
+    disabled: bool | UnsetType = UNSET
+    requests_per_minute: int | UnsetType | None = UNSET
+    tokens_per_minute: int | UnsetType | None = UNSET
+    concurrency: int | UnsetType | None = UNSET
+
+
+class ModelPermissions(msgspec.Struct, frozen=True):
+    """Of a tenant, for all its keys. Without any: no model is denied."""
+
+    mode: Literal["allow_list", "deny_list"] = "deny_list"
+    model_ids: tuple[str, ...] = ()
+
+    def narrow(self, models: frozenset[str] | None) -> frozenset[str] | None:
+        """A key's allow-list within the tenant's. None: every model."""
+        if self.mode == "deny_list":
+            return models
+        allowed = frozenset(self.model_ids)
+        return allowed if models is None else models & allowed
+
+    @property
+    def denied(self) -> frozenset[str]:
+        return frozenset(self.model_ids) if self.mode == "deny_list" else frozenset()
 
 
 class EquationResult(msgspec.Struct, frozen=True):

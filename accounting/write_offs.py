@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from accounting.legs import COUNTED, Row
+from accounting.legs import CHARGES, COUNTED, Row
 from accounting.types import TOKEN_CLASSES
 
 
@@ -38,6 +38,14 @@ def rows(
     return [row for row in made if row is not None]
 
 
+def taken_over(entry: Row, reason: str, now_ms: int) -> dict[str, Any]:
+    """The loss behind a reversal: what the tenant had been charged for."""
+    return {
+        **entry, "kind": reason, "write_off": reason, "posted_at_ms": now_ms,
+        **dict.fromkeys((*CHARGES, "reserved"), 0),
+    }  # fmt: skip
+
+
 def _not_covered(
     ending: Row,
     records: Sequence[Row],
@@ -57,13 +65,12 @@ def _row(
 ) -> dict[str, Any] | None:
     if not any(tokens.values()):
         return None
-    money = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES), "reserved")
     return {
         **ending,
         "kind": reason,
         "write_off": reason,
         "attempt": record["attempt"],
         "posted_at_ms": now_ms,
-        **dict.fromkeys(money, 0),
+        **dict.fromkeys((*CHARGES, "reserved"), 0),
         **{name: tokens.get(name, 0) for name in COUNTED},
     }

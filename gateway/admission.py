@@ -24,9 +24,10 @@ from gateway.errors import ApiError, unavailable
 from gateway.journal import Journal, JournalPoisoned
 from gateway.journal_records import Opened
 from gateway.leases import Extension, Lease, ladder
-from gateway.limits import Holder, Limiter, ReservationEnded, Verdict
+from gateway.limits import Ladder, Limiter, ReservationEnded, Verdict
 from gateway.price_cache import PriceCache, PricesUnknown
 from gateway.redis_link import LimiterUnavailable
+from gateway.rules import BudgetUse, Holder, Rule
 from gateway.settlement import Ending, decide
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,12 @@ class Ask:
     trace_id: str = ""
     batch_id: str | None = None
     line_no: int | None = None
+    end_user: str = ""
+    """As the client names its own user."""
+    price: Price | None = None
+    """Bound by a quote; None: the one in force."""
+    base: str = ""
+    """Of a model with an adapter: whose limits bind it, and whose price it has where it has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +89,11 @@ class Admission:
         database: Database,
         backlog: Backlog,
         slot: int,
+        note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
     ) -> None:
+        """`note_shadow`: a limit in shadow mode would have refused a request."""
         self.journal = journal
+        self._note_shadow = note_shadow
         self.limiter = limiter
         self._prices = prices
         self._database = database
@@ -94,10 +104,19 @@ class Admission:
     async def admit(self, ask: Ask) -> Admitted:
         """Raises ApiError (429, 503), or is cancelled, and leaves nothing behind."""
         self._check_metering()
-        price = await self._price(ask)
-        holder = Holder.of(ask.request_id, ask.principal, ask.model, ask.tier)
+        price = ask.price or await self.price(
+            ask.principal.tenant_id, ask.model, ask.tier, base=ask.base
+        )
+        holder = Holder.of(
+            ask.request_id,
+            ask.principal,
+            ask.base or ask.model,
+            ask.tier,
+            now_ms=_now_ms(),
+            end_user=ask.end_user,
+        )
         verdict = await self._reserve(ask, holder, price)
-        opened = _opened(ask, price, verdict)
+        opened = _opened(ask, holder, price, verdict, holder.opened_ms)
         try:
             await self.journal.open(opened)
         except JournalPoisoned as reason:
@@ -110,6 +129,13 @@ class Admission:
             raise
         lease = Lease(self.limiter, holder, price.rates, ask.max_output_tokens, verdict)
         return Admitted(self, opened, holder, price, lease, limit_replies.headers(holder, verdict))
+
+    async def count(self, request_id: str, principal: Principal, model: str) -> dict[str, str]:
+        """One request of the rate limit, which runs nothing. Returns the limiter's headers; raises `ApiError`."""
+        holder = Holder.of(request_id, principal, model, "interactive", now_ms=_now_ms())
+        verdict = await self._take(holder, model, 0, 0, [])
+        self.detach(self.limiter.release(holder))
+        return limit_replies.headers(holder, verdict)
 
     def detach(self, work: Coroutine[Any, Any, object]) -> None:
         """Runs to its end, whatever becomes of the caller."""
@@ -138,9 +164,12 @@ class Admission:
         if not self.journal.is_writable or self._backlog.is_full:
             raise _metering_unavailable()
 
-    async def _price(self, ask: Ask) -> Price:
+    async def price(self, tenant_id: str, model: str, tier: Tier, *, base: str = "") -> Price:
+        """In force now; `base`: whose price it has where it has none of its own. Raises `ApiError` 503 for an unknown one."""
         try:
-            price = await self._prices.price(ask.principal.tenant_id, ask.model, ask.tier)
+            price = await self._prices.price(tenant_id, model, tier)
+            if price is None and base:
+                price = await self._prices.price(tenant_id, base, tier)
         except PricesUnknown as reason:
             raise unavailable(
                 "database_unavailable", "Prices cannot be read right now."
@@ -152,19 +181,27 @@ class Admission:
     async def _reserve(self, ask: Ask, holder: Holder, price: Price) -> Verdict:
         rungs = ladder(ask.max_output_tokens, price.rates)
         cost = pricing.prompt_reservation(ask.num_prompt_tokens, price.rates)
+        return await self._take(holder, ask.model, ask.num_prompt_tokens, cost, rungs)
+
+    async def _take(
+        self, holder: Holder, model: str, num_prompt_tokens: int, cost: int, rungs: Ladder
+    ) -> Verdict:
         try:
-            verdict = await self.limiter.reserve(holder, ask.num_prompt_tokens, cost, rungs)
+            verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
         except (LimiterUnavailable, ReservationEnded, asyncio.CancelledError) as reason:
             # The reply may be lost, the reservation not.
             self.detach(self.limiter.release(holder, never_admitted=True))
             if isinstance(reason, asyncio.CancelledError):
                 raise
+            log.warning("limiter_unavailable", extra={"reason": str(reason)})
             raise unavailable(
                 "limiter_unavailable", "Rate limits cannot be checked right now."
             ) from reason
-        if verdict.failing:
-            least = ask.num_prompt_tokens + (rungs[-1][0] if rungs else 0)
-            raise limit_replies.refused(holder, verdict, ask.model, least)
+        for shadow in verdict.shadowed:
+            self._note_shadow(shadow)
+        if verdict.failing is not None:
+            least = rungs[-1][0] if rungs else 0
+            raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least)
         return verdict
 
     async def _undo_open(self, opened: Opened, holder: Holder) -> None:
@@ -217,6 +254,11 @@ class Admitted:
     def lease_seq(self) -> int:
         return self._lease.seq
 
+    @property
+    def budget_stop(self) -> BudgetUse | None:
+        """The budget that ends it, once no more can be paid."""
+        return self._lease.stop
+
     async def extend(
         self, num_received: int, *, cached_tokens: int | None = None
     ) -> Extension | None:
@@ -250,9 +292,9 @@ class Admitted:
             decide(outcome, usage, engine_final=engine_final, max_output=max_output)
         )
 
-    async def void(self, outcome: Outcome) -> None:
+    async def void(self, outcome: Outcome) -> Settled:
         """Ends it without a charge; `settle` with the same outcome, for callers that know no counts."""
-        await self._end(decide(outcome, Usage(), engine_final=False))
+        return await self._end(decide(outcome, Usage(), engine_final=False))
 
     async def _end(self, ending: Ending) -> Settled:
         if self._has_ended:
@@ -264,7 +306,8 @@ class Admitted:
         posting = self._posting(ending)
         try:
             if posting.kind == "settle" and not await self._is_kept(posting):
-                ending = decide("batch_cancelled", Usage(), engine_final=False)
+                outcome: Outcome = "internal" if posting.batch_id is None else "batch_cancelled"
+                ending = decide(outcome, Usage(), engine_final=False)
                 posting = self._posting(ending)
             await self._admission.record(posting)
         finally:
@@ -272,7 +315,7 @@ class Admitted:
         return Settled.of(posting)
 
     async def _is_kept(self, posting: Posting) -> bool:
-        """A batch line is charged if and only if its answer is stored, for only stored answers are delivered."""
+        """With a key a request is charged if and only if its answer is stored, for only stored answers are delivered."""
         if self.keep is not None:
             return await self.keep(posting)
         return posting.batch_id is None
@@ -293,7 +336,7 @@ class Admitted:
         return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
 
 
-def _opened(ask: Ask, price: Price, verdict: Verdict) -> Opened:
+def _opened(ask: Ask, holder: Holder, price: Price, verdict: Verdict, now_ms: int) -> Opened:
     return Opened(
         request_id=ask.request_id,
         tenant_id=ask.principal.tenant_id,
@@ -303,12 +346,13 @@ def _opened(ask: Ask, price: Price, verdict: Verdict) -> Opened:
         tier=ask.tier,
         price_version=price.version,
         currency=price.currency,
-        opened_at_ms=_now_ms(),
+        opened_at_ms=now_ms,
         prompt_tokens=ask.num_prompt_tokens,
         reserved=verdict.reserved,
         trace_id=ask.trace_id,
         batch_id=ask.batch_id,
         line_no=ask.line_no,
+        end_user=holder.end_user_place,
     )
 
 

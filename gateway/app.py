@@ -13,20 +13,36 @@ from aiohttp import web
 from gateway import keys, middleware, resources
 from gateway.lifecycle import Detached, Lifecycle
 from gateway.routes import (
+    adapters,
+    admin_keys,
+    audit_logs,
     batches,
+    books,
+    budgets,
     chat,
     completions,
+    description,
     files,
     health,
+    invoices,
+    limits,
     metrics,
     models,
     organization,
     prefixes,
+    price_sheets,
+    project_keys,
+    quotes,
+    rate_limits,
+    service_accounts,
+    spending,
     tenants,
     tokenize,
     usage,
+    webhooks,
 )
 from gateway.routes.table import Route
+from gateway.running import KeyConnections, Running
 from gateway.settings import GatewaySettings
 
 
@@ -35,16 +51,31 @@ def routes() -> list[Route]:
     return [
         *health.ROUTES,
         *metrics.ROUTES,
+        *description.ROUTES,
         *models.ROUTES,
         *chat.ROUTES,
         *completions.ROUTES,
         *tokenize.ROUTES,
+        *quotes.ROUTES,
         *files.ROUTES,
         *batches.ROUTES,
         *organization.ROUTES,
+        *service_accounts.ROUTES,
+        *project_keys.ROUTES,
+        *rate_limits.ROUTES,
+        *audit_logs.ROUTES,
+        *spending.ROUTES,
+        *admin_keys.ROUTES,
         *usage.ROUTES,
         *prefixes.ROUTES,
+        *adapters.ROUTES,
+        *webhooks.ROUTES,
+        *price_sheets.ROUTES,
+        *invoices.ROUTES,
+        *books.ROUTES,
         *tenants.ROUTES,
+        *budgets.ROUTES,
+        *limits.ROUTES,
     ]
 
 
@@ -57,6 +88,9 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[keys.LIFECYCLE] = Lifecycle()
     app[keys.DETACHED] = Detached()
     app[keys.OBSERVERS] = []
+    app[keys.KEYED] = set()
+    app[keys.RUNNING] = Running()
+    app[keys.KEY_CONNECTIONS] = KeyConnections(settings.max_connections_per_key)
     app.cleanup_ctx.extend(resources.ALL)
     app.on_response_prepare.append(middleware.stamp_answer)
     add_routes(app, routes())

@@ -20,6 +20,7 @@ from multidict import CIMultiDictProxy
 
 from accounting.types import Principal
 from gateway import errors
+from gateway.addresses import Network, networks, within
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,20 @@ def presented_key(headers: Headers) -> str | None:
 class _Known:
     principal: Principal | None
     loaded: float
+    networks: tuple[Network, ...] | None = None
+    """Where the key may be used from; None: anywhere."""
+
+    @classmethod
+    def of(cls, principal: Principal | None, loaded: float) -> _Known:
+        listed = principal.addresses if principal else None
+        return cls(principal, loaded, None if listed is None else networks(listed))
+
+    def principal_at(self, address: str, now: float) -> Principal | None:
+        """None: expired meanwhile, or not to be used from there."""
+        principal = self.principal
+        if principal is None or (principal.expires_at is not None and principal.expires_at <= now):
+            return None
+        return principal if self.networks is None or within(address, self.networks) else None
 
 
 class BadKeyThrottle:
@@ -128,10 +143,8 @@ class Authenticator:
             if blocked_ms := self._throttle.blocked_ms(address):
                 raise too_many_bad_keys(blocked_ms)
             known = await self._ask(key, name, known) if key and self._well_formed(key) else None
-        principal = known.principal if known else None
-        if principal is None or (
-            principal.expires_at is not None and principal.expires_at <= self._wall()
-        ):
+        principal = known.principal_at(address, self._wall()) if known else None
+        if principal is None:
             self._throttle.punish(address)
             raise errors.unauthorized()
         return principal
@@ -144,7 +157,7 @@ class Authenticator:
             principal = await self._lookup(key)
         except LookupFailed:
             return self._during_outage(known)
-        known = self._known[name] = _Known(principal, self._clock())
+        known = self._known[name] = _Known.of(principal, self._clock())
         self._known.move_to_end(name)
         if len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,7 +28,9 @@ class ClaimedKey:
         self._data_key = data_key
         self.is_stored = False
 
-    async def store(self, body: bytes, posting: Posting) -> bool:
+    async def store(
+        self, body: bytes, postings: Sequence[Posting], content_type: str | None = None
+    ) -> bool:
         """False: the key was closed meanwhile, and the request must not be charged. Raises what SQL raises."""
         sealed = sealing.seal(self._data_key, body, self._key.encode())
         for attempt in range(STORE_ATTEMPTS):
@@ -35,7 +38,7 @@ class ClaimedKey:
                 async with self._database.write() as conn:
                     self.is_stored = await replies.store(
                         conn, self._tenant_id, self._key, request_id=self._request_id, status=200, body=sealed,
-                        posting=posting,
+                        postings=postings, content_type=content_type,
                     )  # fmt: skip
                 return self.is_stored
             except (SQLAlchemyError, OSError):
@@ -50,6 +53,39 @@ class ClaimedKey:
         """Nothing to keep: the key may run again."""
         async with self._database.write() as conn:
             await replies.drop(conn, self._tenant_id, self._key, self._request_id)
+
+
+class Jointly:
+    """The one step in which an answer is stored with all postings that pay for it: who comes last takes it, the others
+    wait. Whatever comes of it is the same for all."""
+
+    def __init__(
+        self, request_ids: Sequence[str], store: Callable[[Sequence[Posting]], Awaitable[bool]]
+    ) -> None:
+        self._request_ids = request_ids
+        self._store = store
+        self._postings: dict[str, Posting] = {}
+        self._stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def keep(self, posting: Posting) -> bool:
+        self._postings[posting.request_id] = posting
+        if len(self._postings) == len(self._request_ids):
+            try:
+                stored = await self._store([self._postings[name] for name in self._request_ids])
+                self._stored.set_result(stored)
+            except (SQLAlchemyError, OSError) as error:
+                self._stored.set_exception(error)
+        return await self._stored
+
+
+async def not_kept(posting: Posting) -> bool:
+    """Of a request with a key, before its answer is there: it is not charged."""
+    return False
+
+
+def not_stored(line: bool) -> errors.ApiError:
+    """The answer could not be kept, so there is none."""
+    return line_ended() if line else errors.internal()
 
 
 def line_ended() -> errors.ApiError:

@@ -11,11 +11,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from accounting.types import Outcome, Principal, Usage
+from accounting.types import Outcome, Price, Principal, Usage
 from gateway import errors
 from gateway.admission import Admitted, Ask, Settled
+from gateway.drawn import Choice, best
 from gateway.leases import LOW_WATER, LeaseLost
 from gateway.models import ServedModel
+from gateway.router import Pick, Prompt
+from gateway.rules import BudgetUse
 from gateway.structured.form import Form
 from gateway.text.choice import ChoiceText, Piece, TextRules
 from gateway.upstream import failures
@@ -23,6 +26,7 @@ from gateway.upstream.base import Call, Event, Lost, Mailbox
 from gateway.upstream.native import LinkDown, WorkerLink
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
+    BeamParams,
     CacheRange,
     Failed,
     Finished,
@@ -67,6 +71,13 @@ class Order:
     traceparent: str = ""
     batch_id: str | None = None
     line_no: int | None = None
+    end_user: str = ""
+    num_shown: int | None = None
+    """The client sees so many of the choices; None: all."""
+    beams: BeamParams | None = None
+    """Then the choices are beams, and come by score, at the end."""
+    price: Price | None = None
+    """Bound by a quote; None: the one in force."""
 
     @property
     def retention(self) -> tuple[CacheRange, ...]:
@@ -74,11 +85,22 @@ class Order:
         ttl_s = self.principal.cache.ttl_s
         return (CacheRange(ttl_s=ttl_s),) if ttl_s and self.tier == "interactive" else ()
 
+    def to_route(self) -> Prompt:
+        return Prompt(
+            self.model.on_workers,
+            self.prompt,
+            self.namespace,
+            adapter=self.model.adapter,
+            read=self.principal.cache.read and self.prompt_logprobs < 0,
+            write=self.principal.cache.write,
+        )
+
     def ask(self, root: str) -> Ask:
         return Ask(
             request_id=self.request_id,
             principal=self.principal,
             model=self.model.id,
+            base=self.model.base,
             root=root,
             tier=self.tier,
             num_prompt_tokens=len(self.prompt),
@@ -86,6 +108,8 @@ class Order:
             trace_id=self.traceparent[3:35],
             batch_id=self.batch_id,
             line_no=self.line_no,
+            end_user=self.end_user,
+            price=self.price,
         )
 
 
@@ -100,20 +124,13 @@ class ChoicePiece:
 
 
 @dataclass
-class _Choice:
-    text: ChoiceText
-    num_received: int = 0
-    finish: str | None = None
-    whole: list[str] = field(default_factory=list)
-    """The text so far; kept only where it must have a form."""
-
-
-@dataclass
 class _State:
     """What the worker has told so far."""
 
     prompt: PromptCounts | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    num_spent: int = 0
+    """Of a search: what its beams have cost so far."""
     final: Finished | Failed | None = None
     lost: bool = False
     abort_bound: int | None = None
@@ -127,15 +144,15 @@ class Generation:
         self.order = order
         self.admitted = admitted
         self.call: Call | None = None
+        self.pick: Pick | None = None
+        """Why its worker; None where it was given."""
         self._mailbox = mailbox
         self._number = number
         self._state = _State()
         self._choices = [
-            _Choice(ChoiceText(order.model.tokenizer, order.rules))
-            for _ in range(order.num_choices)
+            Choice(ChoiceText(order.model.tokenizer, order.rules)) for _ in range(order.num_choices)
         ]
         self._held = False
-        self.budget_stop = False
         self.is_over = False
         """Its ending has begun; nobody may begin another."""
 
@@ -149,7 +166,8 @@ class Generation:
         request = GenerateRequest(
             request_id=order.request_id,
             tenant=order.principal.tenant_id,
-            model=order.model.id,
+            model=order.model.on_workers,
+            adapter=order.model.adapter,
             root=link.hello.root,
             namespace=order.namespace,
             prompt=tuple(order.prompt),
@@ -170,9 +188,12 @@ class Generation:
             retention=order.retention,
             traceparent=order.traceparent,
             prompt_logprobs=order.prompt_logprobs,
+            beams=order.beams,
         )
         try:
-            self.call = link.start_call(request, self._mailbox, self._number)
+            num_cached = self.pick.placement.num_cached if self.pick else 0
+            num_uncached = max(0, len(order.prompt) - num_cached)
+            self.call = link.start_call(request, self._mailbox, self._number, num_uncached)
         except LinkDown:
             raise failures.upstream_lost() from None
         except FrameError:
@@ -183,6 +204,13 @@ class Generation:
     @property
     def has_final(self) -> bool:
         return self._state.final is not None
+
+    @property
+    def budget_stop(self) -> BudgetUse | None:
+        """What ended it, if a budget did."""
+        final = self._state.final
+        stopped = isinstance(final, Finished) and final.reason == "budget"
+        return self.admitted.budget_stop if stopped else None
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
@@ -198,8 +226,7 @@ class Generation:
             case TokenDelta():
                 return self._on_delta(event)
             case Finished():
-                self._state.final = event
-                self.budget_stop = event.reason == "budget"
+                self._state.final = self.pick.explained(event) if self.pick else event
                 if event.reason == "lease":
                     raise errors.unavailable("lease_lost", "The request lost its lease.")
                 if any(choice.finish is None for choice in self._choices):
@@ -217,7 +244,10 @@ class Generation:
             self._state.prompt = delta.prompt
             self._state.prompt_logprobs = delta.prompt_logprobs
         choice = self._choices[delta.index]
-        choice.num_received += len(delta.tokens)
+        self._count(delta)
+        if self.order.beams is not None and delta.tokens and not delta.num_spent:
+            logger.error("worker_without_search", extra={"request_id": self.order.request_id})
+            raise errors.internal()  # older than such requests, it drew as ever
         self.admitted.progress(self._num_received)
         self._keep_lease()
         if choice.finish is not None:
@@ -234,13 +264,24 @@ class Generation:
         choice.finish = _FINISH.get(delta.finish, "stop")
         return ChoicePiece(delta.index, piece, choice.finish, self._stop_reason(delta))
 
-    def _to_text(self, delta: TokenDelta, choice: _Choice) -> Piece:
+    def _count(self, delta: TokenDelta) -> None:
+        self._choices[delta.index].num_received += len(delta.tokens)
+        self._state.num_spent = max(self._state.num_spent, delta.num_spent)
+
+    @property
+    def shown(self) -> list[int]:
+        """Indices of the choices that the client sees, in its order."""
+        order = self.order
+        return best(self._choices, order.num_shown, ranked=order.beams is not None)
+
+    def _to_text(self, delta: TokenDelta, choice: Choice) -> Piece:
         """The token that ended the choice has no text, unless the client wants to see it."""
         pieces: list[Piece] = []
         hidden = -1 if self.order.rules.include_stop else delta.stop_token
         logprobs: Sequence[TokenLogprob | None] = delta.logprobs or (None,) * len(delta.tokens)
         last = len(delta.tokens) - 1
         for i, (token, logprob) in enumerate(zip(delta.tokens, logprobs, strict=True)):
+            choice.total_logprob += logprob.logprob if logprob else 0.0
             if i == last and delta.finish == "stop" and token == hidden:
                 pieces.append(choice.text.end(token, logprob))
             else:
@@ -253,7 +294,7 @@ class Generation:
         text = "".join(piece.text for piece in pieces)
         return Piece(text, tuple(entry for piece in pieces for entry in piece.entries))
 
-    def _check_form(self, delta: TokenDelta, choice: _Choice, text: str) -> None:
+    def _check_form(self, delta: TokenDelta, choice: Choice, text: str) -> None:
         """A finished text that is not what was asked for is our error, not the client's success."""
         form = self.order.form
         if form is None:
@@ -272,6 +313,8 @@ class Generation:
 
     @property
     def _num_received(self) -> int:
+        if self.order.beams is not None:
+            return self._state.num_spent
         return sum(choice.num_received for choice in self._choices)
 
     @property
@@ -282,6 +325,7 @@ class Generation:
             and bound < wanted
             and bound - self._num_received <= LOW_WATER
             and self._state.final is None
+            and self.admitted.budget_stop is None
             and any(choice.finish is None for choice in self._choices)
         )
 
@@ -325,8 +369,10 @@ class Generation:
 
     def usage(self) -> Usage:
         """What the client is told and billed: the prompt by the engine's count, the output up to each choice's
-        end (tokens behind a stop string are ours to write off)."""
+        end (tokens behind a stop string are ours to write off); of a search every token of every beam."""
         output = sum(choice.text.num_tokens for choice in self._choices)
+        if self.order.beams is not None:
+            output = self._state.num_spent
         return _usage(self._prompt_counts(), output)
 
     def _prompt_counts(self) -> PromptCounts | TokenUsage:
@@ -349,21 +395,22 @@ class Generation:
             choice.num_received + 1 if choice.finish is None else choice.text.num_tokens
             for choice in self._choices
         )
+        if self.order.beams is not None:
+            self._state.abort_bound = self._state.num_spent + len(self._choices)
         if self.call is not None and not self.has_final and not self._state.lost:
             self.call.cancel(reason="client")
 
-    async def abandon(self, outcome: Outcome) -> None:
+    async def abandon(self, outcome: Outcome) -> Settled:
         """Waits for the engine's counts and ends the request without a good end. After `begin_abort`, and once
         the mailbox has no other reader."""
         assert not self.is_over
         self.is_over = True
         if outcome != "client_gone":
-            await self.admitted.void(outcome)
-            return
+            return await self.admitted.void(outcome)
         engine_final = self._state.final is not None
         counts = self._prompt_counts()
         output = counts.output if isinstance(counts, TokenUsage) else self._num_received
-        await self.admitted.settle(
+        return await self.admitted.settle(
             outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound
         )
 
@@ -376,7 +423,7 @@ class Generation:
                 self._state.lost = True
             case TokenDelta():
                 self._state.prompt = event.prompt or self._state.prompt
-                self._choices[event.index].num_received += len(event.tokens)
+                self._count(event)
 
     @property
     def awaits_final(self) -> bool:

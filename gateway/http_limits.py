@@ -8,7 +8,6 @@ subclass of its connection class. This is the only module that knows aiohttp's i
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from collections import Counter
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway import errors, ids
+from gateway.addresses import Network, within
 from gateway.keys import EXPECTS_CONTINUE, RECORD
-from gateway.settings import GatewaySettings, Network
+from gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,7 @@ class Addresses:
 
     def trusts(self, address: str) -> bool:
         """A peer without an IP address came by a unix socket."""
-        try:
-            ip = ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            return True
-        return any(ip in network for network in self._limits.trusted)
+        return not address or within(address, self._limits.trusted)
 
 
 class GatewayProtocol(RequestHandler):

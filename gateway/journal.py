@@ -3,12 +3,14 @@
 One writer thread appends, one syncer thread makes durable: one `fdatasync` at a time, and what arrives meanwhile goes
 with the next (group commit). An OPEN returns as soon as it is in the file, which survives the process; the disk has
 it within 5 ms. A failed write or sync poisons the journal: nothing in that segment is believed any more, nothing is
-synced again, and `revive` goes on in a new segment. Knows payload types, not SQL, and no text of any request.
+synced again, and `revive` goes on in a new segment. A full disk costs the ballast: what runs can end, and nothing more
+is let in until there is room for it again. Knows payload types, not SQL, and no text of any request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -25,6 +27,7 @@ import msgspec
 from accounting.types import Posting
 from gateway import journal_records as records
 from gateway import segments
+from gateway.ballast import BALLAST_BYTES, Ballast
 from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader, segment_name
 
 log = logging.getLogger(__name__)
@@ -63,8 +66,10 @@ class Journal:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         sync: Callable[[int], None] = os.fdatasync,
+        ballast_bytes: int = BALLAST_BYTES,
     ) -> None:
         self.directory = directory
+        self._ballast = Ballast(directory, ballast_bytes)
         self._lock = lock
         self._chain = chain
         self._header = SegmentHeader(f"gateway-{slot}", uuid.uuid4().hex, boot)
@@ -84,6 +89,7 @@ class Journal:
         self._file = -1
         self._num_bytes = 0
         self._begin_segment()
+        self._ballast.take()
         self._threads = [
             threading.Thread(target=self._write_all, name="journal-writer", daemon=True),
             threading.Thread(target=self._sync_all, name="journal-syncer", daemon=True),
@@ -93,7 +99,8 @@ class Journal:
 
     @property
     def is_writable(self) -> bool:
-        return self._failure is None
+        """Requests may be let in: what they end with will find room."""
+        return self._failure is None and self._ballast.is_held
 
     @property
     def durable_seq(self) -> int:
@@ -121,7 +128,7 @@ class Journal:
         self._open.pop(request_id, None)
 
     async def revive(self) -> bool:
-        """After a failure: goes on in a new segment, if the disk takes one."""
+        """After a failure: goes on in a new segment, if the disk takes one. True: `is_writable`."""
         return self.is_writable or await asyncio.to_thread(self._revive)
 
     async def close(self) -> None:
@@ -135,7 +142,7 @@ class Journal:
         await done
 
     def _note(self, kind: Kind, payload: records.Progress | records.Attempted) -> None:
-        if self.is_writable and not self._closing:
+        if self._failure is None and not self._closing:
             self._hand_in(_Entry(kind, records.encode(payload), payload.request_id, None, False))
 
     def _hand_in(self, entry: _Entry) -> None:
@@ -196,9 +203,13 @@ class Journal:
         beginning += [
             self._chain.encode(Kind.OPEN, payload) for payload in list(self._open.values())
         ]
-        self._write_bytes(b"".join([*beginning, self._seal()]))
-        self._sync(self._file)
-        segments.sync_directory(self.directory)
+        try:
+            self._write_bytes(b"".join([*beginning, self._seal()]))
+            self._sync(self._file)
+            segments.sync_directory(self.directory)
+        except OSError:
+            path.unlink()  # nothing in it is not elsewhere
+            raise
         self._unsynced_seq = self._synced_seq = self._chain.next_seq - 1
 
     def _seal(self) -> bytes:
@@ -267,6 +278,10 @@ class Journal:
             self._loop.call_soon_threadsafe(_resolve, done, failure)
 
     def _revive(self) -> bool:
+        if self._failure is None:
+            return self._ballast.take()
+        if _is_full(self._failure):
+            self._ballast.give_up()
         with self._written:
             try:
                 self._close_file()
@@ -276,7 +291,7 @@ class Journal:
                 return False
             self._failure = None
         log.warning("journal %s goes on in a new segment", self.directory)
-        return True
+        return self._ballast.take()
 
     def _stop(self) -> None:
         writer, syncer = self._threads
@@ -292,6 +307,7 @@ class Journal:
             self._sync(self._file)
             self._synced_seq = self._chain.next_seq - 1
         self._close_file()
+        self._ballast.give_up()
         os.close(self._lock)
 
 
@@ -302,6 +318,7 @@ async def open_journal(
     min_next_seq: int = 1,
     segment_bytes: int = SEGMENT_BYTES,
     sync: Callable[[int], None] = os.fdatasync,
+    ballast_bytes: int = BALLAST_BYTES,
     stored: Callable[[Collection[str]], Awaitable[Mapping[str, Posting]]] | None = None,
 ) -> Journal:
     """Takes the slot and ends what a dead process left open: VOID, outcome `gateway_crash`, durable on return; of a
@@ -317,8 +334,9 @@ async def open_journal(
     # They run on into the new segment, so that dying before the VOIDs below loses none of them.
     running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
     journal = Journal(
-        directory, slot, lock, chain, left.boot + 1, running, segment_bytes=segment_bytes, sync=sync
-    )
+        directory, slot, lock, chain, left.boot + 1, running, segment_bytes=segment_bytes, sync=sync,
+        ballast_bytes=ballast_bytes,
+    )  # fmt: skip
     now_ms = time.time_ns() // 1_000_000
     kept = await stored(unended.keys()) if stored is not None and unended else {}
     endings = [
@@ -349,6 +367,10 @@ def _take_slot(directory: Path) -> int:
         os.close(lock)
         raise SlotTaken(f"another process owns {directory}") from None
     return lock
+
+
+def _is_full(failure: Exception) -> bool:
+    return isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _resolve(futures: list[asyncio.Future[None]], failure: OSError | None) -> None:

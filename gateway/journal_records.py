@@ -28,6 +28,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str = ""
     batch_id: str | None = None
     line_no: int | None = None
+    end_user: str = ""
 
     def void(
         self,
@@ -55,6 +56,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
             trace_id=self.trace_id,
             batch_id=self.batch_id,
             line_no=self.line_no,
+            end_user=self.end_user,
         )
 
 

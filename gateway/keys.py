@@ -10,15 +10,20 @@ from aiohttp import web
 from accounting.db import Database
 from accounting.file_store import FileStore
 from accounting.types import Principal
+from gateway.adapters import AdapterKeeper
 from gateway.claimed_key import ClaimedKey
 from gateway.doorbell import Doorbell
+from gateway.last_use import LastUse
 from gateway.lifecycle import Detached, Lifecycle
 from gateway.metering import Metering
 from gateway.models import Models
 from gateway.prefixes import Filler, PublicPrefixes
+from gateway.retries import Attempt, Retries
 from gateway.routes.table import Route
+from gateway.running import KeyConnections, Running
 from gateway.seals import Seals
 from gateway.settings import GatewaySettings
+from gateway.spending import OrganizationLimit
 from gateway.stream import Engine
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
@@ -32,14 +37,24 @@ DATABASE = web.AppKey("database", Database)
 MODELS = web.AppKey("models", Models)
 METERING = web.AppKey("metering", Metering)
 ENGINE = web.AppKey("engine", Engine)
+RUNNING = web.AppKey("running", Running)
+SPENDING = web.AppKey("spending", OrganizationLimit)
+LAST_USE = web.AppKey("last_use", LastUse)
+KEY_CONNECTIONS = web.AppKey("key_connections", KeyConnections)
 PREFIXES = web.AppKey("prefixes", PublicPrefixes)
+ADAPTERS = web.AppKey("adapters", AdapterKeeper)
 FILLER = web.AppKey("filler", Filler)
 PEPPER = web.AppKey("pepper", bytes)
 SEALS = web.AppKey("seals", Seals)
 FILES = web.AppKey("files", FileStore)
+KEYED = web.AppKey("keyed", set[str])
+"""Requests of this process that run, or are about to, under an Idempotency-Key."""
+RETRIES = web.AppKey("retries", Retries)
 DOORBELL = web.AppKey("doorbell", Doorbell)
 TRACING = web.AppKey("tracing", Tracing)
 CACHE_SECRET = web.AppKey("cache_secret", bytes)
+GROUP_KEY = web.AppKey("group_key", bytes)
+"""What group hashes are keyed with; workers are told it, unlike the secret of region ids."""
 OBSERVERS = web.AppKey("observers", list[Callable[[RequestRecord], None]])
 """Called once per request after its end: access log, metrics, request log, tracing."""
 
@@ -47,4 +62,6 @@ RECORD = web.RequestKey("record", RequestRecord)
 PRINCIPAL = web.RequestKey("principal", Principal)
 CLAIMED_KEY = web.RequestKey("claimed_key", ClaimedKey)
 """Only in a request with an Idempotency-Key that is its to run."""
+ATTEMPT = web.RequestKey("attempt", Attempt)
+"""Only in a tenant's request without such a key."""
 EXPECTS_CONTINUE = web.RequestKey("expects_continue", bool)

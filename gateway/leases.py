@@ -6,12 +6,14 @@ The bound precedes the spend: it only grows by what the limiter granted. Knows n
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 
 from accounting.pricing import lease_cost
 from accounting.types import Rates
-from gateway.limits import Holder, Ladder, Limiter, ReservationEnded, Verdict
+from gateway.limits import Ladder, Limiter, ReservationEnded, Verdict
 from gateway.redis_link import LimiterUnavailable
+from gateway.rules import BudgetUse, Holder
 
 LEASE_TOKENS = 128
 LOW_WATER = 64
@@ -50,6 +52,8 @@ class Lease:
         self.seq = 0
         self.reserved = verdict.reserved
         """Micro-units over all leases and the prompt."""
+        self.stop: BudgetUse | None = None
+        """The budget beyond which nothing more will be granted."""
         self._limiter = limiter
         self._holder = holder
         self._rates = rates
@@ -59,7 +63,8 @@ class Lease:
         self._busy = False
 
     def is_due(self, num_received: int) -> bool:
-        return self.bound < self._max_output and self.bound - num_received <= LOW_WATER
+        wanted = self.stop is None and self.bound < self._max_output
+        return wanted and self.bound - num_received <= LOW_WATER
 
     async def extend(self, num_received: int, counted_prompt: int = -1) -> Extension | None:
         """None: nothing to tell the worker now. Raises LeaseLost once the limiter has failed it for 15 s."""
@@ -75,7 +80,9 @@ class Lease:
     async def _ask(self, now: float, counted_prompt: int) -> Extension | None:
         rungs = ladder(self._max_output - self.bound, self._rates)
         try:
-            grant = await self._limiter.extend(self._holder, self.seq + 1, rungs, counted_prompt)
+            grant = await self._limiter.extend(
+                self._holder, self.seq + 1, rungs, time.time_ns() // 1_000_000, counted_prompt
+            )
         except ReservationEnded as reason:
             raise LeaseLost(str(reason)) from reason
         except LimiterUnavailable as reason:
@@ -87,6 +94,9 @@ class Lease:
         self._failing_since = None
         self.seq += 1
         self.bound, self.reserved = grant.bound, grant.reserved
+        if grant.stop is not None:
+            self.stop = grant.stop
+            return Extension(self.seq, self.bound, last=True)
         wait_ms = min(grant.wait_ms, MAX_WAIT_MS)
         self._not_before = now + wait_ms / 1000
         return Extension(self.seq, self.bound, wait_ms=wait_ms)

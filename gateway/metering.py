@@ -1,15 +1,16 @@
 """Puts the money path together for one gateway process, in the order in which it must start and stop.
 
-Start: offset from SQL → journal (replays what a dead process left) → limiter → shipper → admission may say yes.
-Stop: endings written → journal sealed → shipped → limiter's link closed.
+Start: offset from SQL → journal (replays what a dead process left) → shipper → limiter → admission may say yes.
+Stop: endings written → upkeep ended → journal sealed → shipped → limiter's link closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from accounting import ledger, replies
@@ -20,7 +21,9 @@ from gateway.journal import Journal, open_journal
 from gateway.limits import Limiter, limiter_link
 from gateway.price_cache import PriceCache
 from gateway.redis_link import TIMEOUT_S, RedisLink
+from gateway.rules import BudgetUse, Rule
 from gateway.shipper import Shipper
+from gateway.upkeep import Upkeep
 
 REVIVE_EVERY_S = 1.0
 
@@ -43,6 +46,7 @@ async def metering(
     slot: int,
     directory: Path,
     limiter_timeout_s: float = TIMEOUT_S,
+    note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
 ) -> AsyncIterator[Metering]:
     """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
     async with database.read() as conn:
@@ -62,8 +66,9 @@ async def metering(
         # Replayed: what the dead process left running has ended now, and its keys may run again.
         await replies.drop_running(conn, slot)
     link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
-    limiter = Limiter(link, slot)
     shipper = Shipper(journal, database, slot, offset)
+    limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
+    upkeep = Upkeep(limiter, link, database)
     prices = PriceCache(database)
     admission = Admission(
         journal=journal,
@@ -72,9 +77,10 @@ async def metering(
         database=database,
         backlog=shipper,
         slot=slot,
+        note_shadow=note_shadow,
     )
-    await limiter.start()
     await shipper.start()
+    await upkeep.start()
     reviver = asyncio.create_task(_revive(journal))
     try:
         yield Metering(admission, shipper, journal, limiter, link, prices)
@@ -83,7 +89,7 @@ async def metering(
         reviver.cancel()
         await asyncio.gather(reviver, return_exceptions=True)
         await prices.close()
-        await limiter.close()
+        await upkeep.close()
         await journal.close()
         await shipper.close()
         await link.close()

@@ -12,9 +12,20 @@ from aiohttp import hdrs, web
 
 from accounting.types import Principal
 from gateway import body, errors, ids
+from gateway.addresses import client_address
 from gateway.auth import AUTH
 from gateway.http_limits import stamp
-from gateway.keys import LIFECYCLE, OBSERVERS, PRINCIPAL, RECORD, ROUTES, TRACING
+from gateway.keys import (
+    KEY_CONNECTIONS,
+    LAST_USE,
+    LIFECYCLE,
+    OBSERVERS,
+    PRINCIPAL,
+    RECORD,
+    ROUTES,
+    SETTINGS,
+    TRACING,
+)
 from gateway.routes.table import Route
 from gateway.telemetry.record import RequestRecord
 
@@ -98,13 +109,20 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not request.app[LIFECYCLE].accepting and route.scope != "none":
         raise errors.unavailable("server_draining", "The server is shutting down.")
     body.check_head(request, route)
-    with request.app[LIFECYCLE].running():
+    key_connections = request.app[KEY_CONNECTIONS]
+    with request.app[LIFECYCLE].running(), key_connections.held(request.get(PRINCIPAL)):
         return await handler(request)
 
 
 async def _authenticate(request: web.Request) -> None:
-    principal = await request.app[AUTH].authenticate(request.headers, request.remote or "")
+    address = client_address(
+        request.remote or "",
+        request.headers.getall("x-forwarded-for", ()),
+        request.app[SETTINGS].trusted_networks,
+    )
+    principal = await request.app[AUTH].authenticate(request.headers, address)
     request[PRINCIPAL] = principal
+    request.app[LAST_USE].note(principal.key_id)
     record = request[RECORD]
     record.principal = principal
     record.mark("authenticated")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from accounting.adapters import AdapterInfo
+from accounting.types import Principal
 from gateway import errors
 from gateway.schema.chat import template_messages
 from gateway.schema.sampling import Defaults
@@ -29,6 +31,15 @@ class ServedModel:
     max_output_tokens: int | None
     defaults: Defaults
     created: int
+    base: str = ""
+    """With an adapter: the id of the model it belongs to."""
+    adapter: str = ""
+    """The adapter's name on the workers."""
+
+    @property
+    def on_workers(self) -> str:
+        """Under this id workers serve it."""
+        return self.base or self.id
 
     def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> list[int]:
         """Runs in a thread. Raises `ApiError` 400."""
@@ -89,19 +100,55 @@ class Models:
 
     def __init__(self, models: Mapping[str, ServedModel], threads: Executor) -> None:
         self._models = dict(models)
+        self._adapters: dict[str, tuple[str | None, ServedModel]] = {}
+        """Served id → (the tenant it is for, None: all; the model with it)."""
         self.threads = threads
 
-    def get(self, name: str, allowed: frozenset[str] | None) -> ServedModel:
-        """Raises `ApiError` 404, or 403 for a model that the key may not use."""
-        model = self._models.get(name)
+    def serve_adapters(self, infos: Sequence[AdapterInfo]) -> None:
+        """These, and no others, from now on."""
+        self._adapters = {
+            info.served_id: (
+                info.tenant_id,
+                replace(
+                    base,
+                    id=info.served_id,
+                    base=base.id,
+                    adapter=info.id,
+                    created=info.created_at,
+                ),
+            )
+            for info in infos
+            if (base := self._models.get(info.model)) is not None
+        }
+
+    def base(self, name: str) -> ServedModel:
+        """A model without an adapter. Raises `ApiError` 404."""
+        if name not in self._models:
+            raise errors.model_not_found()
+        return self._models[name]
+
+    def get(self, name: str, principal: Principal) -> ServedModel:
+        """Raises `ApiError` 404, for another tenant's adapter too, or 403 for a model that the key may not use."""
+        model = self._models.get(name) or self._adapter(name, principal.tenant_id)
         if model is None:
             raise errors.model_not_found()
-        if allowed is not None and name not in allowed:
+        if not _may_use(principal, model):
             raise errors.forbidden("model_not_allowed", "This API key may not use this model.")
         return model
 
-    def visible(self, allowed: frozenset[str] | None) -> Sequence[ServedModel]:
-        return [model for model in self._models.values() if allowed is None or model.id in allowed]
+    def visible(self, principal: Principal) -> Sequence[ServedModel]:
+        own = (self._adapter(name, principal.tenant_id) for name in self._adapters)
+        found = [*self._models.values(), *(model for model in own if model is not None)]
+        return [model for model in found if _may_use(principal, model)]
+
+    def _adapter(self, name: str, tenant_id: str) -> ServedModel | None:
+        owner, model = self._adapters.get(name, (None, None))
+        return model if owner is None or owner == tenant_id else None
+
+
+def _may_use(principal: Principal, model: ServedModel) -> bool:
+    """A denied model is denied with every adapter; allowed are only those named."""
+    return principal.may_use(model.id) and model.base not in principal.denied_models
 
 
 def load(name: str, source: ModelSource) -> ServedModel:

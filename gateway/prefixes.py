@@ -167,7 +167,7 @@ class Filler:
         order = Order(
             request_id=ids.request_id(),
             principal=_OPERATOR,
-            model=self._models.get(info.model, None),
+            model=self._models.base(info.model),
             prompt=info.tokens,
             sampling=SamplingParams(seed=0, temperature=0.0),
             num_choices=1,

@@ -1,11 +1,11 @@
-"""One process's way to the limiter's Redis: pipelined script calls, epochs, breaker. Knows no key names.
+"""One process's way to the limiter's Redis: pipelined script calls, lives of the data, breaker. Knows no key names.
 
 Calls that come while a round trip is under way go together with the next one, in order, on one connection. A round
 trip that fails is repeated once as it was (every script may be repeated). Redis is judged by what it answers: after 5
 failures in a second nothing is sent but one probe each second.
 
-The epoch names one life of the data: drawn anew when the server's run id is new (restart, failover) or its keys are
-gone (FLUSHALL). All gateways agree on it, since it is stored with SET NX under the run id.
+A life of the data has a name: drawn anew when the server's run id is new (restart, failover) or its keys are gone
+(FLUSHALL). All gateways agree on it, since it is stored with SET NX under the run id.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 Argument = str | int | bytes
-SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "rebuild")
+SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "peek", "rebuild", "audit")
 
 TIMEOUT_S = 0.1
 MAX_BATCH = 128
@@ -38,8 +38,8 @@ class LimiterUnavailable(Exception):
     """Redis cannot be reached, or not trusted yet: nothing was granted."""
 
 
-class EpochChanged(LimiterUnavailable):
-    """This Redis is in another life than the call was made for. It was not sent: ask for the epoch, make it anew."""
+class LifeChanged(LimiterUnavailable):
+    """This Redis is in another life than the call was made for. It was not sent: make it anew."""
 
 
 class _OtherRun(redis.ConnectionError):
@@ -49,14 +49,16 @@ class _OtherRun(redis.ConnectionError):
 @dataclass(frozen=True)
 class _Call:
     command: tuple[Argument, ...]
+    run_id: str
+    """Of the server it was made for; empty: any."""
     answer: asyncio.Future[Any]
 
 
 class RedisLink:
     """`close()` must be awaited. Every call ends within 1.5 `timeout_s`, well or with `LimiterUnavailable`."""
 
-    def __init__(self, url: str, *, epoch_key: str, timeout_s: float = TIMEOUT_S) -> None:
-        self._epoch_key = epoch_key
+    def __init__(self, url: str, *, life_key: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._life_key = life_key
         self._timeouts_s = (timeout_s, timeout_s / 2)
         self._client = redis.Redis.from_url(
             url,
@@ -76,7 +78,7 @@ class RedisLink:
         self._pending: deque[_Call] = deque()
         self._pump: asyncio.Task[None] | None = None
         self._run_id = ""
-        self._epoch = ""
+        self._life = ""
         self._failures: deque[float] = deque(maxlen=BREAKER_FAILURES)
         self._closed_until = 0.0
 
@@ -93,31 +95,32 @@ class RedisLink:
     async def command(self, *command: Argument) -> Any:
         """Any other command. A caller that is cancelled does not take its call back."""
         self._check_breaker()
-        call = _Call(command, asyncio.get_running_loop().create_future())
+        call = _Call(command, self._run_id, asyncio.get_running_loop().create_future())
         self._pending.append(call)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._send_pending())
         return await call.answer
 
-    async def epoch(self) -> str:
-        """The epoch in force; asks Redis only if it is not known."""
-        return self._epoch or await self.refresh_epoch()
+    @property
+    def life(self) -> str:
+        """As it was last seen; empty: not known."""
+        return self._life
 
-    async def refresh_epoch(self) -> str:
-        """Asks Redis, and draws a new epoch if this run of the data has none."""
+    async def refresh_life(self) -> str:
+        """Asks Redis, and names this life of the data if nobody has."""
         drawn = secrets.token_hex(8)
         if not self._run_id:
             await self.command("PING")  # connecting reads the run id
         run_id = self._run_id
-        key = self._epoch_key + run_id
+        key = self._life_key + run_id
         _, stored = await asyncio.gather(
             self.command("SET", key, drawn, "NX"), self.command("GET", key)
         )
         if stored is None:
-            raise LimiterUnavailable("Redis keeps no epoch")
+            raise LimiterUnavailable("Redis keeps nothing")
         if run_id == self._run_id:
-            self._epoch = stored.decode()
-        return self._epoch
+            self._life = stored.decode()
+        return self._life
 
     async def close(self) -> None:
         if self._pump is not None:
@@ -136,6 +139,9 @@ class RedisLink:
     async def _send_pending(self) -> None:
         while self._pending:
             batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
+            batch = [call for call in batch if self._is_for_this_run(call)]
+            if not batch:
+                continue
             answers = await self._round_trip([call.command for call in batch])
             for call, answer in zip(batch, answers, strict=True):
                 if call.answer.done():  # its caller was cancelled
@@ -145,13 +151,21 @@ class RedisLink:
                 else:
                     call.answer.set_result(answer)
 
+    def _is_for_this_run(self, call: _Call) -> bool:
+        """What was made for another server than the one now connected must not reach it."""
+        if call.run_id in ("", self._run_id):
+            return True
+        if not call.answer.done():
+            call.answer.set_exception(LifeChanged("Redis was restarted or replaced"))
+        return False
+
     async def _round_trip(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
         for timeout_s in self._timeouts_s:
             try:
                 async with asyncio.timeout(timeout_s):
                     answers = await self._execute(commands)
             except _OtherRun:
-                return [EpochChanged("Redis was restarted or replaced") for _ in commands]
+                return [LifeChanged("Redis was restarted or replaced") for _ in commands]
             except (RedisError, OSError, TimeoutError):
                 self._note_failure()
                 continue
@@ -192,7 +206,7 @@ class RedisLink:
         )
         known, self._run_id = self._run_id, run_id
         if known and known != run_id:
-            self._epoch = ""
+            self._life = ""
             raise _OtherRun
 
     def _note_failure(self) -> None:

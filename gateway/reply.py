@@ -14,18 +14,19 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.types import Posting
 from gateway import errors, ids
 from gateway.admission import Settled
-from gateway.claimed_key import ClaimedKey, line_ended
+from gateway.claimed_key import ClaimedKey, Jointly, not_kept, not_stored
 from gateway.generation import ChoicePiece, Order
-from gateway.keys import CLAIMED_KEY, ENGINE, RECORD, SETTINGS
+from gateway.keys import ATTEMPT, CLAIMED_KEY, ENGINE, RECORD, RETRIES, SETTINGS
 from gateway.models import fingerprint
 from gateway.schema.replies import Shape, headgate_of, usage_of
 from gateway.schema.sampling import SamplingFields
-from gateway.sse import EventStream
-from gateway.stream import Numbered, Run
+from gateway.sse import CONTENT_TYPE, EventStream, KeptStream
+from gateway.stream import Ended, Numbered, Run
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,27 @@ class Envelope:
 async def answer(request: web.Request, plan: Plan) -> web.StreamResponse:
     record = request[RECORD]
     record.stream = bool(plan.fields.stream)
-    async with request.app[ENGINE].run(plan.orders, record) as run:
+    async with request.app[ENGINE].run(plan.orders, record, _ended(request)) as run:
+        if CLAIMED_KEY in request:
+            run.keep(not_kept)
         headers = dict(run.headers)
         if plan.ignored:
             headers["x-headgate-ignored"] = ", ".join(plan.ignored)
         if plan.fields.stream:
             return await _stream(request, plan, run, headers)
         return await _body(request, plan, run, headers)
+
+
+def _ended(request: web.Request) -> Ended | None:
+    attempt = request.get(ATTEMPT)
+    if attempt is None:
+        return None
+
+    async def tell(charged: Sequence[str], has_left: bool) -> None:
+        unheard = has_left and request[RECORD].offset_ms("first_byte") is None
+        await request.app[RETRIES].ended(attempt, charged, unheard=unheard)
+
+    return tell
 
 
 async def _body(
@@ -95,43 +110,62 @@ async def _body(
         for numbered in found:
             pieces[numbered.index].append(numbered.piece)
     plan.before_text(run)
-    choices = [plan.shape.whole(index, pieces[index]) for index in range(plan.num_choices)]
+    choices = [plan.shape.whole(index, pieces[drawn]) for index, drawn in enumerate(run.shown)]
 
     def whole(settled: Sequence[Settled]) -> bytes:
         ending = _ending(request, plan, run, settled)
         return msgspec.json.encode(envelope.make(plan.shape.body_object, choices, **ending))
 
-    await _settle(request, run, whole)
-    if run.budget_stop:
+    await _settle(request, plan, run, whole)
+    if run.budget_stop is not None:
         headers["x-headgate-stop"] = "budget"
     _note_finishes(request, [choice["finish_reason"] for choice in choices])
     return web.Response(body=whole(run.settled), content_type="application/json", headers=headers)
 
 
 async def _settle(
-    request: web.Request, run: Run, whole: Callable[[Sequence[Settled]], bytes]
+    request: web.Request,
+    plan: Plan,
+    run: Run,
+    whole: Callable[[Sequence[Settled]], bytes],
+    content_type: str | None = None,
 ) -> None:
-    """The answer of a request with a key is stored on the way; if it cannot be any more, there is none."""
+    """The answer of a request with a key is stored on the way; if it cannot be, there is none."""
     key: ClaimedKey | None = request.get(CLAIMED_KEY)
     if key is None:
         await run.settle()
         return
 
-    async def keep(posting: Posting) -> bool:
-        return await key.store(whole([Settled.of(posting)]), posting)
+    async def store(postings: Sequence[Posting]) -> bool:
+        body = whole([Settled.of(posting) for posting in postings])
+        return await key.store(body, postings, content_type)
 
-    run.keep(keep)
-    await run.settle()
+    run.keep(Jointly([order.request_id for order in plan.orders], store).keep)
+    try:
+        await run.settle()
+    except (SQLAlchemyError, OSError) as error:
+        raise errors.unavailable(
+            "database_unavailable", "The answer cannot be stored now."
+        ) from error
     if not key.is_stored:
-        raise line_ended()
+        raise not_stored(plan.orders[0].batch_id is not None)
 
 
 async def _stream(
     request: web.Request, plan: Plan, run: Run, headers: dict[str, str]
 ) -> web.StreamResponse:
-    stream = EventStream(request, request.app[SETTINGS].write_timeout_s, run.hold, run.release)
+    kind = KeptStream if CLAIMED_KEY in request else EventStream
+    stream = kind(request, request.app[SETTINGS].write_timeout_s, run.hold, run.release)
     envelope = Envelope(plan, run.root)
     chunks = _Chunks(plan, envelope)
+
+    def closing(settled: Sequence[Settled]) -> list[dict[str, Any]]:
+        return chunks.closing(**_ending(request, plan, run, settled))
+
+    def whole(settled: Sequence[Settled]) -> bytes:
+        assert isinstance(stream, KeptStream)
+        return stream.whole(*closing(settled))
+
     try:
         async for found in run.pieces():
             if stream.response is None:
@@ -146,14 +180,13 @@ async def _stream(
                 await stream.ping()
         if stream.response is None:  # no choice said anything, not even its end
             raise errors.internal()
-        ending = _ending(request, plan, run, await run.settle())
+        await _settle(request, plan, run, whole, CONTENT_TYPE)
     except errors.ApiError as error:
         if stream.response is None:
             raise
         return await _fail(request, stream, run, error)
     _note_finishes(request, chunks.finishes)
-    await stream.send(*chunks.closing(**ending))
-    return await stream.end()
+    return await stream.close(*closing(run.settled))
 
 
 def _ending(
@@ -179,8 +212,7 @@ async def _fail(
         "type": error.type, "code": error.code, "message": error.message, "param": error.param,
         "request_id": request[RECORD].request_id, "retryable": error.status == 503,
     }  # fmt: skip
-    await stream.send({"error": event})
-    return await stream.end(done=False)
+    return await stream.close({"error": event}, done=False)
 
 
 def _note_finishes(request: web.Request, finishes: Sequence[str | None]) -> None:

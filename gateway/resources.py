@@ -17,24 +17,34 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import credentials, migrate, prefixes, principals
+from accounting import adapters as registered
+from accounting import api_keys, credentials, migrate, prefixes, principals
 from accounting.db import Database
 from accounting.errors import AccountingError
 from accounting.file_store import FileStore
-from accounting.types import Principal
-from gateway import keys, models
+from accounting.types import EquationResult, Principal
+from gateway import idempotency, keys, models, spending
+from gateway.adapters import AdapterKeeper
 from gateway.auth import AUTH, Authenticator, LookupFailed
+from gateway.bookkeeping import Bookkeeping
 from gateway.doorbell import Doorbell
+from gateway.journals import gateway_journals
+from gateway.last_use import LastUse, write_again_and_again
 from gateway.lifecycle import heed_cancellation, uninterrupted
+from gateway.limiter_truth import limiter_equals_books
+from gateway.mail import Mailer
 from gateway.metering import metering
 from gateway.prefixes import Filler, PublicPrefixes
 from gateway.redis_keys import REVOKED_CHANNEL
+from gateway.retries import MOVE_EVERY_S, Retries
 from gateway.router import Router
+from gateway.running import Running
 from gateway.seals import Seals
 from gateway.settings import SettingsError
 from gateway.stream import Engine
 from gateway.telemetry import logs, tracing
 from gateway.telemetry.metrics import METRICS, Metrics
+from gateway.telemetry.router_metrics import RouterMetrics
 from gateway.telemetry.tracing import Tracing
 from gateway.upstream.fleet import Fleet, decode_all
 from workers.protocol import registry
@@ -70,6 +80,7 @@ async def secrets(app: web.Application) -> AsyncIterator[None]:
     master = app[keys.SETTINGS].secret("master.key")
     app[keys.PEPPER] = app[keys.SETTINGS].secret("pepper")
     app[keys.CACHE_SECRET] = hmac.digest(master, b"headgate cache namespaces", hashlib.sha256)
+    app[keys.GROUP_KEY] = hmac.digest(master, b"headgate cache groups", hashlib.sha256)
     yield
 
 
@@ -102,6 +113,7 @@ async def stored_texts(app: web.Application) -> AsyncIterator[None]:
     app[keys.SEALS] = Seals(app[keys.DATABASE], settings.secret("master.key"))
     app[keys.FILES] = FileStore(settings.files_dir)
     app[keys.DOORBELL] = Doorbell(settings.broker_url)
+    app[keys.RETRIES] = Retries(app[keys.DATABASE])
     yield
 
 
@@ -140,9 +152,11 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
         return (credentials.parse(key) or credentials.parse_batch(pepper, key)) is not None
 
     app[AUTH] = auth = Authenticator(lookup, well_formed)
+    app[keys.LAST_USE] = used = LastUse()
     async with (
-        _background(_pull_epoch(database, auth)),
+        _background(_pull_epoch(database, auth, app[keys.RUNNING])),
         _background(_hear_revocations(app[keys.REDIS], auth)),
+        _background(write_again_and_again(database, used)),
     ):
         yield
 
@@ -167,17 +181,43 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         redis_url=settings.redis_url,
         slot=settings.slot,
         directory=settings.journal_dir,
+        note_shadow=app[METRICS].note_shadow,
+        limiter_timeout_s=settings.limiter_timeout_s,
     ) as metered:
         app[keys.METERING] = metered
-        fleet = Fleet(look, metered.shipper.post_engine_records)
+        group_key = app[keys.GROUP_KEY]
+        fleet = Fleet(look, metered.shipper.keep, group_key)
+        router = Router(group_key)
+        app[METRICS].registry.register(RouterMetrics(router, lambda: fleet.links))
         lifecycle = app[keys.LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
         lifecycle.faults.append(lambda: None if metered.journal.is_writable else "journal")
-        app[keys.ENGINE] = Engine(metered.admission, fleet, Router(), app[keys.DETACHED], lifecycle)
+        app[keys.ENGINE] = Engine(
+            metered.admission, fleet, router, app[keys.DETACHED], lifecycle, app[keys.RUNNING],
+            app[keys.SPENDING],
+        )  # fmt: skip
         async with _background(fleet.run()):
             lifecycle.started = True
             yield
             await app[keys.DETACHED].join(10.0)
+
+
+async def spending_limits(app: web.Application) -> AsyncIterator[None]:
+    """The organization's own limit, and alerts of spending."""
+    settings = app[keys.SETTINGS]
+    try:
+        mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
+    except ValueError as error:
+        raise SettingsError(
+            f"Cannot use the environment variable HEADGATE_SMTP_URL: {error}."
+        ) from None
+    app[keys.SPENDING] = limit = spending.OrganizationLimit()
+    database = app[keys.DATABASE]
+    async with (
+        _background(spending.watch_limit(database, limit)),
+        _background(spending.watch_alerts(database, mailer)),
+    ):
+        yield
 
 
 async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
@@ -193,9 +233,45 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     filler.close()
 
 
+async def idempotency_keys(app: web.Application) -> AsyncIterator[None]:
+    retries = app[keys.RETRIES]
+    async with _background(_sweep_keys(app)), _background(_move_charges(retries)):
+        yield
+
+
+async def adapters(app: web.Application) -> AsyncIterator[None]:
+    """What the operator registered, read again and again, and brought to every linked worker."""
+    app[keys.ADAPTERS] = keeper = AdapterKeeper(app[keys.MODELS])
+    fleet = app[keys.ENGINE].fleet
+    async with (
+        _background(_pull_adapters(app[keys.DATABASE], keeper)),
+        _background(_keep_adapters(fleet, keeper)),
+    ):
+        yield
+
+
+async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
+    """Days sealed, books checked."""
+    settings, database = app[keys.SETTINGS], app[keys.DATABASE]
+
+    async def limiter_truth() -> EquationResult:
+        journals = gateway_journals(settings.journals_dir)
+        return await limiter_equals_books(database, app[keys.METERING].link, journals)
+
+    keeper = Bookkeeping(
+        database,
+        app[METRICS].registry,
+        settings.invoice_issuer,
+        settings.invoice_automatic,
+        limiter_truth,
+    )
+    async with _background(keeper.run()):
+        yield
+
+
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
-    telemetry, secrets, text, database, stored_texts, shared_memory, identities, engine,
-    public_prefixes,
+    telemetry, secrets, text, database, stored_texts, shared_memory, identities, spending_limits,
+    engine, public_prefixes, adapters, idempotency_keys, bookkeeping,
 ]  # fmt: skip
 
 
@@ -236,9 +312,14 @@ async def _tick(traces: Tracing) -> None:
         traces.tick()
 
 
-async def _pull_epoch(database: Database, auth: Authenticator) -> None:
+async def _pull_epoch(database: Database, auth: Authenticator, running: Running) -> None:
+    """What runs under an ended key ends here: asked each time, for a request may have been let in on what this process
+    remembered when the key ended."""
+
     async def pull() -> int:
         async with database.read() as conn:
+            if key_ids := running.key_ids:
+                running.end(await api_keys.ended_streams(conn, key_ids))
             return await principals.auth_epoch(conn)
 
     while True:
@@ -276,9 +357,47 @@ async def _pull_prefixes(database: Database, known: PublicPrefixes) -> None:
         await asyncio.sleep(PREFIX_EVERY_S)
 
 
+async def _sweep_keys(app: web.Application) -> None:
+    slot, keyed = app[keys.SETTINGS].slot, app[keys.KEYED]
+    while True:
+        await asyncio.sleep(idempotency.SWEEP_EVERY_S)
+        try:
+            await uninterrupted(idempotency.sweep(app[keys.DATABASE], slot, keyed))
+        except (SQLAlchemyError, OSError):
+            pass  # what is left is swept the next time
+
+
+async def _move_charges(retries: Retries) -> None:
+    while True:
+        await asyncio.sleep(MOVE_EVERY_S)
+        try:
+            await uninterrupted(retries.move())
+        except (SQLAlchemyError, OSError):
+            pass  # the next time
+
+
 async def _fill_prefixes(fleet: Fleet, filler: Filler) -> None:
     while True:
         filler.look(fleet.links)
+        await asyncio.sleep(PREFIX_TICK_S)
+
+
+async def _pull_adapters(database: Database, keeper: AdapterKeeper) -> None:
+    async def pull() -> list[registered.AdapterInfo]:
+        async with database.read() as conn:
+            return await registered.known(conn, int(time.time()))
+
+    while True:
+        try:
+            keeper.replace(await uninterrupted(pull()))
+        except (SQLAlchemyError, OSError, TimeoutError):
+            pass  # what was known stays served
+        await asyncio.sleep(PREFIX_EVERY_S)
+
+
+async def _keep_adapters(fleet: Fleet, keeper: AdapterKeeper) -> None:
+    while True:
+        keeper.look(fleet.links)
         await asyncio.sleep(PREFIX_TICK_S)
 
 

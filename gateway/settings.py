@@ -16,6 +16,8 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_settings
 
+from accounting.egress import Egress
+from gateway.addresses import Network
 from gateway.cli.home import Home
 
 PREFIX = "HEADGATE_"
@@ -24,7 +26,7 @@ PREFIX = "HEADGATE_"
 OTHER_NAMES = frozenset({
     "HEADGATE_API_KEY", "HEADGATE_FILES_URL", "HEADGATE_GATEWAYS", "HEADGATE_MODEL",
     "HEADGATE_PORT", "HEADGATE_HOST", "HEADGATE_READY_FILE", "HEADGATE_REDIS_SERVER", "HEADGATE_SOAK",
-    "HEADGATE_MODEL_ID", "HEADGATE_OPS_BIND", "HEADGATE_THREADS", "HEADGATE_URL", "HEADGATE_WORKERS",
+    "HEADGATE_MODEL_ID", "HEADGATE_OPS_BIND", "HEADGATE_OPS_FD", "HEADGATE_THREADS", "HEADGATE_URL", "HEADGATE_WORKERS",
 })  # fmt: skip
 OTHER_PREFIXES = (
     "HEADGATE_BENCH_", "HEADGATE_ENGINE_", "HEADGATE_JOBS_", "HEADGATE_TEST_", "HEADGATE_UP_",
@@ -44,7 +46,6 @@ class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     """The model's output cap; None: the context is the only bound."""
 
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK: tuple[Network, ...] = (
     ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"),
 )  # fmt: skip
@@ -66,9 +67,16 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """Where the slots' journals are; None: `home/state`."""
     database_url: str | None = None
     redis_url: str = "redis://127.0.0.1:6379/0"
+    limiter_timeout_s: float = pydantic.Field(default=0.1, gt=0, le=5)
+    """How long an answer of the limiter's Redis is waited for; later is 503 `limiter_unavailable`."""
     broker_url: str | None = None
     """Celery's broker, to ring for batches; None: the jobs process finds them by itself, within seconds."""
     models: Annotated[dict[str, ModelSource], _Raw] = pydantic.Field(default_factory=dict)
+
+    invoice_issuer: str = pydantic.Field(default="Headgate", min_length=1, max_length=200)
+    """Who the invoices are from."""
+    invoice_automatic: bool = False
+    """Close every tenant's month 48 hours after its end; False: `headgate invoice close` does."""
 
     drain_grace_s: float = pydantic.Field(default=5.0, ge=0)
     """Unready, but the listener stays open: time for a load balancer to look."""
@@ -80,9 +88,17 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     log_level: str = pydantic.Field(default="INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$")
 
     trusted_networks: Annotated[tuple[Network, ...], _Raw] = LOOPBACK
-    """Peers without a limit of connections: listed proxies, the jobs hosts."""
+    """Peers without a limit of connections, whose `X-Forwarded-For` is believed: listed proxies, the jobs hosts."""
     max_connections: int = pydantic.Field(default=10_000, ge=1)
     max_connections_per_address: int = pydantic.Field(default=100, ge=1)
+    max_connections_per_key: int = pydantic.Field(default=200, ge=1)
+    smtp_url: str | None = None
+    """Where mail of spend alerts goes out; None: alerts are noted and logged."""
+    mail_from: str = "headgate@localhost"
+    webhook_allowed_networks: Annotated[tuple[Network, ...], _Raw] = ()
+    """Networks of the operator's own that webhooks may go to; else they go to public addresses alone."""
+    retention_days: int = pydantic.Field(default=30, ge=0)
+    """How long an archived tenant is kept before it may be deleted."""
     first_byte_s: float = pydantic.Field(default=5.0, gt=0)
     headers_s: float = pydantic.Field(default=10.0, gt=0)
     body_s: float = pydantic.Field(default=30.0, gt=0)
@@ -101,7 +117,9 @@ class GatewaySettings(pydantic_settings.BaseSettings):
         except ValueError:
             raise ValueError('must be a JSON object like {"name": {"path": "/dir"}}') from None
 
-    @pydantic.field_validator("trusted_networks", "trace_parent_from", mode="before")
+    @pydantic.field_validator(
+        "trusted_networks", "trace_parent_from", "webhook_allowed_networks", mode="before"
+    )
     @classmethod
     def _read_networks(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -111,12 +129,21 @@ class GatewaySettings(pydantic_settings.BaseSettings):
         )
 
     @property
+    def egress(self) -> Egress:
+        return Egress(self.webhook_allowed_networks)
+
+    @property
     def sql_url(self) -> str:
         return self.database_url or f"sqlite+aiosqlite:///{self.home / 'headgate.db'}"
 
     @property
+    def journals_dir(self) -> Path:
+        """Of all slots."""
+        return self.state_dir or self.home / "state"
+
+    @property
     def journal_dir(self) -> Path:
-        return (self.state_dir or self.home / "state") / f"gateway-{self.slot}" / "journal"
+        return self.journals_dir / f"gateway-{self.slot}" / "journal"
 
     @property
     def files_dir(self) -> Path:

@@ -20,14 +20,15 @@ from typing import TypeVar
 import msgspec
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
 
-from accounting import ledger
+from accounting import ledger, residency
 from accounting.db import Database
 from accounting.errors import AccountingError
+from accounting.residency import Reading
 from accounting.types import Posting, Usage, WitnessRecord
 from gateway import journal_records, segments
 from gateway.journal import Journal
 from workers.protocol.journal import Kind, Record
-from workers.protocol.messages import EngineAck, EngineRecord, EngineRecords
+from workers.protocol.messages import EngineAck, EngineRecord, EngineRecords, ResidencyReport
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +70,15 @@ class Shipper:
         self._database = database
         self._slot = slot
         self._offset = offset
+        self._num_posted = 0
         self._max_outage_s = max_outage_s
         self._max_backlog_bytes = max_backlog_bytes
         self._reader = segments.Reader(journal.directory, offset)
+        self._passed = offset
+        self._advanced = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._failing_since: float | None = None
         self._backlog_bytes = 0
         self._drop_at = 0.0
@@ -82,6 +87,11 @@ class Shipper:
     def offset(self) -> int:
         """The last record of the journal that SQL has."""
         return self._offset
+
+    @property
+    def num_posted(self) -> int:
+        """Endings that this process brought into SQL and that were not there before."""
+        return self._num_posted
 
     @property
     def is_full(self) -> bool:
@@ -97,6 +107,7 @@ class Shipper:
     async def close(self, limit_s: float = 10.0) -> None:
         """A transaction under way is not cut off: what a cancelled driver leaves behind may block the next one."""
         self._stop.set()
+        self._hurry.set()
         try:
             async with asyncio.timeout(limit_s):
                 if self._task is not None:
@@ -110,11 +121,13 @@ class Shipper:
                 "journal is not shipped whole; the next process of slot %d goes on", self._slot
             )
 
-    async def ship(self) -> bool:
-        """One transaction's worth. False: nothing durable is left to ship."""
-        records = await asyncio.to_thread(self._reader.read, self._journal.durable_seq, MAX_RECORDS)
+    async def ship(self) -> int:
+        """One transaction's worth. Returns how many records were read; 0: nothing durable is left to ship."""
+        durable_seq, offset = self._journal.durable_seq, self._offset
+        records = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
         if not records:
-            return False
+            await self._pass(max(self._passed, durable_seq))
+            return 0
         numbered = [
             _Numbered(record.seq, posting)
             for record in records
@@ -122,7 +135,41 @@ class Shipper:
         ]
         if numbered:
             await self._until_posted(lambda: self._post(numbered, records[-1].seq))
-        return True
+        await self._pass(self._offset if self._offset < offset else records[-1].seq)
+        return len(records)
+
+    async def caught_up(self, *, soon: bool = False) -> None:
+        """Returns when every ending that is durable now is in SQL, however long SQL is away. `soon`: nothing more is
+        gathered meanwhile."""
+        durable_seq = self._journal.durable_seq
+        if soon:
+            self._hurry.set()
+        async with self._advanced:
+            await self._advanced.wait_for(lambda: self._passed >= durable_seq)
+
+    async def _pass(self, seq: int) -> None:
+        async with self._advanced:
+            self._passed = seq
+            self._advanced.notify_all()
+
+    async def keep(self, frame: EngineRecords | ResidencyReport) -> EngineAck | None:
+        """What a worker told; its answer, if it waits for one. Raises ShippingStopped."""
+        if isinstance(frame, EngineRecords):
+            return await self.post_engine_records(frame)
+        await self._note_residency(frame)
+        return None
+
+    async def _note_residency(self, report: ResidencyReport) -> None:
+        """Once: the next report has the same sums, or higher ones."""
+        readings = [
+            Reading(one.hour, one.tenant, report.model, report.process, one.cache, one.pinned)
+            for one in report.hours
+        ]
+        try:
+            async with self._database.write() as conn:
+                await residency.note(conn, readings)
+        except (SQLAlchemyError, OSError) as failure:
+            log.warning("residency is not noted: %s", failure)
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
         """The workers' own counts; returns after the COMMIT, however long SQL is away. Raises ShippingStopped."""
@@ -133,20 +180,25 @@ class Shipper:
     async def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                is_idle = not await self.ship()
+                num_records = await self.ship()
             except ShippingStopped:
                 return
             if self._backlog_bytes:
                 await self._measure_backlog()
-            if is_idle:
+            if num_records == 0:
                 await self._drop_old()
-                await self._pause(EVERY_S)
+            if num_records < MAX_RECORDS:  # a transaction costs as much as hundreds of its rows
+                await self._wait(self._hurry, EVERY_S)
+                self._hurry.clear()
 
     async def _pause(self, seconds: float) -> None:
         """Ends early when the shipper is to stop."""
+        await self._wait(self._stop, seconds)
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await self._stop.wait()
+                await event.wait()
         except TimeoutError:
             return
 
@@ -185,7 +237,7 @@ class Shipper:
                 if stored < self._offset:
                     self._rewind(stored)
                     return
-                await ledger.post(conn, self._slot, offset, [n.posting for n in numbered])
+                posted = await ledger.post(conn, self._slot, offset, [n.posting for n in numbered])
         except (SQLAlchemyError, AccountingError, OverflowError) as failure:
             if not _is_rows_fault(failure):
                 raise
@@ -197,6 +249,7 @@ class Shipper:
             await self._post(numbered[middle:], offset)
             return
         self._offset = offset
+        self._num_posted += posted.num_new
 
     async def _post_witnesses(self, witnesses: Sequence[WitnessRecord]) -> None:
         try:

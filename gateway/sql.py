@@ -25,7 +25,7 @@ PUBLISH_S = 0.25
 
 @asynccontextmanager
 async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
-    with _translated():
+    with translated():
         async with request.app[DATABASE].read() as conn:
             yield conn
 
@@ -36,7 +36,7 @@ async def writing(
 ) -> AsyncIterator[AsyncConnection]:
     """Committed at the end of the block. Where identities may have changed, this process forgets those it remembered
     and tells the others to; one that does not hear it sees the epoch in SQL 2 s later."""
-    with _translated():
+    with translated():
         async with request.app[DATABASE].write() as conn:
             yield conn
     if not changes_identities:
@@ -50,7 +50,7 @@ async def writing(
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     try:
         yield
     except NotFoundError:

@@ -7,7 +7,8 @@ sequence is told to park, and after the write timeout the connection is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,10 +20,18 @@ HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+DONE = b"data: [DONE]\n\n"
+
+
+CONTENT_TYPE = HEADERS["content-type"]
 
 
 class ClientStalled(ConnectionError):
     """The client took nothing for the whole write timeout."""
+
+
+def encode(events: Iterable[Any]) -> bytes:
+    return b"".join(b"data: %b\n\n" % msgspec.json.encode(event) for event in events)
 
 
 class EventStream:
@@ -30,8 +39,8 @@ class EventStream:
         self,
         request: web.Request,
         timeout_s: float,
-        hold: Callable[[], None],
-        release: Callable[[], None],
+        hold: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self._request = request
         self._timeout_s = timeout_s
@@ -46,22 +55,20 @@ class EventStream:
 
     async def send(self, *events: Any) -> None:
         """Any number of JSON events in one write."""
-        await self._write(
-            b"".join(b"data: %b\n\n" % msgspec.json.encode(event) for event in events)
-        )
+        await self.write(encode(events))
 
     async def ping(self) -> None:
-        await self._write(b": ping\n\n")
+        await self.write(b": ping\n\n")
 
-    async def end(self, done: bool = True) -> web.StreamResponse:
-        """The end of the body, at once; without `[DONE]` after a failure."""
+    async def close(self, *events: Any, done: bool = True) -> web.StreamResponse:
+        """The last events and the end of the body, at once; without `[DONE]` after a failure."""
         assert self.response is not None
-        if done:
-            await self._write(b"data: [DONE]\n\n")
+        if data := encode(events) + (DONE if done else b""):
+            await self.write(data)
         await self.response.write_eof()
         return self.response
 
-    async def _write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         assert self.response is not None
         if self._request.protocol.writing_paused:
             await self._until_it_reads()
@@ -90,3 +97,51 @@ class EventStream:
         if self._request.transport is not None:
             self._request.transport.abort()
         raise ClientStalled("the client does not read")
+
+
+class KeptStream(EventStream):
+    """Of a request with a key: its events are kept as they are sent, and go on when nobody hears them any more."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        timeout_s: float,
+        hold: Callable[[], None],
+        release: Callable[[], None],
+    ) -> None:
+        super().__init__(request, timeout_s, hold, release)
+        self._packer = zlib.compressobj(level=1)
+        self._packed = bytearray()
+        self._is_heard = True
+
+    async def start(self, headers: Mapping[str, str]) -> None:
+        try:
+            await super().start(headers)
+        except ConnectionError:
+            self._is_heard = False
+
+    async def send(self, *events: Any) -> None:
+        data = encode(events)
+        self._packed += self._packer.compress(data)
+        await self.write(data)
+
+    async def write(self, data: bytes) -> None:
+        if not self._is_heard:
+            return
+        try:
+            await super().write(data)
+        except ConnectionError:
+            self._is_heard = False
+            self._release()
+
+    def whole(self, *events: Any) -> bytes:
+        """All that was sent and these last events, packed, before they are sent themselves. Once."""
+        last = encode(events) + DONE
+        return bytes(self._packed) + self._packer.compress(last) + self._packer.flush()
+
+    async def close(self, *events: Any, done: bool = True) -> web.StreamResponse:
+        try:
+            return await super().close(*events, done=done)
+        except ConnectionError:
+            assert self.response is not None
+            return self.response

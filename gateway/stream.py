@@ -7,26 +7,35 @@ where the client has gone. Knows no JSON and no SSE.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from accounting.types import Outcome, Usage
 from gateway import errors
 from gateway.admission import Admission, Admitted, Keep, Settled
 from gateway.generation import FINAL_S, ChoicePiece, Generation, Order
 from gateway.lifecycle import Detached, Lifecycle
-from gateway.router import Router
+from gateway.router import Pick, Router
+from gateway.rules import BudgetUse
+from gateway.running import Running
+from gateway.spending import OrganizationLimit
 from gateway.telemetry.record import RequestRecord
 from gateway.upstream.base import Mailbox
 from gateway.upstream.fleet import Fleet
-from gateway.upstream.native import WorkerLink
 from workers.protocol.messages import Finished
 
 PING_S = 15.0
+INLINE_TOKENS = 16_384
+"""A prompt of so many tokens is hashed in about 0.3 ms."""
+
+Ended = Callable[[Sequence[str], bool], Coroutine[Any, Any, None]]
+"""Told behind the settlement which engine requests were charged, and whether their client had left before it."""
 
 _OUTCOMES: dict[str, Outcome] = {
     "upstream_lost": "worker_lost", "lease_lost": "lease_lost", "server_draining": "drain",
+    "invalid_api_key": "client_gone",
 }  # fmt: skip
 
 
@@ -39,9 +48,13 @@ class Engine:
     router: Router
     detached: Detached
     lifecycle: Lifecycle
+    running: Running
+    spending: OrganizationLimit
 
-    def run(self, orders: Sequence[Order], record: RequestRecord) -> Run:
-        return Run(self, orders, record)
+    def run(
+        self, orders: Sequence[Order], record: RequestRecord, ended: Ended | None = None
+    ) -> Run:
+        return Run(self, orders, record, ended)
 
 
 @dataclass(frozen=True)
@@ -55,10 +68,18 @@ class Numbered:
 class Run:
     """`async with engine.run(orders, record) as run`: admitted and dispatched; then `pieces`, then `settle`."""
 
-    def __init__(self, engine: Engine, orders: Sequence[Order], record: RequestRecord) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        orders: Sequence[Order],
+        record: RequestRecord,
+        ended: Ended | None = None,
+    ) -> None:
         self._engine = engine
         self._orders = orders
+        self._prompts = [order.to_route() for order in orders]
         self._record = record
+        self._ended = ended
         self._mailbox = Mailbox()
         self._has_started = False
         self._has_ended = False
@@ -68,8 +89,10 @@ class Run:
 
     async def __aenter__(self) -> Run:
         self._engine.lifecycle.on_cut.add(self._cut)
+        self._engine.running.add(self._orders[0].principal, self._revoke)
         try:
-            link = self._choose()
+            self._engine.spending.check()
+            link = (await self._choose(0)).link
             assert link.hello is not None
             self.root = link.hello.root
             for order in self._orders:
@@ -78,10 +101,12 @@ class Run:
                     Generation(order, admitted, self._mailbox, len(self.generations))
                 )
             self._record.mark("admitted")
-            for generation in self.generations:
+            for number, generation in enumerate(self.generations):
                 # Chosen anew: while this one was admitted, others were sent.
-                link = self._choose()
-                generation.dispatch(link)
+                generation.pick = pick = await self._choose(number)
+                generation.dispatch(pick.link)
+                self._engine.router.sent(pick)
+                link = pick.link
             self._record.worker = link.registration.worker
             self._record.mark("dispatched")
         except BaseException as error:
@@ -135,11 +160,17 @@ class Run:
         self.settled = list(await asyncio.gather(*endings))
         self._record.mark("settled")
         self._fill_record()
+        if self._ended is not None:
+            _ = self._engine.detached.spawn(self._tell(self._ended), "tell of an ending")
+
+    async def _tell(self, ended: Ended) -> None:
+        pairs = zip(self.generations, self.settled, strict=True)
+        await ended([g.order.request_id for g, s in pairs if s.charge_micro_units], False)
 
     def keep(self, keep: Keep) -> None:
-        """Stores the answer on the way to the settlement; for a request of one sequence group."""
-        (generation,) = self.generations
-        generation.admitted.keep = keep
+        """Asked by each sequence group on the way to its settlement: is the answer stored?"""
+        for generation in self.generations:
+            generation.admitted.keep = keep
 
     def hold(self) -> None:
         for generation in self.generations:
@@ -158,14 +189,28 @@ class Run:
         return _sum([generation.usage() for generation in self.generations])
 
     @property
-    def budget_stop(self) -> bool:
-        return any(generation.budget_stop for generation in self.generations)
+    def shown(self) -> list[int]:
+        """Numbers of the choices that the client sees, in its order."""
+        return [
+            number * generation.order.num_choices + index
+            for number, generation in enumerate(self.generations)
+            for index in generation.shown
+        ]
+
+    @property
+    def budget_stop(self) -> BudgetUse | None:
+        """The budget that ended one of them."""
+        stops = (generation.budget_stop for generation in self.generations)
+        return next((stop for stop in stops if stop is not None), None)
 
     # Inside
 
-    def _choose(self) -> WorkerLink:
-        fleet = self._engine.fleet
-        return self._engine.router.choose(fleet.links, self._orders[0].model.id)
+    async def _choose(self, number: int) -> Pick:
+        """A long prompt is hashed in a thread, before anybody is chosen for it."""
+        router, fleet, prompt = self._engine.router, self._engine.fleet, self._prompts[number]
+        if len(prompt.tokens) > INLINE_TOKENS:
+            await asyncio.to_thread(router.prepare, fleet.links, prompt)
+        return router.choose(fleet.links, prompt)
 
     async def _admit(self, order: Order) -> Admitted:
         """A client that leaves meanwhile neither interrupts the admission nor keeps what it took."""
@@ -180,11 +225,16 @@ class Run:
     def _cut(self) -> None:
         self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))
 
+    def _revoke(self) -> None:
+        """The key ended, and with it what runs under it; what was made until now is charged."""
+        self._mailbox.fail(errors.unauthorized())
+
     def _end(self, error: BaseException | None) -> None:
         if self._has_ended:
             return
         self._has_ended = True
         self._engine.lifecycle.on_cut.discard(self._cut)
+        self._engine.running.discard(self._orders[0].principal, self._revoke)
         left = [generation for generation in self.generations if not generation.is_over]
         for generation in self.generations:
             if generation.is_over:
@@ -213,10 +263,15 @@ class Run:
                             self.generations[number].note(event)
             except TimeoutError:
                 pass  # settled by what the gateway itself has seen
+            charged: list[str] = []
             for generation in left:
-                await generation.abandon(outcome)
+                settled = await generation.abandon(outcome)
                 generation.close()
+                if settled.charge_micro_units:
+                    charged.append(generation.order.request_id)
             self._fill_record()
+            if self._ended is not None:
+                await self._ended(charged, outcome == "client_gone")
 
     def _fill_record(self) -> None:
         record = self._record
@@ -227,6 +282,9 @@ class Run:
         final = self.generations[0].final if self.generations else None
         if isinstance(final, Finished):
             record.worker_timeline = final.timeline
+        for generation in self.generations:
+            if generation.pick is not None and isinstance(generation.final, Finished):
+                self._engine.router.ended(generation.pick, generation.final)
 
 
 def _outcome(error: BaseException | None) -> Outcome:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from accounting.types import Posting
 from gateway import journal_records as records
 from gateway.segments import list_segments
 from workers.protocol.journal import Kind, Record, scan
@@ -20,6 +21,8 @@ class Unshipped:
     """Opened and not ended."""
     ended: frozenset[str]
     """Ended behind SQL's offset."""
+    postings: tuple[Posting, ...] = ()
+    """Of those."""
 
     @property
     def requests(self) -> frozenset[str]:
@@ -29,16 +32,16 @@ class Unshipped:
 def unshipped(directory: Path, offset: int) -> Unshipped:
     """`offset`: the last record of this journal that is in SQL. Raises OSError."""
     running: set[str] = set()
-    ended: set[str] = set()
+    ended: dict[str, Posting] = {}
     for record in _records_from(directory, offset):
         if record.kind == Kind.OPEN:
             running.add(records.opened(record.payload).request_id)
         elif record.kind in (Kind.SETTLE, Kind.VOID):
-            request_id = records.posting(record.payload).request_id
-            running.discard(request_id)
+            posting = records.posting(record.payload)
+            running.discard(posting.request_id)
             if record.seq > offset:
-                ended.add(request_id)
-    return Unshipped(frozenset(running), frozenset(ended))
+                ended.setdefault(posting.request_id, posting)
+    return Unshipped(frozenset(running), frozenset(ended), tuple(ended.values()))
 
 
 def _records_from(directory: Path, offset: int) -> Iterable[Record]:

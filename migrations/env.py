@@ -1,9 +1,17 @@
 """Alembic's entry: runs on the connection that accounting.migrate holds under its lock. Imports the models only."""
 
+import importlib
+import pkgutil
+
 from alembic import context
 from sqlalchemy import Connection
 
-from accounting.batch_models import Base  # with it, every table is known
+import accounting
+from accounting.models import Base
+
+for module in pkgutil.iter_modules(accounting.__path__):
+    if module.name.endswith("_models"):  # with them, every table is known
+        importlib.import_module(f"accounting.{module.name}")
 
 
 def run(connection: Connection) -> None:

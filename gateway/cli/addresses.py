@@ -25,17 +25,15 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def free_addresses(host: str, first_port: int, count: int) -> list[str]:
-    """`count` addresses that nobody listens on now, from `first_port` on; another `up` may have taken the first."""
-    found: list[str] = []
+def listen_from(host: str, first_port: int, count: int) -> list[socket.socket]:
+    """`count` sockets from `first_port` on, where another `up` may have taken the first. They listen from now on, so
+    that nobody takes one before its process has started. Raises `HomeError`."""
+    found: list[socket.socket] = []
     for port in range(first_port, first_port + 1000):
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((host, port))
-            except OSError:
-                continue
-        found.append(f"{host}:{port}")
+        try:
+            found.append(listen(host, port))
+        except HomeError:
+            continue
         if len(found) == count:
             return found
-    raise HomeError(f"No free port for the workers' metrics from {first_port} on.")
+    raise HomeError(f"No free port for metrics from {first_port} on.")

@@ -39,10 +39,15 @@ class AdminApi:
         return cls(os.environ.get("HEADGATE_URL") or _url(Home(home)), _key(Home(home)))
 
     def call(
-        self, method: str, path: str, body: Any = None, params: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, method: str, path: str, body: Any = None, params: dict[str, Any] | None = None, *,
+        headers: dict[str, str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """The answer's JSON object. Raises ApiFailed."""
-        return asyncio.run(self._call(method, path, body, params))
+        return self._object(asyncio.run(self._call(method, path, body, params, headers or {})))
+
+    def fetch(self, path: str, content_type: str) -> bytes:
+        """A document as it is. Raises ApiFailed."""
+        return asyncio.run(self._call("GET", path, None, None, {"accept": content_type}))
 
     def every(self, path: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """All objects of a list, page by page."""
@@ -54,11 +59,12 @@ class AdminApi:
             if not page["has_more"]:
                 return found
 
-    def project(self, name_or_id: str) -> dict[str, Any]:
-        """By id, or by name if that is one project's alone."""
+    def project(self, name_or_id: str, *, archived: bool = False) -> dict[str, Any]:
+        """By id, or by name if that is one project's alone. `archived`: look among those too."""
         if name_or_id.startswith("proj_"):
             return self.call("GET", f"{PROJECTS}/{name_or_id}")
-        found = [p for p in self.every(PROJECTS) if p["name"] == name_or_id]
+        every = self.every(PROJECTS, {"include_archived": str(archived).lower()})
+        found = [p for p in every if p["name"] == name_or_id]
         if len(found) != 1:
             how_many = "No tenant is" if not found else f"{len(found)} tenants are"
             raise ApiFailed(
@@ -67,23 +73,37 @@ class AdminApi:
         return found[0]
 
     async def _call(
-        self, method: str, path: str, body: Any, params: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        headers = {"authorization": f"Bearer {self.key}"}
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        params: dict[str, Any] | None,
+        more_headers: dict[str, str],
+    ) -> bytes:
+        headers = {"authorization": f"Bearer {self.key}", **more_headers}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with (
                 aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
                 session.request(method, self.url + path, json=body, params=params) as answer,
             ):
-                value = msgspec.json.decode(await answer.read(), type=dict[str, Any])
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
-            raise ApiFailed(
-                f"No Headgate answers at {self.url}: {str(error) or type(error).__name__}."
-            ) from None
+                content = await answer.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._silent(error) from None
         if answer.status != 200:
-            raise ApiFailed(value["error"]["message"])
-        return value
+            raise ApiFailed(self._object(content)["error"]["message"])
+        return content
+
+    def _object(self, content: bytes) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(content, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise self._silent(error) from None
+
+    def _silent(self, error: Exception) -> ApiFailed:
+        return ApiFailed(
+            f"No Headgate answers at {self.url}: {str(error) or type(error).__name__}."
+        )
 
 
 def _url(home: Home) -> str:

@@ -17,6 +17,14 @@ home_option = click.option(
     help="State directory: database, keys, journals, sockets.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+end_streams_option = click.option(
+    "--end-streams", is_flag=True, help="What runs now ends too, within 5 seconds."
+)
+
+
+def revoking(end_streams: bool) -> dict[str, str]:
+    """The query that asks for it."""
+    return {"revoke": "immediate"} if end_streams else {}
 
 
 def fail(message: str) -> NoReturn:

@@ -17,8 +17,10 @@ from gateway.cli.home import Home, HomeError
 
 # These modules load SQLAlchemy and an HTTP client; a process that is only about to exec another must not wait for that.
 LATE_COMMANDS = {
-    "tenants": "admin", "keys": "admin", "usage": "admin", "costs": "admin",
-    "prefixes": "prefixes", "verify-books": "care", "plan": "plan",
+    "tenants": "tenants", "keys": "keys", "usage": "reports", "costs": "reports", "limits": "limits",
+    "models-permissions": "limits", "audit": "audit", "prefixes": "prefixes", "adapters": "adapters", "webhooks": "webhooks",
+    "budgets": "budgets", "quotas": "quotas", "verify-books": "care", "journals": "care", "plan": "plan", "calibrate": "calibrate",
+    "prices": "prices", "invoice": "billing", "credits": "billing", "rerate": "rerate", "export": "export",
 }  # fmt: skip
 
 
@@ -29,6 +31,14 @@ tensor_parallel_option = click.option(
     "--tensor-parallel", envvar=TENSOR_PARALLEL, metavar="N", default=1, show_default=True,
     type=click.IntRange(1, 64),
     help="Split each copy of the model over N processes, on N GPUs or this CPU's cores.",
+)  # fmt: skip
+
+
+DRAFT_MODEL = "HEADGATE_ENGINE_DRAFT_MODEL"
+
+draft_model_option = click.option(
+    "--draft-model", metavar="PATH_OR_HUB_ID",
+    help="A small model of the same vocabulary that proposes tokens, which the large one proves several at a time.",
 )  # fmt: skip
 
 
@@ -86,13 +96,15 @@ def main() -> None:
 @click.option(
     "--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it."
 )
+@draft_model_option
 def up(home: Path, host: str, port: int, model: str | None, workers: int, tensor_parallel: int, gateways: int,
-       ready_file: Path | None, no_migrate: bool) -> None:  # fmt: skip
+       ready_file: Path | None, no_migrate: bool, draft_model: str | None) -> None:  # fmt: skip
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
     from accounting.errors import SchemaError
     from gateway.cli.supervisor import ChildFailed
     from gateway.cli.up import Options, run
 
+    _propose_from(draft_model)
     options = Options(
         home=Home(home.expanduser().resolve()),
         host=host,
@@ -142,6 +154,13 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
         fail(str(error))
 
 
+def _propose_from(draft_model: str | None) -> None:
+    """Workers read their environment."""
+    if draft_model is not None:
+        os.environ[DRAFT_MODEL] = draft_model
+        os.environ.setdefault("HEADGATE_ENGINE_SPECULATE", "draft")
+
+
 def _become(module: str, home: Path) -> NoReturn:
     os.environ["HEADGATE_HOME"] = str(home.expanduser().resolve())
     sys.stdout.flush()
@@ -158,7 +177,9 @@ def _process(name: str, module: str, summary: str) -> None:
 @main.command(help=f"Run one worker: one process, or one for each of its GPUs. {SETTINGS_FROM}")
 @home_option
 @tensor_parallel_option
-def worker(home: Path, tensor_parallel: int) -> None:
+@draft_model_option
+def worker(home: Path, tensor_parallel: int, draft_model: str | None) -> None:
+    _propose_from(draft_model)
     os.environ[TENSOR_PARALLEL] = str(tensor_parallel)
     _become("workers.engine", home)
 

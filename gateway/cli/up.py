@@ -24,7 +24,7 @@ import redis.asyncio
 from accounting import migrate
 from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
 from gateway.cli import embedded
-from gateway.cli.addresses import free_addresses, listen
+from gateway.cli.addresses import listen, listen_from
 from gateway.cli.banner import banner
 from gateway.cli.devices import share, visible_devices
 from gateway.cli.home import Home, HomeError, write_private
@@ -64,7 +64,7 @@ class Ready(msgspec.Struct, frozen=True):
     model_path: str
     pids: dict[str, list[int] | int | None]
     metrics: dict[str, list[str]]
-    """URLs of the workers' own metrics; the gateways' are at `<base_url>/metrics`."""
+    """URLs of the workers' and the jobs process's own metrics; the gateways' are at `<base_url>/metrics`."""
 
 
 class Up:
@@ -78,7 +78,8 @@ class Up:
         self.socket: socket.socket | None = None
         self.model: ServedModel | None = None
         self.credentials: Credentials | None = None
-        self._ops = free_addresses(OPS_HOST, OPS_FIRST_PORT, options.num_workers)
+        self._ops: list[socket.socket] = []
+        """Probes and metrics of the workers, then of the jobs process."""
         self.redis_url = options.redis_url or embedded.redis_url(self._redis_socket)
         self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(
             self.redis_url
@@ -94,12 +95,14 @@ class Up:
         lock = self.home.lock()
         try:
             self.socket = listen(self.options.host, self.options.port)
+            self._ops = listen_from(OPS_HOST, OPS_FIRST_PORT, self.options.num_workers + 1)
             self._catch_signals()
             await self._serve()
         finally:
             self.home.ready.unlink(missing_ok=True)
-            if self.socket is not None:
-                self.socket.close()
+            for sock in (self.socket, *self._ops):
+                if sock is not None:
+                    sock.close()
             os.close(lock)
 
     async def _serve(self) -> None:
@@ -244,12 +247,13 @@ class Up:
             HEADGATE_MODEL=str(self.model.path),
             HEADGATE_MODEL_ID=self.model.id,
             HEADGATE_WORKER_ADDRESS=f"unix:{self.home.run / f'worker-{slot}.sock'}",
-            HEADGATE_OPS_BIND=self._ops[slot],
+            HEADGATE_OPS_FD=str(self._ops[slot].fileno()),
             HEADGATE_THREADS=os.environ.get("HEADGATE_THREADS", str(threads)),
             HEADGATE_ENGINE_TENSOR_PARALLEL=str(num_ranks),
             **share(visible_devices(os.environ), slot, self.options.num_workers, num_ranks),
         )
-        return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env)
+        fds = (self._ops[slot].fileno(),)
+        return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env, pass_fds=fds)  # fmt: skip
 
     def _gateway(self, slot: int) -> Spec:
         assert self.model is not None and self.socket is not None
@@ -266,9 +270,10 @@ class Up:
         )
 
     def _jobs(self) -> Spec:
-        return Spec(
-            "jobs", "jobs", [sys.executable, "-m", "workers.jobs"], self._env(), stop_limit_s=35
-        )
+        fd = self._ops[-1].fileno()
+        env = self._env(HEADGATE_OPS_FD=str(fd))
+        command = [sys.executable, "-m", "workers.jobs"]
+        return Spec("jobs", "jobs", command, env, stop_limit_s=35, pass_fds=(fd,))
 
     # --- the end ---
 
@@ -316,7 +321,10 @@ class Up:
             api_key=self.credentials.api_key,
             model=self.model.id,
             model_path=str(self.model.path),
-            metrics={"worker": [f"http://{address}/metrics" for address in self._ops]},
+            metrics={
+                "worker": [_metrics_at(sock) for sock in self._ops[:-1]],
+                "jobs": [_metrics_at(self._ops[-1])],
+            },
             pids={
                 **{kind: pids(kind) for kind in ("gateway", "worker", "jobs")},
                 "redis": redis_pids[0] if redis_pids else None,
@@ -336,3 +344,7 @@ class Up:
 
 async def run(options: Options) -> None:
     await Up(options).run()
+
+
+def _metrics_at(sock: socket.socket) -> str:
+    return f"http://{OPS_HOST}:{sock.getsockname()[1]}/metrics"

@@ -1,14 +1,19 @@
 -- Put in front of every limiter script when it is loaded; not a script of its own.
 --
--- state        hash: ep (epoch), hwm (time mark, ms), built (ms), run, tok, mu (open requests, their tokens, their
---              micro-units) of the tenant, and run:<key>, tok:<key>, mu:<key> of each api key
+-- state        hash: ep (epoch), hwm (time mark, ms), built (ms), n (open requests), mu (their micro-units);
+--              of each place (api key, tenant, model, end user) run:<place>, tok:<place>: open requests, their tokens;
+--              of each budget row (<budget>@<start of its period>) u: used, h: held, l: limit, k: hardness, v: version of
+--              both; p:<budget>: the starts of its rows
 -- open         sorted set: request id -> expires_at in ms. A past one is suspect, and frees nothing
--- reservation  hash: state (open, ended), slot, key, in, in_s (prompt tokens still counted, and their second),
---              bound (output tokens granted), o<second> (those granted in it), seq, wait, mu; ended: a tombstone
--- window       hash: one field per second that took something, sum, lo (no field is older), hi (the newest that took)
+-- reservation  hash: state (open, ended), slot, places, rows (of budgets), w (windows), in, in_s (prompt tokens still
+--              counted, and their second), bound (output tokens granted), o<second> (those granted in it), seq, wait,
+--              stop, mu; ended: a tombstone
+-- window       hash: one field per bucket that took something, sum, lo (no field is older), hi (the newest that took).
+--              Its key ends in :<unit>:<seconds of a bucket>
 
-local WINDOW_S = 60        -- the current second and 60 before it count, the oldest whole: never above the limit in 60 s
+local BUCKETS = 60         -- the current bucket and 60 before it count, the oldest whole: never above the limit in 60
 local TOMBSTONE_S = 300
+local MAX_EXACT = 9007199254740991   -- 2^53 - 1: numbers here are doubles
 
 -- Redis TIME in ms, kept monotone. Only tests hand a time in.
 local function clock(state, given)
@@ -27,23 +32,53 @@ end
 
 local function second_of(now) return math.floor(now / 1000) end
 
--- False: the tenant is missing, from another epoch or partly lost, and has to be rebuilt first.
+-- Whether the state belongs to the epoch and lost nothing: a missing key never means that nothing was used.
 local function is_current(state, open, epoch)
-  local known = redis.call('HMGET', state, 'ep', 'run')
-  return known[1] == epoch and tonumber(known[2]) == redis.call('ZCARD', open)
+  local known = redis.call('HMGET', state, 'ep', 'n')
+  return known[1] and tonumber(known[1]) == epoch and tonumber(known[2]) == redis.call('ZCARD', open)
 end
 
--- What counts now. Expired seconds leave the sum here: at most 61 can be present.
+-- With the epoch that is there, if any: one's own means damage.
+local function rebuild(state)
+  return {'rebuild', tonumber(redis.call('HGET', state, 'ep') or '-1')}
+end
+
+local function all_exact(numbers)
+  for _, n in ipairs(numbers) do
+    if n < 0 or n > MAX_EXACT or n % 1 ~= 0 then return false end
+  end
+  return true
+end
+
+-- Windows
+
+local function parts_of(window)
+  local unit, width = string.match(window, ':(%a+):(%d+)$')
+  return unit, tonumber(width)
+end
+
+local function place_of(window) return string.match(window, ':w:(.*):%a+:%d+$') end
+
+-- What a request takes of a window of this unit.
+local function taken(unit, requests, input, output)
+  if unit == 'requests' then return requests end
+  if unit == 'input' then return input end
+  if unit == 'output' then return output end
+  return input + output
+end
+
+-- What counts now. Expired buckets leave the sum here: at most 61 can be present.
 local function window_sum(window, second)
   local head = redis.call('HMGET', window, 'sum', 'lo')
   if not head[1] then return 0 end
-  local sum, lo, first = tonumber(head[1]), tonumber(head[2]), second - WINDOW_S
+  local _, width = parts_of(window)
+  local sum, lo, first = tonumber(head[1]), tonumber(head[2]), math.floor(second / width) - BUCKETS
   if lo < first then
-    for s = lo, math.min(first - 1, lo + WINDOW_S) do
-      local amount = redis.call('HGET', window, s)
+    for b = lo, math.min(first - 1, lo + BUCKETS) do
+      local amount = redis.call('HGET', window, b)
       if amount then
         sum = sum - tonumber(amount)
-        redis.call('HDEL', window, s)
+        redis.call('HDEL', window, b)
       end
     end
     redis.call('HSET', window, 'sum', sum, 'lo', first)
@@ -51,84 +86,185 @@ local function window_sum(window, second)
   return sum
 end
 
--- Adds (or, negative, gives back) an amount in the second it belongs to, if that second still counts.
-local function window_add(window, second, now_second, amount)
-  if amount == 0 or second < now_second - WINDOW_S then return end
-  redis.call('HINCRBY', window, second, amount)
+-- Adds (or, negative, gives back) an amount in the bucket of `at`, if that one still counts.
+local function window_add(window, at, second, amount)
+  local _, width = parts_of(window)
+  local bucket, first = math.floor(at / width), math.floor(second / width) - BUCKETS
+  if amount == 0 or bucket < first then return end
+  redis.call('HINCRBY', window, bucket, amount)
   redis.call('HINCRBY', window, 'sum', amount)
-  redis.call('HSETNX', window, 'lo', now_second - WINDOW_S)
-  if amount > 0 and second > tonumber(redis.call('HGET', window, 'hi') or '0') then
-    redis.call('HSET', window, 'hi', second)
+  redis.call('HSETNX', window, 'lo', first)
+  if amount > 0 and bucket > tonumber(redis.call('HGET', window, 'hi') or '0') then
+    redis.call('HSET', window, 'hi', bucket)
   end
-  redis.call('EXPIRE', window, 2 * WINDOW_S)
+  redis.call('EXPIRE', window, 2 * BUCKETS * width)
 end
+
+-- Makes a window that is not there out of {bucket, amount} pairs: as adding each, in two commands. A bucket that has
+-- not come yet counts as the current one.
+local function window_set(window, pairs_of, second)
+  local _, width = parts_of(window)
+  local last = math.floor(second / width)
+  local first, hi, sum, amounts = last - BUCKETS, 0, 0, {}
+  for _, pair in ipairs(pairs_of) do
+    local bucket, amount = math.min(pair[1], last), pair[2]
+    if bucket >= first and amount ~= 0 then
+      amounts[bucket] = (amounts[bucket] or 0) + amount
+      sum, hi = sum + amount, math.max(hi, bucket)
+    end
+  end
+  if sum == 0 then return end
+  local fields = {'sum', sum, 'lo', first, 'hi', hi}
+  for bucket, amount in pairs(amounts) do
+    fields[#fields + 1] = bucket
+    fields[#fields + 1] = amount
+  end
+  redis.call('HSET', window, unpack(fields))
+  redis.call('EXPIRE', window, 2 * BUCKETS * width)
+end
+
+local function end_of(bucket, width) return (bucket + BUCKETS + 1) * width * 1000 end
 
 -- ms until `excess` of what counts has expired; excess <= sum.
 local function until_free(window, now, excess)
-  local lo, last = tonumber(redis.call('HGET', window, 'lo') or '0'), second_of(now)
+  local _, width = parts_of(window)
+  local lo, last = tonumber(redis.call('HGET', window, 'lo') or '0'), math.floor(second_of(now) / width)
   local freed = 0
-  for s = lo, last do
-    freed = freed + tonumber(redis.call('HGET', window, s) or '0')
-    if freed >= excess then return (s + WINDOW_S + 1) * 1000 - now end
+  for b = lo, last do
+    freed = freed + tonumber(redis.call('HGET', window, b) or '0')
+    if freed >= excess then return end_of(b, width) - now end
   end
-  return (last + WINDOW_S + 1) * 1000 - now
+  return end_of(last, width) - now
 end
 
 -- ms until nothing counts, at most: what was given back may have been the newest.
 local function until_empty(window, now, sum)
   if sum <= 0 then return 0 end
-  return (tonumber(redis.call('HGET', window, 'hi')) + WINDOW_S + 1) * 1000 - now
+  local _, width = parts_of(window)
+  return end_of(tonumber(redis.call('HGET', window, 'hi')), width) - now
 end
 
--- Open requests of tenant and key, with their tokens and micro-units.
-local function count_open(state, key, requests, tokens, micro_units)
-  -- + 0: Lua writes minus zero as "-0", which Redis does not take for an integer
-  for field, amount in pairs({run = requests + 0, tok = tokens + 0, mu = micro_units + 0}) do
-    redis.call('HINCRBY', state, field, amount)
-    if redis.call('HINCRBY', state, field .. ':' .. key, amount) == 0 then
-      redis.call('HDEL', state, field .. ':' .. key)
+-- Places
+
+local function words(text)
+  local found = {}
+  for word in string.gmatch(text or '', '%S+') do found[#found + 1] = word end
+  return found
+end
+
+-- Open requests of each place, with their tokens.
+local function count_open(state, places, requests, tokens)
+  for _, place in ipairs(places) do
+    -- + 0: Lua writes minus zero as "-0", which Redis does not take for an integer
+    for field, amount in pairs({['run:' .. place] = requests + 0, ['tok:' .. place] = tokens + 0}) do
+      if redis.call('HINCRBY', state, field, amount) == 0 then redis.call('HDEL', state, field) end
+    end
+  end
+  if requests ~= 0 then redis.call('HINCRBY', state, 'n', requests) end
+end
+
+-- Budgets: {row, budget, start, limit, hardness, version}; start -1: only a rebuild knows what was used
+
+-- False: a row is missing that may have been charged to.
+local function rows_exist(state, budgets)
+  local built = tonumber(redis.call('HGET', state, 'built'))
+  for _, b in ipairs(budgets) do
+    if redis.call('HEXISTS', state, 'u:' .. b[1]) == 0 then
+      if b[3] < built then return false end
+      local starts = {b[1]}
+      for _, row in ipairs(words(redis.call('HGET', state, 'p:' .. b[2]))) do
+        if tonumber(redis.call('HGET', state, 'h:' .. row) or '0') ~= 0 then
+          starts[#starts + 1] = row
+        else
+          redis.call('HDEL', state, 'u:' .. row, 'h:' .. row, 'l:' .. row, 'k:' .. row, 'v:' .. row)
+        end
+      end
+      redis.call('HSET', state, 'u:' .. b[1], 0, 'h:' .. b[1], 0, 'p:' .. b[2], table.concat(starts, ' '))
+    end
+  end
+  return true
+end
+
+-- Of limits read at different times the newest holds, whoever brings it.
+local function learn_limits(state, budgets)
+  for _, b in ipairs(budgets) do
+    if b[6] >= tonumber(redis.call('HGET', state, 'v:' .. b[1]) or '-1') then
+      redis.call('HSET', state, 'l:' .. b[1], b[4], 'k:' .. b[1], b[5], 'v:' .. b[1], b[6])
     end
   end
 end
 
--- The largest rung of the ladder (tokens, cost, tokens, cost, ... from `first` on) that both windows allow.
-local function best_rung(first, limits, sums, extra)
-  for i = first, #ARGV, 2 do
-    local tokens, fits = tonumber(ARGV[i]), true
-    for w = 1, 2 do
-      if limits[w] >= 0 and sums[w] + extra + tokens > limits[w] then fits = false end
+-- {row, hardness, what is left, used, held}
+local function money_of(state, row)
+  local known = redis.call('HMGET', state, 'u:' .. row, 'h:' .. row, 'l:' .. row, 'k:' .. row)
+  local used, held = tonumber(known[1] or '0'), tonumber(known[2] or '0')
+  return {row, known[4], tonumber(known[3] or '0') - used - held, used, held}
+end
+
+local function hold(state, rows, amount)
+  if amount == 0 then return end
+  for _, row in ipairs(rows) do redis.call('HINCRBY', state, 'h:' .. row, amount) end
+  redis.call('HINCRBY', state, 'mu', amount)
+end
+
+-- The largest rung of the ladder ({tokens, cost}, largest first) that every window and every hard budget allows.
+-- `limits`: {number of its window, limit, shadow} each; `sums` what counts in the windows; `input` and `cost`: what else
+-- this call takes.
+local function best_rung(ladder, windows, limits, sums, input, money, cost)
+  for _, rung in ipairs(ladder) do
+    local fits = true
+    for _, l in ipairs(limits) do
+      local unit = parts_of(windows[l[1]])
+      if l[3] == 0 and sums[l[1]] + taken(unit, 0, input, rung[1]) > l[2] then fits = false end
     end
-    if fits then return tokens, tonumber(ARGV[i + 1]) end
+    for _, m in ipairs(money) do
+      if m[2] == 'hard' and cost + rung[2] > m[3] then fits = false end
+    end
+    if fits then return rung[1], rung[2] end
   end
   return 0, 0
 end
 
--- Ends an open reservation: what was not used leaves the seconds it was taken in, and a tombstone stays.
-local function finish(state, open, reservation, windows, request_id, now, used_input, used_output)
+-- The script's KEYS from the fourth on.
+local function windows_of(keys)
+  local windows = {}
+  for i = 4, #keys do windows[#windows + 1] = keys[i] end
+  return windows
+end
+
+-- Ends an open reservation: what was not used leaves the buckets it was taken in, `cost` stays of the money that was
+-- held, and a tombstone stays. `uncount`: it was no request either.
+local function finish(state, open, reservation, windows, request_id, now, input_used, output_used, cost, uncount)
   local entry = {}
   local flat = redis.call('HGETALL', reservation)
   for i = 1, #flat, 2 do entry[flat[i]] = flat[i + 1] end
   local second, input, bound = second_of(now), tonumber(entry['in']), tonumber(entry.bound)
   local granted = {}
   for field, amount in pairs(entry) do
-    local taken = string.match(field, '^o(%d+)$')
-    if taken then granted[#granted + 1] = {tonumber(taken), tonumber(amount)} end
+    local at = string.match(field, '^o(%d+)$')
+    if at then granted[#granted + 1] = {tonumber(at), tonumber(amount)} end
   end
   table.sort(granted, function(a, b) return a[1] > b[1] end)   -- the unspent tokens are the newest
   for _, window in ipairs(windows) do
+    local unit = parts_of(window)
     window_sum(window, second)
-    window_add(window, tonumber(entry.in_s), second, -math.max(0, input - used_input))
-    local unspent = math.max(0, bound - used_output)
+    local back = taken(unit, uncount and 1 or 0, math.max(0, input - input_used), 0)
+    window_add(window, tonumber(entry.in_s), second, -back)
+    local unspent = math.max(0, bound - output_used)
     for _, grant in ipairs(granted) do
-      local back = math.min(unspent, grant[2])
-      window_add(window, grant[1], second, -back)
-      unspent = unspent - back
+      local part = math.min(unspent, grant[2])
+      window_add(window, grant[1], second, -taken(unit, 0, 0, part))
+      unspent = unspent - part
     end
   end
-  count_open(state, entry.key, -1, -(input + bound), -tonumber(entry.mu))
+  local rows = words(entry.rows)
+  hold(state, rows, -tonumber(entry.mu))
+  if cost > 0 then
+    for _, row in ipairs(rows) do redis.call('HINCRBY', state, 'u:' .. row, cost) end
+  end
+  count_open(state, words(entry.places), -1, -(input + bound))
   redis.call('ZREM', open, request_id)
   redis.call('DEL', reservation)
   redis.call('HSET', reservation, 'state', 'ended')
   redis.call('EXPIRE', reservation, TOMBSTONE_S)
-  return tonumber(entry.in_s)
 end

@@ -1,44 +1,72 @@
--- Grants a running request the largest affordable rung of its ladder, or 0 and the ms until one token fits.
--- KEYS  1 state  2 open  3 reservation  4 key tokens  5 tenant tokens
--- ARGV  1 time ('' but in tests)  2 epoch  3 request id  4 lease_seq  5 tokens per minute of the key (-1: none)
---       6 of the tenant  7 prompt tokens that count after all (-1: not known yet)  8 term in ms
---       9.. ladder: tokens, cost, largest first
--- Answer {'rebuild'}, {'ended'} or {'ok', bound over all leases, wait in ms, micro-units reserved in all}
--- Repeated with a lease_seq already seen: the recorded answer.
+-- Grants a running request the largest affordable rung of its ladder; or 0, with the ms until one token fits its
+-- windows, or with the budget that cannot pay for one.
+-- KEYS  1 state  2 open  3 reservation  4.. windows
+-- ARGV  1 time ('' but in tests)  2 JSON: epoch, id, seq, limits ({number of its window, limit, shadow} each), budgets (as of now:
+--       {row, budget, start, limit, hardness, version} each), known (a row that is not among them and is older than
+--       this version is gone), counted (prompt tokens that count after all; -1: not known yet), term in ms,
+--       ladder ({tokens, cost} each, largest first)
+-- Answer {'rebuild', epoch}, {'ended'}, {'inexact'} or {'ok', bound over all leases, wait in ms, micro-units reserved in
+--       all, row of the budget that stops it or ''}
+-- Repeated with a seq already seen: the recorded answer.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
-local request_id, seq, counted = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[7])
-local entry = redis.call('HMGET', reservation, 'state', 'key', 'in', 'in_s', 'bound', 'seq', 'wait', 'mu')
+local ask, windows = cjson.decode(ARGV[2]), windows_of(KEYS)
+local fields = {'state', 'places', 'in', 'in_s', 'bound', 'seq', 'wait', 'mu', 'stop', 'rows'}
+local entry = redis.call('HMGET', reservation, unpack(fields))
 if entry[1] == 'ended' then return {'ended'} end
-if not is_current(state, open, ARGV[2]) or not redis.call('ZSCORE', open, request_id) then return {'rebuild'} end
+if not is_current(state, open, ask.epoch) then return rebuild(state) end
+if not redis.call('ZSCORE', open, ask.id) then return {'ended'} end   -- built without it
+local numbers = {}
+for _, rung in ipairs(ask.ladder) do numbers[#numbers + 1] = rung[2] end
+for _, b in ipairs(ask.budgets) do numbers[#numbers + 1] = b[4] end
+if not all_exact(numbers) then return {'inexact'} end
 
 local now = clock(state, ARGV[1])
 local second = second_of(now)
-local key, input, bound, mu = entry[2], tonumber(entry[3]), tonumber(entry[5]), tonumber(entry[8])
-redis.call('ZADD', open, now + tonumber(ARGV[8]), request_id)
-local sums = {window_sum(KEYS[4], second), window_sum(KEYS[5], second)}
-if counted >= 0 and counted < input then
-  for i = 1, 2 do window_add(KEYS[3 + i], tonumber(entry[4]), second, counted - input) end
-  redis.call('HSET', reservation, 'in', counted)
-  count_open(state, key, 0, counted - input, 0)
-  sums = {window_sum(KEYS[4], second), window_sum(KEYS[5], second)}
+local places, input, bound, mu = words(entry[2]), tonumber(entry[3]), tonumber(entry[5]), tonumber(entry[8])
+redis.call('ZADD', open, now + ask.term, ask.id)
+if ask.counted >= 0 and ask.counted < input then
+  for _, window in ipairs(windows) do
+    window_sum(window, second)
+    local unit = parts_of(window)
+    window_add(window, tonumber(entry[4]), second, taken(unit, 0, ask.counted - input, 0))
+  end
+  redis.call('HSET', reservation, 'in', ask.counted)
+  count_open(state, places, 0, ask.counted - input)
 end
-if seq <= tonumber(entry[6]) then return {'ok', bound, tonumber(entry[7]), mu} end
+if ask.seq <= tonumber(entry[6]) then return {'ok', bound, tonumber(entry[7]), mu, entry[9]} end
 
-local limits = {tonumber(ARGV[5]), tonumber(ARGV[6])}
-local tokens, cost = best_rung(9, limits, sums, 0)
-local wait = 0
-if tokens == 0 and #ARGV > 9 then
-  for i = 1, 2 do
-    if limits[i] >= 0 and sums[i] + 1 > limits[i] then
-      wait = math.max(wait, until_free(KEYS[3 + i], now, sums[i] + 1 - limits[i]))
+local given, rows, money, sums = {}, words(entry[10]), {}, {}
+for _, b in ipairs(ask.budgets) do given[b[1]] = true end
+learn_limits(state, ask.budgets)
+for _, row in ipairs(rows) do
+  local version = tonumber(redis.call('HGET', state, 'v:' .. row) or '-1')
+  if given[row] or version > ask.known then money[#money + 1] = money_of(state, row) end
+end
+for i, window in ipairs(windows) do sums[i] = window_sum(window, second) end
+local tokens, cost = best_rung(ask.ladder, windows, ask.limits, sums, 0, money, 0)
+local wait, stop, smallest = 0, '', ask.ladder[#ask.ladder]
+if tokens == 0 and smallest then
+  for _, l in ipairs(ask.limits) do
+    local window, excess = windows[l[1]], 0
+    local unit = parts_of(window)
+    excess = sums[l[1]] + taken(unit, 0, 0, smallest[1]) - l[2]
+    if l[3] == 0 and excess > 0 then
+      wait = math.max(wait, excess > sums[l[1]] and 60000 or until_free(window, now, excess))
     end
+  end
+  for _, m in ipairs(money) do
+    if stop == '' and m[2] == 'hard' and smallest[2] > m[3] then stop = m[1] end
   end
 end
 if tokens > 0 then
-  for i = 1, 2 do window_add(KEYS[3 + i], second, second, tokens) end
+  for _, window in ipairs(windows) do
+    local unit = parts_of(window)
+    window_add(window, second, second, taken(unit, 0, 0, tokens))
+  end
   redis.call('HINCRBY', reservation, 'o' .. second, tokens)
-  count_open(state, key, 0, tokens, cost)
+  count_open(state, places, 0, tokens)
+  hold(state, rows, cost)
 end
 bound, mu = bound + tokens, mu + cost
-redis.call('HSET', reservation, 'bound', bound, 'seq', seq, 'wait', wait, 'mu', mu)
-return {'ok', bound, wait, mu}
+redis.call('HSET', reservation, 'bound', bound, 'seq', ask.seq, 'wait', wait, 'stop', stop, 'mu', mu)
+return {'ok', bound, wait, mu, stop}

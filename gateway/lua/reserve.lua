@@ -1,70 +1,98 @@
 -- Admits a request at every level or at none: the prompt and the largest affordable first lease.
--- KEYS  1 state  2 open  3 reservation  4 key requests  5 key tokens  6 tenant requests  7 tenant tokens
--- ARGV  1 time ('' but in tests)  2 epoch  3 request id  4 slot  5 api key id
---       6-8 requests, tokens per minute, concurrency of the key (-1: none)  9-11 of the tenant
---       12 prompt tokens  13 prompt cost  14 term in ms  15.. ladder: tokens, cost, largest first (none: no output)
--- Answer {'rebuild'} or {'ended'}, or
---   {'ok' | 'refused', now, bound, micro-units reserved, failing limit (1-6 as in ARGV 6-11's checking order),
---    ms until it would fit (-1: never), then sum and ms until empty of KEYS 4-7, running and open tokens of key, tenant}
+-- KEYS  1 state  2 open  3 reservation  4.. windows
+-- ARGV  1 time ('' but in tests)  2 JSON: epoch, id, slot, places, limits ({number of its window, limit, shadow} each),
+--       running ({place, limit, shadow} each), budgets ({row, budget, start, limit, hardness, version} each), prompt,
+--       cost of the prompt, term in ms, ladder ({tokens, cost} each, largest first; none: no output)
+-- Answer {'rebuild', epoch}, {'ended'}, {'inexact'}, or
+--   {'ok' | 'refused', now, bound, micro-units reserved, number of the failing limit (limits, then running, then
+--    budgets; 0: none), ms until it would fit (-1: never), {sum, ms until empty, open tokens of its place} of the windows,
+--    {open requests} of the running, {used, held} of the budgets, {numbers of the shadow limits that would have refused}}
 -- Repeated: the same bound, nothing taken twice.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
-local epoch, request_id, key = ARGV[2], ARGV[3], ARGV[5]
-if not is_current(state, open, epoch) then return {'rebuild'} end
+local ask, windows = cjson.decode(ARGV[2]), windows_of(KEYS)
+if not is_current(state, open, ask.epoch) then return rebuild(state) end
 local known = redis.call('HMGET', reservation, 'state', 'bound', 'mu')
 if known[1] == 'ended' then return {'ended'} end
+local numbers = {ask.prompt, ask.cost}
+for _, rung in ipairs(ask.ladder) do numbers[#numbers + 1] = ask.cost + rung[2] end
+for _, b in ipairs(ask.budgets) do numbers[#numbers + 1] = b[4] end
+if not all_exact(numbers) then return {'inexact'} end
+if not rows_exist(state, ask.budgets) then return rebuild(state) end
+learn_limits(state, ask.budgets)
 
 local now = clock(state, ARGV[1])
 local second = second_of(now)
-local limits = {}
-for i = 1, 6 do limits[i] = tonumber(ARGV[5 + i]) end   -- key rpm, tpm, concurrency, tenant rpm, tpm, concurrency
-local prompt, first_rung = tonumber(ARGV[12]), 15
+local rows, shadowed = {}, {}
+for i, b in ipairs(ask.budgets) do rows[i] = b[1] end
 
 local function report(status, bound, mu, failing, wait)
-  local answer = {status, now, bound, mu, failing, wait}
-  for i = 4, 7 do
-    local sum = window_sum(KEYS[i], second)
-    answer[#answer + 1] = sum
-    answer[#answer + 1] = until_empty(KEYS[i], now, sum)
+  local sums, running, money = {}, {}, {}
+  for _, window in ipairs(windows) do
+    local sum = window_sum(window, second)
+    sums[#sums + 1] = sum
+    sums[#sums + 1] = until_empty(window, now, sum)
+    sums[#sums + 1] = tonumber(redis.call('HGET', state, 'tok:' .. place_of(window)) or '0')
   end
-  local counts = redis.call('HMGET', state, 'run:' .. key, 'tok:' .. key, 'run', 'tok')
-  for i = 1, 4 do answer[#answer + 1] = tonumber(counts[i] or '0') end
-  return answer
+  for i, r in ipairs(ask.running) do running[i] = tonumber(redis.call('HGET', state, 'run:' .. r[1]) or '0') end
+  for _, row in ipairs(rows) do
+    local m = money_of(state, row)
+    money[#money + 1] = m[4]
+    money[#money + 1] = m[5]
+  end
+  return {status, now, bound, mu, failing, wait, sums, running, money, shadowed}
 end
 
-if known[1] == 'open' then return report('ok', tonumber(known[2]), tonumber(known[3]), 0, 0) end
+if known[1] == 'open' and redis.call('ZSCORE', open, ask.id) then
+  return report('ok', tonumber(known[2]), tonumber(known[3]), 0, 0)
+end
 
-local least = prompt
-if #ARGV > first_rung then least = prompt + tonumber(ARGV[#ARGV - 1]) end
+local smallest = ask.ladder[#ask.ladder] or {0, 0}
 local failing, wait = 0, 0
-local function refuse(number, ms)
+local function refuse(number, shadow, ms)
+  if shadow then
+    shadowed[#shadowed + 1] = number
+    return
+  end
   if failing == 0 then failing = number end
   if ms < 0 or wait < 0 then wait = -1 else wait = math.max(wait, ms) end
 end
 local sums = {}
-for i, check in ipairs({{1, 4, 1}, {2, 5, least}, {4, 6, 1}, {5, 7, least}}) do
-  local number, window, need = check[1], KEYS[check[2]], check[3]
-  sums[i] = window_sum(window, second)
-  local limit = limits[number]
-  if limit >= 0 and sums[i] + need > limit then
-    if need > limit then refuse(number, -1) else refuse(number, until_free(window, now, sums[i] + need - limit)) end
+for i, window in ipairs(windows) do sums[i] = window_sum(window, second) end
+for i, l in ipairs(ask.limits) do
+  local window, limit, sum = windows[l[1]], l[2], sums[l[1]]
+  local unit = parts_of(window)
+  local need = taken(unit, 1, ask.prompt, smallest[1])
+  if sum + need > limit then
+    refuse(i, l[3] == 1, need > limit and -1 or until_free(window, now, sum + need - limit))
   end
 end
-local running = redis.call('HMGET', state, 'run:' .. key, 'run')
-for i, number in ipairs({3, 6}) do
-  if limits[number] >= 0 and tonumber(running[i] or '0') >= limits[number] then
-    if limits[number] == 0 then refuse(number, -1) else refuse(number, 1000) end   -- nobody knows when one ends
+for i, r in ipairs(ask.running) do
+  if tonumber(redis.call('HGET', state, 'run:' .. r[1]) or '0') >= r[2] then
+    refuse(#ask.limits + i, r[3] == 1, r[2] == 0 and -1 or 1000)   -- nobody knows when one ends
+  end
+end
+local money = {}
+for i, row in ipairs(rows) do
+  money[i] = money_of(state, row)
+  if money[i][2] ~= 'soft' and ask.cost + smallest[2] > money[i][3] then
+    refuse(#ask.limits + #ask.running + i, money[i][2] == 'shadow', -1)
   end
 end
 if failing > 0 then return report('refused', 0, 0, failing, wait) end
 
-local bound, cost = best_rung(first_rung, {limits[2], limits[5]}, {sums[2], sums[4]}, prompt)
-local mu = tonumber(ARGV[13]) + cost
-window_add(KEYS[4], second, second, 1)
-window_add(KEYS[6], second, second, 1)
-window_add(KEYS[5], second, second, prompt + bound)
-window_add(KEYS[7], second, second, prompt + bound)
-redis.call('HSET', reservation, 'state', 'open', 'slot', ARGV[4], 'key', key, 'in', prompt, 'in_s', second,
-  'bound', bound, 'o' .. second, bound, 'seq', 0, 'wait', 0, 'mu', mu)
-count_open(state, key, 1, prompt + bound, mu)
-redis.call('ZADD', open, now + tonumber(ARGV[14]), request_id)
+local bound, cost = best_rung(ask.ladder, windows, ask.limits, sums, ask.prompt, money, ask.cost)
+local mu = ask.cost + cost
+for _, window in ipairs(windows) do
+  local unit = parts_of(window)
+  window_add(window, second, second, taken(unit, 1, ask.prompt, bound))
+end
+hold(state, rows, mu)
+local names = {}
+for i, window in ipairs(windows) do names[i] = string.match(window, ':w:(.*)$') end
+redis.call('DEL', reservation)
+redis.call('HSET', reservation, 'state', 'open', 'slot', ask.slot, 'places', table.concat(ask.places, ' '),
+  'rows', table.concat(rows, ' '), 'w', table.concat(names, ' '), 'in', ask.prompt, 'in_s', second,
+  'bound', bound, 'o' .. second, bound, 'seq', 0, 'wait', 0, 'stop', '', 'mu', mu)
+count_open(state, ask.places, 1, ask.prompt + bound)
+redis.call('ZADD', open, now + ask.term, ask.id)
 return report('ok', bound, mu, 0, 0)

@@ -63,8 +63,13 @@ async def list_batches(request: web.Request) -> web.Response:
 
 async def cancel(request: web.Request) -> web.Response:
     async with writing(request, changes_identities=False) as conn:
+        principal = request[PRINCIPAL]
         batch = await batches.cancel(
-            conn, request[PRINCIPAL].tenant_id, _id(request), int(time.time())
+            conn,
+            principal.tenant_id,
+            _id(request),
+            int(time.time()),
+            actor=principal.key_id,
         )
         charge = await batches.charge(conn, batch.id)
     await request.app[DOORBELL].ring(request[RECORD].outgoing_traceparent)
@@ -80,7 +85,7 @@ def _id(request: web.Request) -> str:
 
 
 ROUTES = [
-    Route("POST", "/v1/batches", create, "batch", MAX_BODY_BYTES),
+    Route("POST", "/v1/batches", create, "batch", MAX_BODY_BYTES, takes=NewBatch),
     Route("GET", "/v1/batches", list_batches, "batch"),
     Route("GET", "/v1/batches/{batch}", retrieve, "batch"),
     Route("POST", "/v1/batches/{batch}/cancel", cancel, "batch", MAX_BODY_BYTES),

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway import idempotency
+from gateway import idempotency, quotes
 from gateway.generation import Order
 from gateway.keys import PRINCIPAL, RECORD
 from gateway.models import output_bound
@@ -16,6 +16,7 @@ from gateway.routes.table import Route
 from gateway.schema import chat
 from gateway.schema.replies import ChatShape
 from gateway.schema.sampling import SamplingFields, check_vocabulary, sampling_params
+from gateway.schema.search import beams_of
 from gateway.text.choice import TextRules
 
 
@@ -28,6 +29,14 @@ async def create(request: web.Request) -> web.StreamResponse:
 async def _create(
     request: web.Request, value: dict[str, Any], line: tuple[str, int] | None
 ) -> web.StreamResponse:
+    async with quotes.bound(request, value, await plan(request, value, line)) as bound:
+        return await answer(request, bound)
+
+
+async def plan(
+    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None
+) -> Plan:
+    """What the request would run. Raises `ApiError`."""
     fields, ignored = chat.read(value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
@@ -42,7 +51,9 @@ async def _create(
         model=model,
         prompt=prompt,
         sampling=sampling_params(fields, model.defaults, fields.num_logprobs),
-        num_choices=fields.num_choices,
+        num_choices=fields.num_drawn,
+        num_shown=fields.num_choices,
+        beams=beams_of(fields),
         max_tokens=output_bound(
             model, common.max_len(request, model), len(prompt), fields.max_output, "messages"
         ),
@@ -53,9 +64,10 @@ async def _create(
         traceparent=record.outgoing_traceparent,
         batch_id=line and line[0],
         line_no=line and line[1],
+        end_user=common.end_user(value),
     )
     shape = ChatShape(model.tokenizer, with_logprobs=bool(fields.logprobs))
-    return await answer(request, Plan(fields, [order], shape, ignored))
+    return Plan(fields, [order], shape, ignored)
 
 
 def rules(fields: SamplingFields) -> TextRules:
@@ -67,4 +79,4 @@ def rules(fields: SamplingFields) -> TextRules:
     )
 
 
-ROUTES = [Route("POST", "/v1/chat/completions", create, "chat")]
+ROUTES = [Route("POST", "/v1/chat/completions", create, "chat", takes=chat.ChatFields)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
@@ -59,7 +59,7 @@ async def form_of(
 
 def served_model(request: web.Request, name: str) -> ServedModel:
     """Raises `ApiError` 404 or 403."""
-    model = request.app[MODELS].get(name, request[PRINCIPAL].models)
+    model = request.app[MODELS].get(name, request[PRINCIPAL])
     request[RECORD].model = model.id
     return model
 
@@ -70,7 +70,7 @@ def max_len(request: web.Request, model: ServedModel) -> int:
         link.hello.max_model_len
         for link in request.app[ENGINE].fleet.links
         if link.hello is not None
-        and link.registration.model == model.id
+        and link.registration.model == model.on_workers
         and link.hello.max_model_len
     ]
     return min([model.max_model_len, *lengths])
@@ -87,8 +87,11 @@ def namespace(secret: bytes, principal: Principal, salt: str | None) -> tuple[Re
 def namespace_of(
     request: web.Request, model: ServedModel, prompt: Sequence[int], salt: str | None
 ) -> tuple[Region, ...]:
-    """Public as far as the prompt is a registered one, then the tenant's own."""
+    """Public as far as the prompt is a registered one, then the tenant's own. What an adapter computes is published by
+    nobody."""
     own = namespace(request.app[CACHE_SECRET], request[PRINCIPAL], salt)
+    if model.adapter:
+        return own
     return request.app[PREFIXES].path(model.id, prompt, own)
 
 
@@ -98,18 +101,19 @@ def tier_of(request: web.Request) -> Tier:
     return tier
 
 
+def end_user(value: Mapping[str, Any]) -> str:
+    """Whom the client acts for, as it says: only limits that the operator set for end users ask."""
+    named = value.get("safety_identifier") or value.get("user")
+    return named if isinstance(named, str) else ""
+
+
 def batch_line(request: web.Request) -> tuple[str, int] | None:
-    """(batch, line) that a batch runner's request is for, from its Idempotency-Key; a runner always sends one, and
-    so far nobody else may. Raises `ApiError` 400."""
-    key = request.headers.get("idempotency-key")
+    """(batch, line) that a batch runner's request is for, from its Idempotency-Key; a runner always sends one. Raises
+    `ApiError` 400."""
     principal = request[PRINCIPAL]
-    if key is None and principal.kind != "batch":
+    if principal.kind != "batch":
         return None
-    match = _LINE_KEY.fullmatch(key or "")
-    if principal.kind == "batch" and match is not None and match["batch"] == principal.batch_id:
-        return match["batch"], int(match["line"])
-    if key is not None and key.startswith("batch:"):
-        raise errors.invalid("This Idempotency-Key is reserved for batches.")
-    raise errors.invalid(
-        "An Idempotency-Key cannot be honoured here.", code="unsupported_parameter"
-    )
+    match = _LINE_KEY.fullmatch(request.headers.get("idempotency-key", ""))
+    if match is None or match["batch"] != principal.batch_id:
+        raise errors.invalid("This Idempotency-Key is not one of the batch.")
+    return match["batch"], int(match["line"])

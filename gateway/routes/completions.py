@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 
-from gateway import errors, ids
+from gateway import errors, idempotency, ids, quotes
 from gateway.generation import Order
 from gateway.keys import PRINCIPAL, RECORD
 from gateway.models import ServedModel, output_bound
@@ -19,6 +20,7 @@ from gateway.schema import completions
 from gateway.schema.completions import CompletionFields
 from gateway.schema.replies import CompletionShape, Echo
 from gateway.schema.sampling import check_vocabulary, sampling_params
+from gateway.schema.search import beams_of
 from gateway.stream import Run
 from gateway.structured.form import Form
 from gateway.text.choice import TokenEntry, texts_of
@@ -28,20 +30,33 @@ MAX_CHOICES = 128
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    fields, ignored = completions.read(await common.json_object(request))
+    value = await common.json_object(request)
+    if common.batch_line(request) is not None:
+        raise errors.invalid("A batch runs chat completions only.")
+    return await idempotency.once(request, value, None, lambda: _create(request, value))
+
+
+async def _create(request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
+    async with quotes.bound(request, value, await plan(request, value)) as bound:
+        return await answer(request, bound)
+
+
+async def plan(request: web.Request, value: dict[str, Any]) -> Plan:
+    """What the request would run. Raises `ApiError`."""
+    fields, ignored = completions.read(value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
     texts = completions.prompts(fields.prompt, model.tokenizer.vocab_size)
-    if len(texts) * fields.num_choices > MAX_CHOICES:
+    if len(texts) * fields.num_drawn > MAX_CHOICES:
         raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
     form = await common.form_of(request, fields)
     prompts = await common.in_thread(request, _encode, model, texts)
     request[RECORD].mark("tokenized")
     request[RECORD].num_prompt_tokens = sum(map(len, prompts))
-    orders = _orders(request, fields, model, prompts, form)
+    orders = _orders(request, fields, model, prompts, form, common.end_user(value))
     shape = CompletionShape(model.tokenizer, fields.num_logprobs, num_choices=fields.num_choices)
     before_text = _Echoes(shape, prompts) if fields.echo else _nothing
-    return await answer(request, Plan(fields, orders, shape, ignored, before_text))
+    return Plan(fields, orders, shape, ignored, before_text)
 
 
 def _encode(model: ServedModel, prompts: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
@@ -57,22 +72,26 @@ def _orders(
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
     form: Form | None,
+    end_user: str,
 ) -> list[Order]:
     """The first has the request's own id, the others ids of their own: each is a ledger entry."""
-    if common.batch_line(request) is not None:
-        raise errors.invalid("A batch runs chat completions only.")
     limit = common.max_len(request, model)
+    ranked = fields.num_drawn > fields.num_choices
+    num_logprobs = max(0, fields.num_logprobs) if ranked else fields.num_logprobs
     base = Order(
         request_id=request[RECORD].request_id,
         principal=request[PRINCIPAL],
         model=model,
         prompt=prompts[0],
-        sampling=sampling_params(fields, model.defaults, fields.num_logprobs),
-        num_choices=fields.num_choices,
+        sampling=sampling_params(fields, model.defaults, num_logprobs),
+        num_choices=fields.num_drawn,
+        num_shown=fields.num_choices,
+        beams=beams_of(fields),
         max_tokens=output_bound(model, limit, len(prompts[0]), fields.max_output, "prompt"),
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
         tier=common.tier_of(request),
+        end_user=end_user,
         form=form,
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
         traceparent=request[RECORD].outgoing_traceparent,
@@ -119,4 +138,4 @@ def _nothing(run: Run) -> None:
     pass
 
 
-ROUTES = [Route("POST", "/v1/completions", create, "chat")]
+ROUTES = [Route("POST", "/v1/completions", create, "chat", takes=CompletionFields)]

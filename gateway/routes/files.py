@@ -60,7 +60,7 @@ async def _register(
             info = await files.create(
                 conn, request[PRINCIPAL].tenant_id, purpose=purpose, name=upload.name, num_bytes=writer.num_bytes,
                 sha256=sha256, storage_key=writer.storage_key, now=int(time.time()),
-                expires_after_s=expires_after_s,
+                expires_after_s=expires_after_s, actor=request[PRINCIPAL].key_id,
             )  # fmt: skip
     except BaseException:
         request.app[FILES].delete(writer.storage_key)
@@ -158,7 +158,9 @@ async def _send(request: web.Request, reader: Reader, num_bytes: int) -> web.Str
 async def delete(request: web.Request) -> web.Response:
     file_id = request.match_info["file"]
     async with writing(request, changes_identities=False) as conn:
-        await files.delete(conn, request[PRINCIPAL].tenant_id, file_id, int(time.time()))
+        principal = request[PRINCIPAL]
+        now = int(time.time())
+        await files.delete(conn, principal.tenant_id, file_id, now, actor=principal.key_id)
     return reply({"id": file_id, "object": "file", "deleted": True})
 
 

@@ -33,8 +33,8 @@ async def _usable(request: web.Request) -> list[ServedModel]:
     principal = request[PRINCIPAL]
     async with request.app[DATABASE].read() as conn:
         priced = await priced_models(conn, principal.tenant_id, time.time_ns() // 1_000_000)
-    visible = request.app[MODELS].visible(principal.models)
-    return [model for model in visible if model.id in priced]
+    visible = request.app[MODELS].visible(principal)
+    return [model for model in visible if model.id in priced or model.base in priced]
 
 
 def _object(request: web.Request, model: ServedModel) -> dict[str, Any]:

@@ -27,7 +27,7 @@ CONTINUATIONS = ("a", "Z", "7", "\n", "\u00e9", "\u6f22")
 async def create(request: web.Request) -> web.Response:
     fields = convert(await common.json_object(request), shapes.NewPrefix)
     shapes.check(fields)
-    model = request.app[MODELS].get(fields.model, None)
+    model = request.app[MODELS].base(fields.model)
     tokens = fields.token_ids
     if tokens is None:
         tokens = await common.in_thread(request, _shared_tokens, model, fields)
@@ -109,7 +109,7 @@ def _check_tokens(request: web.Request, model: ServedModel, tokens: list[int]) -
 
 
 ROUTES = [
-    Route("POST", PATH, create, "admin"),
+    Route("POST", PATH, create, "admin", takes=shapes.NewPrefix),
     Route("GET", PATH, list_all, "admin"),
     Route("GET", f"{PATH}/{{prefix_id}}", get, "admin"),
     Route("DELETE", f"{PATH}/{{prefix_id}}", delete, "admin"),

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from aiohttp import web
 
 Scope = Literal[
@@ -35,3 +36,5 @@ class Route:
     max_body_bytes: int = MAX_JSON_BYTES
     json_body: bool = True
     """POST bodies must be application/json; False: the handler reads the body itself (uploads)."""
+    takes: type[msgspec.Struct] | None = None
+    """The body's fields, for the API's description; None: no body, or one that is described elsewhere."""

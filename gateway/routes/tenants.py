@@ -1,15 +1,13 @@
-"""`/admin/v1/tenants`: what a tenant gets of a busy worker, and the purge of what it left there. Operator keys only."""
+"""`/admin/v1/tenants`: what a tenant may do and gets of a busy worker, its rest, and its end. Operator keys only."""
 
 from __future__ import annotations
 
-import time
-
 from aiohttp import web
 
-from accounting import tenants
-from gateway.keys import ENGINE, PRINCIPAL
-from gateway.routes import common
-from gateway.routes.table import Route
+from accounting import audit, erasure, tenants
+from gateway.keys import ENGINE, SETTINGS
+from gateway.routes import admin
+from gateway.routes.admin import route
 from gateway.schema import tenants as shapes
 from gateway.schema.organization import reply
 from gateway.sql import reading, writing
@@ -26,26 +24,46 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def change(request: web.Request) -> web.Response:
-    body = await common.json_object(request)
-    tenant_id = request.match_info["tenant_id"]
+    body = await admin.json_object(request)
+    tenant_id, actor, now = admin.part(request, "tenant_id"), admin.actor(request), admin.now()
     async with writing(request) as conn:
-        weight, share = shapes.changed(body, await tenants.get(conn, tenant_id))
-        after = await tenants.set_shares(
-            conn,
-            tenant_id,
-            weight,
-            share,
-            floor_limit=_floor_limit(request),
-            now=int(time.time()),
-            actor=request[PRINCIPAL].key_id,
-        )
+        wanted = shapes.wanted(body, await tenants.get(conn, tenant_id))
+        await tenants.living(conn, tenant_id)
+        if wanted.shares is not None:
+            await tenants.set_shares(
+                conn, tenant_id, *wanted.shares, floor_limit=_floor_limit(request), now=now, actor=actor
+            )  # fmt: skip
+        if wanted.limits is not None:
+            await tenants.set_limits(conn, tenant_id, wanted.limits, now=now, actor=actor)
+        if wanted.suspended is not None:
+            ends = admin.ends_streams(request)
+            await tenants.suspend(
+                conn, tenant_id, wanted.suspended, now=now, end_streams=ends, actor=actor
+            )
+        after = await tenants.get(conn, tenant_id)
     return reply(shapes.tenant(after))
+
+
+async def delete(request: web.Request) -> web.Response:
+    """Only what was archived long enough ago; answers with the report of what can be read no more."""
+    tenant_id = admin.part(request, "tenant_id")
+    async with writing(request) as conn:
+        report = await erasure.erase(
+            conn, tenant_id, retention_days=request.app[SETTINGS].retention_days,
+            now=admin.now(), actor=admin.actor(request),
+        )  # fmt: skip
+    purge(request.app, tenant_id)
+    return reply(shapes.erased(report))
 
 
 async def purge_cache(request: web.Request) -> web.Response:
     """On every linked worker, behind what it was sent before."""
-    async with reading(request) as conn:
-        tenant = await tenants.get(conn, request.match_info["tenant_id"])
+    async with writing(request, changes_identities=False) as conn:
+        tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
+        await audit.record(
+            conn, "headgate.cache.purged", actor=admin.actor(request), now=admin.now(),
+            tenant_id=tenant.id, object_id=tenant.id,
+        )  # fmt: skip
     num_workers = purge(request.app, tenant.id)
     return reply({"id": tenant.id, "object": "tenant.cache.purged", "num_workers": num_workers})
 
@@ -66,7 +84,8 @@ def _floor_limit(request: web.Request) -> int | None:
 
 
 ROUTES = [
-    Route("GET", PATH, get, "admin"),
-    Route("PATCH", PATH, change, "admin"),
-    Route("POST", f"{PATH}/purge-cache", purge_cache, "admin"),
+    route("GET", PATH, get),
+    route("PATCH", PATH, change, shapes.TenantChanges),
+    route("DELETE", PATH, delete),
+    route("POST", f"{PATH}/purge-cache", purge_cache),
 ]

@@ -71,6 +71,6 @@ def _json(value: Any) -> web.Response:
 
 
 ROUTES = [
-    Route("POST", "/tokenize", tokenize, "chat"),
-    Route("POST", "/detokenize", detokenize, "chat"),
+    Route("POST", "/tokenize", tokenize, "chat", takes=TokenizeFields),
+    Route("POST", "/detokenize", detokenize, "chat", takes=DetokenizeFields),
 ]

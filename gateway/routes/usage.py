@@ -18,10 +18,10 @@ from gateway import errors
 from gateway.keys import PRINCIPAL
 from gateway.routes.table import Route
 from gateway.schema import query
+from gateway.schema.money import decimal
 from gateway.schema.organization import reply
 from gateway.sql import reading
 
-MICRO_UNITS = 1_000_000
 NEVER_SPLIT = {"user_id", "api_source"}
 """Dimensions of OpenAI's that are always null here."""
 COMMON = {
@@ -114,18 +114,11 @@ def _usage_result(result: UsageResult) -> dict[str, Any]:
 def _cost_result(result: CostResult) -> dict[str, Any]:
     return {
         "object": "organization.costs.result",
-        "amount": {"value": _decimal(result.amount), "currency": result.currency.lower()},
+        "amount": {"value": msgspec.Raw(decimal(result.amount).encode()), "currency": result.currency.lower()},
         "line_item": result.line_item, "quantity": result.num_tokens,
         "quantity_unit": None if result.num_tokens is None else "tokens",
         "project_id": result.tenant_id, "api_key_id": result.key_id, "user_id": None, "api_source": None,
     }  # fmt: skip
-
-
-def _decimal(micro_units: int) -> msgspec.Raw:
-    """A JSON number of at most six places, written from the integer and never through a float."""
-    whole, rest = divmod(micro_units, MICRO_UNITS)
-    places = f"{rest:06d}".rstrip("0")
-    return msgspec.Raw((f"{whole}.{places}" if places else str(whole)).encode())
 
 
 ROUTES = [

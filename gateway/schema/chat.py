@@ -11,6 +11,7 @@ from msgspec import Meta
 from gateway import errors
 from gateway.schema.convert import check_other_fields, convert, of_validation, refuse_deep
 from gateway.schema.sampling import Bound, SamplingFields, check_shared
+from gateway.schema.search import check_search
 from gateway.structured.form import ResponseFormat
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -27,9 +28,6 @@ UNSUPPORTED = {
     "truncate_prompt_tokens": "",
     "allowed_token_ids": "Use 'logit_bias' instead.",
     "bad_words": "Use 'logit_bias' instead.",
-    "use_beam_search": "",
-    "length_penalty": "",
-    "best_of": "Use 'n' instead.",
     "return_token_ids": "",
     "prompt_logprobs": "",
     "continue_final_message": "",
@@ -93,6 +91,7 @@ def read(value: dict[str, Any]) -> tuple[ChatFields, list[str]]:
     )
     fields = convert(value, ChatFields)
     check_shared(fields)
+    check_search(fields)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise errors.invalid("'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     _refuse_unserved(fields)
@@ -101,6 +100,8 @@ def read(value: dict[str, Any]) -> tuple[ChatFields, list[str]]:
 
 def _refuse_unserved(fields: ChatFields) -> None:
     """What would change the output and cannot be honoured yet."""
+    if fields.best_of is not None and not fields.use_beam_search:
+        raise _unsupported("best_of", "Use 'n' instead.")
     if fields.tools:
         raise _unsupported("tools", "Tool calls are not offered.")
     if fields.tool_choice not in (None, "none", "auto"):

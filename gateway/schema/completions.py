@@ -11,6 +11,7 @@ from gateway import errors
 from gateway.schema import chat
 from gateway.schema.convert import check_other_fields, convert
 from gateway.schema.sampling import SamplingFields, check_shared
+from gateway.schema.search import check_search
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
@@ -44,14 +45,14 @@ HONOURED = frozenset(CompletionFields.__struct_fields__)
 
 def read(value: dict[str, Any]) -> tuple[CompletionFields, list[str]]:
     """(the request, names of ignored fields). Raises `ApiError` 400."""
-    best_of = value.get("best_of")
-    if type(best_of) is int and best_of == (value.get("n") or 1):
-        value = {name: item for name, item in value.items() if name != "best_of"}  # as without it
     ignored = check_other_fields(value, HONOURED, UNSUPPORTED)
     fields = convert(value, CompletionFields)
     check_shared(fields)
+    check_search(fields)
     if fields.max_output == 0 and not fields.echo:
         raise errors.invalid("'max_tokens' 0 needs 'echo': true.", "max_tokens")
+    if fields.max_output == 0 and fields.use_beam_search:
+        raise errors.invalid("A beam search needs tokens to search.", "max_tokens")
     return fields, ignored
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
 from accounting.paging import Page
-from accounting.types import ApiKeyInfo, ModelLimits, NewApiKey, ServiceAccountInfo, TenantInfo
+from accounting.types import (
+    ApiKeyInfo,
+    ModelLimits,
+    ModelPermissions,
+    NewApiKey,
+    ServiceAccountInfo,
+    TenantInfo,
+)
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[int, Meta(ge=1, le=10**10)]
@@ -42,9 +49,18 @@ class NewKey(msgspec.Struct, frozen=True):
     scopes: list[str] = []
 
 
-class KeyChanges(msgspec.Struct, frozen=True):
+class KeyFields(msgspec.Struct, frozen=True):
     scopes: list[str] | None = None
     expires_in_seconds: Seconds | None = None
+
+
+class ModelPermissionFields(msgspec.Struct, frozen=True):
+    mode: Literal["allow_list", "deny_list"]
+    model_ids: Annotated[list[Name], Meta(max_length=1000)]
+
+    @property
+    def permissions(self) -> ModelPermissions:
+        return ModelPermissions(self.mode, tuple(self.model_ids))
 
 
 class RateLimitChanges(msgspec.Struct, frozen=True):
@@ -99,6 +115,12 @@ def rate_limit(entry: ModelLimits) -> dict[str, Any]:
         "max_requests_per_1_minute": entry.limits.requests_per_minute,
         "max_tokens_per_1_minute": entry.limits.tokens_per_minute,
         "batch_1_day_max_input_tokens": entry.batch_backlog_tokens,
+    }  # fmt: skip
+
+
+def model_permissions(found: ModelPermissions) -> dict[str, Any]:
+    return {
+        "object": "project.model_permissions", "mode": found.mode, "model_ids": list(found.model_ids),
     }  # fmt: skip
 
 

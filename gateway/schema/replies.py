@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from accounting.types import Usage
 from gateway.admission import Settled
 from gateway.generation import ChoicePiece
+from gateway.limit_replies import scope_of
+from gateway.rules import BudgetUse
 from gateway.text.choice import TokenEntry
 from gateway.text.tokenizer import ModelTokenizer
 from workers.protocol.messages import CacheReport, Failed, Finished, TimelineEvent, TokenLogprob
@@ -207,7 +209,7 @@ def headgate_of(
     tier: str,
     settled: Sequence[Settled],
     final: Finished | Failed | None,
-    budget_stop: bool,
+    stop: BudgetUse | None,
 ) -> dict[str, Any]:
     """The object of api.md 4.2."""
     last = settled[-1]
@@ -227,9 +229,8 @@ def headgate_of(
             "diverged_at_token": _unless_negative(report.diverged_at_token),
             "evicted_age_s": None if report.evicted_age_ms < 0 else report.evicted_age_ms / 1000,
         },
-        "stop": "budget" if budget_stop else None,
-        "scope": None,
-        "resets_at": None,
+        "stop": None if stop is None else "budget",
+        **({"scope": None, "resets_at": None} if stop is None else scope_of(stop)),
     }
 
 

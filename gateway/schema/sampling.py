@@ -36,6 +36,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -60,6 +63,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def num_drawn(self) -> int:
+        """Choices of which the best `num_choices` are shown; of a search: beams."""
+        return self.best_of or self.num_choices
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -104,6 +112,7 @@ def check_constrained(fields: SamplingFields) -> None:
         "ignore_eos": bool(fields.ignore_eos),
         "min_tokens": bool(fields.min_tokens),
         "include_stop_str_in_output": bool(fields.include_stop_str_in_output),
+        "use_beam_search": bool(fields.use_beam_search),
     }
     for name, present in given.items():
         if present:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from accounting.types import CacheShare, TenantInfo
+from accounting.erasure import ErasureReport
+from accounting.types import CacheShare, Limits, TenantInfo
 from gateway.schema.convert import convert
 
 Blocks = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 
+Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+_LIMITS = {
+    "max_requests_per_1_minute": "requests_per_minute",
+    "max_tokens_per_1_minute": "tokens_per_minute",
+    "max_running_requests": "concurrency",
+}
+
+
 class TenantChanges(msgspec.Struct, frozen=True):
+    """Absent: as it was; null: the default."""
+
+    suspended: bool | UnsetType = UNSET
+    max_requests_per_1_minute: Count | UnsetType = UNSET
+    max_tokens_per_1_minute: Count | UnsetType = UNSET
+    max_running_requests: Count | UnsetType = UNSET
     weight: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
     cache_quota_blocks: Blocks | UnsetType = UNSET
     cache_floor_blocks: Blocks | UnsetType = UNSET
@@ -23,25 +39,55 @@ class TenantChanges(msgspec.Struct, frozen=True):
     cache_write: bool | UnsetType = UNSET
 
 
-def changed(body: Mapping[str, Any], before: TenantInfo) -> tuple[float, CacheShare]:
-    """Weight and share after the change. Absent: as it was; null: the default. Raises `ApiError` 400."""
+class Wanted(NamedTuple):
+    """What a tenant shall be after the change. None: that part was not asked for."""
+
+    suspended: bool | None
+    limits: Limits | None
+    shares: tuple[float, CacheShare] | None
+    """Weight and cache."""
+
+
+def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
+    """Raises `ApiError` 400."""
     given = convert(body, TenantChanges)
-    nulls = {name for name, value in body.items() if value is None}
 
     def after(name: str, was: Any, default: Any) -> Any:
         value = getattr(given, name)
-        return default if name in nulls else was if value is UNSET else value
+        return default if _is_null(body, name) else was if value is UNSET else value
 
     default = CacheShare()
     share = {
         name: after(f"cache_{name}", getattr(before.cache, name), getattr(default, name))
         for name in CacheShare.__struct_fields__
     }
-    return after("weight", before.weight, 1.0), CacheShare(**share)
+    limits = {
+        field: after(name, getattr(before.limits, field), None) for name, field in _LIMITS.items()
+    }
+    shares = any(name == "weight" or name.startswith("cache_") for name in body)
+    return Wanted(
+        None if given.suspended is UNSET else given.suspended,
+        Limits(**limits) if not _LIMITS.keys().isdisjoint(body) else None,
+        (after("weight", before.weight, 1.0), CacheShare(**share)) if shares else None,
+    )
+
+
+def _is_null(body: Mapping[str, Any], name: str) -> bool:
+    return name in body and body[name] is None
 
 
 def tenant(info: TenantInfo) -> dict[str, Any]:
     return {
         "id": info.id, "object": "tenant", "name": info.name, "status": info.status, "weight": info.weight,
+        "suspended": info.status == "suspended", "created_at": info.created_at, "archived_at": info.archived_at,
+        **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
         **{f"cache_{name}": getattr(info.cache, name) for name in CacheShare.__struct_fields__},
+    }  # fmt: skip
+
+
+def erased(report: ErasureReport) -> dict[str, Any]:
+    return {
+        "id": report.tenant_id, "object": "tenant.deleted", "deleted": True, "erased_at": report.erased_at,
+        "num_keys": report.num_keys, "num_files": report.num_files, "num_answers": report.num_answers,
+        "data_key_destroyed": report.data_key_destroyed,
     }  # fmt: skip

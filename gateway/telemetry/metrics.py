@@ -9,6 +9,7 @@ import prometheus_client
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.rules import BudgetUse, Rule
 from gateway.telemetry.exposition import Labelled, Page, expose
 from gateway.telemetry.record import RequestRecord
 
@@ -59,18 +60,23 @@ class Metrics:
             "headgate_event_loop_lag_seconds", "How late a timer of 100 ms fires.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0), registry=self.registry,
         )  # fmt: skip
-        self.choices = Counter(
-            "headgate_router_choices",
-            "Why a worker was chosen.",
-            ("reason",),
-            registry=self.registry,
-        )
+        self.shadow_refusals = Counter(
+            "headgate_shadow_refusals", "Requests that a limit or budget in shadow mode would have refused.",
+            ("level", "dimension"), registry=self.registry,
+        )  # fmt: skip
         self.worker_state = Gauge(
             "headgate_worker_state",
             "1 for the state a worker is in.",
             ("worker", "state"),
             registry=self.registry,
         )
+
+    def note_shadow(self, limit: Rule | BudgetUse) -> None:
+        if isinstance(limit, Rule):
+            level, dimension = str(limit.level), str(limit.dimension)
+        else:
+            level, dimension = limit.budget.scope, "budget_micro_units"
+        self.shadow_refusals.labels(level, dimension).inc()
 
     def serve_models(self, models: Iterable[str]) -> None:
         """The only values of the label `model`; all else is `_other`."""
@@ -80,7 +86,7 @@ class Metrics:
         return expose(self._labelled, accept)
 
     def observe(self, record: RequestRecord) -> None:
-        model = record.model if record.model in self._models else OTHER
+        model = self._model(record.model)
         self.requests.labels(record.route, model, record.tier or "none", outcome_of(record)).inc()
         if record.disconnect_phase:
             self.disconnects.labels(record.disconnect_phase).inc()
@@ -95,6 +101,11 @@ class Metrics:
             if record.usage.output > 1:
                 per_token = (end_ms - first_ms) / 1e3 / (record.usage.output - 1)
                 self.per_token.labels(operation, model).observe(per_token)
+
+    def _model(self, name: str) -> str:
+        """One with an adapter counts as its base model."""
+        base = name.rpartition(":")[0]
+        return next((known for known in (name, base) if known in self._models), OTHER)
 
 
 def outcome_of(record: RequestRecord) -> str:

@@ -109,7 +109,7 @@ def _chat(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
     span.events += [
         (event.name, place(event), _given({names.STEP: event.step if event.step >= 0 else None}))
         for event in timeline
-        if event.name in ("first_token", "preempted", "resumed", "parked")
+        if event.name in ("first_token", "preempted", "resumed", "parked", "thinned")
     ]
     span.children = _phases(timeline, place)
     return span

@@ -28,7 +28,8 @@ Look = Callable[[], Awaitable[list[Registration] | None]]
 
 
 class Fleet:
-    def __init__(self, look: Look, keep_records: KeepRecords) -> None:
+    def __init__(self, look: Look, keep_records: KeepRecords, group_key: bytes = b"") -> None:
+        self._group_key = group_key
         self._look = look
         self._keep_records = keep_records
         self._process = new_process_id()
@@ -52,7 +53,9 @@ class Fleet:
                     self._known = {registration.worker: registration for registration in found}
                 for registration in self._known.values():
                     if registration.worker not in self._links:
-                        link = WorkerLink(registration, self._process, self._keep_records)
+                        link = WorkerLink(
+                            registration, self._process, self._keep_records, self._group_key
+                        )
                         self._links[registration.worker] = link
                         tasks.create_task(self._serve(link))
                 await asyncio.sleep(LOOK_EVERY_S)

@@ -1,0 +1,119 @@
+"""Budgets and quotas as values, and the arithmetic of their periods. Pure: no clock, no SQL, no Redis.
+
+Intervals are half open, in UTC, in Unix milliseconds. Money is in micro-units.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+PeriodKind = Literal["hour", "day", "month", "fixed"]
+Hardness = Literal["hard", "soft", "shadow"]
+"""hard: refuses and stops. soft: alerts. shadow: also notes in metrics what a hard one would have refused."""
+
+THRESHOLDS = (50, 80, 100)
+"""Percent of a budget at which an alert is due."""
+
+KNOWN_AFTER_MS = 10_000
+"""So long after its creation every gateway counts against a budget."""
+
+
+class Period(msgspec.Struct, frozen=True):
+    start_ms: int
+    end_ms: int
+
+
+class Adjustment(msgspec.Struct, frozen=True):
+    """Raises (or, negative, lowers) a budget's limit for a time."""
+
+    id: str
+    micro_units: int
+    from_ms: int
+    until_ms: int
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `budget` with its adjustments. Scope: the tenant or one key of it, each perhaps of one model or tier."""
+
+    id: str
+    tenant_id: str
+    key_id: str | None = None
+    model: str | None = None
+    tier: str | None = None
+    period: PeriodKind
+    start_ms: int = 0
+    """Of a fixed period only, as `end_ms`."""
+    end_ms: int = 0
+    limit_micro_units: int
+    hardness: Hardness = "hard"
+    created_at: int = 0
+    version: int = 0
+    """Of two readings the one with the higher number is newer."""
+    adjustments: tuple[Adjustment, ...] = ()
+
+    @property
+    def scope(self) -> Literal["key", "tenant"]:
+        return "tenant" if self.key_id is None else "key"
+
+    def binds(self, key_id: str, model: str | None, tier: str) -> bool:
+        """`model` None: whether it would for some model."""
+        return (
+            self.key_id in (None, key_id)
+            and (self.model is None or model is None or self.model == model)
+            and self.tier in (None, tier)
+        )
+
+    def period_at(self, now_ms: int) -> Period | None:
+        """The period that a request opened then belongs to. None: a fixed one that has not begun, or is over."""
+        if self.period == "fixed":
+            inside = self.start_ms <= now_ms < self.end_ms
+            return Period(self.start_ms, self.end_ms) if inside else None
+        return _calendar(self.period, now_ms)
+
+    def limit_at(self, now_ms: int) -> int:
+        change = sum(
+            adjustment.micro_units
+            for adjustment in self.adjustments
+            if adjustment.from_ms <= now_ms < adjustment.until_ms
+        )
+        return max(0, self.limit_micro_units + change)
+
+    def begins_empty(self, period: Period) -> bool:
+        """No request can have been charged to the period without every gateway knowing this budget."""
+        return self.created_at * 1000 + KNOWN_AFTER_MS <= period.start_ms
+
+
+Level = Literal["key", "tenant", "model", "end_user"]
+Dimension = Literal[
+    "requests_per_minute", "tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute",
+    "requests_per_day", "batch_tokens_per_day", "concurrency",
+]  # fmt: skip
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """One limit. `subject`: a key's or a model's id; empty: the tenant itself, or each of its end users."""
+
+    level: Level
+    subject: str
+    dimension: Dimension
+    limit: int
+    shadow: bool = False
+    """Noted where it would have refused, never enforced."""
+
+
+def _calendar(kind: Literal["hour", "day", "month"], now_ms: int) -> Period:
+    now = datetime.fromtimestamp(now_ms // 1000, UTC).replace(minute=0, second=0)
+    if kind == "hour":
+        return _period(now, now + timedelta(hours=1))
+    start = now.replace(hour=0)
+    if kind == "day":
+        return _period(start, start + timedelta(days=1))
+    start = start.replace(day=1)
+    return _period(start, (start + timedelta(days=32)).replace(day=1))
+
+
+def _period(start: datetime, end: datetime) -> Period:
+    return Period(int(start.timestamp()) * 1000, int(end.timestamp()) * 1000)

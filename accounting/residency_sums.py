@@ -1,0 +1,97 @@
+"""Sums of what was charged for kept KV, as invoices have it and as the charges say, and the charges priced once more."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import numbers, prices, pricing
+from accounting.invoice_models import Invoice, InvoiceLine
+from accounting.periods import period_of
+from accounting.residency_models import ResidencyCharge
+
+CLASSES = ("residency_cache", "residency_pinned")
+HOUR_MS = 3_600_000
+
+
+class Key(NamedTuple):
+    period: str
+    model: str
+    price_version: str
+    currency: str
+    token_class: str
+
+
+class Kept(NamedTuple):
+    """`byte_hours`: whole ones of each charge."""
+
+    byte_hours: int = 0
+    amount: int = 0
+
+    def __sub__(self, other: Kept) -> Kept:
+        return Kept(self.byte_hours - other.byte_hours, self.amount - other.amount)
+
+
+async def charged(
+    conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]
+) -> dict[Key, Kept]:
+    table = ResidencyCharge
+    groups = (table.hour, table.model, table.price_version, table.currency)
+    parts = ((table.cache, table.charge_cache), (table.pinned, table.charge_pinned))
+    columns = [column for kept, charge in parts for column in (_hours(kept), func.sum(charge))]
+    query = select(*groups, *columns).where(table.tenant_id == tenant_id, *where)
+    found: dict[Key, Kept] = {}
+    for row in await conn.execute(query.group_by(*groups)):
+        for i, token_class in enumerate(CLASSES):
+            key = Key(period_of(row.hour), row.model, row.price_version, row.currency, token_class)
+            hours, amount = int(row[4 + 2 * i]), int(row[5 + 2 * i])
+            before = found.get(key, Kept())
+            found[key] = Kept(before.byte_hours + hours, before.amount + amount)
+    return {key: kept for key, kept in found.items() if kept != Kept()}
+
+
+async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
+    line = InvoiceLine
+    groups = (line.period, line.model, line.price_version, Invoice.currency, line.token_class)
+    query = (
+        select(*groups, func.sum(line.quantity), func.sum(line.amount))
+        .join(Invoice, Invoice.number == line.number)
+        .where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
+        .where(line.kind == "usage", line.token_class.in_(CLASSES))
+        .group_by(*groups)
+    )
+    return {Key(*row[:5]): Kept(int(row[5]), int(row[6])) for row in await conn.execute(query)}
+
+
+async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:
+    """Micro-units of each hour that has any."""
+    table = ResidencyCharge
+    query = (
+        select(table.hour, func.sum(table.charge_cache + table.charge_pinned))
+        .where(table.tenant_id == tenant_id, table.hour >= start, table.hour < end)
+        .group_by(table.hour)
+    )
+    return {row[0]: int(row[1]) for row in await conn.execute(query)}
+
+
+async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
+    """How many charges there are, and those that are not what was kept times its rate."""
+    rates: dict[tuple[str, str], tuple[int, int] | None] = {}
+    num_rows, failures = 0, []
+    for row in (await conn.execute(select(ResidencyCharge.__table__))).all():
+        key = row.price_version, row.model
+        if key not in rates:
+            rates[key] = await prices.residency_rates(conn, *key)
+        priced, num_rows = rates[key], num_rows + 1
+        charge = (
+            None if priced is None else pricing.residency_charge((row.cache, row.pinned), priced)
+        )
+        if charge != [row.charge_cache, row.charge_pinned]:
+            failures.append(row.request_id)
+    return num_rows, failures
+
+
+def _hours(kept: Any) -> Any:
+    return func.sum(kept // HOUR_MS)

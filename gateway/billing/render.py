@@ -1,0 +1,42 @@
+"""An invoice as bytes of the type that was asked for. HTML escapes everything; nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jinja2
+
+from accounting import csv_text
+from accounting.invoices import InvoiceInfo
+from gateway.billing.document import csv_records, document
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("gateway.billing", "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def html(info: InvoiceInfo) -> bytes:
+    return _TEMPLATES.get_template("invoice.html").render(doc=document(info)).encode()
+
+
+def csv(info: InvoiceInfo) -> bytes:
+    return csv_text.lines(csv_records(info)).encode()
+
+
+def as_pdf(info: InvoiceInfo) -> bytes:
+    # Fonts and pictures take long to load, and a gateway that only serves tokens needs none.
+    from gateway.billing import pdf
+
+    return pdf.render(document(info), info.created_at)
+
+
+RENDERERS: Mapping[str, Callable[[InvoiceInfo], bytes]] = {
+    "text/csv": csv,
+    "text/html": html,
+    "application/pdf": as_pdf,
+}
+"""Beside `application/json`, which is the route's own."""

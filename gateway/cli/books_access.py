@@ -1,0 +1,39 @@
+"""Commands that read the books from SQL themselves, so that they work when nothing else runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting import migrate
+from accounting.db import Database
+from accounting.errors import AccountingError
+from gateway.cli.common import fail
+from gateway.cli.home import Home
+
+T = TypeVar("T")
+
+
+def with_books(home: Path, work: Callable[[Database], Awaitable[T]]) -> T:
+    """Runs `work` on the home's database, or on HEADGATE_DATABASE_URL. What fails is one sentence."""
+    try:
+        return asyncio.run(_run(Home(home.expanduser().resolve()), work))
+    except AccountingError as error:
+        fail(str(error))
+    except (SQLAlchemyError, OSError) as error:
+        fail(f"The books cannot be read: {str(error).splitlines()[0]}")
+
+
+async def _run(home: Home, work: Callable[[Database], Awaitable[T]]) -> T:
+    url = os.environ.get("HEADGATE_DATABASE_URL") or home.database_url
+    await asyncio.to_thread(migrate.check, url)
+    database = Database(url)
+    try:
+        return await work(database)
+    finally:
+        await database.close()

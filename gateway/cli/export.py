@@ -1,0 +1,81 @@
+"""`headgate export`: ledger, usage and FOCUS rows as files, straight from SQL."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accounting import exports, focus
+from accounting.db import Database
+from gateway.cli.books_access import with_books
+from gateway.cli.common import home_option
+from gateway.cli.row_files import FORMATS, Columns, Format
+from gateway.cli.times import MOMENT
+from gateway.cli.whole_file import whole_file
+
+Pages = AsyncIterator[Sequence[Sequence[Any]]]
+
+
+@click.group()
+def export() -> None:
+    """Rows for other programs. A file appears when it is whole, or not at all."""
+
+
+def _command(
+    name: str, summary: str, columns: Columns, pages: Callable[[Database, int, int], Pages]
+) -> None:
+    @export.command(name, help=summary)
+    @click.option("--from", "start", type=MOMENT, required=True, help="Inclusive, UTC.")
+    @click.option("--to", "end", type=MOMENT, required=True, help="Exclusive, UTC.")
+    @click.option("--format", "kind", type=click.Choice(list(FORMATS)), default="csv", show_default=True)  # fmt: skip
+    @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="-", show_default="standard output")  # fmt: skip
+    @home_option
+    def command(start: int, end: int, kind: Format, out: Path, home: Path) -> None:
+        if start >= end:
+            raise click.UsageError("--from must lie before --to.")
+
+        async def work(database: Database) -> int:
+            place = nullcontext(sys.stdout.buffer) if out == Path("-") else whole_file(out)
+            num_rows = 0
+            with place as file:
+                target = FORMATS[kind](file, columns)
+                async for page in pages(database, start, end):
+                    target.write(page)
+                    num_rows += len(page)
+                target.close()
+            return num_rows
+
+        num_rows = with_books(home, work)
+        click.echo(f"{num_rows} rows", err=True)
+
+
+def _focus(database: Database, start: int, end: int) -> Pages:
+    return focus.rows(database, start, end, os.environ.get("HEADGATE_INVOICE_ISSUER", "Headgate"))
+
+
+_command(
+    "ledger",
+    "Every ledger row of requests that began in the range: settles, voids, write-offs, credits.",
+    Columns(exports.LEDGER_COLUMNS, exports.INTEGERS),
+    exports.ledger_rows,
+)
+_command(
+    "usage",
+    "Sums by day, tenant, key, model, tier and price. Amounts are micro-units.",
+    Columns(exports.USAGE_COLUMNS, exports.INTEGERS),
+    exports.usage_rows,
+)
+_command(
+    "focus",
+    "FOCUS 1.2: a row per day, key, model, tier and token class, and one per credit.",
+    Columns(focus.COLUMNS, focus.INTEGERS, focus.DECIMALS),
+    _focus,
+)
+
+COMMANDS: tuple[click.Command, ...] = (export,)

@@ -1,0 +1,46 @@
+"""`headgate rerate`: what a month would have cost by another sheet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from accounting import rerating
+from accounting.db import Database
+from accounting.rerating import Difference
+from gateway.cli.admin import print_rows
+from gateway.cli.books_access import with_books
+from gateway.cli.common import home_option, json_option
+from gateway.schema.money import decimal
+
+
+@click.command()
+@click.option("--period", required=True, metavar="YYYY-MM")
+@click.option("--sheet", required=True, metavar="SHEET[@VERSION]", help="Without a version: the one in force at each request's start.")  # fmt: skip
+@click.option("--tenant", help="Id.  [default: all]")
+@home_option
+@json_option
+def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: bool) -> None:
+    """What PERIOD would have cost by SHEET, line by line. Writes nothing: to act on it, give credits."""
+
+    async def work(database: Database) -> list[Difference]:
+        async with database.read() as conn:
+            return await rerating.rerate(conn, period, sheet, tenant)
+
+    found = with_books(home, work)
+    columns = (
+        "tenant_id", "model", "tier", "token_class", "quantity", "charged", "rerated", "difference",
+    )  # fmt: skip
+    values = [{**msgspec.structs.asdict(line), "difference": line.difference} for line in found]
+    money = columns[-3:]
+    rows = [
+        (*(value[name] for name in columns[:5]), *(decimal(value[name], 2) for name in money))
+        for value in values
+    ]
+    totals = [decimal(sum(value[name] for value in values), 2) for name in money]
+    print_rows(values, as_json, columns, [*rows, ("total", "", "", "", "", *totals)])
+
+
+COMMANDS: tuple[click.Command, ...] = (rerate,)

@@ -1,0 +1,28 @@
+"""Moments and months on the command line, all in UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+
+class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
+    """A date, a date with a time, or Unix seconds → Unix seconds."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, int):
+            return value
+        if value.isascii() and value.isdigit():
+            return int(value)
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no date like 2026-10-01 or 2026-10-01T12:00Z.", param, ctx)
+        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+MOMENT = Moment()

@@ -1,0 +1,53 @@
+"""Mail by the operator's SMTP server, in a thread. Knows neither what is sent nor why."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from email.message import EmailMessage
+from urllib.parse import unquote, urlsplit
+
+TIMEOUT_S = 15.0
+PORTS = {"smtp": 25, "smtps": 465}
+
+
+class MailFailed(Exception):
+    """The server did not take it."""
+
+
+@dataclass(frozen=True)
+class Mailer:
+    """`url`: smtp://[user:password@]host[:port] (STARTTLS where the server offers it) or smtps://."""
+
+    url: str
+    sender: str
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a URL that is none."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in PORTS or not parts.hostname:
+            raise ValueError("it must begin with smtp:// or smtps:// and name a host")
+
+    async def send(self, recipients: Sequence[str], subject: str, text: str) -> None:
+        """Raises `MailFailed`."""
+        try:
+            message = EmailMessage()
+            message["From"], message["To"] = self.sender, ", ".join(recipients)
+            message["Subject"] = subject
+            message.set_content(text)
+            await asyncio.to_thread(self._send, message)
+        except (OSError, ValueError, smtplib.SMTPException) as error:
+            raise MailFailed(type(error).__name__) from error
+
+    def _send(self, message: EmailMessage) -> None:
+        parts = urlsplit(self.url)
+        kind = smtplib.SMTP_SSL if parts.scheme == "smtps" else smtplib.SMTP
+        port = parts.port or PORTS[parts.scheme]
+        with kind(parts.hostname or "", port, timeout=TIMEOUT_S) as server:
+            if parts.scheme == "smtp" and server.ehlo() and server.has_extn("starttls"):
+                server.starttls()
+            if parts.username:
+                server.login(unquote(parts.username), unquote(parts.password or ""))
+            server.send_message(message)

@@ -1,0 +1,168 @@
+"""Which worker is best for one prompt: a pure function of what is known of each of them, in seconds.
+
+Affinity, then load: the time until the first token decides, and a worker with more than a quarter above the mean of all
+work is left out, so hot prefixes spread by themselves. Where nothing of a tenant's own part is cached, a hash of that
+part decides, so that all gateways send equal beginnings to the same worker. Knows no links, no clock, no index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+Reason = Literal["only", "affinity", "bound", "load", "cold"]
+"""only: no choice. affinity: it has most of the prompt. bound: who has most has too much to do. load: who has most
+would take longer. cold: nobody has any of the tenant's own part."""
+
+LOAD_BOUND = 1.25
+DEFAULT_PREFILL_RATE = 1000.0
+DEFAULT_DECODE_RATE = 50.0
+"""Tokens per second of workers that have not measured any, where no other has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One worker that may take the request."""
+
+    worker: str
+    num_cached: int = 0
+    """Of this prompt's tokens."""
+    num_queued: int = 0
+    """Prompt tokens that wait there."""
+    num_sequences: int = 0
+    """Running and waiting."""
+    max_running: int = 0
+    """0: not known."""
+    prefill_rate: float = 0.0
+    decode_rate: float = 0.0
+    """Tokens per second over all sequences; 0: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    num_prompt: int
+    num_public: int = 0
+    """Tokens of the public region, which every worker has or will have."""
+    anchor: bytes = b""
+    """Names the beginning of the tenant's own part; empty: too short for a name."""
+    num_output: float = 128.0
+    """Expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    worker: str
+    reason: Reason
+    num_cached: int
+    num_elsewhere: int
+    """The most that another worker has."""
+    ttft_s: float
+
+
+def place(candidates: Sequence[Candidate], wanted: Wanted, turn: int = 0) -> Placement:
+    """Candidates must not be empty. `turn` breaks ties of prompts without an anchor. O(candidates)."""
+    rates = _Rates(candidates)
+    within = _within_bound(candidates, wanted, rates)
+    most = max(c.num_cached for c in candidates)
+
+    def ttft_s(c: Candidate) -> float:
+        return rates.ttft_s(c, wanted)
+
+    if all(c.num_cached <= wanted.num_public for c in within):
+        chosen = _cold(within, wanted, rates, turn)
+    else:
+        chosen = min(within, key=lambda c: (ttft_s(c), -c.num_cached, c.worker))
+    others = [c.num_cached for c in candidates if c is not chosen]
+    return Placement(
+        chosen.worker,
+        _reason(candidates, within, chosen, most, wanted),
+        chosen.num_cached,
+        max(others, default=0),
+        ttft_s(chosen),
+    )
+
+
+class _Rates:
+    """What is not measured is taken for the mean of what is."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._prefill = _mean((c.prefill_rate for c in candidates), DEFAULT_PREFILL_RATE)
+        self._decode = _mean((c.decode_rate for c in candidates), DEFAULT_DECODE_RATE)
+
+    def ttft_s(self, c: Candidate, wanted: Wanted) -> float:
+        """Its own prompt and those before it, and the wait until a running sequence ends, if all places are taken."""
+        num_tokens = c.num_queued + wanted.num_prompt - min(c.num_cached, wanted.num_prompt)
+        too_many = max(0, c.num_sequences + 1 - c.max_running) if c.max_running else 0
+        return num_tokens / (c.prefill_rate or self._prefill) + self._decode_s(
+            c, too_many, wanted.num_output
+        )
+
+    def work_s(self, c: Candidate, num_output: float) -> float:
+        """Until it has nothing left to do."""
+        queued_s = c.num_queued / (c.prefill_rate or self._prefill)
+        return queued_s + self._decode_s(c, c.num_sequences, num_output)
+
+    def request_s(self, wanted: Wanted) -> float:
+        """Where nothing of it is cached."""
+        return wanted.num_prompt / self._prefill + wanted.num_output / self._decode
+
+    def _decode_s(self, c: Candidate, num_sequences: int, num_output: float) -> float:
+        return num_sequences * num_output / (c.decode_rate or self._decode)
+
+
+def _within_bound(
+    candidates: Sequence[Candidate], wanted: Wanted, rates: _Rates
+) -> Sequence[Candidate]:
+    """Consistent hashing with bounded loads (arXiv 1608.01350), the request itself included in the mean; never empty,
+    because somebody has at most the mean."""
+    work = [rates.work_s(c, wanted.num_output) for c in candidates]
+    bound = LOAD_BOUND * (sum(work) + rates.request_s(wanted)) / len(candidates)
+    within = [c for c, work_s in zip(candidates, work, strict=True) if work_s <= bound]
+    return within or candidates
+
+
+def _cold(within: Sequence[Candidate], wanted: Wanted, rates: _Rates, turn: int) -> Candidate:
+    if wanted.anchor:
+        most = max(c.num_cached for c in within)
+        return max(
+            (c for c in within if c.num_cached == most),
+            key=lambda c: _rendezvous(wanted.anchor, c.worker),
+        )
+    least_s = min(rates.ttft_s(c, wanted) + rates.work_s(c, wanted.num_output) for c in within)
+    equal = sorted(
+        (c for c in within
+         if rates.ttft_s(c, wanted) + rates.work_s(c, wanted.num_output) == least_s),
+        key=lambda c: c.worker,
+    )  # fmt: skip
+    return equal[turn % len(equal)]
+
+
+def _reason(
+    candidates: Sequence[Candidate],
+    within: Sequence[Candidate],
+    chosen: Candidate,
+    most: int,
+    wanted: Wanted,
+) -> Reason:
+    if len(candidates) == 1:
+        return "only"
+    if most <= wanted.num_public:
+        return "cold" if wanted.anchor else "load"
+    if chosen.num_cached == most:
+        return "affinity"
+    return "load" if max(c.num_cached for c in within) == most else "bound"
+
+
+def _rendezvous(anchor: bytes, worker: str) -> bytes:
+    return blake2b(anchor + worker.encode(), digest_size=8).digest()
+
+
+def _mean(rates: Iterable[float], default: float) -> float:
+    known = [rate for rate in rates if rate > 0]
+    return sum(known) / len(known) if known else default
+
+
+Choose = Callable[[Sequence[Candidate], Wanted, int], Placement]
+"""`place`, or another rule to compare it with."""

@@ -1,0 +1,97 @@
+"""`/admin/v1/adapters`: LoRA adapters that clients name as `model:adapter`. Operator keys only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+
+from accounting import adapters
+from accounting.adapters import AdapterInfo
+from gateway import errors
+from gateway.keys import ADAPTERS, ENGINE, MODELS, PRINCIPAL
+from gateway.routes import common
+from gateway.routes.table import Route
+from gateway.schema import adapters as shapes
+from gateway.schema import query
+from gateway.schema.convert import convert
+from gateway.schema.organization import deleted, page_of, reply
+from gateway.sql import reading, writing
+
+PATH = "/admin/v1/adapters"
+LOAD_S = 20.0
+"""How long a registration waits for the workers' words."""
+LOOK_S = 0.05
+
+
+async def create(request: web.Request) -> web.Response:
+    """Registered once a worker has it; what every worker refuses is a 400 with the reason, and not registered."""
+    fields = convert(await common.json_object(request), shapes.NewAdapter)
+    model = request.app[MODELS].base(fields.model)
+    actor = request[PRINCIPAL].key_id
+    async with writing(request, changes_identities=False) as conn:
+        now = int(time.time())
+        info = await adapters.create(
+            conn, model=model.id, name=fields.name, path=fields.path, tenant_id=fields.tenant,
+            now=now, actor=actor,
+        )  # fmt: skip
+        infos = await adapters.known(conn, now)
+    request.app[ADAPTERS].replace(infos)
+    await _heard(request, info)
+    states = request.app[ADAPTERS].states(info)
+    if states and all(one.state == "failed" for one in states.values()):
+        await _end(request, info.id)
+        reason = next(iter(states.values())).reason
+        raise errors.invalid(f"No worker can load it: {reason}", "path", "adapter_not_usable")
+    return reply(shapes.adapter(info, states))
+
+
+async def list_all(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        page = await adapters.list_adapters(
+            conn,
+            after=query.text(request.query, "after"),
+            limit=query.limit(request.query, 20, 100),
+        )
+    keeper = request.app[ADAPTERS]
+    return reply(page_of(page, lambda info: shapes.adapter(info, keeper.states(info))))
+
+
+async def get(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        info = await adapters.get(conn, request.match_info["adapter_id"])
+    return reply(shapes.adapter(info, request.app[ADAPTERS].states(info)))
+
+
+async def delete(request: web.Request) -> web.Response:
+    adapter_id = request.match_info["adapter_id"]
+    await _end(request, adapter_id)
+    return reply(deleted(adapter_id, "adapter"))
+
+
+async def _end(request: web.Request, adapter_id: str) -> None:
+    """Nobody new gets it; who runs with it ends first."""
+    async with writing(request, changes_identities=False) as conn:
+        now = int(time.time())
+        await adapters.delete(conn, adapter_id, now=now, actor=request[PRINCIPAL].key_id)
+        infos = await adapters.known(conn, now)
+    request.app[ADAPTERS].replace(infos)
+    request.app[ADAPTERS].look(request.app[ENGINE].fleet.links)
+
+
+async def _heard(request: web.Request, info: AdapterInfo) -> None:
+    keeper, deadline = request.app[ADAPTERS], time.monotonic() + LOAD_S
+    while time.monotonic() < deadline:
+        keeper.look(request.app[ENGINE].fleet.links)
+        if all(one.state in ("loaded", "failed") for one in keeper.states(info).values()):
+            return
+        await asyncio.sleep(LOOK_S)
+
+
+ROUTES = [
+    Route("POST", PATH, create, "admin", takes=shapes.NewAdapter),
+    Route("GET", PATH, list_all, "admin"),
+    Route("GET", f"{PATH}/{{adapter_id}}", get, "admin"),
+    Route("DELETE", f"{PATH}/{{adapter_id}}", delete, "admin"),
+]

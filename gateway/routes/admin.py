@@ -1,0 +1,69 @@
+"""What the operator's rooms share: a checked body, who acts, when, and the route with its scope."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from gateway import body, errors
+from gateway.keys import PRINCIPAL
+from gateway.routes.table import Handler, Route
+from gateway.schema import query
+from gateway.schema.convert import convert
+from gateway.schema.json_body import decode_object
+
+PROJECTS = "/v1/organization/projects"
+PROJECT = PROJECTS + "/{project_id}"
+MAX_BODY_BYTES = 64 * 1024
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+async def json_object(request: web.Request) -> dict[str, Any]:
+    return decode_object(await body.read(request, MAX_BODY_BYTES))
+
+
+async def fields(request: web.Request, kind: type[T], unsupported: tuple[str, ...] = ()) -> T:
+    value = await json_object(request)
+    for name in unsupported:
+        if value.get(name) is not None:
+            raise errors.invalid(
+                f"The parameter '{name}' is not supported.", name, "unsupported_parameter"
+            )
+    return convert(value, kind)
+
+
+def project(request: web.Request) -> str:
+    return part(request, "project_id")
+
+
+def part(request: web.Request, name: str) -> str:
+    return request.match_info[name]
+
+
+def actor(request: web.Request) -> str:
+    return request[PRINCIPAL].key_id
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def expiry(seconds: int | None) -> int | None:
+    return None if seconds is None else now() + seconds
+
+
+def ends_streams(request: web.Request) -> bool:
+    """`?revoke=immediate`: what runs ends too, not only what is to come."""
+    return query.choice(request.query, "revoke", ("immediate",)) is not None
+
+
+def route(
+    method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None
+) -> Route:
+    """`takes`: the body; None: nothing is read."""
+    return Route(
+        method, path, handler, "admin", MAX_BODY_BYTES, json_body=takes is not None, takes=takes
+    )

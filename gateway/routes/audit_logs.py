@@ -1,0 +1,51 @@
+"""`GET /v1/organization/audit_logs`: who changed what, newest first."""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from accounting import audit
+from accounting.audit import AuditFilter, Comparison
+from gateway import errors
+from gateway.routes.admin import route
+from gateway.schema import audit_logs as shapes
+from gateway.schema import query
+from gateway.schema.organization import page_of, reply
+from gateway.sql import reading
+
+ARRAYS = ("event_types", "project_ids", "actor_ids", "resource_ids")
+COMPARISONS: tuple[Comparison, ...] = ("gt", "gte", "lt", "lte")
+BOUNDS = tuple(f"effective_at[{comparison}]" for comparison in COMPARISONS)
+_SECONDS = re.compile(r"\d{1,12}", re.ASCII)
+
+
+async def list_entries(request: web.Request) -> web.Response:
+    asked = request.query
+    query.refuse_unknown(asked, (*ARRAYS, *BOUNDS, "limit", "after", "before"))
+    types, tenant_ids, actors, object_ids = (query.array(asked, name) for name in ARRAYS)
+    async with reading(request) as conn:
+        page = await audit.list_entries(
+            conn,
+            AuditFilter(types, tenant_ids, actors, object_ids, _bounds(asked)),
+            after=query.text(asked, "after"),
+            before=query.text(asked, "before"),
+            limit=query.limit(asked, 20, 100),
+        )
+    return reply(page_of(page, shapes.entry))
+
+
+def _bounds(asked: query.Query) -> tuple[tuple[Comparison, int], ...]:
+    found = []
+    for comparison, name in zip(COMPARISONS, BOUNDS, strict=True):
+        value = query.text(asked, name)
+        if value is None:
+            continue
+        if not _SECONDS.fullmatch(value):
+            raise errors.invalid(f"'{name}' must be a time in Unix seconds.", name, "invalid_type")
+        found.append((comparison, int(value)))
+    return tuple(found)
+
+
+ROUTES = [route("GET", "/v1/organization/audit_logs", list_entries)]

@@ -1,0 +1,25 @@
+"""`POST /admin/v1/verify-books`: the equations of the ledger, over all of it. Operator keys only."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.keys import DATABASE, METERING, SETTINGS
+from gateway.routes.table import Route
+from gateway.schema.organization import reply
+from gateway.sql import translated
+from gateway.verification import verify
+
+
+async def create(request: web.Request) -> web.Response:
+    """200 also when something is wrong: the answer says what. It reads the whole ledger."""
+    with translated():
+        found = await verify(
+            request.app[DATABASE],
+            request.app[SETTINGS].journals_dir,
+            request.app[METERING].link,
+        )
+    return reply(found.shape())
+
+
+ROUTES = [Route("POST", "/admin/v1/verify-books", create, "admin")]

@@ -1,0 +1,137 @@
+"""`/admin/v1/budgets` and `/admin/v1/quotas`: what a tenant may spend and use. Operator keys only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import budgets, quotas, spend, tenants
+from accounting.budget_types import Budget, Quota
+from accounting.paging import Page
+from gateway.keys import PRINCIPAL
+from gateway.routes import common
+from gateway.routes.table import Route
+from gateway.schema import budgets as shapes
+from gateway.schema import query
+from gateway.schema.convert import convert
+from gateway.schema.organization import deleted, page_of, reply
+from gateway.sql import reading, writing
+
+PATH = "/admin/v1/budgets"
+ONE = f"{PATH}/{{budget_id}}"
+QUOTAS = "/admin/v1/quotas"
+
+
+async def create(request: web.Request) -> web.Response:
+    fields = convert(await common.json_object(request), shapes.BudgetFields)
+    async with writing(request) as conn:
+        made = await budgets.create(conn, fields.new(), **_who(request))
+        return await _reply(conn, made)
+
+
+async def list_all(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        page = await budgets.list_budgets(
+            conn,
+            tenant_id=query.text(request.query, "project_id"),
+            after=query.text(request.query, "after"),
+            limit=query.limit(request.query, 20, 100),
+        )
+        shown = Page(await _shown(conn, page.items), page.has_more)
+    return reply(page_of(shown, lambda one: one))
+
+
+async def get(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        return await _reply(conn, await budgets.get(conn, request.match_info["budget_id"]))
+
+
+async def change(request: web.Request) -> web.Response:
+    fields = convert(await common.json_object(request), shapes.BudgetChanges)
+    async with writing(request) as conn:
+        before = await budgets.get(conn, request.match_info["budget_id"])
+        after = await budgets.change(
+            conn,
+            before.id,
+            limit_micro_units=fields.limit_micro_units,
+            hardness=fields.hardness(before.hardness),
+            **_who(request),
+        )
+        return await _reply(conn, after)
+
+
+async def delete(request: web.Request) -> web.Response:
+    budget_id = request.match_info["budget_id"]
+    async with writing(request) as conn:
+        await budgets.delete(conn, budget_id, **_who(request))
+    return reply(deleted(budget_id, "budget"))
+
+
+async def adjust(request: web.Request) -> web.Response:
+    fields = convert(await common.json_object(request), shapes.NewAdjustment)
+    async with writing(request) as conn:
+        after = await budgets.adjust(
+            conn,
+            request.match_info["budget_id"],
+            fields.micro_units,
+            fields.from_ * 1000,
+            fields.to * 1000,
+            **_who(request),
+        )
+        return await _reply(conn, after)
+
+
+async def list_quotas(request: web.Request) -> web.Response:
+    tenant_id = query.text(request.query, "project_id") or ""
+    async with reading(request) as conn:
+        await tenants.get(conn, tenant_id)
+        found = await quotas.of_tenant(conn, tenant_id)
+    return reply({"object": "list", "data": [shapes.quota(tenant_id, one) for one in found]})
+
+
+async def set_quota(request: web.Request) -> web.Response:
+    fields = convert(await common.json_object(request), shapes.QuotaFields)
+    async with writing(request) as conn:
+        if fields.limit is None:
+            await quotas.remove(
+                conn, fields.project_id, fields.level, fields.subject, fields.dimension, **_who(request)
+            )  # fmt: skip
+            return reply({"object": "quota.deleted", "deleted": True})
+        quota = Quota(fields.level, fields.subject, fields.dimension, fields.limit, fields.shadow)
+        await quotas.put(conn, fields.project_id, quota, **_who(request))
+    return reply(shapes.quota(fields.project_id, quota))
+
+
+def _who(request: web.Request) -> dict[str, Any]:
+    return {"now": int(time.time()), "actor": request[PRINCIPAL].key_id}
+
+
+async def _reply(conn: AsyncConnection, budget: Budget) -> web.Response:
+    return reply((await _shown(conn, [budget]))[0])
+
+
+async def _shown(conn: AsyncConnection, found: Sequence[Budget]) -> list[dict[str, Any]]:
+    now_ms = time.time_ns() // 1_000_000
+    alerts = await spend.alerts(conn, [budget.id for budget in found])
+    shown = []
+    for budget in found:
+        period = budget.period_at(now_ms)
+        used = 0 if period is None else await spend.spent(conn, budget, period)
+        shown.append(shapes.budget(budget, now_ms, used, alerts.get(budget.id, [])))
+    return shown
+
+
+ROUTES = [
+    Route("POST", PATH, create, "admin", takes=shapes.BudgetFields),
+    Route("GET", PATH, list_all, "admin"),
+    Route("GET", ONE, get, "admin"),
+    Route("PATCH", ONE, change, "admin", takes=shapes.BudgetChanges),
+    Route("DELETE", ONE, delete, "admin"),
+    Route("POST", f"{ONE}/adjustments", adjust, "admin", takes=shapes.NewAdjustment),
+    Route("GET", QUOTAS, list_quotas, "admin"),
+    Route("POST", QUOTAS, set_quota, "admin", takes=shapes.QuotaFields),
+]

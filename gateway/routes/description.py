@@ -1,0 +1,21 @@
+"""`GET /openapi.json`: what is served here, described by the table that serves it. No tenant and no model in it."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from gateway.keys import ROUTES as TABLE
+from gateway.routes.table import Route
+from gateway.schema import openapi
+
+PATH = "/openapi.json"
+
+
+async def describe(request: web.Request) -> web.Response:
+    table = list(request.app[TABLE].values())
+    text = msgspec.json.encode(openapi.document(table))
+    return web.Response(body=text, content_type="application/json")
+
+
+ROUTES = [Route("GET", PATH, describe, "none")]

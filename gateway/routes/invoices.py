@@ -1,0 +1,128 @@
+"""`/admin/v1/invoices` and `/admin/v1/credits`: closed periods, and what is given back or prepaid. Operator keys only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+
+from accounting import credits, invoices
+from accounting.errors import KeyReusedError
+from gateway import errors
+from gateway.billing.render import RENDERERS
+from gateway.keys import DATABASE, PRINCIPAL, SETTINGS
+from gateway.routes import common
+from gateway.routes.table import Route
+from gateway.schema import invoices as shapes
+from gateway.schema import query
+from gateway.schema.convert import convert
+from gateway.schema.organization import listing, page_of, reply
+from gateway.sql import reading, translated, writing
+
+INVOICES, CREDITS = "/admin/v1/invoices", "/admin/v1/credits"
+JSON = "application/json"
+MAX_KEY_CHARS = 255
+
+
+async def close(request: web.Request) -> web.Response:
+    """One tenant's period, or everybody's who used something in it; each is closed once."""
+    wanted = convert(await common.json_object(request), shapes.NewInvoice)
+    if wanted.project_id is not None:
+        return reply(shapes.invoice(await _close(request, wanted.project_id, wanted.period)))
+    async with reading(request) as conn:
+        due = await invoices.due_tenants(conn, wanted.period)
+    made = [shapes.invoice(await _close(request, tenant_id, wanted.period)) for tenant_id in due]
+    return reply(listing(made, has_more=False))
+
+
+async def list_all(request: web.Request) -> web.Response:
+    asked = request.query
+    query.refuse_unknown(asked, {"after", "limit", "project_id", "period"})
+    limit = query.limit(asked, 20, 100)
+    async with reading(request) as conn:
+        page = await invoices.list_invoices(
+            conn, tenant_id=query.text(asked, "project_id"), period=query.text(asked, "period"),
+            after=query.text(asked, "after"), limit=limit,
+        )  # fmt: skip
+    return reply(page_of(page, shapes.invoice))
+
+
+async def get(request: web.Request) -> web.Response:
+    kind = _kind(request.headers.get("accept", "*/*"))
+    async with reading(request) as conn:
+        found = await invoices.get(conn, request.match_info["number"])
+    if kind == JSON:
+        return reply(shapes.invoice(found))
+    content = await asyncio.to_thread(RENDERERS[kind], found)
+    name = f"{found.number}.{kind.rpartition('/')[2]}"
+    headers = {
+        "content-disposition": f'{"inline" if kind == "text/html" else "attachment"}; filename="{name}"',
+        # The page needs its own style and nothing else.
+        "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+    }
+    charset = None if kind == "application/pdf" else "utf-8"
+    return web.Response(body=content, content_type=kind, charset=charset, headers=headers)
+
+
+async def give_credit(request: web.Request) -> web.Response:
+    key = request.headers.get("idempotency-key", "")
+    if not 0 < len(key) <= MAX_KEY_CHARS:
+        raise errors.invalid(
+            f"An Idempotency-Key header of 1 to {MAX_KEY_CHARS} characters is required here.",
+            code="idempotency_key_required",
+        )
+    wanted = convert(await common.json_object(request), shapes.CreditFields).wanted()
+    try:
+        async with writing(request, changes_identities=False) as conn:
+            made, is_replay = await credits.create(
+                conn, wanted, key=key, issuer=request.app[SETTINGS].invoice_issuer,
+                now_ms=time.time_ns() // 1_000_000, actor=request[PRINCIPAL].key_id,
+            )  # fmt: skip
+    except KeyReusedError as error:
+        raise errors.ApiError(422, str(error), code="idempotency_mismatch") from None
+    answer = reply(shapes.credit(made))
+    if is_replay:
+        answer.headers["idempotent-replayed"] = "true"
+    return answer
+
+
+async def list_credits(request: web.Request) -> web.Response:
+    asked = request.query
+    query.refuse_unknown(asked, {"after", "limit", "project_id"})
+    limit = query.limit(asked, 20, 100)
+    async with reading(request) as conn:
+        page = await credits.list_credits(
+            conn, tenant_id=query.text(asked, "project_id"), after=query.text(asked, "after"), limit=limit
+        )  # fmt: skip
+    return reply(page_of(page, shapes.credit))
+
+
+async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.InvoiceInfo:
+    with translated():
+        return await invoices.close(
+            request.app[DATABASE], tenant_id, period, issuer=request.app[SETTINGS].invoice_issuer,
+            now_ms=time.time_ns() // 1_000_000, actor=request[PRINCIPAL].key_id,
+        )  # fmt: skip
+
+
+def _kind(accept: str) -> str:
+    """The first type of the header that there is, whatever its weight. Raises `ApiError` 406."""
+    for part in accept.split(","):
+        asked = part.partition(";")[0].strip().lower()
+        if asked in (JSON, "*/*", "application/*", ""):
+            return JSON
+        if asked in RENDERERS:
+            return asked
+    raise errors.ApiError(
+        406, f"An invoice is {JSON}, {', '.join(RENDERERS)}.", code="not_acceptable"
+    )
+
+
+ROUTES = [
+    Route("POST", INVOICES, close, "admin", takes=shapes.NewInvoice),
+    Route("GET", INVOICES, list_all, "admin"),
+    Route("GET", INVOICES + "/{number}", get, "admin"),
+    Route("POST", CREDITS, give_credit, "admin", takes=shapes.CreditFields),
+    Route("GET", CREDITS, list_credits, "admin"),
+]

@@ -1,0 +1,34 @@
+"""`GET /v1/me/limits`: every limit and budget that binds the calling key, with what counts against it now."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+
+from accounting.types import Tier
+from gateway import errors
+from gateway.keys import ENGINE, MODELS, PRINCIPAL
+from gateway.limit_replies import shown
+from gateway.redis_link import LimiterUnavailable
+from gateway.routes.table import Route
+from gateway.rules import everything_of
+from gateway.schema.organization import reply
+
+
+async def me(request: web.Request) -> web.Response:
+    principal = request[PRINCIPAL]
+    tiers: tuple[Tier, ...] = ("batch",) if principal.kind == "batch" else ("interactive", "batch")
+    models = {model.id for model in request.app[MODELS].visible(principal)}
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        holder, names = everything_of(principal, sorted(models), tiers, now_ms)
+        peek = await request.app[ENGINE].admission.limiter.peek(holder)
+    except LimiterUnavailable as reason:
+        raise errors.unavailable(
+            "limiter_unavailable", "Limits cannot be read right now."
+        ) from reason
+    return reply({"object": "list", "data": shown(holder, peek, names), "as_of": now_ms // 1000})
+
+
+ROUTES = [Route("GET", "/v1/me/limits", me, "any")]

@@ -1,0 +1,112 @@
+"""`/admin/v1/price-sheets`, and which sheet a tenant pays by. Versions are immutable. Operator keys only."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from aiohttp import web
+
+from accounting import changes, price_lists, prices
+from accounting.errors import ConflictError, NotFoundError
+from gateway import errors
+from gateway.keys import PRINCIPAL
+from gateway.routes import common
+from gateway.routes.table import Route
+from gateway.schema import prices as shapes
+from gateway.schema import query
+from gateway.schema.convert import convert
+from gateway.schema.organization import page_of, reply
+from gateway.sql import reading, writing
+
+PATH = "/admin/v1/price-sheets"
+OF_TENANT = "/admin/v1/tenants/{tenant_id}/price-sheet"
+
+
+async def create(request: web.Request) -> web.Response:
+    """A new sheet, or the next version of one: its predecessor, if open, ends where it begins."""
+    wanted = convert(await common.json_object(request), shapes.NewSheetVersion)
+    if len(wanted.table()) != len(wanted.rates):
+        raise errors.invalid("A model and tier has one set of rates.", "rates")
+    async with writing(request, changes_identities=False) as conn:
+        made = await _create(conn, wanted, int(time.time()), request[PRINCIPAL].key_id)
+    return reply(shapes.sheet_version(made))
+
+
+async def list_all(request: web.Request) -> web.Response:
+    query.refuse_unknown(request.query, {"after", "limit"})
+    after, limit = query.text(request.query, "after"), query.limit(request.query, 20, 100)
+    async with reading(request) as conn:
+        page = await price_lists.list_versions(conn, after=after, limit=limit)
+    return reply(page_of(page, shapes.sheet_version))
+
+
+async def get(request: web.Request) -> web.Response:
+    sheet, number = request.match_info["sheet"], request.match_info["version"]
+    if not re.fullmatch(r"[0-9]{1,9}", number):
+        raise errors.not_found()
+    async with reading(request) as conn:
+        return reply(shapes.sheet_version(await price_lists.get(conn, sheet, int(number))))
+
+
+async def assign(request: web.Request) -> web.Response:
+    wanted = convert(await common.json_object(request), shapes.NewAssignment)
+    tenant_id = request.match_info["tenant_id"]
+    now = int(time.time())
+    start = now if wanted.from_ is None else wanted.from_
+    until_ms = None if wanted.until is None else wanted.until * 1000
+    async with writing(request, changes_identities=False) as conn:
+        await prices.assign(conn, tenant_id, wanted.sheet, start * 1000, until_ms)
+        await changes.record(
+            conn, "headgate.price_sheet.assigned", actor=request[PRINCIPAL].key_id, now=now, tenant_id=tenant_id,
+            object_id=wanted.sheet, detail={"from": start, "until": wanted.until},
+        )  # fmt: skip
+        intervals = await price_lists.assignments(conn, tenant_id)
+    return reply(shapes.assigned(tenant_id, intervals))
+
+
+async def assignments(request: web.Request) -> web.Response:
+    tenant_id = request.match_info["tenant_id"]
+    async with reading(request) as conn:
+        return reply(shapes.assigned(tenant_id, await price_lists.assignments(conn, tenant_id)))
+
+
+async def _create(
+    conn: Any, wanted: shapes.NewSheetVersion, now: int, actor: str
+) -> price_lists.SheetVersion:
+    await _sheet(conn, wanted, now)
+    start = now if wanted.from_ is None else wanted.from_
+    price_version = await prices.add_version(
+        conn,
+        wanted.sheet,
+        wanted.table(),
+        start * 1000,
+        None if wanted.until is None else wanted.until * 1000,
+        residency={r.model: (r.cache, r.pinned) for r in wanted.residency},
+        now=now,
+    )
+    await changes.record(
+        conn, "headgate.price_sheet.version_created", actor=actor, now=now, object_id=price_version
+    )
+    return await price_lists.get(conn, *price_lists.split(price_version))
+
+
+async def _sheet(conn: Any, wanted: shapes.NewSheetVersion, now: int) -> None:
+    """Makes it if it is new. Raises ConflictError for another currency."""
+    try:
+        currency = await prices.currency_of(conn, wanted.sheet)
+    except NotFoundError:
+        await prices.create_sheet(conn, wanted.sheet, wanted.currency or "USD", now)
+        return
+    if wanted.currency is not None and wanted.currency.upper() != currency:
+        raise ConflictError(f"The currency of this sheet is {currency}.")
+
+
+ROUTES = [
+    Route("POST", PATH, create, "admin", takes=shapes.NewSheetVersion),
+    Route("GET", PATH, list_all, "admin"),
+    Route("GET", PATH + "/{sheet}/{version}", get, "admin"),
+    Route("PUT", OF_TENANT, assign, "admin", takes=shapes.NewAssignment),
+    Route("GET", OF_TENANT, assignments, "admin"),
+]

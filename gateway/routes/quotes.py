@@ -1,0 +1,35 @@
+"""`POST /v1/quotes`: what a request would cost, without running it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from gateway import quotes
+from gateway.keys import ENGINE, PRINCIPAL, RECORD
+from gateway.routes import chat, common, completions
+from gateway.routes.table import Route
+from gateway.schema.convert import convert
+
+PLANS = {"/v1/chat/completions": chat.plan, "/v1/completions": completions.plan}
+
+
+class QuoteFields(msgspec.Struct, frozen=True):
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    body: dict[str, Any]
+
+
+async def create(request: web.Request) -> web.Response:
+    fields = convert(await common.json_object(request), QuoteFields)
+    record, admission = request[RECORD], request.app[ENGINE].admission
+    plan = await PLANS[fields.endpoint](request, fields.body)
+    headers = await admission.count(record.request_id, request[PRINCIPAL], plan.orders[0].model.id)
+    quote = await quotes.make(request, fields.endpoint, fields.body, plan)
+    return web.Response(
+        body=msgspec.json.encode(quote), content_type="application/json", headers=headers
+    )
+
+
+ROUTES = [Route("POST", "/v1/quotes", create, "chat", takes=QuoteFields)]

@@ -1,0 +1,133 @@
+"""`spend_limit` and `spend_alerts`, of a project and of the organization: one set of rooms, whose scope is in the path."""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting import spend_alerts, spend_limits, tenants
+from accounting.types import OPERATOR_TENANT
+from gateway.routes import admin
+from gateway.routes.admin import PROJECT, route
+from gateway.routes.table import Route
+from gateway.schema import query
+from gateway.schema import spending as shapes
+from gateway.schema.organization import deleted, page_of, reply
+from gateway.schema.spending import Scope
+from gateway.sql import reading, writing
+
+ORGANIZATION = "/v1/organization"
+
+
+async def get_limit(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        await _known(request, conn)
+        found = await spend_limits.get(conn, _owner(request), _now_ms())
+    return reply(shapes.spend_limit(_scope(request), found))
+
+
+async def put_limit(request: web.Request) -> web.Response:
+    fields = await admin.fields(request, shapes.SpendLimitFields)
+    async with writing(request) as conn:
+        await _known(request, conn)
+        found = await spend_limits.put(
+            conn, _owner(request), fields.threshold_amount, now_ms=_now_ms(), actor=admin.actor(request)
+        )  # fmt: skip
+    return reply(shapes.spend_limit(_scope(request), found))
+
+
+async def delete_limit(request: web.Request) -> web.Response:
+    async with writing(request) as conn:
+        await _known(request, conn)
+        await spend_limits.clear(conn, _owner(request), now=admin.now(), actor=admin.actor(request))
+    return reply({"object": f"{_scope(request)}.spend_limit.deleted", "deleted": True})
+
+
+async def create_alert(request: web.Request) -> web.Response:
+    fields = await admin.fields(request, shapes.SpendAlertFields)
+    async with writing(request, changes_identities=False) as conn:
+        await _known(request, conn)
+        alert = await spend_alerts.create(
+            conn, _owner(request), fields.alert, now=admin.now(), actor=admin.actor(request)
+        )
+    return reply(shapes.spend_alert(_scope(request), alert))
+
+
+async def list_alerts(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        await _known(request, conn)
+        page = await spend_alerts.list_alerts(
+            conn,
+            _owner(request),
+            after=query.text(request.query, "after"),
+            limit=query.limit(request.query, 20, 100),
+            oldest_first=query.choice(request.query, "order", ("asc", "desc")) == "asc",
+        )
+    scope = _scope(request)
+    return reply(page_of(page, lambda alert: shapes.spend_alert(scope, alert)))
+
+
+async def get_alert(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        await _known(request, conn)
+        alert = await spend_alerts.get(conn, _owner(request), admin.part(request, "alert_id"))
+    return reply(shapes.spend_alert(_scope(request), alert))
+
+
+async def update_alert(request: web.Request) -> web.Response:
+    fields = await admin.fields(request, shapes.SpendAlertFields)
+    async with writing(request, changes_identities=False) as conn:
+        await _known(request, conn)
+        alert = await spend_alerts.change(
+            conn, _owner(request), admin.part(request, "alert_id"), fields.alert,
+            now=admin.now(), actor=admin.actor(request),
+        )  # fmt: skip
+    return reply(shapes.spend_alert(_scope(request), alert))
+
+
+async def delete_alert(request: web.Request) -> web.Response:
+    alert_id = admin.part(request, "alert_id")
+    async with writing(request, changes_identities=False) as conn:
+        await _known(request, conn)
+        await spend_alerts.delete(
+            conn, _owner(request), alert_id, now=admin.now(), actor=admin.actor(request)
+        )
+    return reply(deleted(alert_id, f"{_scope(request)}.spend_alert"))
+
+
+async def _known(request: web.Request, conn: AsyncConnection) -> None:
+    """Raises NotFoundError for a project that does not exist."""
+    if _scope(request) == "project":
+        await tenants.get(conn, admin.project(request))
+
+
+def _scope(request: web.Request) -> Scope:
+    return "project" if "project_id" in request.match_info else "organization"
+
+
+def _owner(request: web.Request) -> str:
+    return request.match_info.get("project_id", OPERATOR_TENANT)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _routes(root: str) -> list[Route]:
+    limit, alerts = f"{root}/spend_limit", f"{root}/spend_alerts"
+    alert = alerts + "/{alert_id}"
+    return [
+        route("GET", limit, get_limit),
+        route("POST", limit, put_limit, shapes.SpendLimitFields),
+        route("DELETE", limit, delete_limit),
+        route("GET", alerts, list_alerts),
+        route("POST", alerts, create_alert, shapes.SpendAlertFields),
+        route("GET", alert, get_alert),
+        route("POST", alert, update_alert, shapes.SpendAlertFields),
+        route("DELETE", alert, delete_alert),
+    ]
+
+
+ROUTES = [*_routes(PROJECT), *_routes(ORGANIZATION)]

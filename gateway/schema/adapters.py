@@ -1,0 +1,37 @@
+"""Body and object of `/admin/v1/adapters`. Shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from accounting.adapters import AdapterInfo
+from workers.protocol.messages import AdapterState
+
+
+class NewAdapter(msgspec.Struct, frozen=True):
+    model: str
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    path: Annotated[str, Meta(min_length=1, max_length=4096, pattern="^/")]
+    """Absolute, on every worker's machine."""
+    tenant: str | None = None
+
+
+def adapter(info: AdapterInfo, states: Mapping[str, AdapterState]) -> dict[str, Any]:
+    return {
+        "id": info.id, "object": "adapter", "model": info.model, "name": info.name, "served_as": info.served_id,
+        "path": info.path, "tenant": info.tenant_id, "created_at": info.created_at, "state": state_of(states),
+        "workers": [
+            {"worker": worker, "state": one.state, "reason": one.reason or None}
+            for worker, one in sorted(states.items())
+        ],
+    }  # fmt: skip
+
+
+def state_of(states: Mapping[str, AdapterState]) -> str:
+    """Of all workers together; without one, it waits to be loaded."""
+    found = {one.state for one in states.values()}
+    return "failed" if "failed" in found else "loaded" if found == {"loaded"} else "loading"

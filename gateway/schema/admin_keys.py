@@ -1,0 +1,66 @@
+"""Bodies and object of `/admin/v1/keys`. Shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from accounting.types import ApiKeyInfo, KeyChanges
+from gateway.schema.convert import convert
+
+Text = Annotated[str, Meta(min_length=1, max_length=200)]
+Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+_LIMITS = {
+    "max_requests_per_1_minute": "requests_per_minute",
+    "max_tokens_per_1_minute": "tokens_per_minute",
+    "max_running_requests": "concurrency",
+}
+_NULLABLE = ("models", "addresses", *_LIMITS)
+
+
+class KeyPatch(msgspec.Struct, frozen=True):
+    """Absent: as it was; null: no bound."""
+
+    models: Annotated[list[Text], Meta(max_length=1000)] | UnsetType = UNSET
+    addresses: Annotated[list[Text], Meta(max_length=100)] | UnsetType = UNSET
+    disabled: bool | UnsetType = UNSET
+    max_requests_per_1_minute: Count | UnsetType = UNSET
+    max_tokens_per_1_minute: Count | UnsetType = UNSET
+    max_running_requests: Count | UnsetType = UNSET
+
+
+class Rotation(msgspec.Struct, frozen=True):
+    overlap_seconds: Annotated[int, Meta(ge=0, le=604_800)] = 0
+
+
+class LeakedKey(msgspec.Struct, frozen=True):
+    value: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+def changes(body: Mapping[str, Any]) -> KeyChanges:
+    """Raises `ApiError` 400."""
+    patch = convert(body, KeyPatch)
+    given: dict[str, Any] = {}
+    for name in KeyPatch.__struct_fields__:
+        value = getattr(patch, name)
+        if name in _NULLABLE and name in body and body[name] is None:
+            value = None
+        if value is not UNSET:
+            given[_LIMITS.get(name, name)] = tuple(value) if isinstance(value, list) else value
+    return KeyChanges(**given)
+
+
+def key(info: ApiKeyInfo) -> dict[str, Any]:
+    return {
+        "id": info.id, "object": "api_key", "kind": info.kind, "project_id": info.tenant_id, "name": info.name,
+        "redacted_value": info.redacted_value, "scopes": sorted(info.scopes),
+        "models": None if info.models is None else sorted(info.models),
+        "addresses": None if info.addresses is None else list(info.addresses), "disabled": info.disabled,
+        "created_at": info.created_at, "last_used_at": info.last_used_at, "expires_at": info.expires_at,
+        "previous_value_until": info.previous_until,
+        **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
+    }  # fmt: skip

@@ -1,0 +1,117 @@
+"""Bodies and objects of `/admin/v1/budgets` and `/admin/v1/quotas`. Shapes only; times are Unix seconds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from accounting.budget_types import Budget, Dimension, Hardness, Level, Period, Quota
+from accounting.budgets import NewBudget
+from accounting.spend import Alert
+from accounting.types import Tier
+
+Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Change = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
+Moment = Annotated[int, Meta(ge=0, le=10**10)]
+
+
+class FixedPeriod(msgspec.Struct, frozen=True):
+    start: Moment
+    end: Moment
+
+
+class BudgetFields(msgspec.Struct, frozen=True):
+    project_id: str
+    period: Literal["hour", "day", "month"] | FixedPeriod
+    limit_micro_units: Amount
+    api_key_id: str | None = None
+    model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    tier: Tier | None = None
+    hard: bool = True
+    shadow: bool = False
+
+    def new(self) -> NewBudget:
+        fixed = self.period if isinstance(self.period, FixedPeriod) else None
+        return NewBudget(
+            tenant_id=self.project_id,
+            limit_micro_units=self.limit_micro_units,
+            period="fixed" if isinstance(self.period, FixedPeriod) else self.period,
+            start_ms=fixed.start * 1000 if fixed else 0,
+            end_ms=fixed.end * 1000 if fixed else 0,
+            key_id=self.api_key_id,
+            model=self.model,
+            tier=self.tier,
+            hardness=_hardness(self.hard, self.shadow),
+        )
+
+
+class BudgetChanges(msgspec.Struct, frozen=True):
+    limit_micro_units: Amount | None = None
+    hard: bool | None = None
+    shadow: bool | None = None
+
+    def hardness(self, before: Hardness) -> Hardness:
+        hard = before == "hard" if self.hard is None else self.hard
+        shadow = before == "shadow" if self.shadow is None else self.shadow
+        return _hardness(hard, shadow)
+
+
+class NewAdjustment(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    micro_units: Change
+    from_: Moment
+    to: Moment
+
+
+class QuotaFields(msgspec.Struct, frozen=True):
+    project_id: str
+    level: Level
+    dimension: Dimension
+    subject: str = ""
+    limit: Amount | None = None
+    """None: there shall be none."""
+    shadow: bool = False
+
+
+def budget(budget: Budget, now_ms: int, used: int, alerts: list[Alert]) -> dict[str, Any]:
+    period = budget.period_at(now_ms)
+    return {
+        "id": budget.id, "object": "budget", "project_id": budget.tenant_id, "api_key_id": budget.key_id,
+        "model": budget.model, "tier": budget.tier, "period": _period(budget),
+        "limit_micro_units": budget.limit_micro_units, "hard": budget.hardness == "hard",
+        "shadow": budget.hardness == "shadow", "created_at": budget.created_at,
+        "adjustments": [
+            {"id": a.id, "micro_units": a.micro_units, "from": a.from_ms // 1000, "to": a.until_ms // 1000}
+            for a in budget.adjustments
+        ],
+        "current": None if period is None else _current(budget, period, now_ms, used, alerts),
+    }  # fmt: skip
+
+
+def quota(tenant_id: str, quota: Quota) -> dict[str, Any]:
+    return {
+        "object": "quota", "project_id": tenant_id, "level": quota.level, "subject": quota.subject or None,
+        "dimension": quota.dimension, "limit": quota.limit, "shadow": quota.shadow,
+    }  # fmt: skip
+
+
+def _current(
+    budget: Budget, period: Period, now_ms: int, used: int, alerts: list[Alert]
+) -> dict[str, Any]:
+    """The period that runs now. `settled_micro_units` is what the ledger has; what is held besides, the limiter knows."""
+    return {
+        "start": period.start_ms // 1000, "end": period.end_ms // 1000,
+        "limit_micro_units": budget.limit_at(now_ms), "settled_micro_units": used,
+        "thresholds": [alert.threshold for alert in alerts if alert.period_start_ms == period.start_ms],
+    }  # fmt: skip
+
+
+def _period(budget: Budget) -> str | dict[str, int]:
+    if budget.period != "fixed":
+        return budget.period
+    return {"start": budget.start_ms // 1000, "end": budget.end_ms // 1000}
+
+
+def _hardness(hard: bool, shadow: bool) -> Hardness:
+    return "shadow" if shadow else "hard" if hard else "soft"

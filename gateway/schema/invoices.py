@@ -1,0 +1,74 @@
+"""Bodies and objects of `/admin/v1/invoices` and `/admin/v1/credits`. Shapes only."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from accounting.credits import CreditInfo, NewCredit
+from accounting.invoice_lines import Line
+from accounting.invoices import InvoiceInfo
+from accounting.pricing import MAX_AMOUNT
+
+Id = Annotated[str, Meta(min_length=1, max_length=200)]
+Second = Annotated[int, Meta(ge=0, le=2**40)]
+
+
+class NewInvoice(msgspec.Struct, frozen=True):
+    period: Annotated[str, Meta(pattern=r"^20\d\d-(0[1-9]|1[0-2])$")]
+    project_id: Id | None = None
+    """Default: every tenant that used something in that month."""
+
+
+class CreditFields(msgspec.Struct, frozen=True):
+    type: Literal["grant", "credit_note", "adjustment"]
+    project_id: Id
+    amount_micro_units: Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
+    currency: Annotated[str, Meta(pattern="^[A-Za-z]{3}$")] = "USD"
+    source: Literal["cash", "promotion"] = "cash"
+    priority: Annotated[int, Meta(ge=0, le=1_000_000)] = 100
+    starts_at: Second | None = None
+    expires_at: Second | None = None
+    corrects: Id | None = None
+    """The request whose charge a credit note or an adjustment corrects."""
+    note: Annotated[str, Meta(max_length=500)] = ""
+
+    def wanted(self) -> NewCredit:
+        return NewCredit(
+            type=self.type, tenant_id=self.project_id, amount=self.amount_micro_units, currency=self.currency,
+            source=self.source, priority=self.priority, starts_at=self.starts_at, expires_at=self.expires_at,
+            corrects=self.corrects, note=self.note,
+        )  # fmt: skip
+
+
+def credit(info: CreditInfo) -> dict[str, Any]:
+    return {
+        "id": info.id, "object": "credit", "type": info.type, "project_id": info.tenant_id, "currency": info.currency,
+        "amount_micro_units": info.amount, "remaining_micro_units": info.remaining, "source": info.source,
+        "priority": info.priority, "starts_at": info.starts_at, "expires_at": info.expires_at,
+        "corrects": info.corrects, "number": info.number, "note": info.note, "created_at": info.created_at,
+    }  # fmt: skip
+
+
+def invoice(info: InvoiceInfo) -> dict[str, Any]:
+    """With its lines, where they were read."""
+    lines = {"lines": [_line(line) for line in info.lines]} if info.lines else {}
+    return {
+        "id": info.number, "object": "invoice" if info.series == "INV" else "credit_note", "number": info.number,
+        "issuer": info.issuer, "project_id": info.tenant_id, "project_name": info.tenant_name, "period": info.period,
+        "version": info.version, "currency": info.currency, "from": info.from_ms // 1000,
+        "until": info.until_ms // 1000, "created_at": info.created_at, "num_requests": info.num_requests,
+        "subtotal_micro_units": info.subtotal, "prepaid_micro_units": info.prepaid, "total_micro_units": info.total,
+        "days_micro_units": info.days, **lines,
+    }  # fmt: skip
+
+
+def _line(line: Line) -> dict[str, Any]:
+    return {
+        "kind": line.kind, "period": line.period, "model": line.model, "tier": line.tier,
+        "token_class": line.token_class, "price_version": line.price_version,
+        "rate_micro_units_per_million": line.rate, "num_requests": line.num_requests, "quantity": line.quantity,
+        "amount_micro_units": line.amount, "credit_id": line.credit_id, "note": line.note,
+    }  # fmt: skip

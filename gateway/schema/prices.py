@@ -1,0 +1,84 @@
+"""Bodies and objects of `/admin/v1/price-sheets`. Shapes only; times are Unix seconds, rates integers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from accounting.price_lists import Assignment, SheetVersion
+from accounting.pricing import MAX_RATE
+from accounting.types import Rates, Tier
+
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Model = Annotated[str, Meta(min_length=1, max_length=300)]
+Rate = Annotated[int, Meta(ge=0, le=MAX_RATE)]
+Second = Annotated[int, Meta(ge=0, le=2**40)]
+
+
+class ModelRates(msgspec.Struct, frozen=True):
+    """Micro-units per million tokens."""
+
+    model: Model
+    cache_read: Rate
+    cache_write: Rate
+    uncached: Rate
+    output: Rate
+    tier: Tier = "interactive"
+
+
+class ResidencyRates(msgspec.Struct, frozen=True):
+    """Micro-units per GB and hour."""
+
+    model: Model
+    cache: Rate = 0
+    pinned: Rate = 0
+
+
+class NewSheetVersion(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    sheet: Name
+    rates: Annotated[list[ModelRates], Meta(min_length=1, max_length=2000)]
+    currency: Annotated[str, Meta(pattern="^[A-Za-z]{3}$")] | None = None
+    """Of a new sheet; default USD."""
+    from_: Second | None = None
+    """Default: now."""
+    until: Second | None = None
+    residency: list[ResidencyRates] = []
+
+    def table(self) -> dict[tuple[str, Tier], Rates]:
+        return {
+            (r.model, r.tier): Rates(r.cache_read, r.cache_write, r.uncached, r.output)
+            for r in self.rates
+        }
+
+
+class NewAssignment(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    sheet: Name
+    from_: Second | None = None
+    until: Second | None = None
+
+
+def sheet_version(found: SheetVersion) -> dict[str, Any]:
+    return {
+        "id": found.id, "object": "price_sheet.version", "sheet": found.sheet, "version": found.version,
+        "currency": found.currency, "from": found.from_ms // 1000, "until": _second(found.until_ms),
+        "created_at": found.created_at,
+        "rates": [
+            {"model": r.model, "tier": r.tier, **msgspec.structs.asdict(r.rates)} for r in found.rates
+        ],
+        "residency": [msgspec.structs.asdict(r) for r in found.residency],
+    }  # fmt: skip
+
+
+def assigned(tenant_id: str, intervals: list[Assignment]) -> dict[str, Any]:
+    return {
+        "id": tenant_id, "object": "tenant.price_sheet",
+        "intervals": [
+            {"sheet": i.sheet, "from": i.from_ms // 1000, "until": _second(i.until_ms)} for i in intervals
+        ],
+    }  # fmt: skip
+
+
+def _second(time_ms: int | None) -> int | None:
+    return None if time_ms is None else time_ms // 1000

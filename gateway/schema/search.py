@@ -1,0 +1,41 @@
+"""More drawn than shown: `best_of`, and beam search in the place of draws. What may be combined with them."""
+
+from __future__ import annotations
+
+from gateway import errors
+from gateway.schema.sampling import SamplingFields
+from workers.protocol.messages import BeamParams
+
+SAMPLING = (
+    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "stop", "stop_token_ids", "min_tokens",
+)  # fmt: skip
+"""What a search would have to ignore. A seed changes nothing where nothing is drawn; a temperature may be 0."""
+
+
+def check_search(fields: SamplingFields) -> None:
+    """Raises `ApiError` 400."""
+    if fields.num_drawn < fields.num_choices:
+        raise errors.invalid("'best_of' must be at least 'n'.", "best_of")
+    if fields.num_drawn > fields.num_choices and fields.stream:
+        raise errors.invalid("'best_of' above 'n' cannot be streamed.", "best_of")
+    if fields.use_beam_search:
+        _check_beams(fields)
+    elif fields.length_penalty is not None:
+        raise errors.invalid("'length_penalty' needs 'use_beam_search': true.", "length_penalty")
+
+
+def _check_beams(fields: SamplingFields) -> None:
+    if fields.stream:
+        raise errors.invalid("A beam search cannot be streamed.", "use_beam_search")
+    given = [name for name in SAMPLING if getattr(fields, name) not in (None, [], {}, ())]
+    if fields.temperature:
+        given.insert(0, "temperature")
+    if given:
+        raise errors.invalid(f"'{given[0]}' cannot be combined with 'use_beam_search'.", given[0])
+
+
+def beams_of(fields: SamplingFields) -> BeamParams | None:
+    if not fields.use_beam_search:
+        return None
+    return BeamParams() if fields.length_penalty is None else BeamParams(fields.length_penalty)

@@ -1,0 +1,350 @@
+"""Month sums, day seals, invoices, credits, rates of residency; price intervals that cannot overlap."""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+JSON_LIST = sa.JSON(none_as_null=True).with_variant(
+    postgresql.JSONB(none_as_null=True), "postgresql"
+)
+
+
+def upgrade() -> None:
+    op.create_table(
+        "day_seal",
+        sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("num_entries", sa.BigInteger(), nullable=False),
+        sa.Column("hash", sa.LargeBinary(), nullable=False),
+        sa.Column("sealed_at_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("day", name=op.f("pk_day_seal")),
+    )
+    op.create_table(
+        "rollup_month",
+        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("tier", sa.Text(), nullable=False),
+        sa.Column("price_version", sa.Text(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("num_requests", sa.BigInteger(), nullable=False),
+        sa.Column("cache_read", sa.BigInteger(), nullable=False),
+        sa.Column("cache_write", sa.BigInteger(), nullable=False),
+        sa.Column("uncached", sa.BigInteger(), nullable=False),
+        sa.Column("output", sa.BigInteger(), nullable=False),
+        sa.Column("charge", sa.BigInteger(), nullable=False),
+        sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
+        sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
+        sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
+        sa.Column("charge_output", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "bucket",
+            "tenant_id",
+            "key_id",
+            "model",
+            "tier",
+            "price_version",
+            "currency",
+            name=op.f("pk_rollup_month"),
+        ),
+    )
+    op.create_table(
+        "credit",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("source", sa.Text(), nullable=True),
+        sa.Column("priority", sa.BigInteger(), nullable=False),
+        sa.Column("starts_at", sa.BigInteger(), nullable=False),
+        sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("corrects_request_id", sa.Text(), nullable=True),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
+        sa.CheckConstraint(
+            "(type = 'grant') = (corrects_request_id IS NULL)", name=op.f("ck_credit_corrects")
+        ),
+        sa.CheckConstraint(
+            "type IN ('grant', 'credit_note', 'adjustment')", name=op.f("ck_credit_type")
+        ),
+        sa.CheckConstraint("amount > 0", name=op.f("ck_credit_amount")),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenant.id"], name=op.f("fk_credit_tenant_id_tenant")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_credit")),
+        sa.UniqueConstraint("idempotency_key", name=op.f("uq_credit_idempotency_key")),
+    )
+    op.create_index(
+        "ix_credit_corrects_request_id", "credit", ["corrects_request_id"], unique=False
+    )
+    op.create_index(op.f("ix_credit_tenant_id"), "credit", ["tenant_id"], unique=False)
+    op.create_table(
+        "invoice",
+        sa.Column("number", sa.Text(), nullable=False),
+        sa.Column("issuer", sa.Text(), nullable=False),
+        sa.Column("series", sa.Text(), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_name", sa.Text(), nullable=False),
+        sa.Column("period", sa.Text(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("from_ms", sa.BigInteger(), nullable=False),
+        sa.Column("until_ms", sa.BigInteger(), nullable=False),
+        sa.Column("cutoff_ms", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("num_requests", sa.BigInteger(), nullable=False),
+        sa.Column("subtotal", sa.BigInteger(), nullable=False),
+        sa.Column("prepaid", sa.BigInteger(), nullable=False),
+        sa.Column("total", sa.BigInteger(), nullable=False),
+        sa.Column("days", JSON_LIST, nullable=False),
+        sa.CheckConstraint("series IN ('INV', 'CN')", name=op.f("ck_invoice_series")),
+        sa.CheckConstraint("total = subtotal - prepaid", name=op.f("ck_invoice_total")),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenant.id"], name=op.f("fk_invoice_tenant_id_tenant")
+        ),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_invoice")),
+        sa.UniqueConstraint("series", "sequence", name=op.f("uq_invoice_series_sequence")),
+        sa.UniqueConstraint(
+            "tenant_id",
+            "period",
+            "series",
+            "version",
+            name=op.f("uq_invoice_tenant_id_period_series_version"),
+        ),
+    )
+    op.create_table(
+        "credit_use",
+        sa.Column("credit_id", sa.Text(), nullable=False),
+        sa.Column("use_no", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("number", sa.Text(), nullable=False),
+        sa.CheckConstraint(
+            "kind IN ('grant_use', 'grant_expiry')", name=op.f("ck_credit_use_kind")
+        ),
+        sa.CheckConstraint("amount > 0", name=op.f("ck_credit_use_amount")),
+        sa.ForeignKeyConstraint(
+            ["credit_id"], ["credit.id"], name=op.f("fk_credit_use_credit_id_credit")
+        ),
+        sa.ForeignKeyConstraint(
+            ["number"], ["invoice.number"], name=op.f("fk_credit_use_number_invoice")
+        ),
+        sa.PrimaryKeyConstraint("credit_id", "use_no", name=op.f("pk_credit_use")),
+    )
+    op.create_index(op.f("ix_credit_use_number"), "credit_use", ["number"], unique=False)
+    op.create_table(
+        "invoice_line",
+        sa.Column("number", sa.Text(), nullable=False),
+        sa.Column("line_no", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("period", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("tier", sa.Text(), nullable=False),
+        sa.Column("token_class", sa.Text(), nullable=False),
+        sa.Column("price_version", sa.Text(), nullable=False),
+        sa.Column("rate", sa.BigInteger(), nullable=False),
+        sa.Column("num_requests", sa.BigInteger(), nullable=False),
+        sa.Column("quantity", sa.BigInteger(), nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("credit_id", sa.Text(), nullable=True),
+        sa.Column("note", sa.Text(), nullable=False),
+        sa.CheckConstraint(
+            "kind IN ('usage', 'adjustment', 'credit_note', 'prepaid')",
+            name=op.f("ck_invoice_line_kind"),
+        ),
+        sa.ForeignKeyConstraint(
+            ["credit_id"], ["credit.id"], name=op.f("fk_invoice_line_credit_id_credit")
+        ),
+        sa.ForeignKeyConstraint(
+            ["number"], ["invoice.number"], name=op.f("fk_invoice_line_number_invoice")
+        ),
+        sa.PrimaryKeyConstraint("number", "line_no", name=op.f("pk_invoice_line")),
+    )
+    op.create_index(op.f("ix_invoice_line_credit_id"), "invoice_line", ["credit_id"], unique=False)
+    op.create_table(
+        "price_residency",
+        sa.Column("sheet_id", sa.Text(), nullable=False),
+        sa.Column("version", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("cache", sa.BigInteger(), nullable=False),
+        sa.Column("pinned", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint(
+            "cache >= 0 AND cache <= 1000000000000", name=op.f("ck_price_residency_cache")
+        ),
+        sa.CheckConstraint(
+            "pinned >= 0 AND pinned <= 1000000000000", name=op.f("ck_price_residency_pinned")
+        ),
+        sa.ForeignKeyConstraint(
+            ["sheet_id", "version"],
+            ["price_sheet_version.sheet_id", "price_sheet_version.version"],
+            name=op.f("fk_price_residency_sheet_id_version_price_sheet_version"),
+        ),
+        sa.PrimaryKeyConstraint("sheet_id", "version", "model", name=op.f("pk_price_residency")),
+    )
+    op.create_index(
+        "ix_engine_record_posted_at_ms",
+        "engine_record",
+        ["posted_at_ms"],
+        unique=False,
+        postgresql_using="brin",
+    )
+    op.create_index(
+        "ix_ledger_entry_opened_at_ms",
+        "ledger_entry",
+        ["opened_at_ms"],
+        unique=False,
+        postgresql_using="brin",
+    )
+    op.create_index(
+        "ix_ledger_entry_posted_at_ms",
+        "ledger_entry",
+        ["posted_at_ms"],
+        unique=False,
+        postgresql_using="brin",
+    )
+    _fill_months()
+    _make_immutable()
+    _refuse_overlaps()
+
+
+def downgrade() -> None:
+    _drop_triggers()
+    op.drop_index(
+        "ix_ledger_entry_posted_at_ms", table_name="ledger_entry", postgresql_using="brin"
+    )
+    op.drop_index(
+        "ix_ledger_entry_opened_at_ms", table_name="ledger_entry", postgresql_using="brin"
+    )
+    op.drop_index(
+        "ix_engine_record_posted_at_ms", table_name="engine_record", postgresql_using="brin"
+    )
+    op.drop_table("price_residency")
+    op.drop_index(op.f("ix_invoice_line_credit_id"), table_name="invoice_line")
+    op.drop_table("invoice_line")
+    op.drop_index(op.f("ix_credit_use_number"), table_name="credit_use")
+    op.drop_table("credit_use")
+    op.drop_table("invoice")
+    op.drop_index(op.f("ix_credit_tenant_id"), table_name="credit")
+    op.drop_index("ix_credit_corrects_request_id", table_name="credit")
+    op.drop_table("credit")
+    op.drop_table("rollup_month")
+    op.drop_table("day_seal")
+
+
+APPEND_ONLY = (
+    "day_seal",
+    "invoice",
+    "invoice_line",
+    "credit",
+    "credit_use",
+    "price_residency",
+    "price_sheet",
+)
+
+# An assignment is immutable but for its end, which its successor sets once.
+ENDS_ITS_INTERVAL = (
+    "OLD.until_ms IS NULL AND NEW.until_ms IS NOT NULL AND NEW.tenant_id = OLD.tenant_id"
+    " AND NEW.from_ms = OLD.from_ms AND NEW.sheet_id = OLD.sheet_id"
+)
+
+# Table → the row that writers of one group of intervals queue at, and the group's column.
+INTERVALS = {
+    "price_assignment": ("tenant", "tenant_id"),
+    "price_sheet_version": ("price_sheet", "sheet_id"),
+}
+FOR_EVER = 2**62
+
+
+def _is_postgresql() -> bool:
+    return op.get_bind().dialect.name == "postgresql"
+
+
+def _fill_months() -> None:
+    """From the days there are; a bucket is its first second."""
+    month = (
+        "CAST(extract(epoch FROM date_trunc('month', to_timestamp(bucket) AT TIME ZONE 'UTC')) AS BIGINT)"
+        if _is_postgresql()
+        else "CAST(strftime('%s', bucket, 'unixepoch', 'start of month') AS INTEGER)"
+    )
+    keys = "tenant_id, key_id, model, tier, price_version, currency"
+    names = (
+        "num_requests", "cache_read", "cache_write", "uncached", "output", "charge", "charge_cache_read",
+        "charge_cache_write", "charge_uncached", "charge_output",
+    )  # fmt: skip
+    sums = ", ".join(f"SUM({name})" for name in names)
+    op.execute(
+        f"INSERT INTO rollup_month (bucket, {keys}, {', '.join(names)}) "  # noqa: S608 - fixed names
+        f"SELECT {month}, {keys}, {sums} FROM rollup_day GROUP BY {month}, {keys}"
+    )
+
+
+def _make_immutable() -> None:
+    for table in (*APPEND_ONLY, "price_assignment"):
+        _refuse(table, "DELETE")
+        if _is_postgresql():
+            op.execute(
+                f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
+                "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
+            )
+    for table in APPEND_ONLY:
+        _refuse(table, "UPDATE")
+    _refuse("price_assignment", "UPDATE", ENDS_ITS_INTERVAL)
+
+
+def _refuse(table: str, verb: str, allowed: str = "") -> None:
+    trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
+    if _is_postgresql():
+        when = f"WHEN (({allowed}) IS NOT TRUE) " if allowed else ""
+        op.execute(f"{trigger}{when}EXECUTE FUNCTION headgate_append_only()")
+    else:
+        when = f"WHEN NOT ({allowed}) " if allowed else ""
+        op.execute(f"{trigger}{when}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
+
+
+def _refuse_overlaps() -> None:
+    for table, (parent, column) in INTERVALS.items():
+        # Only an insert can overlap: an update may do no more than set the end.
+        overlap = (
+            f"SELECT 1 FROM {table} AS o WHERE o.{column} = NEW.{column} "  # noqa: S608 - fixed names
+            f"AND o.from_ms < COALESCE(NEW.until_ms, {FOR_EVER}) AND NEW.from_ms < COALESCE(o.until_ms, {FOR_EVER})"
+        )
+        trigger = f"CREATE TRIGGER {table}_no_overlap BEFORE INSERT ON {table} FOR EACH ROW"
+        if not _is_postgresql():
+            op.execute(
+                f"{trigger} WHEN EXISTS ({overlap}) "
+                f"BEGIN SELECT RAISE(ABORT, '{table}: intervals overlap'); END"
+            )
+            continue
+        op.execute(
+            f"CREATE FUNCTION headgate_{table}_no_overlap() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"PERFORM 1 FROM {parent} WHERE id = NEW.{column} FOR NO KEY UPDATE; "
+            f"IF EXISTS ({overlap}) THEN RAISE EXCEPTION '{table}: intervals overlap' "
+            "USING ERRCODE = 'exclusion_violation'; END IF; RETURN NEW; END $$"
+        )
+        op.execute(f"{trigger} EXECUTE FUNCTION headgate_{table}_no_overlap()")
+
+
+def _drop_triggers() -> None:
+    """Of the tables that stay; the others take theirs with them."""
+    names = {table: ["no_overlap"] for table in INTERVALS}
+    for table in ("price_sheet", "price_assignment"):
+        names.setdefault(table, []).extend(("no_update", "no_delete"))
+        if _is_postgresql():
+            names[table].append("no_truncate")
+    for table, suffixes in names.items():
+        for suffix in suffixes:
+            on = f" ON {table}" if _is_postgresql() else ""
+            op.execute(f"DROP TRIGGER {table}_{suffix}{on}")
+    if _is_postgresql():
+        for table in INTERVALS:
+            op.execute(f"DROP FUNCTION headgate_{table}_no_overlap()")

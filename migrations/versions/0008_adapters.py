@@ -1,0 +1,39 @@
+"""LoRA adapters that clients can name."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "adapter",
+        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["tenant_id"], ["tenant.id"], name=op.f("fk_adapter_tenant_id_tenant")
+        ),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter")),
+    )
+    op.create_index(
+        "uq_adapter_model_name",
+        "adapter",
+        ["model", "name"],
+        unique=True,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("uq_adapter_model_name", table_name="adapter")
+    op.drop_table("adapter")
