@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.headgate-installed
 OLDER_TRITON := 3.6.0
+# Most tests wait for servers: two processes are well on two cores, and threads of theirs would only be in the way.
+TEST_PROCESSES ?= 2
 HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
@@ -26,7 +28,7 @@ serve: setup ## start gateway, worker, jobs and embedded services on 127.0.0.1:8
 	@exec $(BIN)/headgate up --home $(HEADGATE_HOME) $(ARGS)
 
 test: setup ## all tests; starts embedded services where none answer
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 # Not `setup`: a machine with a GPU brings its own torch and Triton. GPU_PYTHON names the interpreter that has them.
 GPU_PYTHON ?= $(PYTHON)

@@ -1,6 +1,7 @@
 """Fairness in simulated time: the real engine, scheduler and cache, a device whose steps take a + b * tokens + c * kv.
 
     python benchmarks/fairness.py            # all scenarios, a table and JSON on stdout
+    python benchmarks/fairness.py --http F   # flood and backlog through the server whose ready file F is, in real time
 
 flood     one tenant sends ten times what the device can do, another a tenth of its share: the other's p99 time to first
           token, as a ratio to the same requests sent to an idle device
@@ -16,6 +17,7 @@ derived (engine.md 7.2), not measured.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import heapq
 import json
 import random
@@ -27,6 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from fairness_http import both
 from fakes import generate_request, scripted_engine
 from simulation import BlindRunner
 
@@ -225,7 +228,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, per scenario")
     parser.add_argument("--only", default="", help="one scenario")
+    parser.add_argument("--http", type=Path, metavar="READY_FILE", help="of a running server")
+    parser.add_argument("--requests", type=int, default=100, help="of the victim, with --http")
     told = parser.parse_args()
+    if told.http is not None:
+        ready = json.loads(told.http.read_text())
+        print(json.dumps(asyncio.run(both(ready, told.seconds, told.requests)), indent=2))
+        return
     full = capacity()
     figures: dict[str, object] = {"pace": PACE, "capacity_requests_per_s": full}
     for scenario in (flood, backlog, batch, overload):

@@ -1,6 +1,6 @@
 """What proposals gain and cost, with and without them in turns in one process: tokens per second of the real engine.
 
-    python benchmarks/speculation.py [--model DIRECTORY] [--draft DIRECTORY] [--runs 5]
+    python benchmarks/speculation.py [--proposer tree] [--model DIRECTORY] [--draft DIRECTORY] [--runs 5]
 
 The demo model by default, float32 on a CPU. Three kinds of text: `copy` asks greedily for what the prompt holds
 (copy-heavy), `plain` goes on with held-out text greedily, `random` draws at temperature 1.5, where hardly any guess
@@ -29,8 +29,11 @@ from cache.prefix_cache import PrefixCache
 from workers.engine.engine import Engine
 from workers.engine.runner import ModelRunner, RunnerSettings
 from workers.engine.speculate.draft import DraftProposer
-from workers.engine.speculate.ngram import NgramProposer
+from workers.engine.speculate.lookahead import LookaheadProposer
+from workers.engine.speculate.lookup import NgramProposer
+from workers.engine.speculate.proposer import Proposer
 from workers.engine.speculate.speculation import Speculation
+from workers.engine.speculate.tree import TreeProposer
 from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     GenerateRequest,
@@ -92,7 +95,7 @@ def run(
     speculation = None
     if on:
         speculation = Speculation(
-            NgramProposer() if draft is None else DraftProposer(draft),
+            _proposer(told.proposer, runner.block_size) if draft is None else DraftProposer(draft),
             cache,
             max_proposals=told.proposals,
             max_step_tokens=told.step_tokens,
@@ -121,6 +124,16 @@ def run(
         totals.num_accepted,
         totals.num_steps,
     )
+
+
+def _proposer(name: str, block_size: int) -> Proposer:
+    match name:
+        case "tree":
+            return TreeProposer(block_size)
+        case "lookahead":
+            return LookaheadProposer()
+        case _:
+            return NgramProposer()
 
 
 @dataclass
@@ -165,7 +178,8 @@ def load(model: str, told: argparse.Namespace) -> ModelRunner:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=str(DEMO_MODEL / "model"))
-    parser.add_argument("--draft", help="a draft model's directory, in the place of n-grams")
+    parser.add_argument("--proposer", choices=["ngram", "tree", "lookahead"], default="ngram")
+    parser.add_argument("--draft", help="a draft model's directory, in the place of the proposer")
     parser.add_argument("--texts", nargs="+", default=["copy", "plain", "random"])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--runs", type=int, default=5)

@@ -32,6 +32,8 @@ class _Size:
     kv_heads: int
     head_dim: int = 128
     block_size: int = 16
+    tree: bool = False
+    """With the mask of a tree, here that of a list, so that what is computed is the same."""
 
     @property
     def flops(self) -> int:
@@ -55,14 +57,15 @@ def cases(tiny: bool) -> Iterator[Case]:
         yield Case(
             "attention_prefill",
             f"rows {size.rows} x {size.query_len}, context {size.context}, "
-            f"heads {size.heads}/{size.kv_heads} x {size.head_dim}, bf16, blocks {size.block_size}",
+            f"heads {size.heads}/{size.kv_heads} x {size.head_dim}, bf16, blocks {size.block_size}"
+            f"{', tree' * size.tree}",
             lambda device, size=size: _prepare(device, size, tiny),
             in_graph=is_short,
             bar="7" if size.query_len >= 8192 else "",
         )
 
 
-_TINY = (_Size(1, 40, 0, 4, 2, 32), _Size(2, 3, 60, 4, 2, 32))
+_TINY = (_Size(1, 40, 0, 4, 2, 32), _Size(2, 3, 60, 4, 2, 32), _Size(2, 9, 60, 4, 2, 32, tree=True))
 _SIZES = (
     *(_Size(1, n << 10, 0, h, 8) for h in (32, 16) for n in (1, 2, 4, 8, 16)),
     _Size(1, 8192, 0, 32, 8, block_size=64),
@@ -71,6 +74,9 @@ _SIZES = (
     _Size(4, 2048, 0, 32, 8),
     _Size(16, 4, 4096, 32, 8),
     _Size(16, 8, 4096, 32, 8),
+    _Size(16, 8, 4096, 32, 8, tree=True),
+    _Size(16, 64, 4096, 32, 8),
+    _Size(16, 64, 4096, 32, 8, tree=True),
     _Size(1, 8, 32_768, 32, 8),
 )
 
@@ -91,6 +97,9 @@ class _Inputs:
             [size.query_len] * size.rows, [size.context] * size.rows, list(ids), size.block_size
         )
         self.ids = ids
+        bits = [(2 << place) - 1 for place in range(size.query_len)] if size.tree else []
+        signed = [bit - (1 << 64) if bit >> 63 else bit for bit in bits]
+        self.tree = torch.tensor(signed * size.rows, device=device) if size.tree else None
 
     def rows(self, size: _Size) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Query `[rows, H, tokens, D]`, K and V `[rows, KVH, tokens, D]`, contiguous."""
@@ -108,12 +117,12 @@ def _prepare(device: torch.device, size: _Size, tiny: bool) -> Prepared:
 
     def run() -> None:
         one = next(turn)
-        ops.attention_prefill(one.out, one.query, one.kv, one.batch, scale)
+        ops.attention_prefill(one.out, one.query, one.kv, one.batch, scale, tree=one.tree)
 
     def error() -> float:
         one = sets[0]
         one.out.fill_(float("nan"))
-        ops.attention_prefill(one.out, one.query, one.kv, one.batch, scale)
+        ops.attention_prefill(one.out, one.query, one.kv, one.batch, scale, tree=one.tree)
         if one.out.isnan().any():
             return float("inf")
         return _sampled_error(one, size, scale)

@@ -20,6 +20,23 @@ MODULES = (
     "reports",
     "types",
     "models",
+    "budget_types",
+    "budget_models",
+    "budgets",
+    "spend",
+    "invoice_models",
+    "invoice_lines",
+    "invoices",
+    "credits",
+    "grants",
+    "numbers",
+    "periods",
+    "repricing",
+    "rerating",
+    "price_lists",
+    "books_billing",
+    "exports",
+    "focus",
 )
 # A scheduling weight is no money.
 NOT_MONEY = {"weight: float = 1.0"}

@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 
+from running import PATIENT
 from tokenizers import Tokenizer
 
 NUM_STREAMS = 64
@@ -30,7 +31,7 @@ async def one_stream(client, model: str, number: int) -> tuple[list[int], object
 
 
 def test_64_streams_of_mixed_lengths_are_counted_alike_by_everybody(start_server):
-    server = start_server()
+    server = start_server(env=PATIENT)
     tenant, key = server.tenant_key("books")
 
     async def everybody():

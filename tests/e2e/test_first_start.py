@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def test_the_ready_file_names_living_processes_and_is_private(server):
             os.kill(pid, 0)
     os.kill(ready["pids"]["redis"], 0)
     assert stat.S_IMODE(server.ready_file.stat().st_mode) == 0o600
+
+
+def test_workers_and_jobs_show_metrics_where_the_ready_file_says(server):
+    shown = {
+        kind: urllib.request.urlopen(urls[0]).read().decode()
+        for kind, urls in server.ready["metrics"].items()
+    }
+    assert "vllm:num_requests_running" in shown["worker"]
+    assert 'headgate_webhook_deliveries_total{outcome="dead"} 0.0' in shown["jobs"]
 
 
 def test_a_second_start_in_the_same_home_finds_the_same_tenant_key_and_ledger(start_server):

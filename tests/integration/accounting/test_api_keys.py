@@ -9,7 +9,7 @@ from accounting import api_keys, changes, principals, tenants
 from accounting.batch_models import Batch, File
 from accounting.errors import InvalidError, NotFoundError
 from accounting.models import ApiKey
-from accounting.types import OPERATOR_TENANT, Limits, ModelLimits
+from accounting.types import OPERATOR_TENANT, KeyChanges, Limits, ModelLimits
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ async def test_a_key_resolves_to_its_tenant_with_limits_and_scopes(conn, tenant,
         Limits(1, 2, 3),
         Limits(None, None, 4),
     )
-    assert principal.limits_on("m") == Limits(1, 2, 3)
+    assert principal.tenant_limits == Limits(1, 2, 3)
     assert principal.version == await principals.auth_epoch(conn)
     assert hash(principal)
 
@@ -106,7 +106,7 @@ async def test_another_tenants_key_is_not_found(conn, tenant, pepper):
     for call in (
         api_keys.get(conn, other, key.info.id),
         api_keys.revoke(conn, other, key.info.id, now=2),
-        api_keys.change(conn, other, key.info.id, now=2, scopes=[]),
+        api_keys.change(conn, other, key.info.id, KeyChanges(), now=2),
     ):
         with pytest.raises(NotFoundError):
             await call
@@ -114,12 +114,14 @@ async def test_another_tenants_key_is_not_found(conn, tenant, pepper):
 
 async def test_scopes_and_expiry_change_until_the_key_has_expired(conn, tenant, pepper):
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
-    changed = await api_keys.change(conn, tenant, key.info.id, now=2, scopes=["chat"], expires_at=9)
+    changed = await api_keys.change(
+        conn, tenant, key.info.id, KeyChanges(scopes=("chat",), expires_at=9), now=2
+    )
     assert (changed.scopes, changed.expires_at) == ({"chat"}, 9)
-    unlimited = await api_keys.change(conn, tenant, key.info.id, now=3, scopes=[])
+    unlimited = await api_keys.change(conn, tenant, key.info.id, KeyChanges(scopes=()), now=3)
     assert unlimited.scopes == api_keys.TENANT_SCOPES
     with pytest.raises(InvalidError):
-        await api_keys.change(conn, tenant, key.info.id, now=9, expires_at=100)
+        await api_keys.change(conn, tenant, key.info.id, KeyChanges(expires_at=100), now=9)
 
 
 async def test_last_use_is_noted_to_the_minute_and_never_goes_back(conn, tenant, pepper):

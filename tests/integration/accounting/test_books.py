@@ -6,7 +6,7 @@ import pytest
 from money import RATES, posting, record
 from sqlalchemy import insert, text
 
-from accounting import api_keys, books, ledger, prices, tenants
+from accounting import api_keys, books, ledger, prices, replies, tenants
 from accounting.models import EngineRecordRow, LedgerEntry, LedgerLeg
 from accounting.types import Usage
 
@@ -57,7 +57,7 @@ async def test_honest_books_verify_and_say_how_much_they_checked(conn):
     report = await books.verify(conn)
     assert report.ok
     assert {e.id: e.num_checked for e in report.equations} == {
-        "I1": 4, "I2": 6, "I4": 4, "I5": 6, "I8": 3, "I15": 6,
+        "I1": 4, "I2": 6, "I4": 4, "I5": 6, "I8": 4, "I9": 0, "I15": 6, "I17": 0, "I18": 0,
     }  # fmt: skip
 
 
@@ -128,11 +128,15 @@ async def test_a_charge_above_its_reservation_is_named(conn, owner):
     assert await failures(conn) == {"I5": ("req_9",)}
 
 
-@pytest.mark.parametrize("table", ["rollup_minute", "rollup_hour", "rollup_day"])
-async def test_a_rollup_that_is_not_the_sum_of_its_rows_is_named(conn, table, owner):
+@pytest.mark.parametrize(
+    ("table", "num_wrong"),
+    [("rollup_minute", 1), ("rollup_hour", 1), ("rollup_day", 2), ("rollup_month", 1)],
+)
+async def test_a_rollup_that_is_not_the_sum_of_its_rows_is_named(conn, table, num_wrong, owner):
     await conn.execute(text(f"UPDATE {table} SET output = output + 1"))
     (names,) = (await failures(conn)).values()
-    assert len(names) == 1
+    # A wrong day makes its month wrong too.
+    assert len(names) == num_wrong
     assert owner["tenant_id"] in names[0]
     await conn.execute(text(f"DELETE FROM {table}"))
     assert list(await failures(conn)) == ["I8"]
@@ -149,3 +153,17 @@ async def test_rows_of_nobody_and_references_across_tenants_are_named(conn, owne
         cache_write=0, uncached=0, output=0, speculated=0, recomputed=0, reason="",
     ))  # fmt: skip
     assert await failures(conn) == {"I15": ("req_1", "req_key", "req_nobody")}
+
+
+async def test_I17_a_stored_answer_has_one_settle_behind_it(conn, owner):
+    tenant_id = owner["tenant_id"]
+    for number in (0, 3, 9):  # settled, void, of nobody
+        name = f"req_{number}"
+        await replies.take(
+            conn, tenant_id, name, fingerprint=b"", request_id=name, slot=0, now=10**10
+        )
+        await replies.store(
+            conn, tenant_id, name, request_id=name, status=200, body=b"", postings=[posting(name, **owner)]
+        )  # fmt: skip
+    assert await failures(conn) == {"I17": ("req_3", "req_9")}
+    assert await failures(conn, running={"req_9"}) == {"I17": ("req_3",)}

@@ -291,7 +291,7 @@ async def test_attack_B10_fields_that_would_steer_us_have_no_effect(
         {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"functions": []}, {"audio": {}},
         {"modalities": ["audio"]}, {"web_search_options": {}}, {"suffix": "x"}, {"guided_json": {}},
         {"logits_processors": []},
-        {"reasoning_effort": "high"}, {"best_of": 2}, {"prompt_logprobs": 1}, {"use_beam_search": True},
+        {"reasoning_effort": "high"}, {"best_of": 2}, {"prompt_logprobs": 1},
     ],
     ids=lambda fields: next(iter(fields)),
 )  # fmt: skip
@@ -357,7 +357,7 @@ async def test_completions_refuse_what_is_not_theirs(shared_gateway: RunningGate
     for fields in (
         {"prompt": []}, {"prompt": ""}, {"prompt": [[]]}, {"prompt": [300]}, {"prompt": [-1]}, {"prompt": [[1], "a"]},
         {"prompt": None}, {"prompt": {"a": 1}}, {"prompt": [True]}, {"max_tokens": 0}, {"logprobs": 21},
-        {"suffix": "x"}, {"messages": []}, {"best_of": 3}, {"prompt": ["x"] * 200}, {"n": 8, "prompt": ["x"] * 17},
+        {"suffix": "x"}, {"messages": []}, {"best_of": 9}, {"prompt": ["x"] * 200}, {"n": 8, "prompt": ["x"] * 17},
         {"echo": "yes"}, {"tools": []},
     ):  # fmt: skip
         await refused(shared_gateway, base | fields, path)

@@ -33,7 +33,7 @@ async def test_a_body_has_the_text_and_the_usage_of_the_engine(gateway: RunningG
     assert answer.usage.completion_tokens == 20
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
-    headgate = answer.model_extra["headgate"]  # type: ignore[index]
+    headgate = answer.model_extra["headgate"]
     assert headgate["charge_micro_units"] > 0
     assert headgate["request_id"].startswith("req_")
 
@@ -66,7 +66,7 @@ async def test_the_ledger_has_what_the_client_was_told(
     await gateway.settled()
     rows = await gateway.sql("SELECT request_id, kind FROM ledger_entry")
     assert [row.kind for row in rows] == ["settle"]
-    assert rows[0].request_id == answer.model_extra["headgate"]["request_id"]  # type: ignore[index]
+    assert rows[0].request_id == answer.model_extra["headgate"]["request_id"]
 
 
 async def test_raw_stream_ends_with_done_and_carries_the_headgate_object_last(

@@ -91,7 +91,7 @@ async def test_usage_and_costs_name_the_tenant(gateway):
     lines = [line.split() for line in output.splitlines() if "default" in line]
     assert len(lines) == 1, repr(output)
     line = lines[0]
-    assert line[1:] == ["default", "m", "1", "60", "10", "40"]
+    assert line[1:] == ["default", "m", "1", "60", "10", "20", "30", "40"]
     _, output = await headgate(gateway, "costs", "--tenant", "default")
     assert "m, output" in output
     assert "0.000016 usd" in output
@@ -129,6 +129,13 @@ async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(ga
     assert status == 1
     assert "conservation         FAILED" in output
     assert "req_2" in output
+    async with (
+        gateway.session(gateway.keys.admin_key) as session,
+        session.post("/admin/v1/verify-books") as answer,
+    ):
+        over_http = await answer.json()
+    assert (answer.status, over_http["ok"]) == (200, False)
+    assert {e["id"]: e["failures"] for e in over_http["equations"]}["I1"] == ["req_2"]
 
 
 async def test_an_admin_key_can_be_made_without_one(gateway):

@@ -222,7 +222,7 @@ async def test_a_reader_that_stalls_parks_its_sequence_and_is_dropped(
     ):
         await gateway.workers(1)
         reader, writer = await gateway.socket()
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        reader._transport.pause_reading()
         wanted = body(stream=True, max_tokens=1900, n=8, logprobs=True, top_logprobs=20)
         data = json.dumps(wanted).encode()
         head = (

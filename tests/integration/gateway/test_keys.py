@@ -156,14 +156,14 @@ async def test_sql_away_serves_known_keys_and_503_for_others(bare_gateway: Runni
     assert (status, b"database_unavailable" in body) == (503, True)
 
 
-async def test_attack_C15_idempotency_keys_are_for_batch_lines_and_refused_from_others(
+async def test_attack_C15_keys_of_batch_lines_are_refused_from_others(
     gateway: RunningGateway,
 ) -> None:
     async with gateway.session() as session:
-        for key, expected in (("batch:batch_00:1", 400), ("x" * 256, 400), ("mine", 400)):
+        for key in ("batch:batch_00:1", "x" * 256):
             headers = {"idempotency-key": key}
             async with session.post("/v1/chat/completions", json=CHAT, headers=headers) as answer:
-                assert answer.status == expected, key
+                assert answer.status == 400, key
 
 
 async def test_attack_F11_an_exception_tells_nothing(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-import msgspec
 import openai
 import pytest
 from gateways import running_gateway
@@ -13,7 +12,7 @@ from money import NOON_MS, RATES, posting
 from accounting import ledger, pricing
 from accounting.types import Usage
 from gateway.keys import DATABASE
-from gateway.routes.usage import _decimal
+from gateway.schema.money import decimal
 
 NOON = NOON_MS // 1000
 MIDNIGHT = NOON - 43_200
@@ -172,8 +171,9 @@ async def test_what_cannot_be_asked_is_a_400(gateway, params, param):
         (1, b"0.000001"),
         (410_000, b"0.41"),
         (1_000_000, b"1"),
+        (-1_500_000, b"-1.5"),
         (2**53 - 1, b"9007199254.740991"),
     ],
 )
 def test_money_is_written_from_integers_with_at_most_six_places(micro_units, written):
-    assert msgspec.json.encode(_decimal(micro_units)) == written
+    assert decimal(micro_units).encode() == written

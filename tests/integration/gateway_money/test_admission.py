@@ -47,8 +47,8 @@ async def nothing_left(metered: Metering) -> None:
     await metered.admission.drain()
     assert metered.limiter.num_held == 0
     assert metered.limiter.num_owed == 0
-    state = await metered.link.command("HMGET", "hg:{t:proj_1}:s", "run", "tok", "mu")
-    assert [int(n or 0) for n in state] == [0, 0, 0]
+    state = await metered.link.command("HMGET", "hg:{t:proj_1}:s", "n", "mu", "run:t", "tok:t")
+    assert [int(n or 0) for n in state] == [0, 0, 0, 0]
     for name in await metered.link.command("KEYS", "hg:{t:proj_1}:w:*"):
         assert int(await metered.link.command("HGET", name, "sum")) == 0, name
     assert metered.journal._open == {}
@@ -95,20 +95,20 @@ async def test_a_request_is_admitted_runs_and_is_charged_what_the_engine_counted
     assert posting.charge.total == settled.charge_micro_units
     assert posting.charge.total <= posting.reserved
     await metered.admission.drain()
-    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens", "sum")) == 220
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum")) == 220
     [row] = await posted(sqlite_books, 1)
     assert (row.request_id, row.charge, row.output) == ("req_00000001", 2160, 200)
 
 
 async def test_exactly_one_end_is_accepted(metered: Metering, ask) -> None:
-    admitted = await metered.admission.admit(ask(1))
+    admitted = await metered.admission.admit(ask(1, tenant=Limits(100, 10_000)))
     await admitted.void("internal")
     with pytest.raises(RuntimeError, match="has ended already"):
         await admitted.settle("ok", Usage(0, 0, 100, 5), True)
     assert [p.kind for p in recorded(metered)] == ["void"]
     # RPM counts failed requests too; all else has gone back.
-    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens", "sum")) == 0
-    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:requests", "sum")) == 1
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum")) == 0
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:requests:1", "sum")) == 1
 
 
 async def test_a_refused_request_takes_nothing_and_is_told_why(metered: Metering, ask) -> None:
@@ -132,12 +132,13 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
         )
         for n in range(2, 5)
     ]  # fmt: skip
-    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:s", "run")) == 1
-    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:batch:s", "run")) == 3
+    state = "hg:{t:proj_1}:s"
+    assert int(await metered.link.command("HGET", state, "run:t")) == 1
+    assert int(await metered.link.command("HGET", state, "run:batch:t")) == 3
     for admitted in (chat, *lines):
         await admitted.void("drain")
     await metered.admission.drain()
-    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:batch:s", "run")) == 0
+    assert await metered.link.command("HGET", state, "run:batch:t") is None
 
 
 async def test_an_unknown_price_is_refused_before_any_work(metered: Metering, ask) -> None:
@@ -189,7 +190,7 @@ async def test_an_admission_that_fails_at_any_step_leaves_nothing(
 
     async def lost_reply(*args):
         await reserve(*args)
-        metered.limiter._held.clear()
+        metered.limiter.holdings.held.clear()
         raise LimiterUnavailable("reply lost")
 
     async def poisoned(opened):
@@ -261,7 +262,7 @@ async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
             if metered.limiter.num_owed == 0:
                 break
             await asyncio.sleep(0.1)
-        state = await metered.link.command("HGET", "hg:{t:proj_1}:s", "run")
+        state = await metered.link.command("HGET", "hg:{t:proj_1}:s", "n")
         assert int(state) == 0
 
 

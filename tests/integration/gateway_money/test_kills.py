@@ -137,7 +137,7 @@ async def test_a_successor_killed_before_its_voids_loses_none_of_them(
 
 
 def test_no_payload_has_room_for_text() -> None:
-    """Fields of every payload by name: ids, counts, times and fixed words."""
+    """Fields of every payload by name: ids, counts, times, fixed words, and an end user's digest."""
     fields = {
         name
         for payload in (
@@ -150,6 +150,6 @@ def test_no_payload_has_room_for_text() -> None:
     }
     assert fields == {
         "request_id", "tenant_id", "key_id", "model", "root", "tier", "price_version", "currency", "opened_at_ms",
-        "prompt_tokens", "reserved", "attempt", "trace_id", "batch_id", "line_no", "num_received", "bound",
+        "prompt_tokens", "reserved", "attempt", "end_user", "trace_id", "batch_id", "line_no", "num_received", "bound",
         "num_handed_over", "kind", "outcome", "ended_at_ms", "usage", "charge", "write_off",
     }  # fmt: skip

@@ -9,9 +9,11 @@ import time
 
 import pytest
 
-from accounting.types import Limits
-from gateway.limits import Holder, Limiter, ReservationEnded, limiter_link
+from accounting.types import Limits, Principal
+from gateway.limits import Limiter, ReservationEnded, limiter_link
 from gateway.redis_link import LimiterUnavailable, RedisLink
+from gateway.rules import Holder
+from gateway.upkeep import Upkeep
 
 START_MS = 1_790_000_000_000
 LADDER = [(64, 640), (8, 80), (1, 10)]
@@ -25,8 +27,28 @@ class Clock:
         return self.now_ms
 
 
-def holder(number: int, tenant: Limits | None = None, slot: str = "") -> Holder:
-    return Holder(f"req_{slot}{number}", "proj_1", "key_1", Limits(), tenant or Limits())
+def holder(number: int, tenant: Limits | None = None, slot: str = "", now_ms: int = 0) -> Holder:
+    principal = Principal(
+        "tenant", "proj_1", "key_1", frozenset(),
+        tenant_limits=tenant or Limits(tokens_per_minute=10**9), model_limits=(("m", Limits()),),
+    )  # fmt: skip
+    now_ms = now_ms or time.time_ns() // 1_000_000
+    return Holder.of(f"req_{slot}{number}", principal, "m", "interactive", now_ms=now_ms)
+
+
+async def nothing_to_ship() -> None:
+    """These requests are in no journal."""
+
+
+@pytest.fixture
+def limiter_of(sqlite_books):
+    def make(link: RedisLink, slot: int, now_ms=None) -> Limiter:
+        return Limiter(link, slot, sqlite_books, caught_up=nothing_to_ship, now_ms=now_ms)
+
+    return make
+
+
+TOKENS = "t:tokens:1"
 
 
 @pytest.fixture
@@ -45,15 +67,15 @@ async def impatient(own_redis):
 
 
 async def counters(link: RedisLink) -> dict[str, int]:
-    run, tok, mu = await link.command("HMGET", "hg:{t:proj_1}:s", "run", "tok", "mu")
-    return {"run": int(run), "tok": int(tok), "mu": int(mu)}
+    run, tok, mu = await link.command("HMGET", "hg:{t:proj_1}:s", "n", "tok:t", "mu")
+    return {"run": int(run), "tok": int(tok or 0), "mu": int(mu)}
 
 
-async def test_64_clients_never_exceed_a_limit_in_any_window(own_redis) -> None:
+async def test_64_clients_never_exceed_a_limit_in_any_window(own_redis, limiter_of) -> None:
     """Two gateways, one clock that runs through three minutes."""
     limits, clock, rng = Limits(50, 4000, 9), Clock(), random.Random(1)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
-    limiters = [Limiter(link, slot, now_ms=clock) for slot, link in enumerate(links)]
+    limiters = [limiter_of(link, slot, clock) for slot, link in enumerate(links)]
     admitted: list[int] = []
     taken: list[tuple[int, int]] = []
     running, most = 0, 0
@@ -62,7 +84,8 @@ async def test_64_clients_never_exceed_a_limit_in_any_window(own_redis) -> None:
         nonlocal running, most
         limiter = limiters[number % 2]
         for turn in range(12):
-            who, prompt = holder(turn, limits, slot=f"{number}_"), rng.randrange(1, 60)
+            who = holder(turn, limits, slot=f"{number}_", now_ms=clock.now_ms)
+            prompt = rng.randrange(1, 60)
             verdict = await limiter.reserve(who, prompt, 0, LADDER)
             clock.now_ms += rng.randrange(0, 300)
             if verdict.failing:
@@ -95,16 +118,19 @@ async def test_64_clients_never_exceed_a_limit_in_any_window(own_redis) -> None:
         await link.close()
 
 
-async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(link: RedisLink) -> None:
+async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(
+    link: RedisLink, limiter_of
+) -> None:
     """The server's own clock: the wait is a minute, so the window is aged by hand instead."""
-    limiter, limits = Limiter(link, 0), Limits(requests_per_minute=1)
+    limiter, limits = limiter_of(link, 0), Limits(requests_per_minute=1)
     first = await limiter.reserve(holder(1, limits), 10, 0, LADDER)
     refused = await limiter.reserve(holder(2, limits), 10, 0, LADDER)
-    assert (first.failing, refused.failing) == (0, 4)
+    assert first.failing is None
+    assert (refused.failing.level, refused.failing.dimension) == ("tenant", "requests_per_minute")
     assert 59_000 < refused.wait_ms <= 61_000
     # The same second, 60 s back: now only the rest of the current second has to pass.
     second = first.now_ms // 1000
-    window = "hg:{t:proj_1}:w:t:requests"
+    window = "hg:{t:proj_1}:w:t:requests:1"
     await link.command("HDEL", window, second)
     await link.command("HSET", window, second - 60, 1, "lo", second - 60, "hi", second - 60)
     soon = await limiter.reserve(holder(3, limits), 10, 0, LADDER)
@@ -112,11 +138,13 @@ async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(link: Redis
         assert 0 < soon.wait_ms <= 1000
         await asyncio.sleep(soon.wait_ms / 1000)
         soon = await limiter.reserve(holder(4, limits), 10, 0, LADDER)
-    assert soon.failing == 0
+    assert soon.failing is None
 
 
-async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis, impatient) -> None:
-    limiter = Limiter(impatient, 0)
+async def test_without_redis_nothing_is_granted_and_nobody_waits_long(
+    own_redis, impatient, limiter_of
+) -> None:
+    limiter = limiter_of(impatient, 0)
     await limiter.reserve(holder(0), 10, 0, LADDER)
     own_redis.kill()
     for number in range(1, 8):
@@ -129,7 +157,7 @@ async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis,
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         try:
-            assert (await limiter.reserve(holder(9), 10, 0, LADDER)).failing == 0
+            assert (await limiter.reserve(holder(9), 10, 0, LADDER)).failing is None
             break
         except LimiterUnavailable:
             await asyncio.sleep(0.1)
@@ -137,8 +165,10 @@ async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis,
     assert time.monotonic() < deadline
 
 
-async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, impatient) -> None:
-    limiter = Limiter(impatient, 0)
+async def test_a_hanging_redis_costs_150_ms_and_then_nothing(
+    own_redis, impatient, limiter_of
+) -> None:
+    limiter = limiter_of(impatient, 0)
     await limiter.reserve(holder(0), 10, 0, LADDER)
     own_redis.send(signal.SIGSTOP)
     waits = []
@@ -154,12 +184,15 @@ async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, impatien
     await asyncio.sleep(1.1)
     # Replies of the calls given up must not be taken for those of later ones.
     verdict = await limiter.reserve(holder(50), 77, 0, LADDER)
-    assert (verdict.failing, verdict.bound) == (0, 64)
+    assert (verdict.failing, verdict.bound) == (None, 64)
 
 
-async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, impatient) -> None:
-    limiter = Limiter(impatient, 0)
-    await limiter.start()
+async def test_an_ending_that_redis_did_not_hear_is_repeated(
+    own_redis, impatient, limiter_of, sqlite_books
+) -> None:
+    limiter = limiter_of(impatient, 0)
+    upkeep = Upkeep(limiter, impatient, sqlite_books)
+    await upkeep.start()
     await limiter.reserve(holder(0), 10, 5, LADDER)
     own_redis.send(signal.SIGSTOP)
     await limiter.settle(holder(0), 5, 10, 3)
@@ -171,18 +204,18 @@ async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, impatien
         await asyncio.sleep(0.05)
     assert limiter.num_owed == 0
     assert await counters(impatient) == {"run": 0, "tok": 0, "mu": 0}
-    await limiter.close()
+    await upkeep.close()
 
 
 @pytest.mark.parametrize("loss", ["flush", "restart empty", "state evicted", "open set evicted"])
 async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(
-    own_redis, link, loss
+    own_redis, link, loss, limiter_of
 ) -> None:
     limits = Limits(tokens_per_minute=1000, concurrency=3)
-    limiter = Limiter(link, 0)
+    limiter = limiter_of(link, 0)
     for number in range(2):
         await limiter.reserve(holder(number, limits), 100, 7, LADDER)
-    await limiter.extend(holder(0, limits), 1, LADDER, 60)
+    await limiter.extend(holder(0, limits), 1, LADDER, 0, 60)
     before = await counters(link)
     if loss == "flush":
         await link.command("FLUSHALL")
@@ -196,68 +229,106 @@ async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(
     else:
         await link.command("DEL", "hg:{t:proj_1}:open")
     third = await limiter.reserve(holder(2, limits), 10, 7, LADDER)
-    assert third.tenant_running == 3
-    assert third.tenant_tokens.sum >= before["tok"]
-    assert (await limiter.reserve(holder(3, limits), 10, 7, LADDER)).failing == 6
+    assert list(third.running.values()) == [3]
+    assert third.windows[TOKENS].sum >= before["tok"] + 10
+    fourth = await limiter.reserve(holder(3, limits), 10, 7, LADDER)
+    assert fourth.failing.dimension == "concurrency"
     for number in range(3):
         await limiter.settle(holder(number, limits), 0, 0, 0)
     assert await counters(link) == {"run": 0, "tok": 0, "mu": 0}
 
 
-async def test_two_gateways_put_back_what_each_holds(own_redis) -> None:
+async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqlite_books) -> None:
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
-    limiters = [Limiter(link, slot) for slot, link in enumerate(links)]
-    for number, limiter in enumerate(limiters):
-        await limiter.start()
+    limiters = [limiter_of(link, slot) for slot, link in enumerate(links)]
+    upkeeps = [
+        Upkeep(limiter, link, sqlite_books) for limiter, link in zip(limiters, links, strict=True)
+    ]
+    for number, (limiter, upkeep) in enumerate(zip(limiters, upkeeps, strict=True)):
+        await upkeep.start()
         await limiter.reserve(holder(number), 100, 7, LADDER)
     await links[0].command("FLUSHALL")
-    await asyncio.sleep(1.3)  # each notices by itself
-    assert await counters(links[0]) == {"run": 2, "tok": 328, "mu": 1294}
-    for link, limiter in zip(links, limiters, strict=True):
-        await limiter.close()
+    verdict = await limiters[0].reserve(holder(2), 100, 7, LADDER)  # waits for the other's list
+    assert verdict.windows[TOKENS].sum == 3 * 164
+    assert await counters(links[0]) == {"run": 3, "tok": 3 * 164, "mu": 3 * 647}
+    for number in range(3):
+        await limiters[number % 2].release(holder(number))
+    assert await counters(links[0]) == {"run": 0, "tok": 0, "mu": 0}
+    for link, upkeep in zip(links, upkeeps, strict=True):
+        await upkeep.close()
+        await link.close()
+
+
+async def test_a_gateway_that_died_holds_nobody_up_for_long(own_redis, limiter_of) -> None:
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
+    living, dead = (limiter_of(link, slot) for slot, link in enumerate(links))
+    for number, limiter in enumerate((living, dead)):
+        await limiter.reserve(holder(number), 100, 7, LADDER)
+    await links[0].command("FLUSHALL")  # and the second says nothing any more
+    began = time.monotonic()
+    with pytest.raises(LimiterUnavailable):
+        await living.reserve(holder(2), 100, 7, LADDER)
+    while time.monotonic() - began < 10:
+        try:
+            await living.reserve(holder(3), 100, 7, LADDER)
+            break
+        except LimiterUnavailable:
+            await asyncio.sleep(0.1)
+    assert 2.5 < time.monotonic() - began < 6
+    assert (await counters(links[0]))["run"] == 2
+    # It was only stalled: what it holds is listed late, and everything is built once more.
+    late = asyncio.create_task(dead.extend(holder(1), 1, LADDER, 0))
+    await asyncio.sleep(0.3)
+    await living.rebuilder.follow()
+    await late
+    await living.extend(holder(0), 1, LADDER, 0)
+    assert (await counters(links[0]))["run"] == 3
+    for link in links:
         await link.close()
 
 
 async def test_a_restart_with_old_data_is_noticed_before_the_first_admission(
-    own_redis, link
+    own_redis, link, limiter_of
 ) -> None:
     """An append-only file may lack its last second: what it says is not believed."""
-    limiter = Limiter(link, 0)
+    limiter = limiter_of(link, 0)
     await limiter.reserve(holder(0), 100, 7, LADDER)
-    epoch = await link.epoch()
+    epoch, life = await limiter.rebuilder.epoch("proj_1"), link.life
     await asyncio.sleep(1.1)  # appendfsync everysec
     own_redis.kill()
     own_redis.start()
     verdict = await limiter.reserve(holder(1), 100, 7, LADDER)
-    assert await link.epoch() != epoch
-    assert verdict.tenant_running == 2
-    assert verdict.tenant_tokens.sum == 328  # the old window stands; nothing is counted twice
+    assert link.life != life
+    assert await limiter.rebuilder.epoch("proj_1") > epoch
+    assert verdict.windows[TOKENS].sum == 328  # nothing is counted twice
+    assert (await counters(link))["run"] == 2
 
 
-async def test_a_dead_process_leaves_no_reservation_behind(own_redis, link) -> None:
-    dead, neighbour = Limiter(link, 0), Limiter(link, 1)
+async def test_a_dead_process_leaves_no_reservation_behind(link, limiter_of, sqlite_books) -> None:
+    dead, neighbour = limiter_of(link, 0), limiter_of(link, 1)
     for number in range(5):
         await dead.reserve(holder(number), 100, 7, LADDER)
     await neighbour.reserve(holder(9), 100, 7, LADDER)
-    successor = Limiter(link, 0)
-    await successor.start()
+    successor = limiter_of(link, 0)
+    upkeep = Upkeep(successor, link, sqlite_books)
+    await upkeep.start()
     assert await counters(link) == {"run": 1, "tok": 164, "mu": 647}
     with pytest.raises(ReservationEnded):
-        await dead.extend(holder(0), 1, LADDER)
-    await successor.close()
+        await dead.extend(holder(0), 1, LADDER, 0)
+    await upkeep.close()
 
 
 async def test_a_suspect_that_nobody_holds_is_released_and_a_held_one_is_not(
-    own_redis, link
+    link, limiter_of, sqlite_books
 ) -> None:
     clock = Clock()
-    limiter = Limiter(link, 0, now_ms=clock)
+    limiter = limiter_of(link, 0, clock)
     await limiter.reserve(holder(1), 10, 0, LADDER)
     await limiter.reserve(holder(2), 10, 0, LADDER)
-    limiter._held.pop("req_2")  # forgotten, as if its reply had been lost
+    limiter.holdings.held.pop("req_2")  # forgotten, as if its reply had been lost
     clock.now_ms += 50_000
     await limiter.touch()
     clock.now_ms += 20_000
-    await limiter.release_orphans(str(clock.now_ms))
+    await Upkeep(limiter, link, sqlite_books).release_orphans(str(clock.now_ms))
     assert (await counters(link))["run"] == 1
     assert await link.command("ZSCORE", "hg:{t:proj_1}:open", "req_1") is not None

@@ -129,7 +129,7 @@ class TestGateway:
         async with self.database.write() as conn:
             stored = await replies.store(
                 conn, principal.tenant_id, key, request_id=request_id, status=200,
-                body=sealing.seal(data_key, content, key.encode()), posting=posting(principal, request_id, usage, line),
+                body=sealing.seal(data_key, content, key.encode()), postings=[posting(principal, request_id, usage, line)],
             )  # fmt: skip
         if not stored:
             return refusal(503, "batch_cancelled", {"x-should-retry": "false"})
@@ -198,7 +198,7 @@ class Home:
         async with self.database.read() as conn:
             return await batches.get(conn, self.tenant_id, batch_id)
 
-    async def wait(self, batch_id: str, *states: str, limit_s: float = 30.0) -> BatchInfo:
+    async def wait(self, batch_id: str, *states: str, limit_s: float = 60.0) -> BatchInfo:
         deadline = time.monotonic() + limit_s
         while True:
             batch = await self.get(batch_id)
@@ -207,7 +207,7 @@ class Home:
             assert time.monotonic() < deadline, batch
             await asyncio.sleep(0.05)
 
-    async def until(self, condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], limit_s: float = 40.0) -> None:
         deadline = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < deadline

@@ -120,7 +120,7 @@ async def test_cancel_delivers_what_is_done_and_frees_the_rest(home, gateway, st
     batch_id = await home.submit([f"say {i}" for i in range(80)])
     await home.until(lambda: len(gateway.num_runs) >= 10)
     async with home.database.write() as conn:
-        await batches.cancel(conn, home.tenant_id, batch_id, 1)
+        await batches.cancel(conn, home.tenant_id, batch_id, 1, actor="key_test")
     batch = await home.wait(batch_id, limit_s=15)
     assert batch.state == "cancelled"
     output, errors = await home.results(batch)

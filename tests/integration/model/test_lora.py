@@ -19,6 +19,7 @@ from torch import nn
 
 from workers.engine import loading
 from workers.engine.errors import ModelError
+from workers.engine.model import adapters
 from workers.engine.plan import Row
 from workers.engine.runner import ModelRunner
 from workers.engine.settings import WorkerSettings
@@ -226,3 +227,76 @@ def test_a_worker_serves_the_adapters_of_its_directory(tiny_model: TinyModels, t
 def test_a_directory_without_adapters_is_refused(tiny_model: TinyModels, tmp_path):
     with pytest.raises(ModelError, match="has no adapters"):
         loading.load(told(tiny_model("llama"), tmp_path))
+
+
+def test_on_a_cpu_places_come_with_the_first_adapter(tiny_model: TinyModels, tmp_path):
+    model = tiny_model("llama")
+    merged = write(tmp_path / "a", model.reference, 1)
+    runner = model.runner()
+    before = sum(1 for _ in runner.loaded.model.modules())
+    plain = Adapted(prompt_of(9), GREEDY)
+    drive(runner, [plain], NUM_TOKENS)
+    runner.add_adapter("a", runner.read_adapter(tmp_path / "a"))
+    assert sum(1 for _ in runner.loaded.model.modules()) > before
+    sequence, again = (
+        Adapted(prompt_of(9), GREEDY, adapter=runner.adapters["a"].slot),
+        Adapted(prompt_of(9), GREEDY, 2),
+    )
+    drive(runner, [sequence, again], NUM_TOKENS)
+    assert sequence.output == expected(merged, prompt_of(9))
+    assert again.output == plain.output
+    runner.remove_adapter("a")
+    assert runner.adapters == {}
+
+
+def test_a_model_that_takes_no_adapters_says_so_when_it_is_given_one(
+    tiny_model: TinyModels, tmp_path
+):
+    write(tmp_path / "a", tiny_model("llama").reference, 1)
+    runner = tiny_model("gemma2").runner()
+    with pytest.raises(ModelError, match="layers are all of the Llama family"):
+        runner.add_adapter("a", runner.read_adapter(tmp_path / "a"))
+    without = tiny_model("llama").runner(max_adapters=0)
+    with pytest.raises(ModelError, match="HEADGATE_ENGINE_MAX_ADAPTERS"):
+        without.add_adapter("a", without.read_adapter(tmp_path / "a"))
+
+
+def test_the_identity_is_that_of_the_weights(tiny_model: TinyModels, tmp_path):
+    reference = tiny_model("llama").reference
+    write(tmp_path / "a", reference, 1)
+    write(tmp_path / "same", reference, 1)
+    write(tmp_path / "louder", reference, 1, lora_alpha=16)
+    write(tmp_path / "other", reference, 2)
+    names = ("a", "same", "louder", "other")
+    identities = [adapters.read(tmp_path / name).identity for name in names]
+    assert identities[0] == identities[1]
+    assert len(set(identities)) == 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ({"r": 0}, "no sound configuration"),
+        ({"lora_alpha": "loud"}, "no sound configuration"),
+        ({"r": None}, "no sound configuration"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_one_sentence(
+    tiny_model: TinyModels, tmp_path, damage, reason
+):
+    write(tmp_path / "a", tiny_model("llama").reference, 1)
+    path = tmp_path / "a" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(ModelError, match=reason):
+        adapters.read(tmp_path / "a")
+
+
+def test_a_file_that_is_cut_off_or_missing_is_one_sentence(tiny_model: TinyModels, tmp_path):
+    write(tmp_path / "a", tiny_model("llama").reference, 1)
+    path = tmp_path / "a" / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ModelError, match="cannot be read"):
+        adapters.read(tmp_path / "a")
+    path.unlink()
+    with pytest.raises(ModelError, match="cannot be read"):
+        adapters.read(tmp_path / "a")

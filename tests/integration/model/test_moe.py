@@ -12,10 +12,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from stored_models import log_probabilities
 from tiny_models import Driven, TinyModel, drive
 from torch import nn
 
 from kernels import dispatch
+from kernels.reference import linear as formats
 from workers.engine.errors import ModelError
 from workers.engine.layers import moe
 from workers.engine.layers.moe import MoeBlock
@@ -131,6 +133,115 @@ def test_a_stream_is_the_same_alone_and_in_a_batch(tiny_model: TinyModels, name)
     assert stream(0) == stream(3)
 
 
+# --- rounded experts ---
+
+
+def on_grid(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """`[outputs, inputs]`, rounded and widened."""
+    if kind == "int8":
+        return formats.dequantize_int8(*formats.quantize_int8(weight), weight.dtype)
+    group = max(g for g in formats.GROUPS if weight.shape[1] % g == 0)
+    return formats.dequantize_int4(*formats.quantize_int4(weight, group), weight.dtype).T
+
+
+def rounded(reference: nn.Module, kind: str) -> nn.Module:
+    """transformers' model with every linear layer's and every expert's weight on the grid of the format."""
+    model = copy.deepcopy(reference)
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and name != "lm_head":
+            module.weight.copy_(on_grid(module.weight, kind))
+        elif moe.stacks_experts(module):
+            for stack in module.parameters():
+                stack.copy_(torch.stack([on_grid(weight, kind) for weight in stack]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("mixtral", "int8"), ("mixtral", "int4"), ("qwen3_moe", "int8")]
+)
+def test_logits_are_those_of_rounded_experts(tiny_model: TinyModels, name, kind):
+    model = tiny_model(name)
+    runner = model.runner(quant=kind)
+    blocks = [m for m in runner.loaded.model.modules() if isinstance(m, MoeBlock)]
+    assert len(blocks) == BLOCKS[name]
+    assert all(block.rounded is not None and block._down.numel() == 0 for block in blocks)
+    found, expected = log_probabilities(runner, rounded(model.reference, kind))
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+    assert (log_probabilities(runner, model.reference)[1] - found).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["fp8", "w8a8", "llm_int8"])
+def test_formats_that_round_activations_leave_experts_alone(tiny_model: TinyModels, kind):
+    runner = tiny_model("mixtral").runner(quant=kind)
+    blocks = [m for m in runner.loaded.model.modules() if isinstance(m, MoeBlock)]
+    assert blocks and all(block.rounded is None for block in blocks)
+
+
+def test_experts_that_int4_cannot_cut_are_refused(tiny_model: TinyModels):
+    with pytest.raises(ModelError, match="groups of 32, but one has 48"):
+        tiny_model("qwen3_moe").runner(quant="int4")
+
+
+def test_rounded_experts_are_kv_of_their_own(tiny_model: TinyModels):
+    roots = {tiny_model("mixtral").runner(quant=kind).root for kind in ("none", "int8", "int4")}
+    assert len(roots) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_rounded_block_is_the_exact_block_of_its_grid(kind, dtype):
+    model = blocks_of("mixtral", intermediate_size=64).to(dtype)
+    exact = copy.deepcopy(model)
+    for stack in exact.model.layers[0].mlp.experts.parameters():
+        stack.copy_(torch.stack([on_grid(weight, kind) for weight in stack]))
+    moe.install(exact, OPS)
+    moe.install(model, OPS, kind)
+    x = torch.randn(3, 5, 32).to(dtype)
+    assert torch.equal(model.model.layers[0].mlp(x), exact.model.layers[0].mlp(x))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_rounded_block_is_the_sum_over_experts_in_float64(kind):
+    model = blocks_of("mixtral", intermediate_size=64)
+    gate_up, down = (
+        torch.stack([on_grid(weight, kind) for weight in stack]).double()
+        for stack in (
+            model.model.layers[0].mlp.experts.gate_up_proj,
+            model.model.layers[0].mlp.experts.down_proj,
+        )
+    )
+    moe.install(model, OPS, kind)
+    block, x = model.model.layers[0].mlp, torch.randn(9, 32)
+    weights, experts = block.route(x)
+    expected = torch.zeros(9, 32, dtype=torch.float64)
+    for token in range(9):
+        for share, expert in zip(weights[token], experts[token], strict=True):
+            gate, up = (gate_up[expert] @ x[token].double()).chunk(2)
+            expected[token] += share * (down[expert] @ (nn.functional.silu(gate) * up))
+    torch.testing.assert_close(block(x).double(), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_who_waits_for_the_choice_and_who_does_not_widen_the_same_experts():
+    model = blocks_of("mixtral", intermediate_size=64)
+    moe.install(model, OPS, "int8")
+    stacks = model.model.layers[0].mlp.rounded
+    chosen = torch.tensor([[3, 1], [1, 3]], dtype=torch.int32)
+    some, _, places = stacks.stacks(chosen, waits=True)
+    every, _, ids = stacks.stacks(chosen, waits=False)
+    assert (len(some), len(every)) == (2, 4)
+    assert places.dtype == ids.dtype == torch.int32
+    assert torch.equal(some[places.long()], every[ids.long()])
+
+
+def test_a_token_has_the_same_bits_alone_and_among_others_with_rounded_experts():
+    model = blocks_of("mixtral", intermediate_size=64)
+    moe.install(model, OPS, "int4")
+    block, x = model.model.layers[0].mlp, torch.randn(40, 32)
+    together = block(x)
+    for number in (1, 2, 3, 7):
+        assert torch.equal(block(x[:number]), together[:number])
+
+
 def blocks_of(name: str, **changes: object) -> nn.Module:
     config = {
         "mixtral": transformers.MixtralConfig,
@@ -139,7 +250,7 @@ def blocks_of(name: str, **changes: object) -> nn.Module:
     }[name](
         vocab_size=64,
         hidden_size=32,
-        intermediate_size=48,
+        intermediate_size=changes.pop("intermediate_size", 48),
         moe_intermediate_size=48,
         num_hidden_layers=1,
         num_attention_heads=2,

@@ -54,7 +54,7 @@ async def test_two_processes_serve_the_tokens_of_one_and_a_drain_leaves_nobody(
     os.kill(worker.rank_pid, signal.SIGTERM)
     os.kill(worker.rank_pid, signal.SIGINT)
     worker.process.send_signal(signal.SIGTERM)
-    await gateway.of(Finished, request_id="r", limit_s=30)
+    await gateway.of(Finished, request_id="r", limit_s=60)
     assert (await worker.ended(10))[0] == 0
     assert not is_alive(worker.rank_pid)
     assert list(run.iterdir()) == []

@@ -12,6 +12,7 @@ from engine_driver import LINK, Driver
 from fakes import generate_request
 from tiny_models import GREEDY, Driven
 
+from workers.engine.layers.together import Together
 from workers.engine.model import llama
 from workers.protocol.messages import SamplingParams
 
@@ -57,6 +58,14 @@ def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name, monkeypatch):
     expected = tokens_of(one)
     assert all(len(tokens) == NUM_TOKENS for tokens in expected)
     assert tokens_of(two) == expected
+
+
+@pytest.mark.parametrize(("name", "number"), [("gemma2", 6), ("phi3", 0)])
+def test_parts_by_outputs_are_one_product_and_what_ranks_have_to_join_is_left_alone(
+    pair, tiny_model, name, number
+):
+    model = pair.runner(tiny_model(name), num_blocks=32)._runner.loaded.model
+    assert sum(isinstance(module, Together) for module in model.modules()) == number
 
 
 def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks(

@@ -13,6 +13,16 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
+@pytest.fixture(autouse=True)
+def nobody_exports_afterwards() -> Iterator[None]:
+    """What is retried behind a test draws its jitter from the `random` that Hypothesis watches in later ones."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("Otel") or "(shutdown)" in thread.name:
+            thread.join(20)
+
+
 class Collector:
     def __init__(self) -> None:
         self.spans: list = []

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from walks import VOCABULARY
+from walks import END, LIBRARIES, VOCABULARY, ids
 
 from workers.engine.sampling.compiling import Grammars, Shelf
 from workers.engine.sampling.grammar import Automaton, GrammarError, digest
@@ -22,8 +22,9 @@ WIDE = "\n".join(
 def grammars():
     made = []
 
-    def make(**limits):
-        made.append(Grammars(lambda: VOCABULARY, **limits))
+    def make(name="xgrammar", **limits):
+        pytest.importorskip(name)
+        made.append(Grammars(lambda: VOCABULARY, name, **limits))
         return made[-1]
 
     yield make
@@ -54,6 +55,35 @@ def test_a_bomb_ends_the_child_and_the_next_grammar_is_compiled(grammars):
     assert ours.ask(("t", digest('root ::= "yes"')), 'root ::= "yes"') is good
     with pytest.raises(GrammarError, match="too much time or memory"):
         ours.ask(("t", digest(BOMB)), BOMB)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_each_library_follows_in_the_worker_what_its_child_came_through(grammars, name):
+    ours = grammars(name)
+    good, bad = wait(ours, 'root ::= "yes" root | "no"', "root ::= x\nx ::= x")
+    automaton = Automaton(good, (END,))
+    for token in ids("yesyesno"):
+        automaton.advance(token)
+    assert automaton.ended and not automaton.fault
+    assert isinstance(bad, GrammarError)
+    used = {"xgrammar": "XGrammarCompiled", "llguidance": "LLGuidanceCompiled"}
+    assert type(good).__name__ == used[name]
+
+
+def test_what_the_other_library_does_not_refuse_at_once_ends_the_choice_that_follows_it(grammars):
+    """It compiles as it goes: a bomb is met by its limits, in the child's walk or later."""
+    ours = grammars("llguidance")
+    (bad,) = wait(ours, BOMB)
+    fault = str(bad)
+    if not isinstance(bad, GrammarError):
+        automaton = Automaton(bad, ())
+        for token in ids("abc" * 60):
+            if not automaton.fault:
+                automaton.advance(token)
+        fault = automaton.fault
+    assert fault
+    (good,) = wait(ours, 'root ::= "yes"')
+    assert Automaton(good, ()).mask
 
 
 def test_memory_beyond_the_limit_is_refused(grammars):

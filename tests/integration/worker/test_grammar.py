@@ -11,13 +11,16 @@ from fakes import generate_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline_grammars import InlineGrammars
+from proposing import Informed, InformedTree, speculating
 from schemas import SCHEMAS, pairs_once, satisfies
 from tiny_models import TinyModel
-from walks import tokens_of
+from walks import LIBRARIES, tokens_of
 
 from gateway.structured.form import StructuredOutputs, form_of
+from workers.engine import __main__ as worker
+from workers.engine.errors import StartError
 from workers.engine.runner import ModelRunner, RunnerSettings
-from workers.engine.sampling import vocabulary
+from workers.engine.sampling import backends, vocabulary
 from workers.engine.sampling.grammar import begin
 from workers.protocol.messages import Cancel, SamplingParams
 
@@ -61,13 +64,15 @@ def model(tmp_path_factory):
     return TinyModel.make("llama", tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def grammars():
-    return InlineGrammars(VOCABULARY)
+@pytest.fixture(scope="module", params=LIBRARIES)
+def grammars(request):
+    pytest.importorskip(request.param)
+    return InlineGrammars(VOCABULARY, name=request.param)
 
 
-def driver(model, grammars, lag=0, **settings):
+def driver(model, grammars, lag=0, speculate=None, **settings):
     options = {"grammars": grammars, "max_running": 8, "max_batch_tokens": 32}
+    options["speculate"] = speculate
     if settings.get("steps") == "device":
         return Driver(model.runner(max_rows=8, **settings), **options)
     told = {"lag": lag, "device": {}} if lag else {}
@@ -112,6 +117,25 @@ def test_all_ways_of_running_steps_give_the_same_tokens(model, grammars):
         drive.run().check_idle()
         found.append(dict(drive.tokens))
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "late", "device"])
+@pytest.mark.parametrize("kind", [Informed, InformedTree])
+def test_guesses_within_a_grammar_change_no_token_and_save_steps(model, grammars, way, kind):
+    """Wrong ones, ones that the grammar forbids and ones behind its end among them."""
+    found, steps = [], []
+    params = SamplingParams(seed=4, temperature=0.9)
+    answers = {}
+    for speculate in (None, speculating(kind(answers, error=0.1), max_proposals=20)):
+        drive = driver(model, grammars, speculate=speculate, **way)
+        drive.send(request(drive, num_choices=2, grammar=grammar(json=SCHEMA), sampling=params))
+        drive.run().check_idle()
+        found.append((dict(drive.tokens), drive.finishes))
+        steps.append(drive.engine.totals.num_steps)
+        answers |= {("r", index): drive.tokens[LINK, "r", index] for index in range(2)}
+    assert found[0] == found[1]
+    assert drive.engine.totals.num_accepted > 10
+    assert steps[1] < 0.8 * steps[0]
 
 
 def test_masked_greedy_is_the_best_token_that_the_grammar_allows(model, grammars):
@@ -278,6 +302,13 @@ def test_an_attempt_may_end_while_its_grammar_compiles(model, way):
         assert expected[way] in (getattr(ending, "code", ""), getattr(ending, "reason", ""))
 
 
+def test_a_library_that_was_asked_for_and_is_not_there_refuses_the_start(monkeypatch):
+    monkeypatch.setattr(backends, "installed", lambda name: False)
+    with pytest.raises(StartError, match="GRAMMAR=llguidance needs the package llguidance"):
+        worker.refuse_missing_library("llguidance")
+    worker.refuse_missing_library("xgrammar")  # requests with a grammar are refused instead
+
+
 def test_a_grammar_is_compiled_once_for_each_tenant(model):
     grammars = InlineGrammars(VOCABULARY)
     drive = driver(model, grammars)
@@ -297,6 +328,16 @@ def test_drafts_are_masked_each_at_its_place_and_leave_the_automaton_alone(gramm
     assert set(tokens_of(masks[1])) == {e}
     assert set(tokens_of(masks[2])) == {s, a}
     assert len(masks) == 3, "behind 'yes' nothing but the end can follow"
+    tree = automaton.tree_masks([y, e, s, a, y, e], [-1, 0, 1, 1, 0, 4])
+    assert tree == [
+        before,
+        masks[1],
+        masks[2],
+        None,
+        automaton.tree_masks([y, e, a], [-1, 0, 1])[3],
+        None,
+        None,
+    ]
     assert len(automaton.masks([y, y])) == 2, "the second draft is outside of the grammar"
     for token in (y, e):
         automaton.advance(token)

@@ -69,7 +69,7 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
         sampling = SamplingParams(1, 0.0, ignore_eos=True)
         request = generate_request("r", range(3, 20), 40, sampling=sampling, root=hello.root)
         gateway.send(request)
-        await gateway.of(Finished, limit_s=30)
+        await gateway.of(Finished, limit_s=60)
         assert (await asyncio.to_thread(fetch, port, "/readyz"))[0] == 200
         _, kind, page = await asyncio.to_thread(fetch, port, "/metrics", "text/plain")
         assert kind.startswith("text/plain")
@@ -79,7 +79,7 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
         gateway.send(generate_request("s", range(3, 20), 30, sampling=sampling, root=hello.root))
         await gateway.until(lambda _: gateway.tokens("s"))
         process.send_signal(signal.SIGTERM)
-        await gateway.of(Finished, request_id="s", limit_s=30)
+        await gateway.of(Finished, request_id="s", limit_s=60)
         assert await asyncio.wait_for(process.wait(), 20) == 0
         assert len(gateway.tokens("s")) == 30
         await gateway.close()

@@ -3,23 +3,29 @@ sampled, on plain steps and on device rows; and what is drawn behind proposals i
 
 from __future__ import annotations
 
+import functools
 import random
 from functools import partial
 
 import pytest
 from engine_driver import Driver
 from fakes import generate_request
-from proposing import Informed, speculating
+from proposing import Informed, InformedTree, speculating
 from tiny_models import TinyModel
 
 from cache.prefix_cache import PrefixCache
 from workers.engine.__main__ import speculation
 from workers.engine.errors import ModelError
+from workers.engine.model.heads import Heads
 from workers.engine.plan import Draw, Row
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.draft import DraftProposer
-from workers.engine.speculate.ngram import NgramProposer
-from workers.engine.speculate.verify import own_draws
+from workers.engine.speculate.heads import HeadsProposer
+from workers.engine.speculate.lookahead import LookaheadProposer
+from workers.engine.speculate.lookup import NgramProposer
+from workers.engine.speculate.tree import TreeProposer
+from workers.engine.speculate.verify import own_path
+from workers.engine.token_tree import Proposal
 from workers.protocol.messages import ExtendLease, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,6 +89,34 @@ def play(runner, seed, lag, speculate):
     return drive, logprobs, (dict(drive.tokens), drive.finishes, usage)
 
 
+PROPOSERS = {
+    "ngram": lambda answers, seed, runner: NgramProposer(),
+    "tree": lambda answers, seed, runner: TreeProposer(4),
+    "lookahead": lambda answers, seed, runner: LookaheadProposer(),
+    "heads": lambda answers, seed, runner: HeadsProposer(random_heads(runner)),
+    "informed": lambda answers, seed, runner: Informed(answers, seed),
+    "informed tree": lambda answers, seed, runner: InformedTree(answers, seed),
+}
+
+
+def random_heads(runner):
+    weight = runner.loaded.model.get_input_embeddings().weight
+    return Heads(3, weight.shape[1], runner.vocab_size).to(weight.dtype)
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory):
+    """A tiny model and what a gateway hears of it without proposals, made once."""
+
+    @functools.cache
+    def played(name, seed):
+        model = TinyModel.make(name, tmp_path_factory.mktemp(name))
+        _, logprobs, off = play(model.runner(num_blocks=24), seed, 0, None)
+        return model, logprobs, off
+
+    return played
+
+
 def check_near(found, expected):
     assert found.keys() == expected.keys()
     for key, run in expected.items():
@@ -92,21 +126,25 @@ def check_near(found, expected):
 
 @pytest.mark.parametrize(("name", "seed"), [("llama", 1), ("qwen3", 2), ("gemma2", 3)])
 @pytest.mark.parametrize("steps", ["plain", "lagged", "device"])
-def test_proposals_change_no_token_of_a_real_model(tmp_path, name, seed, steps):
-    model = TinyModel.make(name, tmp_path)
-    _, expected, off = play(model.runner(num_blocks=24), seed, 0, None)
+@pytest.mark.parametrize("kind", PROPOSERS)
+def test_proposals_change_no_token_of_a_real_model(without, kind, name, seed, steps):
+    model, expected, off = without(name, seed)
     settings = {"steps": "device", "max_rows": 4} if steps == "device" else {}
     answers = {(rid, index): tokens for (_, rid, index), tokens in off[0].items()}
-    for proposer in (NgramProposer(), Informed(answers, seed)):
-        runner = model.runner(num_blocks=24, **settings)
-        speculate = speculating(proposer, max_step_tokens=40)
-        drive, logprobs, on = play(runner, seed, int(steps == "lagged"), speculate)
-        assert on == off
-        check_near(logprobs, expected)
-        totals = drive.engine.totals
-        assert totals.num_proposed > totals.num_accepted
-        assert totals.num_accepted > 20 or isinstance(proposer, NgramProposer)
-        assert drive.num_forced >= 3
+    runner = model.runner(num_blocks=24, **settings)
+    proposer = PROPOSERS[kind](answers, seed, runner)
+    takes_trees = runner.takes_trees
+    assert takes_trees == (name != "gemma2")  # its windows know places, not branches
+    speculate = speculating(
+        proposer, max_step_tokens=40, takes_trees=takes_trees, counts_guesses=runner.lag == 0
+    )
+    drive, logprobs, on = play(runner, seed, int(steps == "lagged"), speculate)
+    assert on == off
+    check_near(logprobs, expected)
+    totals = drive.engine.totals
+    assert totals.num_proposed > totals.num_accepted
+    assert totals.num_accepted > 20 or not isinstance(proposer, Informed)
+    assert drive.num_forced >= 3
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -213,7 +251,7 @@ def test_what_follows_a_proposal_is_distributed_as_direct_sampling(tmp_path):
             )
             rows.append(Row([prompt[-1], proposal], 4, [1, 2], draws, num_proposed=1, row_id=0))
         for result in runner.execute(rows):
-            own = own_draws([proposal], result.drawn, set())
+            _, own = own_path(Proposal.chain([proposal]), result.drawn, set())
             firsts.append(own[0].token)
             seconds += [drawn.token for drawn in own[1:]]
     check_distribution(firsts, first)

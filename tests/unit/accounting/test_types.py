@@ -1,19 +1,10 @@
 from __future__ import annotations
 
-from accounting.types import DEFAULT_MODEL_LIMITS, ApiKeyInfo, Limits, Principal, Usage
+from accounting.types import ApiKeyInfo, Limits, Principal, Usage
 
 
 def principal(**changes) -> Principal:
     return Principal(kind="tenant", tenant_id="t", key_id="k", scopes=frozenset(), **changes)
-
-
-def test_the_tighter_of_tenant_and_model_limits_binds():
-    mine = principal(
-        tenant_limits=Limits(100, None, 5), model_limits=(("m", Limits(200, 30, None)),)
-    )
-    assert mine.limits_on("m") == Limits(100, 30, 5)
-    assert mine.limits_on("n") == Limits(100, 10_000_000, 5)
-    assert principal().limits_on("m") == DEFAULT_MODEL_LIMITS
 
 
 def test_a_principal_can_be_hashed():

@@ -15,6 +15,7 @@ from workers.engine import sizing
 from workers.engine.capacity import ModelSize
 from workers.engine.errors import ModelError
 from workers.engine.graphs import bucket_sizes
+from workers.engine.layers.quant import QuantLinear
 from workers.engine.model import census
 
 MOE = {
@@ -86,7 +87,27 @@ def held_bytes(model: torch.nn.Module) -> int:
         for value in vars(module).values():
             if isinstance(value, torch.Tensor):
                 tensors[id(value)] = value
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    packed = {id(m.product): m.product.num_bytes for m in model.modules() if hasattr(m, "product")}
+    return sum(tensor.nbytes for tensor in tensors.values()) + sum(packed.values())
+
+
+@pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
+def test_the_counted_bytes_of_rounded_experts_are_those_held(tmp_path: Path, quant):
+    runner = TinyModel.make("mixtral", tmp_path).runner(dtype="bfloat16", quant=quant)
+    held = held_bytes(runner.loaded.model) + sum(
+        sum(getattr(numbers, name).nbytes for name in ("weight", "scale"))
+        for module in runner.loaded.model.modules()
+        for numbers in rounded_in(module)
+    )
+    taken = census.take(CONFIGS["mixtral"](), torch.bfloat16, None, quant, 1, True)
+    assert taken.rank.weight_bytes == runner._weights == held
+
+
+def rounded_in(module: torch.nn.Module) -> list[object]:
+    if isinstance(module, QuantLinear):
+        return [module.numbers]
+    experts = getattr(module, "rounded", None)
+    return [] if experts is None else [*experts.gate_up, *experts.down]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

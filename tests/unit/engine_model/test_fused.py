@@ -82,7 +82,7 @@ def drive_with_rows(runner: ModelRunner, sequence: Driven, num_tokens: int) -> N
 
         return replace(true_row(chunk), row_id=3)
 
-    sequence.row = row  # type: ignore[method-assign]
+    sequence.row = row
     drive(runner, [sequence], num_tokens, chunk=7)
 
 

@@ -38,8 +38,8 @@ def test_a_packed_linear_gives_the_bits_of_the_plain_one_in_bfloat16(
     out_features: int, in_features: int, rows: int
 ) -> None:
     weight = weight_of(out_features, in_features, torch.bfloat16)
-    if not linear.can_pack(weight):
-        pytest.skip("this CPU has no bfloat16 products in oneDNN")
+    if not isinstance(PackedLinear(weight, None).product, linear.OneDnnProduct):
+        pytest.skip("this CPU multiplies bfloat16 in float32, or not with oneDNN")
     bias = weight[:, 0].clone()
     x = weight_of(rows, in_features, torch.bfloat16)
     assert torch.equal(PackedLinear(weight, bias)(x), F.linear(x, weight, bias))
@@ -71,6 +71,52 @@ def test_a_row_has_the_same_bits_among_any_number_of_others(
     alone = layer(x[:MIN_ROWS])
     for rows in (MIN_ROWS + 1, 8, 17, 64, 130):
         assert torch.equal(layer(x[:rows])[:MIN_ROWS], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_widened_product_is_that_of_float32_whatever_the_input_is(dtype: torch.dtype) -> None:
+    needs_fbgemm()
+    weight = weight_of(301, 1536, dtype)
+    product, bias = linear.HalfProduct(weight), weight[:, 0].clone()
+    x = weight_of(9, 1536, torch.float32)
+    expected = x.double() @ weight.double().T + bias.double()
+    found = product(x, bias)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(product(x.to(dtype), bias), product(x.to(dtype).float(), bias).to(dtype))
+
+
+@pytest.mark.parametrize("in_features", [48, 768, 2560])
+def test_a_widened_row_has_the_same_bits_alone_among_others_and_on_more_threads(
+    in_features: int,
+) -> None:
+    """So a pass of such products needs no filling, and threads may change from step to step."""
+    needs_fbgemm()
+    product = linear.HalfProduct(weight_of(321, in_features, torch.bfloat16))
+    x = weight_of(130, in_features, torch.float32)
+    whole = product(x, None)
+    for rows in (1, 2, 3, 7, 14, 15, 64, 129):
+        assert torch.equal(product(x[:rows], None), whole[:rows])
+        assert torch.equal(product(x[-rows:], None), whole[-rows:])
+    torch.set_num_threads(2)
+    assert torch.equal(product(x, None), whole)
+
+
+@pytest.mark.parametrize(
+    ("factor", "fits"), [(1.0, True), (1e-2, True), (1e-4, False), (1e7, False)]
+)
+def test_a_weight_is_widened_only_if_float16_holds_it(
+    monkeypatch: pytest.MonkeyPatch, factor: float, fits: bool
+) -> None:
+    needs_fbgemm()
+    monkeypatch.setattr(linear, "widens", lambda dtype: dtype == torch.bfloat16)
+    weight = (weight_of(64, 64, torch.float32) * factor).to(torch.bfloat16)
+    assert isinstance(linear.product_of(weight), linear.HalfProduct) is fits
+
+
+def needs_fbgemm() -> None:
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        pytest.skip("this torch has no FBGEMM")
 
 
 def test_without_onednn_the_plain_product_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

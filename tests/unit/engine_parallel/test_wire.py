@@ -78,16 +78,17 @@ def test_rows_keep_what_the_pass_needs_and_only_the_blocks_it_reaches():
 
 
 def test_a_row_with_guesses_reaches_the_head_as_often_as_on_rank_0():
-    row = Row([5, 6, 7], 4, [2, 3], (DRAW, DRAW, DRAW), num_proposed=2)
+    row = Row([5, 6, 7], 4, [2, 3], (DRAW, DRAW, DRAW), num_proposed=2, parents=(-1, -1))
     (found,) = rows_of(parts_of([row], 4))
-    assert (found.num_proposed, len(found.draws)) == (2, 3)
+    assert (found.num_proposed, len(found.draws), found.parents) == (2, 3, (-1, -1))
 
 
 class Model:
     """Writes down what it was asked; fails when told to."""
 
     root, block_size, num_blocks, max_model_len = "root", 4, 8, 32
-    eos_token_ids, vocab_size, kernels = (2,), 100, ()
+    bytes_per_block = 64
+    eos_token_ids, vocab_size, kernels, takes_trees = (2,), 100, (), True
 
     def __init__(self):
         self.asked = []
@@ -104,6 +105,9 @@ class Model:
 
     def copy_blocks(self, pairs):
         self.asked.append(pairs)
+
+    def move_tokens(self, moves):
+        self.asked.append(("move", moves))
 
 
 class OneRank:
@@ -130,11 +134,16 @@ def test_a_rank_does_what_rank_0_does_in_the_same_order(channels):
     runner = ParallelRunner(leading, OneRank(channels[0]))
     runner.execute(ROWS)
     runner.copy_blocks([(1, 2)])
+    runner.move_tokens([(9, 8)])
     runner.execute(ROWS[1:])
     channels[0].send(frame(Leave()))
     thread.join(5)
     assert not thread.is_alive()
-    assert following.asked == leading.asked == [[[1, 2, 3, 4], [5]], [(1, 2)], [[5]]]
+    assert (
+        following.asked
+        == leading.asked
+        == [[[1, 2, 3, 4], [5]], [(1, 2)], ("move", [(9, 8)]), [[5]]]
+    )
 
 
 def test_a_rank_leaves_when_rank_0_is_gone(channels):

@@ -54,6 +54,7 @@ def test_names_of_other_processes_are_none_of_ours_and_not_unknown() -> None:
         ({"HEADGATE_TRUSTED_NETWORKS": "10.0.0.0/99"}, "HEADGATE_TRUSTED_NETWORKS"),
         ({"HEADGATE_DRAIN_S": "-1"}, "HEADGATE_DRAIN_S"),
         ({"HEADGATE_TRACE_RATIO": "2"}, "HEADGATE_TRACE_RATIO"),
+        ({"HEADGATE_LIMITER_TIMEOUT_S": "0"}, "HEADGATE_LIMITER_TIMEOUT_S"),
         ({"HEADGATE_LOG_LEVEL": "LOUD"}, "HEADGATE_LOG_LEVEL"),
     ],
 )
@@ -74,7 +75,7 @@ def test_the_home_is_needed() -> None:
 def test_settings_do_not_change() -> None:
     settings = load(HOME)
     with pytest.raises(ValueError, match="frozen"):
-        settings.slot = 2  # type: ignore[misc]
+        settings.slot = 2
     assert isinstance(settings, GatewaySettings)
 
 

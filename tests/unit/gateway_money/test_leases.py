@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from accounting.types import Limits, Rates
+from accounting.budget_types import Budget, Period
+from accounting.types import Rates
 from gateway.leases import RETRY_S, Extension, Lease, LeaseLost, ladder
-from gateway.limits import Holder, Ladder, LeaseGrant, ReservationEnded, Verdict, Window
+from gateway.limits import Ladder, LeaseGrant, ReservationEnded, Verdict
 from gateway.redis_link import LimiterUnavailable
+from gateway.rules import BudgetUse, Holder
 
 RATES = Rates(0, 0, 0, output=3_000_001)
-HOLDER = Holder("req_1", "t", "k", Limits(), Limits())
-W = Window()
+HOLDER = Holder("req_1", "t", "k")
+BUDGET = Budget(id="budget_1", tenant_id="t", period="day", limit_micro_units=9)
+STOP = BudgetUse(BUDGET, Period(0, 86_400_000))
 
 
 class ScriptedLimiter:
@@ -19,7 +22,10 @@ class ScriptedLimiter:
         self.answers = list(answers)
         self.asked: list[tuple[int, int, int]] = []
 
-    async def extend(self, _: Holder, seq: int, rungs: Ladder, counted: int = -1) -> LeaseGrant:
+    async def extend(
+        self, _: Holder, seq: int, rungs: Ladder, now_ms: int, counted: int = -1
+    ) -> LeaseGrant:
+        assert now_ms > 0
         self.asked.append((seq, rungs[0][0], counted))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -28,8 +34,8 @@ class ScriptedLimiter:
 
 
 def lease(limiter: ScriptedLimiter, bound: int = 128, max_output: int = 1000) -> Lease:
-    verdict = Verdict(0, bound, 10, 0, 0, W, W, W, W, 0, 0, 0, 0)
-    return Lease(limiter, HOLDER, RATES, max_output, verdict)  # type: ignore[arg-type]
+    verdict = Verdict(0, bound, 10, None, 0)
+    return Lease(limiter, HOLDER, RATES, max_output, verdict)
 
 
 def test_a_ladder_goes_down_by_powers_of_two_with_costs_rounded_up() -> None:
@@ -83,3 +89,13 @@ async def test_an_unreachable_limiter_parks_the_stream_then_loses_the_lease() ->
 async def test_a_request_that_the_limiter_has_ended_has_lost_its_lease() -> None:
     with pytest.raises(LeaseLost):
         await lease(ScriptedLimiter(ReservationEnded("req_1"))).extend(100)
+
+
+async def test_a_lease_that_no_budget_can_extend_is_the_last_one() -> None:
+    limiter = ScriptedLimiter(LeaseGrant(130, 0, 12), LeaseGrant(130, 0, 12, STOP))
+    held = lease(limiter)
+    assert await held.extend(128) == Extension(1, 130)
+    assert await held.extend(128) == Extension(2, 130, last=True)
+    assert held.stop == STOP
+    assert await held.extend(130) is None
+    assert len(limiter.asked) == 2

@@ -5,15 +5,36 @@ from dataclasses import replace
 
 import pytest
 
-from accounting.types import Limits
+from accounting.budget_types import Budget
+from accounting.types import Limits, Principal
 from gateway.limit_replies import duration, headers, refused
-from gateway.limits import Holder, Verdict, Window
+from gateway.limits import Money, Verdict, Window
+from gateway.rules import Holder
 
-HOLDER = Holder("req_1", "proj_1", "key_1", Limits(), Limits(60, 200_000, 4))
-NONE = Window()
-ADMITTED = Verdict(
-    1_789_999_940_000, 128, 1000, 0, 0, NONE, NONE, Window(1, 60_000), Window(170_633, 51_189), 1, 500, 1, 20_000
-)  # fmt: skip
+
+def holder(tenant: Limits, key: Limits | None = None, *budgets: Budget) -> Holder:
+    principal = Principal(
+        "tenant", "proj_1", "key_1", frozenset(), tenant_limits=tenant, key_limits=key or Limits(),
+        model_limits=(("m-8b", Limits()),), budgets=budgets,
+    )  # fmt: skip
+    return Holder.of("req_1", principal, "m-8b", "interactive", now_ms=NOW_MS)
+
+
+NOW_MS = 1_789_999_940_000
+HOLDER = holder(Limits(60, 200_000, 4))
+WINDOWS = {
+    "t:requests:1": Window(1, 60_000),
+    "t:tokens:1": Window(170_633, 51_189, 20_000),
+    "key_1:requests:1": Window(),
+    "key_1:tokens:1": Window(900, 700),
+}
+ADMITTED = Verdict(NOW_MS, 128, 1000, None, 0, WINDOWS)
+
+
+def failing(who: Holder, level: str, dimension: str, wait_ms: int = 1000) -> Verdict:
+    [rule] = [rule for rule in who.rules if (rule.level, rule.dimension) == (level, dimension)]
+    running = dict.fromkeys(who.running_rules, 5)
+    return replace(ADMITTED, failing=rule, wait_ms=wait_ms, running=running)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +63,8 @@ def test_headers_tell_the_limit_what_is_left_and_when_it_is_full_again() -> None
 
 
 def test_the_tightest_level_is_shown_and_the_tenants_own_beside_it() -> None:
-    holder = replace(HOLDER, key_limits=Limits(tokens_per_minute=1000))
-    shown = headers(holder, replace(ADMITTED, key_tokens=Window(900, 700)))
+    who = holder(Limits(60, 200_000, 4), Limits(tokens_per_minute=1000))
+    shown = headers(who, ADMITTED)
     assert shown["x-ratelimit-remaining-tokens"] == "100"
     assert shown["x-ratelimit-reset-tokens"] == "700ms"
     assert shown["x-ratelimit-remaining-project-tokens"] == "29367"
@@ -51,11 +72,12 @@ def test_the_tightest_level_is_shown_and_the_tenants_own_beside_it() -> None:
 
 
 def test_without_a_limit_nothing_is_said() -> None:
-    assert headers(replace(HOLDER, tenant_limits=Limits()), ADMITTED) == {}
+    assert headers(holder(Limits()), ADMITTED) == {}
 
 
 def test_a_refusal_names_level_dimension_limit_used_reserved_and_reset() -> None:
-    error = refused(HOLDER, replace(ADMITTED, failing=5, wait_ms=45_190), "m-8b", 180_002)
+    verdict = failing(HOLDER, "tenant", "tokens_per_minute", 45_190)
+    error = refused(HOLDER, verdict, "m-8b", 180_000, 2)
     body = json.loads(error.body())["error"]
     assert error.status == 429
     assert body["type"] == "tokens"
@@ -79,22 +101,40 @@ def test_a_refusal_names_level_dimension_limit_used_reserved_and_reset() -> None
 
 
 def test_a_request_that_alone_exceeds_its_limit_is_told_not_to_retry() -> None:
-    error = refused(HOLDER, replace(ADMITTED, failing=5, wait_ms=-1), "m-8b", 300_000)
+    verdict = failing(HOLDER, "tenant", "tokens_per_minute", -1)
+    error = refused(HOLDER, verdict, "m-8b", 300_000, 0)
     assert error.headers["x-should-retry"] == "false"
     assert "retry-after" not in error.headers
 
 
+@pytest.mark.parametrize("level", ["key", "tenant"])
 @pytest.mark.parametrize(
-    ("failing", "level", "kind"),
-    [
-        (1, "key", "requests"), (2, "key", "tokens"), (3, "key", "concurrency"),
-        (4, "tenant", "requests"), (5, "tenant", "tokens"), (6, "tenant", "concurrency"),
-    ],
+    ("dimension", "kind", "limit"),
+    [("requests_per_minute", "requests", 1), ("tokens_per_minute", "tokens", 2), ("concurrency", "concurrency", 3)],
 )  # fmt: skip
-def test_each_of_the_six_limits_is_named(failing: int, level: str, kind: str) -> None:
-    holder = replace(HOLDER, key_limits=Limits(11, 12, 13), tenant_limits=Limits(21, 22, 23))
-    error = refused(holder, replace(ADMITTED, failing=failing, wait_ms=1000), "m", 1)
+def test_each_limit_is_named(level: str, dimension: str, kind: str, limit: int) -> None:
+    who = holder(Limits(21, 22, 23), Limits(11, 12, 13))
+    error = refused(who, failing(who, level, dimension), "m", 1, 1)
     assert error.headgate is not None
     assert (error.type, error.headgate["level"]) == (kind, level)
-    number = {"requests": 1, "tokens": 2, "concurrency": 3}[kind] + (10 if level == "key" else 20)
-    assert error.headgate["limit"] == number
+    assert error.headgate["limit"] == limit + (10 if level == "key" else 20)
+
+
+def test_a_budget_refuses_for_good_and_names_what_is_used_and_held() -> None:
+    budget = Budget(
+        id="budget_1", tenant_id="proj_1", key_id="key_1", period="hour", limit_micro_units=500
+    )
+    who = holder(Limits(), None, budget)
+    [use] = who.budgets
+    verdict = replace(ADMITTED, failing=use, wait_ms=-1, money={use.row: Money(300, 190)})
+    error = refused(who, verdict, "m-8b", 10, 1)
+    assert (error.status, error.type, error.code) == (
+        429,
+        "insufficient_quota",
+        "insufficient_quota",
+    )
+    assert error.headers == {"x-should-retry": "false"}
+    assert error.headgate == {
+        "level": "key", "dimension": "budget_micro_units", "limit": 500, "used": 300, "reserved": 190,
+        "scope": "key", "resets_at": 1_790_002_800, "budget": "budget_1",
+    }  # fmt: skip

@@ -6,22 +6,20 @@ The packing here is the formats' own, written out number by number; the engine's
 from __future__ import annotations
 
 import copy
-import json
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from stored_models import check_logits, prompt_of, start, wrapped, write
 from tiny_models import CONFIGS, GREEDY, Driven, TinyModel, drive
 from torch import nn
 
 from workers.engine.errors import ModelError
-from workers.engine.layers.quant import StoredInt4Linear
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.layers.quant import QuantLinear
+from workers.engine.layers.together import Together
 
 TinyModels = Callable[[str], TinyModel]
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -40,9 +38,10 @@ class Variant:
     has_zeros: bool = True
     exact: str = "no such layer"
     """Layers of this name are not quantized."""
+    bits: int = 4
 
     def settings(self) -> dict[str, object]:
-        common = {"quant_method": self.method, "bits": 4, "group_size": self.group}
+        common = {"quant_method": self.method, "bits": self.bits, "group_size": self.group}
         if self.method == "awq":
             return common | {"zero_point": not self.symmetric, "version": self.layout or "gemm"}
         layout = {"checkpoint_format": self.layout} if self.layout else {}
@@ -57,6 +56,10 @@ VARIANTS = {
     "gptq activation order, zero points": Variant("gptq", 32, False, activation_order=True),
     "gptq one group": Variant("gptq", -1, symmetric=False),
     "gptq, one layer exact": Variant("gptq", 32, exact="k_proj"),
+    "gptq 8 bits, activation order, zero points": Variant(
+        "gptq", 32, False, activation_order=True, bits=8
+    ),
+    "gptq v2 8 bits, symmetric": Variant("gptq", 32, layout="gptq_v2", bits=8),
     "awq zero points": Variant("awq", 32, symmetric=False),
     "awq one group": Variant("awq", -1, symmetric=False),
     "awq without zeros": Variant("awq", 32, has_zeros=False, layout="gemm"),
@@ -65,7 +68,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of one layer: `[in, out]` in 0…15, `[groups, out]`, and the group of each input."""
+    """Of one layer: `[in, out]` in 0…2ᵇ-1, `[groups, out]`, and the group of each input."""
 
     values: torch.Tensor
     scale: torch.Tensor
@@ -82,12 +85,15 @@ class Numbers:
             groups = groups[torch.randperm(in_features, generator=generator)]
 
         def integers(low: int, *sizes: int) -> torch.Tensor:
-            return torch.randint(low, 16, sizes, generator=generator)
+            return torch.randint(low, 2**variant.bits, sizes, generator=generator)
 
         zero = integers(0, number, out_features)
         scale = torch.rand((number, out_features), generator=generator).half() * 0.05 + 0.01
+        scale *= 16 / 2**variant.bits
         values = integers(0, in_features, out_features)
-        return cls(values, scale, torch.full_like(zero, 8) if variant.symmetric else zero, groups)
+        if variant.symmetric:
+            zero.fill_(2 ** (variant.bits - 1))
+        return cls(values, scale, zero, groups)
 
     def weight(self) -> torch.Tensor:
         """`[out, in]` float32."""
@@ -99,10 +105,10 @@ class Numbers:
             tensors = {"qweight": words(self.values, AWQ_COLUMNS), "scales": self.scale}
             zeros = words(self.zero, AWQ_COLUMNS)
             return tensors | ({"qzeros": zeros} if variant.has_zeros else {})
-        plain = tuple(range(8))
+        plain = tuple(range(32 // variant.bits))
         zeros = words(self.zero, plain).long()
         if variant.layout != "gptq_v2":
-            zeros = zeros - 0x11111111
+            zeros = zeros - (0x11111111 if variant.bits == 4 else 0x01010101)
         return {
             "qweight": words(self.values.T, plain).T.contiguous(),
             "qzeros": wrapped(zeros),
@@ -112,15 +118,12 @@ class Numbers:
 
 
 def words(numbers: torch.Tensor, columns: tuple[int, ...]) -> torch.Tensor:
-    """`[n, m]` in 0…15 → int32 `[n, m / 8]`."""
-    packed = torch.zeros((len(numbers), numbers.shape[1] // 8), dtype=torch.int64)
+    """`[n, m]` → int32 `[n, m / columns]`; `columns`: which of a word's each place holds."""
+    word = len(columns)
+    packed = torch.zeros((len(numbers), numbers.shape[1] // word), dtype=torch.int64)
     for place, column in enumerate(columns):
-        packed |= numbers[:, column::8].long() << (4 * place)
+        packed |= numbers[:, column::word].long() << (32 // word * place)
     return wrapped(packed)
-
-
-def wrapped(packed: torch.Tensor) -> torch.Tensor:
-    return ((packed + 2**31) % 2**32 - 2**31).to(torch.int32)
 
 
 def quantized(
@@ -142,37 +145,6 @@ def quantized(
     return tensors, reference
 
 
-def write(
-    directory: Path,
-    model: TinyModel,
-    settings: dict[str, object],
-    tensors: dict[str, torch.Tensor],
-) -> None:
-    directory.mkdir(exist_ok=True)
-    config = json.loads((model.directory / "config.json").read_text())
-    config["quantization_config"] = settings
-    (directory / "config.json").write_text(json.dumps(config))
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def start(directory: Path, **settings: object) -> ModelRunner:
-    given = {"num_blocks": 48, "block_size": 4, "device": "cpu", **settings}
-    return ModelRunner(RunnerSettings(str(directory), **given))
-
-
-def prompt_of(length: int) -> list[int]:
-    return random.Random(length).choices(range(3, 301), k=length)
-
-
-def check_logits(runner: ModelRunner, reference: nn.Module) -> None:
-    prompt = prompt_of(40)
-    (result,) = runner.execute([Row(prompt, 0, list(range(1, 11)), prompt_logprobs=0)])
-    logits = reference(input_ids=torch.tensor([prompt])).logits[0]
-    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
-    found = torch.tensor([entry.logprob for entry in result.prompt_logprobs])
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_logits_are_those_of_the_stored_numbers(tiny_model: TinyModels, tmp_path, variant):
     _, reference = quantized(tiny_model("llama"), tmp_path, variant)
@@ -187,7 +159,7 @@ def test_the_head_may_be_stored_too(tmp_path, monkeypatch):
     exact, directory = TinyModel.make("wide", tmp_path / "exact"), tmp_path / "quantized"
     _, reference = quantized(exact, directory, Variant("gptq", 32, head=True))
     runner = start(directory)
-    assert isinstance(runner.loaded.model.lm_head, StoredInt4Linear)
+    assert isinstance(runner.loaded.model.lm_head, QuantLinear)
     check_logits(runner, reference)
 
 
@@ -217,10 +189,24 @@ def test_layers_stay_in_4_bits_and_are_joined_where_their_inputs_are_grouped_ali
 ):
     quantized(tiny_model("llama"), tmp_path, VARIANTS[variant])
     model = start(tmp_path).loaded.model
-    stored = [module for module in model.modules() if isinstance(module, StoredInt4Linear)]
+    stored = [module for module in model.modules() if isinstance(module, QuantLinear)]
     assert len(stored) == 3 * layers
     assert all(layer.numbers.zero is None for layer in stored)
     assert all(parameter.dim() == 1 for parameter in model.model.layers.parameters())
+
+
+@pytest.mark.parametrize(
+    ("variant", "number"), [("gptq symmetric", 6), ("gptq activation order", 0)]
+)
+def test_layers_of_transformers_are_joined_where_their_inputs_are_grouped_alike(
+    tiny_model: TinyModels, tmp_path, variant, number
+):
+    _, reference = quantized(tiny_model("gemma2"), tmp_path, VARIANTS[variant])
+    runner = start(tmp_path)
+    together = [m for m in runner.loaded.model.modules() if isinstance(m, Together)]
+    assert len(together) == number
+    assert all(isinstance(one.linear, QuantLinear) for one in together)
+    check_logits(runner, reference)
 
 
 def changed(tiny: TinyModel, directory: Path, name: str, change: Callable) -> str:
@@ -265,7 +251,7 @@ def test_a_checkpoint_without_one_layer_is_refused(tiny_model: TinyModels, tmp_p
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"quant_method": "gptq", "bits": 8}, r"\(gptq\) to 8 bits"),
+        ({"quant_method": "gptq", "bits": 3}, r"\(gptq\) to 3 bits"),
         ({"quant_method": "awq", "version": "gemv"}, r"\(awq\) in the layout gemv"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "in the layout marlin"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"\(bitsandbytes\)"),

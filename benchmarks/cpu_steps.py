@@ -1,0 +1,201 @@
+"""Steps of a CPU worker without HTTP: decode and prefill of random weights, as ratios to reading the weights once.
+
+The floor of a decode step is the time in which this machine, with the same threads, reads as many bytes as the step's
+weights have; it is measured in the same run. `--profile` adds where the time of a step goes, by operation. `--unfused`
+runs each model a second time with transformers' layers as they are, step by step beside the first: the ratio is what
+fusing gains (1 for the Llama family, whose layers are hand-written).
+
+    python benchmarks/cpu_steps.py --shape llama95m qwen3-0.6b --rows 1 8 --context 256
+    python benchmarks/cpu_steps.py --shape gpt2 gemma2 granite --unfused
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GraniteConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen3Config,
+)
+
+from workers.engine.plan import Draw, Row
+from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.protocol.messages import SamplingParams
+
+READ_BYTES = 1 << 29
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+
+
+def shapes() -> dict[str, PretrainedConfig]:
+    ends = {"bos_token_id": 0, "eos_token_id": 1}
+    return {
+        "llama95m": LlamaConfig(
+            vocab_size=8192, hidden_size=768, intermediate_size=2560, num_hidden_layers=12,
+            num_attention_heads=12, num_key_value_heads=4, max_position_embeddings=4096,
+            tie_word_embeddings=True, **ends,
+        ),
+        "qwen3-0.6b": Qwen3Config(
+            vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+            num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096,
+            tie_word_embeddings=True, **ends,
+        ),
+        "gpt2": GPT2Config(**ends),
+        "gemma2": Gemma2Config(
+            vocab_size=8192, hidden_size=768, intermediate_size=2560, num_hidden_layers=12,
+            num_attention_heads=12, num_key_value_heads=4, head_dim=64, max_position_embeddings=4096, **ends,
+        ),
+        "granite": GraniteConfig(
+            vocab_size=8192, hidden_size=768, intermediate_size=2560, num_hidden_layers=12,
+            num_attention_heads=12, num_key_value_heads=4, max_position_embeddings=4096,
+            tie_word_embeddings=True, **ends,
+        ),
+    }  # fmt: skip
+
+
+def build(name: str, dtype: str, threads: int, fuse: bool = True) -> ModelRunner:
+    with tempfile.TemporaryDirectory() as directory:
+        shapes()[name].save_pretrained(directory)
+        settings = RunnerSettings(
+            directory,
+            device="cpu",
+            dtype=dtype,
+            num_threads=threads,
+            num_blocks=1024,
+            random_weights=True,
+            fuse=fuse,
+        )
+        return ModelRunner(settings)
+
+
+def weights_read(name: str, itemsize: int) -> int:
+    """Bytes of a decode step: every weight but the input embedding, which the head has again."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shapes()[name])
+    return sum(p.numel() for p in model.parameters()) * itemsize
+
+
+def read_bytes_per_s() -> float:
+    values = torch.ones(READ_BYTES // 4)
+    return READ_BYTES / min(seconds(values.sum) for _ in range(7))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+class Case:
+    """Some rows with a context that is there already, one token more in each step."""
+
+    def __init__(self, runner: ModelRunner, num_rows: int, context: int) -> None:
+        self.runner = runner
+        self.num_rows, self.context = num_rows, context
+        self.blocks = -(-(context + 256) // runner.block_size)
+
+    def _row(self, row: int, tokens: Sequence[int], start: int) -> Row:
+        first = 1 + row * self.blocks
+        table = list(range(first, first + self.blocks))
+        draw = Draw(GREEDY, row, start + len(tokens), [], [])
+        return Row(tokens, start, table, (draw,))
+
+    def prefill(self) -> float:
+        tokens = [(7 * place) % 8000 for place in range(self.context)]
+        return sum(
+            seconds(lambda row=row: self.runner.execute([self._row(row, tokens, 0)]))
+            for row in range(self.num_rows)
+        )
+
+    def decode(self, steps: int) -> list[float]:
+        return sorted(self.steps(steps))
+
+    def steps(self, number: int) -> Iterator[float]:
+        """Seconds of each."""
+        last = [1] * self.num_rows
+        for step in range(number):
+            rows = [self._row(r, [last[r]], self.context + step) for r in range(self.num_rows)]
+            started = time.perf_counter()
+            results = self.runner.execute(rows)
+            yield time.perf_counter() - started
+            last = [result.drawn[0].token for result in results]
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    runner = build(name, options.dtype, options.threads)
+    floor = weights_read(name, 4 if options.dtype == "float32" else 2) / read_bytes_per_s()
+    report: dict[str, Any] = {"floor_ms": round(1000 * floor, 3)}
+    for num_rows in options.rows:
+        case = Case(runner, num_rows, options.context)
+        prefill = min(case.prefill() for _ in range(2))
+        times = case.decode(options.steps)
+        report[f"{num_rows} rows"] = {
+            "prefill_tokens_per_s": round(num_rows * options.context / prefill),
+            "decode_ms": round(1000 * times[len(times) // 2], 3),
+            "decode_best_ms": round(1000 * times[0], 3),
+            "to_floor": round(times[len(times) // 2] / floor, 3),
+        }
+        if options.profile:
+            profile(case)
+    if options.unfused:
+        report["unfused_to_fused"] = gains(name, runner, options)
+    return report
+
+
+def gains(name: str, fused: ModelRunner, options: argparse.Namespace) -> dict[str, float]:
+    """Median time of a decode step unfused, over that of a fused one; one of each in turn, so that both see the same
+    machine."""
+    plain = build(name, options.dtype, options.threads, fuse=False)
+    found = {}
+    for num_rows in options.rows:
+        cases = [Case(runner, num_rows, options.context) for runner in (plain, fused)]
+        for case in cases:
+            case.prefill()
+        pairs = list(zip(*(case.steps(options.steps) for case in cases), strict=True))
+        before, after = (statistics.median(times) for times in zip(*pairs, strict=True))
+        found[f"{num_rows} rows"] = round(before / after, 3)
+    return found
+
+
+def profile(case: Case) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        case.decode(20)
+    print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25), file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", nargs="+", choices=tuple(shapes()), default=["llama95m"])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--profile", action="store_true", help="operations of a step, to stderr")
+    parser.add_argument("--unfused", action="store_true", help="what fusing gains, as a ratio")
+    parser.add_argument("--json", type=Path, help="also write the report there")
+    options = parser.parse_args()
+    report = {name: measure(name, options) for name in options.shape}
+    text = json.dumps({"threads": options.threads, "dtype": options.dtype, **report}, indent=2)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

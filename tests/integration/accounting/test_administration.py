@@ -1,0 +1,173 @@
+"""Audit log, rotation, ended streams, spending and erasure, on both dialects."""
+
+from __future__ import annotations
+
+import pytest
+from money import posting
+
+from accounting import (
+    api_keys,
+    audit,
+    changes,
+    erasure,
+    ledger,
+    model_permissions,
+    principals,
+    sealing,
+    spend_alerts,
+    spend_limits,
+    tenants,
+)
+from accounting.audit import AuditFilter
+from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.spend_alerts import AlertFields
+from accounting.types import OPERATOR_TENANT, Charge, KeyChanges, ModelPermissions
+
+NOW = 1_700_000_000
+NOW_MS = NOW * 1000
+DAY_S = 86_400
+
+
+@pytest.fixture
+async def tenant(conn):
+    return (await tenants.create(conn, "acme", now=NOW)).id
+
+
+@pytest.fixture
+async def key(conn, pepper, tenant):
+    return await api_keys.create(conn, pepper, tenant_id=tenant, now=NOW)
+
+
+async def spend(conn, tenant: str, micro_units: int, number: int = 1) -> None:
+    charge = Charge(micro_units, 0, 0, 0, micro_units)
+    entry = posting(f"req_{number}", tenant_id=tenant, charge=charge, opened_at_ms=NOW_MS)
+    await ledger.post(conn, 0, number, [entry], now_ms=NOW_MS)
+
+
+async def test_the_log_is_walked_both_ways_and_filtered_by_time(conn):
+    for second in range(6):
+        await audit.record(
+            conn, "headgate.test", actor="cli", now=NOW + second, object_id=f"o{second}"
+        )
+    mine = AuditFilter(types=["headgate.test"])
+    first = await audit.list_entries(conn, mine, limit=2)
+    assert ([entry.object_id for entry in first.items], first.has_more) == (["o5", "o4"], True)
+    second = await audit.list_entries(conn, mine, after=first.items[-1].id, limit=3)
+    assert [entry.object_id for entry in second.items] == ["o3", "o2", "o1"]
+    back = await audit.list_entries(conn, mine, before=second.items[0].id, limit=1)
+    assert ([entry.object_id for entry in back.items], back.has_more) == (["o4"], True)
+    for comparison, expected in (("gt", 3), ("gte", 4), ("lt", 2), ("lte", 3)):
+        bound = AuditFilter(types=["headgate.test"], at=((comparison, NOW + 2),))
+        assert len((await audit.list_entries(conn, bound)).items) == expected, comparison
+    with pytest.raises(InvalidError):
+        await audit.list_entries(conn, mine, after="audit_log-x")
+
+
+async def test_a_rotated_secret_ends_with_the_overlap(conn, pepper, tenant, key):
+    rotated = await api_keys.rotate(conn, pepper, key.info.id, 100, now=NOW, actor="cli")
+    old = await principals.resolve(conn, pepper, key.value, NOW + 99)
+    new = await principals.resolve(conn, pepper, rotated.value, NOW + 99)
+    assert old is not None
+    assert new is not None
+    assert (old.key_id, old.expires_at) == (new.key_id, NOW + 100)
+    assert new.expires_at is None
+    assert await principals.resolve(conn, pepper, key.value, NOW + 100) is None
+    [entry] = (await audit.list_entries(conn, AuditFilter(types=["api_key.updated"]))).items
+    assert entry.detail == {"rotated": True, "overlap_seconds": 100}
+
+
+async def test_a_disabled_key_is_nobodys_and_a_change_keeps_what_is_not_named(
+    conn, pepper, tenant, key
+):
+    bound = KeyChanges(addresses=("192.0.2.1",), models=("b", "a"), concurrency=3)
+    await api_keys.change(conn, tenant, key.info.id, bound, now=NOW)
+    changed = await api_keys.change(
+        conn, tenant, key.info.id, KeyChanges(disabled=True, models=None), now=NOW
+    )
+    assert (changed.addresses, changed.models) == (("192.0.2.1/32",), None)
+    assert changed.limits.concurrency == 3
+    assert await principals.resolve(conn, pepper, key.value, NOW) is None
+
+
+async def test_what_began_before_the_end_of_its_key_is_older_and_what_comes_after_is_not(
+    conn, pepper, tenant, key
+):
+    before = await principals.resolve(conn, pepper, key.value, NOW)
+    await tenants.suspend(conn, tenant, True, now=NOW, end_streams=True)
+    ended = (await api_keys.ended_streams(conn, [key.info.id, "key_other"]))[key.info.id]
+    await tenants.suspend(conn, tenant, False, now=NOW)
+    after = await principals.resolve(conn, pepper, key.value, NOW)
+    assert before is not None
+    assert after is not None
+    assert before.version < ended <= after.version
+
+
+@pytest.mark.parametrize(
+    ("mode", "listed", "of_key", "allowed"),
+    [
+        ("deny_list", (), None, {"a", "b", "c"}), ("deny_list", ("a",), None, {"b", "c"}),
+        ("allow_list", ("a", "b"), ("b", "c"), {"b"}), ("deny_list", ("b",), ("b", "c"), {"c"}),
+        ("allow_list", (), None, set()),
+    ],
+)  # fmt: skip
+async def test_a_key_may_use_what_both_lists_allow(
+    conn, pepper, tenant, key, mode, listed, of_key, allowed
+):
+    await model_permissions.put(conn, tenant, ModelPermissions(mode, listed), now=NOW, actor="cli")
+    await api_keys.change(conn, tenant, key.info.id, KeyChanges(models=of_key), now=NOW)
+    principal = await principals.resolve(conn, pepper, key.value, NOW)
+    assert principal is not None
+    assert {model for model in ("a", "b", "c") if principal.may_use(model)} == allowed
+
+
+async def test_an_alert_is_due_once_for_its_tenant_and_for_all(conn, tenant):
+    fields = AlertFields(100, ("a@b",))
+    mine = await spend_alerts.create(conn, tenant, fields, now=NOW, actor="cli")
+    high = AlertFields(1_000, ("a@b",))
+    await spend_alerts.create(conn, tenant, high, now=NOW, actor="cli")
+    everyones = await spend_alerts.create(conn, OPERATOR_TENANT, high, now=NOW, actor="cli")
+    await spend(conn, tenant, 1_000_000)
+    assert await spend_alerts.any_due(conn, NOW_MS)
+    assert [due.alert.id for due in await spend_alerts.note_due(conn, NOW_MS)] == [mine.id]
+    assert not await spend_alerts.any_due(conn, NOW_MS)
+    other = await tenants.create(conn, "other", now=NOW)
+    await spend(conn, other.id, 9_000_000, 2)
+    [due] = await spend_alerts.note_due(conn, NOW_MS)
+    assert (due.alert.id, due.spent_micro_units) == (everyones.id, 10_000_000)
+    assert await spend_alerts.note_due(conn, NOW_MS) == []
+    await spend_alerts.sent(conn, due, NOW_MS)
+
+
+async def test_the_organizations_limit_is_reached_by_all_together_in_one_month(conn, tenant):
+    await spend_limits.put(conn, OPERATOR_TENANT, 100, now_ms=NOW_MS, actor="cli")
+    assert not await spend_limits.reached(conn, NOW_MS)
+    await spend(conn, tenant, 999_999)
+    assert not await spend_limits.reached(conn, NOW_MS)
+    await spend(conn, tenant, 1, 2)
+    assert await spend_limits.reached(conn, NOW_MS)
+    assert not await spend_limits.reached(conn, NOW_MS + 40 * DAY_S * 1000)
+    await spend_limits.clear(conn, OPERATOR_TENANT, now=NOW, actor="cli")
+    assert not await spend_limits.reached(conn, NOW_MS)
+
+
+async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, tenant, key):
+    await spend(conn, tenant, 500)
+    secret = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
+    text = sealing.seal(secret, b"private", b"place")
+    with pytest.raises(ConflictError):
+        await erasure.erase(conn, tenant, retention_days=0, now=NOW, actor="cli")
+    await tenants.archive(conn, tenant, now=NOW)
+    for days, at in ((1, NOW), (1, NOW + DAY_S - 1)):
+        with pytest.raises(ConflictError):
+            await erasure.erase(conn, tenant, retention_days=days, now=at, actor="cli")
+    report = await erasure.erase(conn, tenant, retention_days=1, now=NOW + DAY_S, actor="cli")
+    assert (report.num_keys, report.data_key_destroyed) == (1, True)
+    with pytest.raises(NotFoundError):
+        await tenants.get(conn, tenant)
+    assert await principals.resolve(conn, pepper, key.value, NOW) is None
+    another = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
+    with pytest.raises(sealing.SealBroken):
+        sealing.unseal(another, text, b"place")
+    month = spend_limits.month(NOW_MS)
+    assert await spend_limits.spent_by_all(conn, month) == 500
+    assert await changes.auth_epoch(conn) > 1

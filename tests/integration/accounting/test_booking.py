@@ -1,0 +1,43 @@
+"""Legs are the same whoever makes them: SQL out of its own rows, or `legs` out of the entry."""
+
+from __future__ import annotations
+
+from money import posting, record
+from sqlalchemy import select
+
+from accounting import ledger
+from accounting.legs import legs
+from accounting.models import LedgerEntry, LedgerLeg
+from accounting.types import Charge, Usage
+
+
+async def test_every_entry_has_exactly_the_legs_of_the_rules(conn):
+    endings = [
+        posting("req_1"),
+        posting("req_2", kind="void", outcome="internal", write_off="internal"),
+        posting("req_3", Usage(0, 0, 1, 0)),
+        posting("req_4", Usage(), charge=Charge(0, 0, 0, 0, 0)),
+        posting("req_5", currency="EUR"),
+    ]
+    await ledger.post(conn, 0, 10, endings)
+    counted = [
+        record("req_1", Usage(16, 32, 9, 130), speculated=7, recomputed=3),
+        record("req_2", Usage(0, 16, 1, 4)),
+    ]
+    await ledger.post_engine_records(conn, counted)
+    await ledger.reverse(conn, ["req_5"], "sdk_retry")
+    entries = (await conn.execute(select(LedgerEntry.__table__))).mappings().all()
+    booked = (await conn.execute(select(LedgerLeg.__table__))).mappings().all()
+    kinds = {entry["kind"] for entry in entries}
+    assert kinds == {
+        "settle",
+        "void",
+        "internal",
+        "speculation",
+        "recompute",
+        "reversal",
+        "sdk_retry",
+    }
+    wanted = [leg for entry in entries for leg in legs(entry)]
+    assert len(booked) == len(wanted) > 40
+    assert {frozenset(row.items()) for row in booked} == {frozenset(leg.items()) for leg in wanted}

@@ -1,0 +1,221 @@
+"""A month closes into invoices that are the ledger, the sums and the price sheets, to the micro-unit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+from billing_world import (
+    CLOSED_MS,
+    END,
+    PERIOD,
+    START,
+    month_of_traffic,
+    tenants_with_keys,
+)
+from money import posting
+from sqlalchemy import func, select, text
+
+from accounting import books, credits, invoices, ledger, prices, pricing
+from accounting.credits import NewCredit
+from accounting.errors import ConflictError, KeyReusedError, NotFoundError
+from accounting.models import LedgerEntry, RollupDay
+from accounting.types import TOKEN_CLASSES, Usage
+
+BILL = {"issuer": "Example Ltd", "now_ms": CLOSED_MS, "actor": "key_admin"}
+
+
+async def close(db, tenant, period=PERIOD, **changes):
+    return await invoices.close(db, tenant, period, **{**BILL, **changes})
+
+
+async def grant(db, tenant, amount, key, **fields):
+    async with db.write() as conn:
+        made, _ = await credits.create(
+            conn, NewCredit(type="grant", tenant_id=tenant, amount=amount, **{"starts_at": START, **fields}),
+            key=key, issuer="Example Ltd", now_ms=START * 1000, actor="key_admin",
+        )  # fmt: skip
+    return made
+
+
+async def assert_books(db):
+    async with db.read() as conn:
+        report = await books.verify(conn)
+    assert {e.id: e.failures for e in report.equations if not e.ok} == {}
+
+
+async def test_a_month_of_twenty_tenants_closes_to_the_micro_unit(db):
+    owners = await tenants_with_keys(db, 20)
+    posted = await month_of_traffic(db, owners, 60)
+    expected = defaultdict(int)
+    async with db.read() as conn:
+        for p in posted:
+            rates = await prices.rates_of(conn, p.price_version, p.model, p.tier)
+            expected[p.tenant_id] += pricing.charge(p.usage, rates).total
+    made = [await close(db, tenant) for tenant, _ in owners]
+    assert {i.tenant_id: i.total for i in made} == expected
+    assert [i.number for i in made] == [f"INV-{n:06d}" for n in range(1, 21)]
+    async with db.read() as conn:
+        charged = await conn.scalar(select(func.sum(LedgerEntry.charge)))
+        rolled_up = await conn.scalar(select(func.sum(RollupDay.charge)))
+    assert sum(i.total for i in made) == charged == rolled_up
+    for invoice in made:
+        mine = [p for p in posted if p.tenant_id == invoice.tenant_id]
+        assert sum(line.amount for line in invoice.lines) == invoice.total == sum(invoice.days)
+        assert sum(line.num_requests for line in invoice.lines) == len(mine) == invoice.num_requests
+        for name in TOKEN_CLASSES:
+            tokens = sum(line.quantity for line in invoice.lines if line.token_class == name)
+            assert tokens == sum(getattr(p.usage, name) for p in mine)
+    # A tenant with a sheet of its own from the middle of the month pays by both.
+    assert {line.price_version for line in made[0].lines} == {"standard@1", "own@1"}
+    await assert_books(db)
+
+
+@pytest.fixture
+async def tenant(db):
+    """One tenant with a month of traffic."""
+    (owner,) = await tenants_with_keys(db, 1)
+    await month_of_traffic(db, [owner], 40)
+    return owner[0]
+
+
+async def test_a_repeated_close_is_the_same_invoice_and_two_at_once_are_one(db, tenant):
+    first, second = await asyncio.gather(close(db, tenant), close(db, tenant))
+    assert first == second == await close(db, tenant, now_ms=CLOSED_MS + 10**9)
+    async with db.read() as conn:
+        assert (await invoices.list_invoices(conn, limit=9)).items[0].number == "INV-000001"
+        assert await conn.scalar(text("SELECT count(*) FROM invoice")) == 1
+
+
+async def test_a_period_closes_48_hours_after_its_end(db, tenant):
+    with pytest.raises(ConflictError, match="48 hours"):
+        await close(db, tenant, now_ms=(END + 48 * 3600) * 1000 - 1)
+
+
+async def test_what_comes_after_the_close_is_a_late_line_on_the_next_invoice(db, tenant):
+    first = await close(db, tenant)
+    key = first.tenant_id
+    usage = Usage(10, 20, 30, 40)
+    rates = prices.Rates(7, 13, 11, 17)
+    async with db.write() as conn:
+        for number, opened in enumerate((END - 10, END + 10)):
+            await ledger.post(conn, 0, 2 + number, [posting(
+                f"req_late_{number}", usage, tenant_id=tenant, key_id=key, model="m", price_version="own@1",
+                opened_at_ms=opened * 1000, charge=pricing.charge(usage, rates),
+            )], now_ms=CLOSED_MS - 5)  # fmt: skip
+    following = await close(db, tenant, "2025-10", now_ms=CLOSED_MS + 32 * 86_400_000)
+    assert {line.period for line in following.lines} == {"2025-09", "2025-10"}
+    assert following.num_requests == 2
+    assert await close(db, tenant) == first
+    async with db.read() as conn:
+        charged = await conn.scalar(select(func.sum(LedgerEntry.charge)))
+    assert charged == first.total + following.total
+
+
+async def test_months_are_closed_in_their_order_and_an_empty_one_not_at_all(db, tenant):
+    late = CLOSED_MS + 90 * 86_400_000
+    with pytest.raises(ConflictError, match="2025-09 must be closed first"):
+        await close(db, tenant, "2025-10", now_ms=late)
+    await close(db, tenant)
+    with pytest.raises(ConflictError, match="nothing to invoice"):
+        await close(db, tenant, "2025-10", now_ms=late)
+
+
+@pytest.mark.parametrize(
+    ("statement", "refusal"),
+    [
+        ("UPDATE rollup_month SET charge_output = charge_output + 1", "not the sums of its rows"),
+        ("UPDATE rollup_month SET num_requests = num_requests - 1", "not the sums of its rows"),
+    ],
+)
+async def test_a_close_that_is_off_by_one_is_refused(db, tenant, statement, refusal):
+    async with db.write() as conn:
+        await conn.execute(text(statement))
+    with pytest.raises(ConflictError, match=refusal):
+        await close(db, tenant)
+
+
+async def test_a_charge_that_is_not_usage_times_price_refuses_the_close(db, tenant):
+    wrong = pricing.Charge(2, 1, 1, 0, 0)
+    async with db.write() as conn:
+        await ledger.post(conn, 0, 9, [posting(
+            "req_wrong", Usage(1, 1, 1, 1), tenant_id=tenant, key_id="k", opened_at_ms=START * 1000, charge=wrong,
+        )])  # fmt: skip
+    with pytest.raises(ConflictError, match="req_wrong"):
+        await close(db, tenant)
+
+
+async def test_grants_pay_by_priority_then_by_their_end_and_the_rest_is_due(db, tenant):
+    await grant(db, tenant, 1_000, "k1", priority=2)
+    await grant(db, tenant, 300, "k2", priority=1, expires_at=END + 86_400)
+    await grant(db, tenant, 10**9, "k3", priority=2, expires_at=START + 5 * 86_400)
+    await grant(db, tenant, 50, "k4", priority=1, starts_at=END + 1)
+    made = await close(db, tenant)
+    paid = {line.credit_id: -line.amount for line in made.lines if line.kind == "prepaid"}
+    async with db.read() as conn:
+        page = await credits.list_credits(conn, limit=9)
+        left = {c.amount: c.remaining for c in page.items}
+        first_days = sum(made.days[:5])
+    assert made.prepaid == sum(paid.values()) == 300 + 1_000 + (first_days - 300)
+    # What was left of the one that ended is gone; the one that starts later is whole.
+    assert left == {1_000: 0, 300: 0, 10**9: 0, 50: 50}
+    assert made.total == made.subtotal - made.prepaid
+    await assert_books(db)
+
+
+async def test_grants_never_pay_more_than_is_due(db, tenant):
+    made = await grant(db, tenant, 10**12, "k1")
+    invoice = await close(db, tenant)
+    assert (invoice.total, invoice.prepaid) == (0, invoice.subtotal)
+    async with db.read() as conn:
+        assert (await credits.get(conn, made.id)).remaining == 10**12 - invoice.subtotal
+    await assert_books(db)
+
+
+async def correct(db, tenant, kind, amount, key, request, now_ms=CLOSED_MS + 1000):
+    async with db.write() as conn:
+        return await credits.create(
+            conn, NewCredit(type=kind, tenant_id=tenant, amount=amount, corrects=request, note="slow"),
+            key=key, issuer="Example Ltd", now_ms=now_ms, actor="key_admin",
+        )  # fmt: skip
+
+
+async def a_charge(db) -> tuple[str, int]:
+    async with db.read() as conn:
+        query = select(LedgerEntry.request_id, LedgerEntry.charge).order_by(
+            LedgerEntry.charge.desc()
+        )
+        return (await conn.execute(query.limit(1))).one()
+
+
+async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, tenant):
+    request, charge = await a_charge(db)
+    with pytest.raises(ConflictError, match="no invoice yet"):
+        await correct(db, tenant, "credit_note", 5, "k1", request)
+    invoice = await close(db, tenant)
+    note, _ = await correct(db, tenant, "credit_note", charge - 1, "k1", request)
+    assert (note.number, note.corrects) == ("CN-000001", request)
+    again, replayed = await correct(db, tenant, "credit_note", charge - 1, "k1", request)
+    assert (again, replayed) == (note, True)
+    with pytest.raises(KeyReusedError):
+        await correct(db, tenant, "credit_note", 1, "k1", request)
+    with pytest.raises(ConflictError, match="1 micro-units are left"):
+        await correct(db, tenant, "credit_note", 2, "k2", request)
+    with pytest.raises(NotFoundError):
+        await correct(db, "operator", "credit_note", 1, "k3", request)
+    async with db.read() as conn:
+        document = await invoices.get(conn, note.number)
+        assert document.total == -(charge - 1)
+        assert await invoices.get(conn, invoice.number) == invoice
+    await assert_books(db)
+
+
+async def test_an_adjustment_is_on_the_next_invoice_once(db, tenant):
+    request, charge = await a_charge(db)
+    await correct(db, tenant, "adjustment", charge, "k1", request, now_ms=END * 1000 + 5)
+    made = await close(db, tenant)
+    (line,) = [line for line in made.lines if line.kind == "adjustment"]
+    assert (line.amount, line.note) == (-charge, f"{request} slow")
+    assert made.total == sum(made.days) - charge
+    await assert_books(db)

@@ -1,0 +1,166 @@
+"""KV that caches keep for tenants: read by hour, charged once, on the invoice, and proved by the books."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from sqlalchemy import select, text
+
+from accounting import books, invoices, prices, pricing, residency
+from accounting.residency import GRACE_MS, HOUR_S, KEPT_MS, Reading
+from accounting.residency_models import ResidencyCharge, ResidencyReading
+from tests.billing_world import CHEAP, CLOSED_MS, END, PERIOD, START, tenants_with_keys
+
+GB_HOUR = 10**9 * 3_600_000
+RATES = (7_777, 33_333)
+"""Micro-units per GB and hour: of the cache, of pinned prefixes."""
+
+
+@pytest.fixture
+async def tenant(db):
+    """Of two tenants the one without a sheet of its own; model `m` has rates for residency, `n` has none."""
+    _, (tenant, _) = await tenants_with_keys(db, 2)
+    async with db.write() as conn:
+        rates = {("m", "interactive"): CHEAP, ("n", "interactive"): CHEAP}
+        await prices.add_version(
+            conn, prices.DEFAULT_SHEET, rates, START * 1000, residency={"m": RATES}
+        )
+    return tenant
+
+
+def reading(tenant, hour=START, cache=GB_HOUR, pinned=0, model="m", process="p1") -> Reading:
+    return Reading(hour, tenant, model, process, cache, pinned)
+
+
+def due_ms(hour: int) -> int:
+    return (hour + HOUR_S) * 1000 + GRACE_MS
+
+
+async def note(db, *readings):
+    async with db.write() as conn:
+        await residency.note(conn, readings)
+
+
+async def charge(db, now_ms):
+    async with db.write() as conn:
+        return await residency.charge_due(conn, now_ms)
+
+
+async def charges(db):
+    async with db.read() as conn:
+        query = select(ResidencyCharge.__table__).order_by(
+            ResidencyCharge.hour, ResidencyCharge.attempt
+        )
+        return (await conn.execute(query)).all()
+
+
+async def broken(db):
+    async with db.read() as conn:
+        report = await books.verify(conn)
+    return {e.id: e.failures for e in report.equations if not e.ok}
+
+
+async def test_an_hour_is_charged_once_ten_minutes_after_its_end(db, tenant):
+    await note(db, reading(tenant, cache=GB_HOUR * 3 // 2, pinned=GB_HOUR))
+    assert await charge(db, due_ms(START) - 1) == 0
+    assert await charge(db, due_ms(START)) == 1
+    assert await charge(db, due_ms(START) + 60_000) == 0
+    [row] = await charges(db)
+    # 11,665.5 + 33,333 is 44,998.5: half to even.
+    assert row.charge_cache + row.charge_pinned == 44_998
+    assert (row.tenant_id, row.hour, row.price_version) == (tenant, START, "standard@2")
+    async with db.read() as conn:
+        legs = await conn.execute(text("SELECT account, unit, amount FROM ledger_leg ORDER BY 1"))
+        assert list(legs) == [("revenue", "USD", -44_998), ("tenant_receivable", "USD", 44_998)]
+    assert await broken(db) == {}
+
+
+async def test_readings_come_twice_and_in_any_order_and_from_many_processes(db, tenant):
+    chance = random.Random(1)
+    sent = [
+        reading(tenant, cache=step * GB_HOUR // 10, process=process)
+        for process in ("p1", "p2")
+        for step in (*range(1, 11), *range(1, 11))
+    ]
+    chance.shuffle(sent)
+    for one in sent:
+        await note(db, one)
+    await charge(db, due_ms(START))
+    [row] = await charges(db)
+    assert (row.cache, row.charge_cache) == (2 * GB_HOUR, 2 * RATES[0])
+
+
+async def test_what_is_read_late_is_charged_by_itself(db, tenant):
+    await note(db, reading(tenant))
+    await charge(db, due_ms(START))
+    await note(db, reading(tenant, cache=GB_HOUR * 2), reading(tenant, process="late"))
+    assert await charge(db, due_ms(START) + 1) == 1
+    assert [(row.attempt, row.cache) for row in await charges(db)] == [
+        (0, GB_HOUR), (1, 2 * GB_HOUR),
+    ]  # fmt: skip
+    assert await broken(db) == {}
+
+
+async def test_without_a_rate_or_a_tenant_nothing_is_charged(db, tenant):
+    await note(
+        db, reading(tenant, model="n"), reading("proj_nobody"), reading("operator"),
+        reading(tenant, cache=0),
+    )  # fmt: skip
+    assert await charge(db, due_ms(START)) == 0
+    assert await charge(db, START * 1000 + KEPT_MS + 1000 * HOUR_S) == 0
+    async with db.read() as conn:
+        assert (await conn.execute(select(ResidencyReading.hour))).first() is None  # forgotten
+
+
+async def test_a_month_is_invoiced_with_the_late_hours_on_the_next(db, tenant):
+    hours = [START, START + 5 * HOUR_S, END - HOUR_S]
+    await note(db, *(reading(tenant, hour, GB_HOUR + 1, pinned=7) for hour in hours))
+    for hour in hours:
+        await charge(db, due_ms(hour))
+    async with db.read() as conn:
+        assert await invoices.due_tenants(conn, PERIOD) == [tenant]
+    made = await invoices.close(db, tenant, PERIOD, issuer="x", now_ms=CLOSED_MS, actor="system")
+    total = sum(row.charge_cache + row.charge_pinned for row in await charges(db))
+    assert made.total == total == sum(made.days) == 3 * pricing.residency_charge((GB_HOUR + 1, 7), RATES)[0]  # fmt: skip
+    [line] = [line for line in made.lines if line.amount]
+    assert (line.token_class, line.quantity, line.rate) == ("residency_cache", 3 * 10**9, RATES[0])
+    assert await broken(db) == {}
+    # The readings are still there: what comes after the close is a line of its own month.
+    await note(db, reading(tenant, END - HOUR_S, GB_HOUR * 3), reading(tenant, END))
+    await charge(db, CLOSED_MS + 1)
+    later = await invoices.close(
+        db, tenant, "2025-10", issuer="x", now_ms=CLOSED_MS + 32 * 86_400_000, actor="system"
+    )
+    assert sorted((line.period, line.amount > 0) for line in later.lines) == [
+        (PERIOD, True), ("2025-10", True),
+    ]  # fmt: skip
+    charged = sum(row.charge_cache + row.charge_pinned for row in await charges(db))
+    assert made.total + later.total == charged
+    assert await broken(db) == {}
+
+
+async def test_charges_cannot_be_edited_and_a_wrong_one_is_named(db, tenant):
+    await note(db, reading(tenant))
+    await charge(db, due_ms(START))
+    [row] = await charges(db)
+    for statement in ("UPDATE residency_charge SET charge_cache = 1", "DELETE FROM residency_charge"):  # fmt: skip
+        async with db.write() as conn:
+            with pytest.raises(Exception, match="append-only"):
+                await conn.execute(text(statement))
+    async with db.write() as conn:
+        wrong = {**row._mapping, "attempt": 1, "charge_cache": 1}
+        await conn.execute(ResidencyCharge.__table__.insert().values(**wrong))
+    assert await broken(db) == {"I2": (row.request_id,), "I9": (row.request_id,)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_parts_of_a_charge_add_up_to_its_one_rounding(seed):
+    chance = random.Random(seed)
+    kept = [chance.randrange(10**17), chance.randrange(10**17)]
+    rates = [chance.randrange(10**6), chance.randrange(10**6)]
+    parts = pricing.residency_charge(kept, rates)
+    exact = sum(k * r for k, r in zip(kept, rates, strict=True))
+    assert abs(sum(parts) * GB_HOUR - exact) * 2 <= GB_HOUR
+    for part, k, r in zip(parts, kept, rates, strict=True):
+        assert abs(part * GB_HOUR - k * r) < GB_HOUR

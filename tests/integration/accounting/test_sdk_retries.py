@@ -1,0 +1,155 @@
+"""A repeated attempt pays once; the books stay balanced, whatever order things arrive in."""
+
+from __future__ import annotations
+
+import pytest
+from money import NOON_MS, RATES, posting, record
+from sqlalchemy import text
+
+from accounting import api_keys, books, ledger, prices, sdk_retries, tenants
+from accounting.sdk_retries import DAY_MS, WITHIN_MS, Unheard
+from accounting.types import Usage
+
+PRINT = b"\1" * 32
+
+
+@pytest.fixture
+async def owner(conn, pepper) -> dict[str, str]:
+    await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+    tenant = (await tenants.create(conn, "a", now=1)).id
+    key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
+    return {"tenant_id": tenant, "key_id": key.info.id}
+
+
+async def unheard(conn, owner, number: int, at_ms: int = NOON_MS, print_: bytes = PRINT) -> None:
+    name = f"req_{number}"
+    await sdk_retries.note(
+        conn, [Unheard(name, name, owner["tenant_id"], owner["key_id"], print_, at_ms)]
+    )
+
+
+async def settle(conn, owner, number: int, outcome: str = "client_gone") -> None:
+    await ledger.post(conn, 0, number + 1, [posting(f"req_{number}", outcome=outcome, **owner)])
+
+
+async def replace(conn, owner, number: int, started_at_ms: int = NOON_MS + 1_000) -> int:
+    return await sdk_retries.replace(conn, owner["key_id"], PRINT, f"req_{number}", started_at_ms)
+
+
+async def billed(conn) -> tuple[int, int, int]:
+    """(charge, tokens, requests) by the day's rollup."""
+    row = (
+        await conn.execute(
+            text(
+                "SELECT SUM(charge), SUM(cache_read + cache_write + uncached + output), SUM(num_requests) "
+                "FROM rollup_day"
+            )
+        )
+    ).one()
+    return tuple(map(int, row))
+
+
+async def kinds(conn, number: int) -> set[str]:
+    query = text("SELECT kind FROM ledger_entry WHERE request_id = :name")
+    return set((await conn.execute(query, {"name": f"req_{number}"})).scalars())
+
+
+async def test_the_charge_of_a_repeated_attempt_becomes_a_write_off(conn, owner):
+    one = posting("x", **owner)
+    await settle(conn, owner, 1)
+    await unheard(conn, owner, 1)
+    await settle(conn, owner, 2, "ok")
+    assert await replace(conn, owner, 2) == 1
+    assert await sdk_retries.any_to_move(conn)
+    assert await sdk_retries.move(conn) == ["req_1"]
+    assert await sdk_retries.move(conn) == []
+    assert not await sdk_retries.any_to_move(conn)
+    assert await kinds(conn, 1) == {"settle", "reversal", "sdk_retry"}
+    assert await billed(conn) == (one.charge.total, one.usage.total, 1)
+    usages = [record(f"req_{n}", tenant_id=owner["tenant_id"]) for n in (1, 2)]
+    await ledger.post_engine_records(conn, usages)
+    assert (await books.verify(conn)).ok
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_the_engines_surplus_is_written_off_before_and_after(conn, owner, late):
+    witness = record("req_1", Usage(16, 32, 5, 130), tenant_id=owner["tenant_id"])
+    await settle(conn, owner, 1)
+    if not late:
+        await ledger.post_engine_records(conn, [witness])
+    await unheard(conn, owner, 1)
+    await settle(conn, owner, 2, "ok")
+    await replace(conn, owner, 2)
+    await sdk_retries.move(conn)
+    if late:
+        await ledger.post_engine_records(conn, [witness])
+    await ledger.post_engine_records(conn, [record("req_2", tenant_id=owner["tenant_id"])])
+    report = await books.verify(conn)
+    assert report.ok, report
+
+
+async def test_it_waits_until_both_settlements_are_in_the_ledger(conn, owner):
+    await unheard(conn, owner, 1)
+    await replace(conn, owner, 2)
+    assert await sdk_retries.move(conn) == []
+    await settle(conn, owner, 2, "ok")
+    assert await sdk_retries.move(conn) == []
+    await settle(conn, owner, 1)
+    assert await sdk_retries.move(conn) == ["req_1"]
+
+
+async def test_a_repeat_that_is_not_charged_moves_nothing(conn, owner):
+    await settle(conn, owner, 1)
+    await unheard(conn, owner, 1)
+    await replace(conn, owner, 2)
+    await ledger.post(conn, 0, 9, [posting("req_2", kind="void", outcome="internal", **owner)])
+    assert await sdk_retries.move(conn) == []
+
+
+async def test_two_attempts_of_one_fingerprint_at_most(conn, owner):
+    for number in (1, 2, 3):
+        await settle(conn, owner, number)
+        await unheard(conn, owner, number, NOON_MS + number)
+    await settle(conn, owner, 4, "ok")
+    assert await replace(conn, owner, 4) == 2
+    assert await replace(conn, owner, 5) == 0
+    assert await sdk_retries.move(conn) == ["req_1", "req_2"]
+
+
+async def test_a_chain_of_repeats_pays_for_the_last(conn, owner):
+    await settle(conn, owner, 1)
+    await unheard(conn, owner, 1)
+    await settle(conn, owner, 2)
+    assert await replace(conn, owner, 2) == 1
+    await unheard(conn, owner, 2, NOON_MS + 2_000)
+    await settle(conn, owner, 3, "ok")
+    assert await replace(conn, owner, 3, NOON_MS + 3_000) == 1
+    assert await sdk_retries.move(conn) == ["req_1", "req_2"]
+
+
+async def test_another_body_key_or_time_is_another_request(conn, owner):
+    await settle(conn, owner, 1)
+    await unheard(conn, owner, 1, print_=b"\2" * 32)
+    await unheard(conn, owner, 2, NOON_MS - WITHIN_MS - 1)
+    assert await replace(conn, owner, 3, NOON_MS) == 0
+    assert await sdk_retries.replace(conn, "key_other", b"\2" * 32, "req_3", NOON_MS) == 0
+
+
+async def test_what_nobody_repeats_is_forgotten_and_the_count_of_a_day_is_not(conn, owner):
+    await unheard(conn, owner, 1)
+    await replace(conn, owner, 2)
+    await unheard(conn, owner, 3)
+    await sdk_retries.forget(conn, NOON_MS + DAY_MS // 2)
+    left = (await conn.execute(text("SELECT request_id FROM unheard_attempt"))).scalars().all()
+    assert left == ["req_1"]
+    await sdk_retries.forget(conn, NOON_MS + DAY_MS + 1)
+    assert (await conn.execute(text("SELECT 1 FROM unheard_attempt"))).first() is None
+
+
+async def test_a_reversal_needs_a_settle_and_happens_once(conn, owner):
+    await ledger.post(conn, 0, 1, [posting("req_0", kind="void", **owner)])
+    await settle(conn, owner, 1)
+    for _ in range(2):
+        await ledger.reverse(conn, ["req_0", "req_1", "req_9"], "sdk_retry")
+    assert await kinds(conn, 0) == {"void"}
+    assert await billed(conn) == (0, 0, 0)

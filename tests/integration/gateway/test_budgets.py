@@ -1,0 +1,294 @@
+"""What a tenant may spend, from the operator's command to the client's last chunk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from click.testing import CliRunner
+from gateways import MODEL
+
+from gateway.cli.main import main
+from gateway.telemetry.metrics import METRICS
+
+BUDGETS = "/admin/v1/budgets"
+QUOTAS = "/admin/v1/quotas"
+
+
+async def call(gateway, method, path, body=None, key=None):
+    async with gateway.session(key or gateway.keys.admin_key) as session:
+        answer = await session.request(method, path, json=body)
+        return answer.status, await answer.json()
+
+
+async def headgate(gateway, *arguments):
+    """(exit status, output), in a thread beside the gateway's loop."""
+    env = {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key}
+    command = [*arguments, "--home", str(gateway.settings.home)]
+    done = await asyncio.to_thread(CliRunner().invoke, main, command, env=env)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.output
+
+
+async def budget(gateway, tenant, limit, **fields):
+    body = {"project_id": tenant, "period": "month", "limit_micro_units": limit} | fields
+    status, made = await call(gateway, "POST", BUDGETS, body)
+    assert status == 200, made
+    return made
+
+
+async def ask(gateway, key, max_tokens=400, **fields):
+    body = {
+        "model": MODEL,
+        "prompt": "the water runs",
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
+    async with gateway.session(key) as session:
+        answer = await session.post("/v1/completions", json=body | fields)
+        return answer, await answer.json()
+
+
+def shadow_refusals(gateway, level, dimension):
+    labels = {"level": level, "dimension": dimension}
+    registry = gateway.app[METRICS].registry
+    return registry.get_sample_value("headgate_shadow_refusals_total", labels)
+
+
+async def spent(gateway, tenant):
+    await gateway.settled()
+    [(charge,)] = await gateway.sql(
+        "SELECT coalesce(sum(charge), 0) FROM ledger_entry WHERE tenant_id = :t", t=tenant
+    )
+    return int(charge)
+
+
+async def test_a_request_ends_at_its_budget_and_the_next_one_is_refused(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    made = await budget(gateway, tenant, 30)
+    answer, body = await ask(gateway, key)
+    assert answer.status == 200
+    assert answer.headers["x-headgate-stop"] == "budget"
+    assert body["choices"][0]["finish_reason"] == "length"
+    told = body["headgate"]
+    assert (told["stop"], told["scope"], told["budget"]) == ("budget", "tenant", made["id"])
+    assert told["resets_at"] == made["current"]["end"] > time.time()
+    assert 40 < body["usage"]["completion_tokens"] < 100
+    assert 20 <= await spent(gateway, tenant) == told["charge_micro_units"] <= 30
+
+    await call(gateway, "PATCH", f"{BUDGETS}/{made['id']}", {"limit_micro_units": 1})
+    answer, body = await ask(gateway, key, max_tokens=1)
+    assert answer.status == 429
+    assert answer.headers["x-should-retry"] == "false"
+    error = body["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert error["headgate"] == {
+        "level": "tenant", "dimension": "budget_micro_units", "limit": 1, "used": told["charge_micro_units"],
+        "reserved": 0, "scope": "tenant", "resets_at": made["current"]["end"], "budget": made["id"],
+    }  # fmt: skip
+    await gateway.balanced()
+
+
+async def test_a_stream_that_a_budget_ends_says_so_in_its_last_event(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    await budget(gateway, tenant, 30)
+    async with gateway.client(key) as client:
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "on"}],
+            max_tokens=500,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert chunks[-1].model_extra["headgate"]["stop"] == "budget"
+    assert await spent(gateway, tenant) <= 30
+
+
+async def test_a_big_max_tokens_alone_is_no_429(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    await budget(gateway, tenant, 300)
+    answer, body = await ask(gateway, key, max_tokens=1900)
+    assert answer.status == 200
+    assert body["usage"]["completion_tokens"] > 500
+    assert await spent(gateway, tenant) <= 300
+
+
+async def test_a_budget_made_while_a_tenant_runs_counts_what_was_spent_before(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    answer, body = await ask(gateway, key, max_tokens=100)
+    assert answer.status == 200
+    await gateway.settled()
+    await budget(gateway, tenant, body["headgate"]["charge_micro_units"])
+    answer, refused = await ask(gateway, key, max_tokens=10)
+    assert answer.status == 429
+    assert refused["error"]["headgate"]["used"] == body["headgate"]["charge_micro_units"]
+
+
+async def test_keys_models_and_tiers_narrow_a_budget_and_a_soft_one_refuses_nobody(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    await budget(gateway, tenant, 0, model="another")
+    await budget(gateway, tenant, 0, tier="batch")
+    soft = await budget(gateway, tenant, 5, hard=False)
+    answer, body = await ask(gateway, key, max_tokens=100)
+    assert answer.status == 200
+    assert body["headgate"]["stop"] is None
+    await gateway.settled()
+    _, shown = await call(gateway, "GET", f"{BUDGETS}/{soft['id']}")
+    assert shown["current"]["settled_micro_units"] == body["headgate"]["charge_micro_units"]
+    assert shown["current"]["thresholds"] == [50, 80, 100]
+
+
+async def test_each_threshold_is_noted_once(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    made = await budget(gateway, tenant, 100, hard=False)
+    noted = []
+    for _ in range(7):
+        await ask(gateway, key, max_tokens=60)
+        await gateway.settled()
+        rows = await gateway.sql(
+            "SELECT threshold, used_micro_units FROM budget_alert ORDER BY threshold"
+        )
+        noted.append([row.threshold for row in rows])
+    assert noted[0] == []
+    assert noted[-1] == [50, 80, 100]
+    assert [row.used_micro_units >= row.threshold for row in rows] == [True] * 3
+    assert made["current"]["thresholds"] == []
+
+
+async def test_a_lowered_limit_stops_a_request_that_runs(gateway, worker):
+    worker.runner._step_s = 0.02
+    tenant, key = await gateway.new_tenant("anna")
+    made = await budget(gateway, tenant, 100_000)
+    running = asyncio.create_task(ask(gateway, key, max_tokens=1900))
+    await asyncio.sleep(0.5)
+    await call(gateway, "PATCH", f"{BUDGETS}/{made['id']}", {"limit_micro_units": 60})
+    answer, body = await running
+    assert answer.headers["x-headgate-stop"] == "budget"
+    assert body["usage"]["completion_tokens"] < 1000
+
+
+async def test_an_adjustment_raises_the_limit_for_its_time_only(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    made = await budget(gateway, tenant, 0)
+    answer, _ = await ask(gateway, key, max_tokens=1)
+    assert answer.status == 429
+    now = int(time.time())
+    path = f"{BUDGETS}/{made['id']}/adjustments"
+    await call(gateway, "POST", path, {"micro_units": 500, "from": now + 3600, "to": now + 7200})
+    answer, _ = await ask(gateway, key, max_tokens=1)
+    assert answer.status == 429
+    status, after = await call(
+        gateway, "POST", path, {"micro_units": 500, "from": now, "to": now + 60}
+    )
+    assert (status, after["current"]["limit_micro_units"]) == (200, 500)
+    answer, _ = await ask(gateway, key, max_tokens=1)
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"limit_micro_units": 2**53}, "limit_micro_units"),
+        ({"limit_micro_units": -1}, "limit_micro_units"),
+        ({"limit_micro_units": 1.5}, "limit_micro_units"),
+        ({"period": "year"}, "period"),
+        ({"period": {"start": 60, "end": 60}}, "period.end"),
+        ({"period": {"start": 61, "end": 600}}, "period.start"),
+        ({"api_key_id": "key_of_nobody"}, "api_key_id"),
+    ],
+)  # fmt: skip
+async def test_what_is_no_budget_is_refused_by_name(bare_gateway, fields, param):
+    tenant, _ = await bare_gateway.new_tenant("anna")
+    body = {"project_id": tenant, "period": "day", "limit_micro_units": 5} | fields
+    status, answer = await call(bare_gateway, "POST", BUDGETS, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_a_key_sees_every_limit_and_budget_of_its_own(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    _, other = await gateway.new_tenant("bert")
+    made = await budget(gateway, tenant, 5000)
+    quota = {"project_id": tenant, "level": "tenant", "dimension": "requests_per_day", "limit": 7}
+    assert (await call(gateway, "POST", QUOTAS, quota))[0] == 200
+    _, body = await ask(gateway, key, max_tokens=50)
+    await gateway.settled()
+    _, shown = await call(gateway, "GET", "/v1/me/limits", key=key)
+    by_name = {(one["level"], one["dimension"]): one for one in shown["data"]}
+    of_budget = by_name["tenant", "budget_micro_units"]
+    assert (of_budget["budget"], of_budget["limit"], of_budget["reserved"]) == (made["id"], 5000, 0)
+    assert of_budget["used"] == body["headgate"]["charge_micro_units"]
+    assert by_name["tenant", "requests_per_day"]["used"] == 1
+    assert by_name["model", "requests_per_minute"]["model"] == MODEL
+    assert by_name["model", "tokens_per_minute"]["used"] == body["usage"]["total_tokens"]
+    _, others = await call(gateway, "GET", "/v1/me/limits", key=other)
+    assert {one["level"] for one in others["data"]} == {"model"}
+
+
+async def test_quotas_of_each_kind_refuse_by_name_and_a_shadow_one_only_counts(gateway):
+    cases = [
+        ("tenant", "requests_per_day", 1, "requests"),
+        ("tenant", "input_tokens_per_minute", 20, "tokens"),
+        ("model", "output_tokens_per_minute", 30, "tokens"),
+        ("end_user", "requests_per_minute", 1, "requests"),
+    ]
+    for level, dimension, limit, kind in cases:
+        tenant, key = await gateway.new_tenant("anna")
+        subject = MODEL if level == "model" else ""
+        quota = {
+            "project_id": tenant,
+            "level": level,
+            "subject": subject,
+            "dimension": dimension,
+            "limit": limit,
+        }
+        assert (await call(gateway, "POST", QUOTAS, quota))[0] == 200
+        first, _ = await ask(gateway, key, max_tokens=30, user="ann")
+        second, body = await ask(gateway, key, max_tokens=30, user="ann")
+        assert (first.status, second.status) == (200, 429), dimension
+        told = body["error"]["headgate"]
+        assert (told["level"], told["dimension"], told["limit"]) == (level, dimension, limit)
+        assert body["error"]["type"] == kind
+        other, _ = await ask(gateway, key, max_tokens=30, user="bea")
+        assert other.status == (200 if level == "end_user" else 429)
+        await call(gateway, "POST", QUOTAS, quota | {"shadow": True})
+        shadowed, _ = await ask(gateway, key, max_tokens=30, user="ann")
+        assert shadowed.status == 200
+        assert shadow_refusals(gateway, level, dimension) == 1
+
+
+async def test_a_models_limit_is_held_against_that_model_alone(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    path = f"/v1/organization/projects/{tenant}/rate_limits/rl-{MODEL}"
+    await call(gateway, "POST", path, {"max_requests_per_1_minute": 1})
+    first, _ = await ask(gateway, key, max_tokens=5)
+    second, body = await ask(gateway, key, max_tokens=5)
+    assert (first.status, second.status) == (200, 429)
+    assert body["error"]["headgate"]["level"] == "model"
+
+
+async def test_an_operator_types_it(gateway):
+    tenant, key = await gateway.new_tenant("acme")
+    status, output = await headgate(
+        gateway, "budgets", "add", tenant, "--limit", "1000", "--period", "day"
+    )
+    budget_id = output.strip()
+    assert (status, budget_id[:7]) == (0, "budget_")
+    assert (await headgate(gateway, "budgets", "add", tenant, "--limit", "1"))[0] == 2
+    assert (await headgate(gateway, "budgets", "set", budget_id, "--limit", "0", "--kind", "hard"))[
+        0
+    ] == 0
+    assert (await ask(gateway, key))[0].status == 429
+    status, output = await headgate(
+        gateway, "budgets", "adjust", budget_id, "90", "--to", "2099-01-01"
+    )
+    assert status == 0, output
+    assert (await ask(gateway, key))[0].status == 200
+    listed = (await headgate(gateway, "budgets", "list"))[1]
+    assert budget_id in listed
+    assert " 90 " in listed
+    assert (await headgate(gateway, "budgets", "remove", budget_id))[0] == 0
+    assert budget_id not in (await headgate(gateway, "budgets", "list", "--json"))[1]
+    assert (await ask(gateway, key))[0].status == 200

@@ -1,0 +1,209 @@
+"""Keys, limits, permissions and the audit log as an operator types them; every command with `--json`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from gateways import MODEL, running_gateway
+
+from gateway.cli.main import main
+from gateway.journal_records import Opened
+from gateway.keys import METERING
+from workers.protocol.journal import segment_name
+
+
+@pytest.fixture
+async def gateway(tmp_path, redis_url):
+    async with running_gateway(tmp_path, redis_url, retention_days=0) as running:
+        yield running
+
+
+@pytest.fixture
+def headgate(gateway):
+    env = {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key}
+
+    async def run(*arguments: str, stdin: str = "", expect: int = 0) -> str:
+        command = [*arguments, "--home", str(gateway.settings.home)]
+        done = await asyncio.to_thread(CliRunner().invoke, main, command, input=stdin, env=env)
+        assert done.exit_code == expect, done.output
+        return done.output.strip()
+
+    return run
+
+
+async def answer_of(gateway, key: str) -> int:
+    async with gateway.session(key) as session, session.get("/v1/models") as answer:
+        return answer.status
+
+
+async def read(headgate, *arguments: str) -> Any:
+    return json.loads(await headgate(*arguments, "--json"))
+
+
+async def test_a_tenant_is_suspended_resumed_archived_and_deleted(gateway, headgate):
+    await headgate("tenants", "create", "acme")
+    key = await headgate("keys", "create", "acme")
+    assert await headgate("tenants", "suspend", "acme", "--end-streams") == "suspended"
+    assert await answer_of(gateway, key) == 403
+    assert await headgate("tenants", "resume", "acme") == "active"
+    assert await answer_of(gateway, key) == 200
+    shown = await read(headgate, "tenants", "show", "acme")
+    assert (shown["name"], shown["suspended"]) == ("acme", False)
+    assert "archived project" in await headgate("tenants", "delete", "acme", "--yes", expect=1)
+    await headgate("tenants", "archive", "acme", "--yes")
+    report = await read(headgate, "tenants", "delete", "acme", "--yes")
+    assert (report["deleted"], report["num_keys"]) == (True, 1)
+    assert "acme" not in await headgate("tenants", "list", "--all")
+
+
+async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):
+    await headgate("tenants", "create", "acme")
+    made = await read(
+        headgate, "keys", "create", "acme", "--model", "m", "--address", "127.0.0.0/8"
+    )
+    shown = await read(headgate, "keys", "show", made["id"])
+    assert (shown["models"], shown["addresses"]) == (["m"], ["127.0.0.0/8"])
+    changed = await read(
+        headgate, "keys", "set", made["id"], "--any-model", "--running", "3", "--disable"
+    )
+    assert (changed["models"], changed["max_running_requests"]) == (None, 3)
+    assert changed["addresses"] == ["127.0.0.0/8"]
+    assert await answer_of(gateway, made["value"]) == 401
+    await headgate("keys", "set", made["id"], "--enable", "--running", "none")
+    rotated = await headgate("keys", "rotate", made["id"], "--overlap-s", "600")
+    assert [await answer_of(gateway, key) for key in (made["value"], rotated)] == [200, 200]
+    await headgate("keys", "report-leaked", stdin=f"{rotated}\n")
+    assert [await answer_of(gateway, key) for key in (made["value"], rotated)] == [401, 401]
+
+
+async def test_a_key_whose_bounds_are_refused_does_not_work(gateway, headgate):
+    await headgate("tenants", "create", "acme")
+    said = await headgate("keys", "create", "acme", "--address", "nowhere", expect=1)
+    assert "address" in said
+    [row] = await gateway.sql(
+        "SELECT disabled FROM api_key k JOIN tenant t ON t.id = k.tenant_id WHERE t.name = 'acme'"
+    )
+    assert row.disabled
+
+
+async def test_limits_by_model_over_all_models_and_of_spending(headgate):
+    await headgate("tenants", "create", "acme")
+    await headgate("limits", "set", "acme", "--model", MODEL, "--requests-per-minute", "7")
+    [limit] = await read(headgate, "limits", "list", "acme")
+    assert (limit["model"], limit["max_requests_per_1_minute"]) == (MODEL, 7)
+    await headgate("limits", "set", "acme", "--running", "2", "--tokens-per-minute", "100")
+    shown = await read(headgate, "tenants", "show", "acme")
+    assert (shown["max_running_requests"], shown["max_tokens_per_1_minute"]) == (2, 100)
+    await headgate("limits", "set", "acme", "--running", "none")
+    shown = await read(headgate, "tenants", "show", "acme")
+    assert (shown["max_running_requests"], shown["max_tokens_per_1_minute"]) == (None, 100)
+    await headgate("limits", "set", "acme", "--model", MODEL, "--running", "1", expect=2)
+    for owner in (["acme"], []):
+        await headgate("limits", "spend", *owner, "--usd", "12.34")
+        found = await read(headgate, "limits", "spend", *owner)
+        assert (found["threshold_amount"], found["currency"]) == (1234, "USD")
+        await headgate("limits", "spend", *owner, "--remove")
+        await headgate("limits", "spend", *owner, expect=1)
+
+
+async def test_quotas_are_set_listed_and_taken_away(headgate):
+    await headgate("tenants", "create", "acme")
+    await headgate("quotas", "set", "acme", "requests_per_day", "500")
+    await headgate(
+        "quotas", "set", "acme", "requests_per_minute", "3", "--level", "end_user", "--shadow"
+    )
+    await headgate(
+        "quotas", "set", "acme", "tokens_per_minute", "9", "--level", "model", "--subject", MODEL
+    )
+    found = await read(headgate, "quotas", "list", "acme")
+    shown = {(q["level"], q["subject"], q["dimension"], q["limit"], q["shadow"]) for q in found}
+    assert shown == {
+        ("tenant", None, "requests_per_day", 500, False), ("end_user", None, "requests_per_minute", 3, True),
+        ("model", MODEL, "tokens_per_minute", 9, False),
+    }  # fmt: skip
+    assert "requests_per_day" in await headgate("quotas", "list", "acme")
+    gone = await read(headgate, "quotas", "set", "acme", "requests_per_day", "none")
+    assert gone["deleted"] is True
+    assert len(await read(headgate, "quotas", "list", "acme")) == 2
+    alone = ("quotas", "set", "acme", "tokens_per_minute", "9", "--level", "model")
+    assert "--subject" in await headgate(*alone, expect=2)
+
+
+async def test_journals_are_listed_with_what_the_books_do_not_have_yet(gateway, headgate):
+    worker = gateway.settings.journals_dir / "worker-0" / "journal"
+    worker.mkdir(parents=True)
+    (worker / segment_name(1)).write_bytes(b"x" * 10)
+    [mine, other] = await read(headgate, "journals", "list")
+    assert (mine["slot"], mine["running"], mine["unshipped"], mine["dead_letters"]) == (
+        "gateway-0", 0, 0, 0,
+    )  # fmt: skip
+    assert mine["bytes"] > 0
+    journal = gateway.app[METERING].journal
+    opened = Opened(
+        request_id="req_1", tenant_id="t", key_id="k", model="m", root="r", tier="interactive",
+        price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=5, reserved=10,
+    )  # fmt: skip
+    await journal.open(opened)
+    await asyncio.sleep(0.1)
+    [mine, other] = await read(headgate, "journals", "list")
+    assert mine["running"] == 1
+    assert (other["slot"], other["segments"], other["bytes"], other["running"]) == (
+        "worker-0", 1, 10, None,
+    )  # fmt: skip
+    assert "worker-0" in await headgate("journals", "list")
+    await journal.end(opened.void("internal", "internal", 2))
+
+
+async def test_models_of_a_tenant_are_allowed_denied_and_cleared(headgate):
+    await headgate("tenants", "create", "acme")
+    await headgate("models-permissions", "deny", "acme", "m", "n")
+    found = await read(headgate, "models-permissions", "show", "acme")
+    assert (found["mode"], found["model_ids"]) == ("deny_list", ["m", "n"])
+    await headgate("models-permissions", "allow", "acme", "m")
+    found = await read(headgate, "models-permissions", "show", "acme")
+    assert (found["mode"], found["model_ids"]) == ("allow_list", ["m"])
+    await headgate("models-permissions", "clear", "acme")
+    found = await read(headgate, "models-permissions", "show", "acme")
+    assert found["model_ids"] == []
+
+
+async def test_the_audit_log_is_read_and_filtered(headgate):
+    await headgate("tenants", "create", "acme")
+    await headgate("tenants", "rename", "acme", "apex")
+    await headgate("keys", "create", "--admin", "--name", "second")
+    entries = await read(headgate, "audit", "list", "--tenant", "apex")
+    assert [entry["type"] for entry in entries] == ["project.updated", "project.created"]
+    [made] = await read(headgate, "audit", "list", "--actor", "cli", "--days", "1")
+    assert (made["type"], made["actor"]["session"]["user"]["id"]) == ("api_key.created", "cli")
+    printed = await headgate("audit", "list", "--type", "project.updated", "--limit", "1")
+    assert "apex" in printed
+    assert "project.created" not in printed
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    context = click.Context(group)
+    found: list[tuple[str, ...]] = []
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        at = (*path, name)
+        found += commands(command, at) if isinstance(command, click.Group) else [at]
+    return found
+
+
+ADMINISTRATION = [
+    at for at in commands(main) if at[0] in {
+        "tenants", "keys", "limits", "audit", "models-permissions", "quotas", "journals",
+    }
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", ADMINISTRATION, ids=" ".join)
+def test_every_command_of_administration_has_json_and_says_what_it_does(at):
+    output = CliRunner().invoke(main, [*at, "--help"]).output
+    assert "--json" in output
+    assert len(output.split("Options:")[0].splitlines()) >= 3, "a summary below the usage"

@@ -1,0 +1,276 @@
+"""The life of a key after it was made: rotation, rest, addresses, limits, leaks, and an end that is felt everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+from fakes import ScriptedWorker
+from gateways import MODEL, RunningGateway, running_gateway, until
+
+from gateway.keys import ENGINE, RUNNING
+
+LONG: dict[str, Any] = {
+    "model": MODEL, "messages": [{"role": "user", "content": "tell"}], "max_tokens": 1500, "stream": True,
+    "stream_options": {"include_usage": True},
+}  # fmt: skip
+
+
+@pytest.fixture
+async def gateway(tmp_path, redis_url):
+    async with running_gateway(tmp_path, redis_url) as running:
+        yield running
+
+
+async def status(gateway: RunningGateway, key: str, **headers: str) -> int:
+    async with (
+        gateway.session(key) as session,
+        session.get("/v1/models", headers=headers) as answer,
+    ):
+        return answer.status
+
+
+async def admin(gateway: RunningGateway, method: str, path: str, body: Any = None) -> Any:
+    async with (
+        gateway.session(gateway.keys.admin_key) as session,
+        session.request(method, path, json=body) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        return await answer.json()
+
+
+async def key_of(gateway: RunningGateway, tenant: str) -> str:
+    [row] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=tenant)
+    return str(row.id)
+
+
+async def test_both_secrets_work_while_a_rotation_overlaps_and_the_old_one_ends(gateway):
+    tenant, old = await gateway.new_tenant("rotating")
+    key_id = await key_of(gateway, tenant)
+    rotated = await admin(
+        gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", {"overlap_seconds": 2}
+    )
+    new = rotated["value"]
+    assert (rotated["id"], new != old) == (key_id, True)
+    assert [await status(gateway, key) for key in (old, new)] == [200, 200]
+    await asyncio.sleep(2.1)
+    assert [await status(gateway, key) for key in (old, new)] == [401, 200]
+    third = (await admin(gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", {}))["value"]
+    assert [await status(gateway, key) for key in (new, third)] == [401, 200]
+    assert "value" not in await admin(gateway, "GET", f"/admin/v1/keys/{key_id}")
+
+
+async def test_never_more_than_two_secrets_live(gateway):
+    tenant, first = await gateway.new_tenant("rotating")
+    key_id = await key_of(gateway, tenant)
+    body = {"overlap_seconds": 600}
+    second = (await admin(gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", body))["value"]
+    third = (await admin(gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", body))["value"]
+    assert [await status(gateway, key) for key in (first, second, third)] == [401, 200, 200]
+    async with (
+        gateway.session(gateway.keys.admin_key) as session,
+        session.post(
+            f"/admin/v1/keys/{key_id}/rotate", json={"overlap_seconds": 604_801}
+        ) as answer,
+    ):
+        assert answer.status == 400
+
+
+async def test_a_key_rests_and_comes_back(gateway):
+    tenant, key = await gateway.new_tenant("resting")
+    path = f"/admin/v1/keys/{await key_of(gateway, tenant)}"
+    assert (await admin(gateway, "PATCH", path, {"disabled": True}))["disabled"]
+    assert await status(gateway, key) == 401
+    await admin(gateway, "PATCH", path, {"disabled": False})
+    assert await status(gateway, key) == 200
+
+
+async def test_a_key_is_bound_to_addresses_as_listed_proxies_report_them(gateway):
+    tenant, key = await gateway.new_tenant("bound")
+    path = f"/admin/v1/keys/{await key_of(gateway, tenant)}"
+    changed = await admin(gateway, "PATCH", path, {"addresses": ["192.0.2.7", "2001:db8::/32"]})
+    assert changed["addresses"] == ["192.0.2.7/32", "2001:db8::/32"]
+    assert await status(gateway, key) == 401
+    for report, expected in [
+        ("192.0.2.7", 200), ("192.0.2.8", 401), ("2001:db8::5", 200), ("192.0.2.7, 198.51.100.1", 401),
+        ("198.51.100.1, 192.0.2.7", 200), ("192.0.2.7, 127.0.0.1", 200), ("192.0.2.7, nonsense", 401),
+    ]:  # fmt: skip
+        found = await status(gateway, key, **{"x-forwarded-for": report})
+        assert (report, found) == (report, expected)
+    await admin(gateway, "PATCH", path, {"addresses": None})
+    assert await status(gateway, key) == 200
+
+
+async def test_attack_A11_an_unlisted_peer_cannot_choose_its_address(tmp_path, redis_url):
+    async with running_gateway(tmp_path, redis_url, trusted_networks=()) as gateway:
+        tenant, key = await gateway.new_tenant("bound")
+        path = f"/admin/v1/keys/{await key_of(gateway, tenant)}"
+        await admin(gateway, "PATCH", path, {"addresses": ["192.0.2.7"]})
+        assert await status(gateway, key, **{"x-forwarded-for": "192.0.2.7"}) == 401
+        await admin(gateway, "PATCH", path, {"addresses": ["127.0.0.0/8"]})
+        assert await status(gateway, key, **{"x-forwarded-for": "192.0.2.7"}) == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [({"addresses": ["here"]}, "addresses"), ({"addresses": []}, "addresses"), ({"disabled": 1}, "disabled"),
+     ({"max_running_requests": -1}, "max_running_requests"), ({"addresses": ["10.0.0.1/8"]}, "addresses")],
+)  # fmt: skip
+async def test_a_change_that_makes_no_sense_names_its_field(gateway, body, param):
+    tenant, _ = await gateway.new_tenant("odd")
+    async with (
+        gateway.session(gateway.keys.admin_key) as session,
+        session.patch(f"/admin/v1/keys/{await key_of(gateway, tenant)}", json=body) as answer,
+    ):
+        assert (answer.status, (await answer.json())["error"]["param"]) == (400, param)
+
+
+async def test_the_last_use_of_a_key_is_known(gateway, monkeypatch):
+    monkeypatch.setattr("gateway.last_use.EVERY_S", 0.05)
+    tenant, key = await gateway.new_tenant("used")
+    path = f"/admin/v1/keys/{await key_of(gateway, tenant)}"
+    assert (await admin(gateway, "GET", path))["last_used_at"] is None
+    assert await status(gateway, key) == 200
+    deadline = time.monotonic() + 10
+    while (used := (await admin(gateway, "GET", path))["last_used_at"]) is None:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    assert abs(used - time.time()) < 10
+
+
+async def test_a_leaked_key_ends_and_the_answer_tells_nothing(gateway):
+    tenant, key = await gateway.new_tenant("leaky")
+    answers = [
+        await admin(gateway, "POST", "/admin/v1/leaked-keys", {"value": value})
+        for value in (key, key, "hg_live_nonsense", key[:-7] + "A" + key[-6:])
+    ]
+    assert all(answer == answers[0] for answer in answers)
+    assert await status(gateway, key) == 401
+    rows = await gateway.sql(
+        "SELECT event FROM audit_log WHERE tenant_id = :t ORDER BY id", t=tenant
+    )
+    assert rows[-1].event == "api_key.deleted"
+
+
+async def test_a_key_holds_a_bounded_number_of_requests(tmp_path, redis_url):
+    async with (
+        running_gateway(tmp_path / "home", redis_url, max_connections_per_key=3) as gateway,
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, tokens_per_s=100),
+    ):
+        await gateway.workers(1)
+        _, other = await gateway.new_tenant("other")
+        async with contextlib.AsyncExitStack() as stack:
+            session = await stack.enter_async_context(gateway.session())
+            for _ in range(3):
+                answer = await stack.enter_async_context(
+                    session.post("/v1/chat/completions", json=LONG)
+                )
+                assert answer.status == 200
+            async with session.get("/v1/models") as refused:
+                error = (await refused.json())["error"]
+                assert (refused.status, error["type"], error["code"]) == (
+                    429,
+                    "concurrency",
+                    "rate_limit_exceeded",
+                )
+            assert await status(gateway, other) == 200
+        await until(lambda: not gateway.app[RUNNING].key_ids)
+        assert await status(gateway, gateway.keys.api_key) == 200
+
+
+@contextlib.asynccontextmanager
+async def two_gateways(tmp_path, redis_url):
+    """One database and one Redis, two processes' worth of state, a slow worker that both are linked to."""
+    home = tmp_path / "home"
+    async with (
+        running_gateway(home, redis_url) as one,
+        running_gateway(home, redis_url, slot=1) as two,
+        ScriptedWorker(
+            tmp_path / "w0.sock", redis_url=redis_url, tokens_per_s=100, journal_dir=tmp_path / "w0"
+        ),
+    ):
+        await one.workers(1)
+        await two.workers(1)
+        yield one, two
+
+
+async def endless(gateway: RunningGateway, session: aiohttp.ClientSession) -> str:
+    """A whole stream as text."""
+    async with session.post("/v1/chat/completions", json=LONG) as answer:
+        assert answer.status == 200
+        return (await answer.read()).decode()
+
+
+ENDS = {
+    "key": ("DELETE", "/v1/organization/projects/{tenant}/api_keys/{key}", None),
+    "rest": ("PATCH", "/admin/v1/keys/{key}", {"disabled": True}),
+    "suspended": ("PATCH", "/admin/v1/tenants/{tenant}", {"suspended": True}),
+    "archived": ("POST", "/v1/organization/projects/{tenant}/archive", None),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_attack_C04_an_immediate_end_stops_streams_on_every_gateway_within_five_seconds(
+    tmp_path, redis_url, how
+):
+    async with two_gateways(tmp_path, redis_url) as (one, two):
+        tenant, key = await one.new_tenant("ending")
+        method, path, body = ENDS[how]
+        path = path.format(tenant=tenant, key=await key_of(one, tenant)) + "?revoke=immediate"
+        async with one.session(key) as here, two.session(key) as there, two.session() as another:
+            streams = [
+                asyncio.create_task(endless(gateway, session))
+                for gateway, session in ((one, here), (two, there))
+            ]
+            safe = asyncio.create_task(endless(two, another))
+            for gateway in (one, two):
+                await until(lambda gateway=gateway: gateway.app[ENGINE].running.key_ids)
+            await asyncio.sleep(0.5)
+            await admin(one, method, path, body)
+            began = time.monotonic()
+            texts = await asyncio.gather(*streams)
+            assert time.monotonic() - began < 5
+            assert not safe.done(), "another tenant's stream goes on"
+            safe.cancel()
+        for text in texts:
+            assert '"error"' in text
+            assert "[DONE]" not in text
+        for gateway in (one, two):
+            await gateway.balanced()
+        charges = await one.sql(
+            "SELECT output, charge FROM ledger_entry WHERE tenant_id = :t AND kind = 'settle'",
+            t=tenant,
+        )
+        assert len(charges) == 2
+        assert all(row.output > 0 and row.charge > 0 for row in charges)
+
+
+async def test_without_immediate_a_running_stream_finishes(tmp_path, redis_url):
+    async with two_gateways(tmp_path, redis_url) as (one, _):
+        tenant, key = await one.new_tenant("ending")
+        short = LONG | {"max_tokens": 100}
+        async with one.session(key) as session:
+            async with session.post("/v1/chat/completions", json=short) as answer:
+                path = f"/v1/organization/projects/{tenant}/api_keys/{await key_of(one, tenant)}"
+                await admin(one, "DELETE", path)
+                assert (await answer.read()).decode().rstrip().endswith("data: [DONE]")
+            assert await status(one, key) == 401
+
+
+async def test_a_tenant_that_comes_back_streams_again(tmp_path, redis_url):
+    async with two_gateways(tmp_path, redis_url) as (one, two):
+        tenant, key = await one.new_tenant("resting")
+        path = f"/admin/v1/tenants/{tenant}?revoke=immediate"
+        await admin(one, "PATCH", path, {"suspended": True})
+        assert await status(two, key) == 403
+        await admin(one, "PATCH", path, {"suspended": False})
+        async with asyncio.timeout(5):
+            while await status(two, key) == 403:  # noqa: ASYNC110 - nobody tells when it has heard
+                await asyncio.sleep(0.05)
+        async with two.session(key) as session:
+            text = await endless(two, session)
+        assert text.rstrip().endswith("data: [DONE]")

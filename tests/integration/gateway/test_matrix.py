@@ -1,0 +1,230 @@
+"""Every route against every identity over HTTP (security.md C05, C06, C17). What a room may answer stands in `EXPECTED`,
+by the scope that tests/architecture/test_routes.py pins for each route."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import FormData
+from gateways import MODEL, RunningGateway, running_gateway
+
+from accounting import api_keys, tenants
+from accounting.types import KeyChanges
+from gateway.app import routes
+from gateway.keys import DATABASE
+from gateway.routes.table import Route
+
+TENANT_SCOPES = ("chat", "embeddings", "batch", "files:read", "files:write", "usage:read")
+IN = 0
+"""Let in: the room answers, with whatever it says to an empty body or an unknown id."""
+
+NOBODY = {"none": 401, "bad": 401, "expired": 401, "disabled": 401, "revoked": 401, "moved": 401}
+RESTING = {"suspended": 403, "archived": 403}
+STRANGERS = {**dict.fromkeys(TENANT_SCOPES, 403), **RESTING, "operator": 403, "all": 403}
+EVERYBODY = dict.fromkeys([*NOBODY, *STRANGERS], IN)
+
+EXPECTED: dict[str, dict[str, int]] = {
+    "none": EVERYBODY,
+    "loopback": EVERYBODY,
+    "any": {**NOBODY, **dict.fromkeys(STRANGERS, IN), **RESTING, "operator": 403},
+    "admin": {**NOBODY, **STRANGERS, "operator": IN},
+    **{
+        scope: {**NOBODY, **STRANGERS, scope: IN, "all": IN}
+        for scope in TENANT_SCOPES
+        if scope != "usage:read"
+    },
+    "usage:read": {**NOBODY, **STRANGERS, "usage:read": IN, "all": IN, "operator": IN},
+}
+NEVER = {
+    "project_id": "proj_" + "0" * 32, "tenant_id": "proj_" + "0" * 32, "account_id": "svc_acct_" + "0" * 32,
+    "key_id": "key_" + "0" * 32, "rate_limit_id": "rl-none", "alert_id": "spend_alert_" + "0" * 32,
+    "prefix_id": "prefix_" + "0" * 32, "file": "file-" + "0" * 32, "batch": "batch_" + "0" * 32, "id": "none",
+    "budget_id": "budget_" + "0" * 32, "adapter_id": "adapter_" + "0" * 32, "number": "INV-none", "sheet": "none",
+    "version": "1", "webhook_id": "we_" + "0" * 32,
+}  # fmt: skip
+FIELDS = {
+    "name": "robot", "threshold_amount": 1, "currency": "USD", "interval": "month",
+    "notification_channel": {"type": "email", "recipients": ["a@b"]},
+}  # fmt: skip
+"""A body that every room of a project takes; each ignores what is not its own."""
+_PART = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
+_address = itertools.count(1)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def gateway(redis_socket, tmp_path_factory):
+    home = tmp_path_factory.mktemp("matrix")
+    async with running_gateway(home, f"unix://{redis_socket}?db=4") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def identities(gateway: RunningGateway) -> dict[str, str]:
+    """Keys by the name of who holds them."""
+    made = {"none": "", "bad": "hg_live_wrong", "operator": gateway.keys.admin_key}
+    for scope in TENANT_SCOPES:
+        made[scope] = (await gateway.new_tenant(scope, scopes=[scope]))[1]
+    made["all"] = (await gateway.new_tenant("all"))[1]
+    now = int(time.time())
+    for name in ("disabled", "revoked", "moved", "suspended", "archived"):
+        tenant, made[name] = await gateway.new_tenant(name)
+        async with gateway.app[DATABASE].write() as conn:
+            [key] = (await api_keys.list_keys(conn, tenant)).items
+            if name == "disabled":
+                await api_keys.change(conn, tenant, key.id, KeyChanges(disabled=True), now=now)
+            elif name == "moved":
+                away = KeyChanges(addresses=("192.0.2.1",))
+                await api_keys.change(conn, tenant, key.id, away, now=now)
+            elif name == "revoked":
+                await api_keys.revoke(conn, tenant, key.id, now=now)
+            elif name == "suspended":
+                await tenants.suspend(conn, tenant, True, now=now)
+            else:
+                await tenants.archive(conn, tenant, now=now)
+    made["expired"] = (await gateway.new_tenant("expired", expires_at=now - 1))[1]
+    return made
+
+
+class Answer:
+    def __init__(self, status: int, headers: Any, body: bytes) -> None:
+        self.status, self.body = status, body
+        self.headers = {
+            name.lower(): value
+            for name, value in headers.items()
+            if name.lower() not in {"x-request-id", "date"}
+        }
+
+    @property
+    def all(self) -> tuple[int, dict[str, str], bytes]:
+        return self.status, self.headers, self.body
+
+
+async def ask(
+    gateway: RunningGateway, key: str, route: Route, fields: Any = None, **parts: str
+) -> Answer:
+    """From an address of its own, so that bad keys are never throttled."""
+    number = next(_address)
+    headers = {
+        "x-forwarded-for": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
+        "host": "localhost",
+    }
+    if route.scope == "loopback":
+        del headers["x-forwarded-for"]
+    path = _PART.sub(lambda match: parts.get(match[1], NEVER[match[1]]), route.path)
+    body = (fields or {}) if route.method in {"POST", "PATCH", "PUT"} else None
+    async with (
+        gateway.session(key) as session,
+        session.request(route.method, path, json=body, headers=headers) as answer,
+    ):
+        return Answer(answer.status, answer.headers, await answer.read())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("route", routes(), ids=lambda route: f"{route.method} {route.path}")
+async def test_attack_C05_each_identity_gets_what_the_table_says(gateway, identities, route):
+    expected = EXPECTED[route.scope]
+    assert set(identities) == set(expected)
+    for name, key in identities.items():
+        status = (await ask(gateway, key, route)).status
+        if expected[name] == IN:
+            assert status not in {401, 403, 405, 429, 500}, (name, status)
+        else:
+            assert status == expected[name], name
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_401_is_the_same_whatever_was_wrong_with_the_key(gateway, identities):
+    for route in routes():
+        if EXPECTED[route.scope]["none"] == IN:
+            continue
+        answers = [(await ask(gateway, identities[name], route)).all for name in NOBODY]
+        assert all(answer == answers[0] for answer in answers), route.path
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def owned(gateway: RunningGateway) -> dict[str, str]:
+    """Ids of objects of the first tenant."""
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": MODEL}}  # fmt: skip
+    form = FormData({"purpose": "batch"})
+    form.add_field("file", json.dumps(line).encode(), filename="in.jsonl")
+    async with gateway.session() as session:
+        async with session.post("/v1/files", data=form) as answer:
+            file = (await answer.json())["id"]
+        wanted = {
+            "input_file_id": file,
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        }
+        async with session.post("/v1/batches", json=wanted) as answer:
+            batch = (await answer.json())["id"]
+    root = f"/v1/organization/projects/{gateway.keys.tenant_id}"
+    async with gateway.session(gateway.keys.admin_key) as session:
+        async with session.post(f"{root}/service_accounts", json={"name": "robot"}) as answer:
+            account = await answer.json()
+        async with session.post(f"{root}/spend_alerts", json=FIELDS) as answer:
+            alert_id = (await answer.json())["id"]
+    return {
+        "file": file, "batch": batch, "account_id": account["id"], "key_id": account["api_key"]["id"],
+        "alert_id": alert_id,
+    }  # fmt: skip
+
+
+OWNED_BY_TENANTS = [
+    route for route in routes() if set(_PART.findall(route.path)) & {"file", "batch"}
+]
+IN_A_PROJECT = [
+    route for route in routes()
+    if "{project_id}" in route.path
+    and set(_PART.findall(route.path)) & {"account_id", "key_id", "alert_id"}
+]  # fmt: skip
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    "route", OWNED_BY_TENANTS, ids=lambda route: f"{route.method} {route.path}"
+)
+async def test_attack_C06_another_tenants_object_is_one_that_never_existed(
+    gateway, identities, owned, route
+):
+    foreign = await ask(gateway, identities["all"], route, **owned)
+    never = await ask(gateway, identities["all"], route)
+    assert foreign.status == 404
+    assert foreign.all == never.all
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("route", IN_A_PROJECT, ids=lambda route: f"{route.method} {route.path}")
+async def test_attack_C06_an_object_of_another_project_is_one_that_never_existed(
+    gateway, owned, route
+):
+    other, _ = await gateway.new_tenant("neighbour")
+    operator = gateway.keys.admin_key
+    foreign = await ask(gateway, operator, route, FIELDS, project_id=other, **owned)
+    never = await ask(gateway, operator, route, FIELDS, project_id=other)
+    assert foreign.status == 404
+    assert foreign.all == never.all
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attack_C08_ids_are_128_random_bits(gateway, owned):
+    made = [await gateway.new_tenant("many") for _ in range(20)]
+    ids = [tenant for tenant, _ in made] + list(owned.values())
+    randoms = [re.split(r"[_-]", name)[-1] for name in ids]
+    assert all(re.fullmatch(r"[0-9a-f]{32}", random) for random in randoms)
+    assert len({random[:8] for random in randoms}) == len(randoms), "no time, no counter in front"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_description_is_served_to_anyone_and_names_every_route(gateway):
+    async with gateway.session("") as session, session.get("/openapi.json") as answer:
+        described = await answer.json()
+    assert described["openapi"].startswith("3.1")
+    served = {(_PART.sub(r"{\1}", route.path), route.method.lower()) for route in routes()}
+    listed = {(path, method) for path, methods in described["paths"].items() for method in methods}
+    assert listed == served

@@ -1,0 +1,104 @@
+"""What the minute's look at the books sees and does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import text
+
+from accounting import ledger, prices, pricing, tenants
+from accounting.types import EquationResult, Usage
+from gateway.bookkeeping import QUIET_MS, Bookkeeping
+from tests.money import NOON_MS, posting, record
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def keeper(books, registry):
+    made = Bookkeeping(books, registry, "Example Ltd", closes=False)
+    made._checked_until_ms = NOON_MS - 1
+    return made
+
+
+async def post(books, name: str, counted: Usage, at_ms: int = NOON_MS) -> None:
+    async with books.write() as conn:
+        await ledger.post(conn, 0, 1, [posting(name, opened_at_ms=at_ms)], now_ms=at_ms)
+        await ledger.post_engine_records(conn, [record(name, counted)], now_ms=at_ms)
+
+
+async def test_honest_books_are_ok(books, keeper, registry):
+    await post(books, "req_1", Usage(16, 32, 5, 100))
+    await keeper.once(NOON_MS + QUIET_MS + 1)
+    assert registry.get_sample_value("headgate_books_ok") == 1
+
+
+async def test_tokens_that_nobody_counted_are_an_alarm_after_two_minutes(books, keeper, registry):
+    await post(books, "req_1", Usage(16, 32, 5, 99))
+    await keeper.once(NOON_MS + QUIET_MS)
+    assert registry.get_sample_value("headgate_books_ok") == 1
+    await keeper.once(NOON_MS + QUIET_MS + 1)
+    assert registry.get_sample_value("headgate_books_ok") == 0
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "I1"}) == 1
+    await keeper.once(NOON_MS + QUIET_MS + 60_000)
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "I1"}) == 1
+
+
+async def test_books_that_are_clean_again_are_ok_again_without_a_restart(books, keeper, registry):
+    """The engine's record of a second attempt came late: until then a token was nobody's."""
+    await post(books, "req_1", Usage(16, 32, 5, 99))
+    await keeper.once(NOON_MS + QUIET_MS + 1)
+    await keeper.once(NOON_MS + QUIET_MS + 60_001)
+    assert registry.get_sample_value("headgate_books_ok") == 0
+    late = record("req_1", Usage(0, 0, 0, 1), attempt=1, seq=2)
+    async with books.write() as conn:
+        await ledger.post_engine_records(conn, [late], now_ms=NOON_MS)
+    await keeper.once(NOON_MS + QUIET_MS + 120_001)
+    assert registry.get_sample_value("headgate_books_ok") == 1
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "I1"}) == 0
+
+
+async def test_a_limiter_that_drifted_is_an_alarm_until_it_agrees(books, registry):
+    """The real check is test_limiter_truth.py's."""
+    drifted = ["budget_1@0"]
+
+    async def truth() -> EquationResult:
+        return EquationResult("I13", "limiter equals books", 1, tuple(drifted))
+
+    keeper = Bookkeeping(books, registry, "x", False, truth)
+    await keeper.once(NOON_MS)
+    assert registry.get_sample_value("headgate_books_ok") == 0
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "I13"}) == 1
+    drifted.clear()
+    await keeper.once(NOON_MS + 60_000)
+    assert registry.get_sample_value("headgate_books_ok") == 1
+
+
+async def test_a_day_that_is_over_is_sealed_once_by_whoever_comes_first(books, registry):
+    await post(books, "req_1", Usage(16, 32, 5, 100))
+    keepers = [Bookkeeping(books, CollectorRegistry(), "x", closes=False) for _ in range(3)]
+    await asyncio.gather(*(keeper.once(NOON_MS + DAY_MS) for keeper in keepers))
+    async with books.read() as conn:
+        assert await conn.scalar(text("SELECT count(*) FROM day_seal")) == 1
+
+
+async def test_a_month_is_closed_by_itself_where_that_is_wanted(books):
+    async with books.write() as conn:
+        tenant = (await tenants.create(conn, "a", now=1)).id
+        rates = await prices.rates_of(conn, "standard@1", "m", "interactive")
+        charge = pricing.charge(Usage(16, 32, 5, 100), rates)
+        await ledger.post(conn, 0, 1, [posting("req_1", tenant_id=tenant, charge=charge)])
+    for closes, number in ((False, 0), (True, 1), (True, 1)):
+        keeper = Bookkeeping(books, CollectorRegistry(), "Example Ltd", closes=closes)
+        await keeper.once(NOON_MS + 40 * DAY_MS)
+        async with books.read() as conn:
+            assert await conn.scalar(text("SELECT count(*) FROM invoice")) == number
+            total = await conn.scalar(text("SELECT total FROM invoice"))
+            assert total == (charge.total if number else None)

@@ -1,0 +1,104 @@
+"""I13: what Redis has of budgets is what the books say, while requests run and when they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from accounting import budgets, tenants
+from accounting.budgets import NewBudget
+from accounting.types import Principal, Usage
+from gateway import ids
+from gateway.admission import Ask
+from gateway.limiter_truth import limiter_equals_books
+from gateway.metering import metering
+from gateway.rules import row_of
+
+
+@pytest.fixture
+async def metered(books, own_redis, tmp_path):
+    async with metering(
+        database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "journal",
+        limiter_timeout_s=2,
+    ) as metered:  # fmt: skip
+        yield metered
+
+
+@pytest.fixture
+async def ask(books):
+    async with books.write() as conn:
+        tenant = await tenants.create(conn, "acme", now=1)
+        new = NewBudget(tenant_id=tenant.id, limit_micro_units=10**9, period="month")
+        budget = await budgets.create(conn, new, now=1)
+    principal = Principal("tenant", tenant.id, "key_1", frozenset(), budgets=(budget,))
+
+    def make() -> Ask:
+        return Ask(ids.request_id(), principal, "m", "r", "interactive", 10, 50)
+
+    return make
+
+
+def row(ask) -> str:
+    [budget] = ask().principal.budgets
+    return row_of(budget, budget.period_at(time.time_ns() // 1_000_000))
+
+
+async def served(metered, ask) -> None:
+    admitted = await metered.admission.admit(ask())
+    await asyncio.sleep(0.01)
+    await admitted.settle("ok", Usage(0, 0, 10, 5), True)
+
+
+async def check(metered, books, drift_s: float = 0.3):
+    journals = {0: metered.journal.directory}
+    return await limiter_equals_books(books, metered.link, journals, drift_s=drift_s)
+
+
+async def test_it_holds_while_requests_run_end_and_are_shipped(books, metered, ask):
+    held = await metered.admission.admit(ask())
+    busy = asyncio.gather(*(served(metered, ask) for _ in range(60)))
+    for _ in range(5):
+        assert (await check(metered, books, drift_s=10)).failures == ()
+    await busy
+    await held.void("internal")
+    await metered.admission.drain()
+    await metered.shipper.caught_up()
+    found = await check(metered, books)
+    assert (found.id, found.ok, found.num_checked) == ("I13", True, 1)
+
+
+@pytest.mark.parametrize(("field", "amount"), [("u", 1), ("u", -1), ("h", 1)])
+async def test_a_drift_of_one_micro_unit_is_named_until_the_state_is_built_anew(
+    books, metered, ask, field, amount
+):
+    await served(metered, ask)
+    running = await metered.admission.admit(ask())
+    await metered.shipper.caught_up()
+    tenant_id = ask().principal.tenant_id
+    state, counter = f"hg:{{t:{tenant_id}}}:s", f"{field}:{row(ask)}"
+    await metered.link.command("HINCRBY", state, counter, amount)
+    assert (await check(metered, books)).failures == (row(ask),)
+    await metered.link.command("FLUSHALL")
+    assert (await check(metered, books)).num_checked == 0  # nothing is there, so nothing is wrong
+    await served(metered, ask)
+    await running.void("internal")
+    await metered.admission.drain()
+    found = await check(metered, books)
+    assert (found.ok, found.num_checked) == (True, 1)
+
+
+async def test_an_ending_that_the_books_lost_is_a_drift(books, metered, ask):
+    """Told to the limiter, and in no journal."""
+    admitted = await metered.admission.admit(ask())
+    await metered.limiter.settle(admitted._holder, 7, 10, 5)
+    assert (await check(metered, books)).failures == (row(ask),)
+    await admitted.void("internal")
+
+
+async def test_without_redis_it_is_left_out(books, metered, ask, own_redis):
+    await served(metered, ask)
+    own_redis.kill()
+    found = await check(metered, books)
+    assert (found.ok, found.num_checked) == (True, 0)

@@ -1,0 +1,306 @@
+"""Limiter states of many tenants at once: how often SQL and Redis are asked does not grow with the tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event, func, insert, select
+
+from accounting import end_users, ledger, quotas
+from accounting.budget_models import BudgetRow
+from accounting.budget_types import Budget, Quota
+from accounting.db import Database
+from accounting.limiter_models import EndUserUse
+from accounting.models import Tenant
+from accounting.types import Charge, Limits, Principal, Usage
+from gateway import ids
+from gateway.admission import Ask
+from gateway.errors import ApiError
+from gateway.limits import Limiter, Verdict, limiter_link
+from gateway.metering import metering
+from gateway.redis_link import LimiterUnavailable, RedisLink
+from gateway.rules import Holder
+from tests.money import posting, record
+
+NUM_TENANTS = 300
+LADDER = [(64, 640), (1, 10)]
+MONTH, HOUR = 0, 1
+
+
+@pytest.fixture
+async def link(own_redis):
+    link = limiter_link(own_redis.url, timeout_s=2)
+    yield link
+    await link.close()
+
+
+async def nothing_to_ship() -> None:
+    """All endings are in the ledger."""
+
+
+def budgets_of(tenant_id: str) -> tuple[Budget, ...]:
+    """One that every request is charged to, and one of another model."""
+    return (
+        Budget(
+            id=f"b{MONTH}_{tenant_id}", tenant_id=tenant_id, period="month", limit_micro_units=10**6
+        ),
+        Budget(
+            id=f"b{HOUR}_{tenant_id}", tenant_id=tenant_id, period="hour", model="other",
+            limit_micro_units=10**6,
+        ),
+    )  # fmt: skip
+
+
+def holder(tenant_id: str, number: int, now_ms: int) -> Holder:
+    principal = Principal(
+        "tenant", tenant_id, f"key_{tenant_id}", frozenset(), model_limits=(("m", Limits()),),
+        tenant_limits=Limits(tokens_per_minute=10**9), budgets=budgets_of(tenant_id),
+    )  # fmt: skip
+    return Holder.of(f"req_{tenant_id}_{number}", principal, "m", "interactive", now_ms=now_ms)
+
+
+async def make_tenants(database: Database, now_ms: int) -> list[str]:
+    """Each has ended two requests a moment ago, one of them with another model; the n-th paid 100 + n and 7."""
+    tenants = [f"proj_{n:03}" for n in range(NUM_TENANTS)]
+    rows = [
+        {name: getattr(budget, name) for name in Budget.__struct_fields__ if name != "adjustments"}
+        for tenant_id in tenants
+        for budget in budgets_of(tenant_id)
+    ]
+    postings = [
+        posting(
+            f"req_{model}_{tenant_id}", Usage(0, 0, 5, 10), tenant_id=tenant_id, model=model,
+            key_id=f"key_{tenant_id}", opened_at_ms=now_ms - 10, ended_at_ms=now_ms,
+            charge=Charge(charge, 0, 0, 0, charge),
+        )
+        for n, tenant_id in enumerate(tenants)
+        for model, charge in (("m", 100 + n), ("other", 7))
+    ]  # fmt: skip
+    async with database.write() as conn:
+        await conn.execute(insert(Tenant), [{"id": t, "name": t, "created_at": 1} for t in tenants])
+        await conn.execute(insert(BudgetRow), rows)
+        await ledger.post(conn, 0, 1, postings)
+    return tenants
+
+
+@contextmanager
+def counted(database: Database, link: RedisLink) -> Iterator[dict[str, int]]:
+    """SQL statements and Redis round trips."""
+    found = {"statements": 0, "round_trips": 0}
+    send, engine = link._pipeline, database._engine.sync_engine
+
+    def note_statement(*_: object) -> None:
+        found["statements"] += 1
+
+    async def note_round_trip(commands):
+        found["round_trips"] += 1
+        return await send(commands)
+
+    event.listen(engine, "before_cursor_execute", note_statement)
+    link._pipeline = note_round_trip
+    yield found
+    link._pipeline = send
+    event.remove(engine, "before_cursor_execute", note_statement)
+
+
+async def admit(limiter: Limiter, tenants: list[str], number: int, now_ms: int) -> list[Verdict]:
+    return await asyncio.gather(
+        *(limiter.reserve(holder(t, number, now_ms), 10, 5, LADDER) for t in tenants)
+    )
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that count, not time: 300 at once may take a slow machine longer than a request waits."""
+    monkeypatch.setattr("gateway.rebuild.WAIT_S", 30.0)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_300_tenants_are_built_in_few_statements_and_round_trips(
+    books: Database, link: RedisLink
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    tenants = await make_tenants(books, now_ms)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    groups, build = [], limiter.rebuilder._build
+
+    async def note_group(epochs, now_ms):
+        groups.append(len(epochs))
+        await build(epochs, now_ms)
+
+    limiter.rebuilder._build = note_group
+    with counted(books, link) as found:
+        verdicts = await admit(limiter, tenants, 0, now_ms)
+    # How many groups there are is a matter of when the first refusals come; what one costs is not.
+    assert sum(groups) == NUM_TENANTS and len(groups) <= 10
+    assert found["statements"] < 80 * len(groups)
+    assert found["round_trips"] < 50 * len(groups)
+    for n, (tenant_id, verdict) in enumerate(zip(tenants, verdicts, strict=True)):
+        month, _ = budgets_of(tenant_id)
+        assert verdict.failing is None
+        used = {row.split("@")[0]: money.used for row, money in verdict.money.items()}
+        assert used == {month.id: 100 + n + 7}
+        assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 10 + 64
+    await limiter.rebuilder.leave()
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_each_of_300_tenants_holds_is_put_back(books: Database, link: RedisLink) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    tenants = await make_tenants(books, now_ms)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    await admit(limiter, tenants, 0, now_ms)
+    await link.command("FLUSHALL")
+    with counted(books, link) as found:
+        verdicts = await admit(limiter, tenants, 1, now_ms)
+    assert found["statements"] < 80
+    assert found["round_trips"] < 50
+    for verdict in verdicts:
+        assert [money.held for money in verdict.money.values()] == [2 * 645]
+        assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 2 * 74
+    await limiter.rebuilder.leave()
+
+
+async def test_damaged_states_of_many_tenants_are_rebuilt_together(
+    books: Database, link: RedisLink
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    tenants = await make_tenants(books, now_ms)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    await admit(limiter, tenants, 0, now_ms)
+    damaged = tenants[:200]
+    await asyncio.gather(*(link.command("DEL", f"hg:{{t:{t}}}:open") for t in damaged))
+    with counted(books, link) as found:
+        verdicts = await admit(limiter, tenants, 1, now_ms)
+    assert found["statements"] < 80
+    assert {v.windows["t:tokens:1"].sum for v in verdicts} == {2 * 15 + 2 * 74}
+    assert len({await limiter.rebuilder.epoch(t) for t in damaged}) == len(damaged)
+    await limiter.rebuilder.leave()
+
+
+async def patiently(limiter: Limiter, who: Holder) -> Verdict:
+    """A client that comes again while the state is made."""
+    until = time.monotonic() + 10
+    while True:
+        try:
+            return await limiter.reserve(who, 10, 5, LADDER)
+        except LimiterUnavailable:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+
+
+async def test_engine_records_stand_for_a_dead_gateway_until_its_journal_is_replayed(
+    books: Database, link: RedisLink
+) -> None:
+    """Its tokens count at the highest rates in force: 4 micro-units of input, 10 of output."""
+    now_ms = time.time_ns() // 1_000_000
+    tenant_id = (await make_tenants(books, now_ms))[0]
+    living, dead = (Limiter(link, slot, books, caught_up=nothing_to_ship) for slot in range(2))
+    running, lost = holder(tenant_id, 0, now_ms), holder(tenant_id, 1, now_ms)
+    await living.reserve(running, 10, 5, LADDER)
+    await dead.reserve(lost, 10, 5, LADDER)
+    usage = Usage(0, 0, 5, 10)
+    async with books.write() as conn:
+        await ledger.post_engine_records(
+            conn,
+            [
+                record(lost.request_id, usage, tenant_id=tenant_id),
+                # Another attempt of what the living gateway holds: its list counts, this does not.
+                record(running.request_id, usage, tenant_id=tenant_id),
+            ],
+        )
+    await link.command("FLUSHALL")
+    verdict = await patiently(living, holder(tenant_id, 2, now_ms))
+    row = next(iter(verdict.money))
+    assert verdict.money[row].used == 107 + 5 * 4 + 10 * 10
+    assert verdict.money[row].held == 2 * 645
+    assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 15 + 2 * 74
+    ended = posting(
+        lost.request_id, usage, tenant_id=tenant_id, key_id=f"key_{tenant_id}", opened_at_ms=now_ms,
+        ended_at_ms=now_ms, charge=Charge(3, 0, 0, 0, 3),
+    )  # fmt: skip
+    async with books.write() as conn:
+        await ledger.post(conn, 1, 2, [ended])
+    successor = Limiter(link, 1, books, caught_up=nothing_to_ship)
+    await successor.rebuilder.follow()
+    await living.rebuilder.follow()
+    verdict = await patiently(living, holder(tenant_id, 3, now_ms))
+    assert verdict.money[row].used == 107 + 3
+    assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 15 + 3 * 74
+    for limiter in (living, successor):
+        await limiter.rebuilder.leave()
+
+
+async def test_records_of_running_requests_stand_for_nobody_while_all_gateways_live(
+    books: Database, link: RedisLink
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    tenant_id = (await make_tenants(books, now_ms))[0]
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    await limiter.reserve(holder(tenant_id, 0, now_ms), 10, 5, LADDER)
+    async with books.write() as conn:
+        await ledger.post_engine_records(conn, [record("req_other", tenant_id=tenant_id)])
+    await link.command("FLUSHALL")
+    verdict = await limiter.reserve(holder(tenant_id, 1, now_ms), 10, 5, LADDER)
+    assert [money.used for money in verdict.money.values()] == [107]
+    await limiter.rebuilder.leave()
+
+
+@pytest.mark.parametrize("dimension", ["requests_per_minute", "requests_per_day"])
+async def test_what_an_end_user_took_is_counted_again(
+    books: Database, own_redis, tmp_path, dimension
+) -> None:
+    quota = Quota("end_user", "", dimension, 1)
+    principal = Principal("tenant", "proj_1", "key_1", frozenset(), quotas=(quota,))
+
+    def ask(end_user: str) -> Ask:
+        request_id = ids.request_id()
+        return Ask(request_id, principal, "m", "r", "interactive", 10, 10, end_user=end_user)
+
+    async with books.write() as conn:
+        await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "one", "created_at": 1}])
+        await quotas.put(conn, "proj_1", quota, now=1)
+    async with metering(
+        database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "journal",
+        limiter_timeout_s=2,
+    ) as metered:  # fmt: skip
+        alice = await metered.admission.admit(ask("alice"))
+        await alice.settle("ok", Usage(0, 0, 10, 5), True)
+        await metered.admission.drain()
+        await metered.link.command("FLUSHALL")
+        with pytest.raises(ApiError) as refused:
+            await metered.admission.admit(ask("alice"))
+        assert refused.value.status == 429
+        assert refused.value.headgate["level"] == "end_user"
+        other = await metered.admission.admit(ask("bob"))
+        await other.void("internal")
+        await metered.admission.drain()
+    async with books.write() as conn:
+        await end_users.forget(conn, time.time_ns() // 1_000_000)
+        assert await conn.scalar(select(func.count()).select_from(EndUserUse)) == 2
+        await end_users.forget(conn, time.time_ns() // 1_000_000 + end_users.DAY_MS + 1000)
+        assert await conn.scalar(select(func.count()).select_from(EndUserUse)) == 0
+
+
+async def test_a_reversal_frees_the_budget_and_no_rate(books: Database, link: RedisLink) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    tenant_id, other = (await make_tenants(books, now_ms))[:2]
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    before = await limiter.reserve(holder(tenant_id, 0, now_ms), 10, 5, LADDER)
+    assert [money.used for money in before.money.values()] == [107]
+    epochs = [await limiter.rebuilder.epoch(one) for one in (tenant_id, other)]
+    for _ in range(2):  # the second changes nothing
+        async with books.write() as conn:
+            await ledger.reverse(conn, [f"req_m_{tenant_id}"], "sdk_retry")
+    await limiter.rebuilder.follow()
+    after = await limiter.reserve(holder(tenant_id, 1, now_ms), 10, 5, LADDER)
+    assert [money.used for money in after.money.values()] == [7]
+    assert [money.held for money in after.money.values()] == [2 * 645]
+    assert after.windows["t:tokens:1"].sum == before.windows["t:tokens:1"].sum + 74
+    found = [await limiter.rebuilder.epoch(one) for one in (tenant_id, other)]
+    assert found == [epochs[0] + 1, epochs[1]]
+    await limiter.rebuilder.leave()

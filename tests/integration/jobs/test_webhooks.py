@@ -1,0 +1,201 @@
+"""Webhooks as receivers see them: signed, repeated, given up; F10, and F41's receivers beside honest ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import select
+from webhook_receiver import (
+    DRIP,
+    ENDLESS_BODY,
+    ENDLESS_HEADERS,
+    SILENT,
+    Forged,
+    Receiver,
+    Verifier,
+    hostile,
+    receiving,
+)
+
+from accounting import outbox, tenants, webhooks
+from accounting.egress import Egress, networks
+from accounting.events import Event
+from accounting.outbox_models import Outbox
+from workers.jobs.settings import JobsSettings
+from workers.jobs.webhooks import Sender
+
+from .conftest import MASTER
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LOOPBACK = "127.0.0.0/8"
+
+
+@pytest.fixture
+def settings(home):
+    return JobsSettings(
+        home=home.path, url="http://127.0.0.1:1", broker_url="redis://127.0.0.1:1",
+        webhook_allowed_networks=LOOPBACK, test_time_scale=0.1,
+    )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def sending(settings, home):
+    registry = CollectorRegistry()
+    task = asyncio.create_task(Sender(settings, home.database, registry=registry).run())
+    try:
+        yield registry
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def listen(home, url, tenant_id=None):
+    async with home.database.write() as conn:
+        if tenant_id is None:
+            tenant_id = (await tenants.create(conn, "hearer", now=1)).id
+        made = await webhooks.create(
+            conn, MASTER, Egress(networks(LOOPBACK)), url=url, types=None, tenant_id=tenant_id, now=1, actor="cli"
+        )  # fmt: skip
+    return tenant_id, made
+
+
+async def tell(home, tenant_id, *names):
+    async with home.database.write() as conn:
+        told = [Event(f"{tenant_id}/{n}", "headgate.usage.v1", tenant_id, 1, {"n": n}) for n in names]  # fmt: skip
+        await outbox.write(conn, told)
+
+
+def counted(registry) -> dict[str, float]:
+    name = "headgate_webhook_deliveries_total"
+    outcomes = ("delivered", "failed", "dead")
+    return {o: registry.get_sample_value(name, {"outcome": o}) for o in outcomes}
+
+
+async def rows(home, tenant_id):
+    async with home.database.read() as conn:
+        query = select(Outbox.__table__).where(Outbox.lane == tenant_id).order_by(Outbox.event_id)
+        return (await conn.execute(query)).all()
+
+
+async def test_an_event_comes_signed_and_its_receiver_can_tell(home, settings):
+    async with receiving(Receiver()) as receiver, sending(settings, home):
+        tenant_id, made = await listen(home, receiver.url)
+        await tell(home, tenant_id, "a")
+        await home.until(lambda: receiver.came)
+    [(headers, body)] = receiver.came
+    assert headers["content-type"].startswith("application/cloudevents+json")
+    assert receiver.events()[0]["data"] == {"n": "a"}
+    verifier = Verifier(made.secret)
+    for forged_headers, forged_body, now, why in (
+        (headers, body.replace(b'"a"', b'"b"'), None, "signature"),
+        (headers | {"webhook-id": "other"}, body, None, "signature"),
+        (headers | {"webhook-timestamp": str(int(time.time()) + 60)}, body, None, "signature"),
+        (headers, body, time.time() + 301, "time"),
+        (headers, body, time.time() - 301, "time"),
+    ):
+        with pytest.raises(Forged, match=why):
+            verifier.check(forged_headers, forged_body, now)
+    with pytest.raises(Forged, match="signature"):
+        Verifier("whsec_" + "A" * 43 + "=").check(headers, body)
+    verifier.check(headers, body)
+    with pytest.raises(Forged, match="repeated"):
+        verifier.check(headers, body)
+
+
+async def test_a_failure_comes_again_with_the_same_id_and_a_signature_of_its_own(home, settings):
+    receiver = Receiver(statuses=[500, 302])
+    fast = settings.model_copy(update={"test_time_scale": 0.02})
+    async with receiving(receiver), sending(fast, home) as registry:
+        tenant_id, made = await listen(home, receiver.url)
+        await tell(home, tenant_id, "a")
+        await home.until(lambda: len(receiver.came) == 3)
+        await asyncio.sleep(0.3)
+    assert counted(registry) == {"delivered": 1, "failed": 2, "dead": 0}
+    assert {headers["webhook-id"] for headers, _ in receiver.came} == {f"{tenant_id}/a"}
+    assert dict(receiver.paths) == {"/hook": 3}, "a redirect is a failure and is not followed"
+    for headers, body in receiver.came:
+        Verifier(made.secret).check(headers, body)
+    [row] = await rows(home, tenant_id)
+    assert (row.state, row.attempts, row.last_error) == ("delivered", 3, None)
+
+
+async def test_after_the_last_try_it_is_dead_and_the_list_says_so(home, settings):
+    fast = settings.model_copy(update={"test_time_scale": 0.0001})
+    receiver = Receiver(statuses=[503] * 50)
+    # A try may still take its time: only the waits are shortened.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(JobsSettings, "webhook_s", 5.0)
+        async with receiving(receiver), sending(fast, home) as registry:
+            tenant_id, made = await listen(home, receiver.url)
+            await tell(home, tenant_id, "a")
+            await home.until(lambda: len(receiver.came) == 12, 30)
+            await asyncio.sleep(0.5)
+    assert counted(registry) == {"delivered": 0, "failed": 11, "dead": 1}
+    assert len(receiver.came) == 12
+    async with home.database.read() as conn:
+        counts = (await webhooks.get(conn, made.info.id)).counts
+    assert (counts.pending, counts.dead, counts.last_error) == (0, 1, "status 503")
+
+
+async def test_at_most_two_at_once_for_one_tenant(home, settings):
+    receiver = Receiver(delay_s=0.05)
+    async with receiving(receiver), sending(settings, home):
+        tenant_id, _ = await listen(home, receiver.url)
+        await tell(home, tenant_id, *range(12))
+        await home.until(lambda: len(receiver.came) == 12)
+    assert receiver.most_at_once == 2
+
+
+async def test_hostile_receivers_delay_nobody_else(home, settings, monkeypatch):
+    """Receivers of other tenants hang, drip and pour. A try may take 50 s here, so whoever waited for one of theirs
+    would not be in time."""
+    monkeypatch.setattr(JobsSettings, "webhook_s", 50.0)
+    kinds = (SILENT, DRIP, ENDLESS_HEADERS, ENDLESS_BODY, SILENT, DRIP)
+    async with contextlib.AsyncExitStack() as stack:
+        hostiles = [await stack.enter_async_context(hostile(kind)) for kind in kinds]
+        for one in hostiles:
+            tenant_id, _ = await listen(home, one.url)
+            await tell(home, tenant_id, *range(10))
+        receiver = await stack.enter_async_context(receiving(Receiver()))
+        await stack.enter_async_context(sending(settings, home))
+        await home.until(lambda: all(one.num_asked for one in hostiles))
+        tenant_id, _ = await listen(home, receiver.url)
+        await tell(home, tenant_id, *range(10))
+        await home.until(lambda: len(receiver.came) == 10, 25)
+        silent = [one.num_asked for one in hostiles if one.kind == SILENT]
+    assert silent == [2, 2], "their own places are all they hold"
+
+
+async def test_a_forbidden_place_is_refused_at_the_try_and_tells_nothing(home, settings):
+    async with receiving(Receiver()) as receiver:
+        tenant_id, _ = await listen(home, receiver.url)
+        await tell(home, tenant_id, "a")
+        closed = settings.model_copy(update={"webhook_allowed_networks": ()})
+        async with sending(closed, home):
+            deadline = time.monotonic() + 10
+            while (await rows(home, tenant_id))[0].last_error is None:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+        assert receiver.came == []
+    assert (await rows(home, tenant_id))[0].last_error == "refused"
+
+
+async def test_the_jobs_process_sends(home, jobs):
+    """The whole process, which `headgate up` starts."""
+    jobs.stop()
+    jobs.env["HEADGATE_WEBHOOK_ALLOWED_NETWORKS"] = LOOPBACK
+    jobs.env["HEADGATE_TEST_TIME_SCALE"] = "0.2"
+    jobs.start()
+    async with receiving(Receiver()) as receiver:
+        tenant_id, made = await listen(home, receiver.url)
+        await tell(home, tenant_id, "a")
+        await home.until(lambda: receiver.came, 30)
+        Verifier(made.secret).check(*receiver.came[0])
+        await asyncio.sleep(0.3)
+    assert made.secret not in jobs.log()
+    jobs.stop()

@@ -1,0 +1,70 @@
+"""What a worker sends of its cache and its adapters, to whom, and to whom not."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import ScriptedWorker, encode, generate_request
+from gateway_link import GatewayLink, until
+
+from workers.engine import service
+from workers.protocol.messages import (
+    AdapterCommand,
+    AdapterReport,
+    CacheCommand,
+    CacheEvent,
+    Finished,
+    Hello,
+    WorkerStatus,
+)
+
+LONG = encode("a prompt of more than a group of tokens, " * 4)
+ASK = CacheCommand("snapshot", key=b"k" * 32)
+
+
+@pytest.fixture
+async def worker(tmp_path):
+    async with ScriptedWorker(tmp_path / "w.sock") as worker:
+        yield worker
+
+
+async def dial(worker, **hello):
+    link = await GatewayLink.dial(worker.address, hello=False)
+    link.send(Hello(1, "gateway", **hello))
+    return link
+
+
+async def test_a_gateway_of_an_older_version_is_told_nothing_that_it_cannot_read(worker, tmp_path):
+    (tmp_path / "adapter").write_text("poet")
+    async with await dial(worker) as old, await dial(worker, adapters=True) as new:
+        await new.of(AdapterReport, adapters=())
+        new.send(AdapterCommand("load", "poet", str(tmp_path)))
+        await new.until(
+            lambda heard: any(m.adapters for m in heard if isinstance(m, AdapterReport))
+        )
+        old.send(generate_request("r", LONG))
+        await old.of(Finished)
+        assert not [m for m in old.heard if isinstance(m, AdapterReport | CacheEvent)]
+
+
+async def test_a_gateway_that_does_not_read_misses_events_and_sees_that_it_did(worker, monkeypatch):
+    async with await dial(worker) as link:
+        link.send(ASK)
+        await link.of(CacheEvent, reset=True)
+        monkeypatch.setattr(service, "MAX_QUEUED_BYTES", -2)
+        monkeypatch.setattr("workers.protocol.connection.Connection.abort", lambda _: None)
+        link.send(generate_request("one", LONG))
+        await link.of(Finished, request_id="one")
+        monkeypatch.undo()
+        told = [m for m in link.heard if isinstance(m, CacheEvent)]
+        assert [m.reset for m in told] == [True]
+        await link.until(
+            lambda heard: any(
+                m.cache_seq > told[0].seq for m in heard if isinstance(m, WorkerStatus)
+            )
+        )
+        link.send(ASK)
+        snapshot = await link.until(
+            lambda heard: next((m for m in heard if isinstance(m, CacheEvent) and m.inserted), None)
+        )
+        assert snapshot.reset
+        await until(lambda: not worker.engine.attempts)

@@ -1,0 +1,71 @@
+"""The API's description covers every route and refers to nothing that is not there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.app import routes
+from gateway.schema import openapi
+
+DOCUMENT: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi.document(routes())))
+
+
+def operation(route: Any) -> dict[str, Any]:
+    path = re.sub(r"\{(\w+)(?::[^{}]*)?\}", r"{\1}", route.path)
+    found: dict[str, Any] = DOCUMENT["paths"][path][route.method.lower()]
+    return found
+
+
+@pytest.mark.parametrize("route", routes(), ids=lambda route: f"{route.method} {route.path}")
+def test_every_route_is_described_with_its_scope_and_parameters(route):
+    described = operation(route)
+    assert described["x-headgate-scope"] == route.scope
+    assert bool(described["security"]) == (route.scope not in {"none", "loopback"})
+    named = {parameter["name"] for parameter in described.get("parameters", [])}
+    assert named == set(re.findall(r"\{(\w+)", route.path))
+    assert ("requestBody" in described) == (route.takes is not None)
+
+
+def test_whatever_reads_a_body_says_what_it_takes():
+    readers = ("json_object(request)", "convert(", "_fields(")
+    silent = [
+        f"{route.method} {route.path}"
+        for route in routes()
+        if route.method in ("POST", "PUT", "PATCH")
+        and route.takes is None
+        and any(reader in inspect.getsource(route.handler) for reader in readers)
+    ]
+    assert silent == []
+
+
+def test_budgets_and_quotas_are_described_with_their_bounds():
+    schemas = DOCUMENT["components"]["schemas"]
+    assert schemas["BudgetFields"]["required"] == ["project_id", "period", "limit_micro_units"]
+    limit = schemas["BudgetFields"]["properties"]["limit_micro_units"]
+    assert (limit["minimum"], limit["maximum"]) == (0, 2**53 - 1)
+    assert "end_user" in schemas["QuotaFields"]["properties"]["level"]["enum"]
+
+
+def test_operations_have_names_of_their_own():
+    names = [operation(route)["operationId"] for route in routes()]
+    assert len(set(names)) == len(names)
+
+
+def test_every_reference_leads_somewhere():
+    text = msgspec.json.encode(DOCUMENT).decode()
+    referred = set(re.findall(r'"#/components/schemas/([^"]+)"', text))
+    assert referred
+    assert referred <= set(DOCUMENT["components"]["schemas"])
+
+
+def test_bodies_carry_the_bounds_that_the_gateway_checks():
+    schemas = DOCUMENT["components"]["schemas"]
+    rotation = schemas["Rotation"]["properties"]["overlap_seconds"]
+    assert (rotation["minimum"], rotation["maximum"]) == (0, 604_800)
+    assert "model" in schemas["ChatFields"]["required"]
+    assert schemas["ErrorBody"]["required"] == ["message", "type", "param", "code"]

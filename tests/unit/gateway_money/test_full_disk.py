@@ -1,0 +1,112 @@
+"""F11: a disk that is full lets running requests end, lets none in, and is itself again within 5 s of having room."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import segments
+from gateway.ballast import NAME
+from gateway.journal import Journal, JournalPoisoned, open_journal
+from gateway.journal_records import posting
+from gateway.metering import _revive
+from workers.protocol.journal import Kind
+
+DISK_BYTES = 4 * 1024 * 1024
+BALLAST = 1024 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 4 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(path)],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    if mounted.returncode:
+        pytest.skip("a file system of its own cannot be mounted here")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    path = disk / "somebody-elses"
+    with path.open("ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return path
+
+
+async def until_poisoned(journal: Journal, opened) -> int:
+    """How many requests were opened before the disk took no more; the last one is not."""
+    for number in range(1, 100_000):
+        try:
+            await journal.open(opened(number))
+        except JournalPoisoned:
+            return number - 1
+    raise AssertionError("the disk takes everything")
+
+
+async def test_what_runs_ends_nothing_is_let_in_and_space_heals(small_disk: Path, opened) -> None:
+    journal = await open_journal(small_disk / "journal", 0, ballast_bytes=BALLAST)
+    reviver = asyncio.create_task(_revive(journal))
+    theirs = fill(small_disk)
+    num_opened = await until_poisoned(journal, opened)
+    assert num_opened > 0
+    async with asyncio.timeout(5):
+        while True:
+            try:
+                await journal.end(opened(1).void("internal", "internal", 1))
+                break
+            except JournalPoisoned:
+                await asyncio.sleep(0.05)
+    assert not journal.is_writable, "the ballast is gone, so nobody is let in"
+    assert not (small_disk / "journal" / NAME).exists()
+    await asyncio.gather(
+        *(journal.end(opened(n).void("ok", "internal", 1)) for n in range(2, num_opened + 1))
+    )
+    await asyncio.sleep(1.5)
+    assert not journal.is_writable
+
+    theirs.unlink()
+    began = time.monotonic()
+    while not journal.is_writable:
+        assert time.monotonic() - began < 5
+        await asyncio.sleep(0.05)
+    await journal.open(opened(num_opened + 2))
+    reviver.cancel()
+    await asyncio.gather(reviver, return_exceptions=True)
+    await journal.close()
+    reader = segments.Reader(small_disk / "journal", 0)
+    ended = [
+        posting(record.payload).request_id
+        for record in reader.read(journal.durable_seq, 10**6)
+        if record.kind == Kind.VOID
+    ]
+    assert len(set(ended)) == len(ended) == num_opened
+
+
+async def test_a_disk_that_stays_full_is_not_littered_with_beginnings(
+    small_disk: Path, opened
+) -> None:
+    journal = await open_journal(small_disk / "journal", 0, ballast_bytes=BALLAST)
+    fill(small_disk)
+    await until_poisoned(journal, opened)
+    (small_disk / "journal" / NAME).unlink()
+    theirs = fill(small_disk)
+    before = len(segments.list_segments(small_disk / "journal"))
+    for _ in range(3):
+        assert await journal.revive() is False
+    assert len(segments.list_segments(small_disk / "journal")) == before
+    theirs.unlink()
+    assert await journal.revive() is True
+    await journal.close()
