@@ -18,7 +18,7 @@ from workers.protocol.messages import SamplingParams
 _COMMON = {
     "vocab_size": 301,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_models import Driven, TinyModel, drive
 
+from kernels.cpu import compiled
 from workers.engine.layers import linear
 from workers.engine.model import cpu_pass
 from workers.engine.model.cpu_pass import CpuPass
@@ -58,14 +59,20 @@ def test_the_family_takes_it_and_says_the_tokens_of_transformers(
 
 
 @pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("way", ["panels", "fbgemm"])
 def test_over_16_bit_weights_it_is_nearer_to_float32_than_a_pass_in_bfloat16(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, way: str
 ) -> None:
     """Against transformers in float32 with the very weights that bfloat16 leaves."""
     model = tiny_model(name)
     monkeypatch.setattr(linear, "widens", lambda dtype: False)
-    narrow = last_logits(model.runner(dtype="bfloat16"))
-    widened(monkeypatch)
+    with monkeypatch.context() as without_panels:
+        without_panels.setattr(linear, "_has_panels", lambda weight: False)
+        narrow = last_logits(model.runner(dtype="bfloat16"))
+    if way == "panels":
+        needs_panels(monkeypatch)
+    else:
+        widened(monkeypatch)
     runner = model.runner(dtype="bfloat16")
     own = runner.loaded.hidden_states
     assert isinstance(own, CpuPass) and own.dtype == torch.float32
@@ -87,6 +94,44 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(
     assert alone.output == beside.output
 
 
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_single_tokens_take_the_compiled_layers_whoever_is_beside_them(
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+) -> None:
+    needs_panels(monkeypatch)
+    runner = tiny_model(name).runner(dtype=dtype)
+    assert runner.loaded.hidden_states.is_compiled
+    others = [PROMPT[3:9], PROMPT[::-1]]
+    tables = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15, 16, 17, 18]]
+    logits = []
+    for beside in ([], others, others[:1]):
+        runner.execute([Row(PROMPT[:-1], 0, tables[0])])
+        rows = [Row([PROMPT[-1]], len(PROMPT) - 1, tables[0], (drawing(PROMPT),))]
+        rows += [Row(p, 0, t, (drawing(p),)) for p, t in zip(beside, tables[1:], strict=False)]
+        logits.append(seen_logits(runner, rows)[0])
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+    monkeypatch.setattr(runner.loaded.hidden_states, "_decode", None)
+    runner.execute([Row(PROMPT[:-1], 0, tables[0])])
+    plain = seen_logits(runner, rows[:1])[0]
+    limit = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
+    assert (logits[0] - plain).abs().max() <= limit * plain.abs().max()
+
+
+def test_without_the_compiled_functions_torch_computes_the_same_tokens(
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sequences = []
+    for _ in range(2):
+        runner = tiny_model("llama").runner()
+        sequences.append(Driven(PROMPT))
+        drive(runner, sequences[-1:], 15)
+        monkeypatch.setattr(compiled, "functions", lambda: None)
+    assert not runner.loaded.hidden_states.is_compiled
+    assert sequences[0].output == sequences[1].output
+
+
 def test_a_layer_that_differs_leaves_the_model_to_transformers(
     tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,14 +147,32 @@ def widened(monkeypatch: pytest.MonkeyPatch) -> None:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("this torch has no FBGEMM")
     monkeypatch.setattr(linear, "widens", lambda dtype: dtype != torch.float32)
+    monkeypatch.setattr(linear, "_has_panels", lambda weight: False)
+
+
+def needs_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled layers, with inputs in float32, whichever CPU this is."""
+    if compiled.functions() is None:
+        pytest.skip("the compiled kernels cannot be had here")
+    monkeypatch.setattr(linear, "_pairs", lambda dtype: False)
+    monkeypatch.setattr(linear, "_has_matrix_unit", lambda: False)
 
 
 def last_logits(runner: ModelRunner) -> torch.Tensor:
+    table = list(range(1, 1 + len(PROMPT)))
+    return seen_logits(runner, [Row(PROMPT, 0, table, (drawing(PROMPT),))])[0]
+
+
+def drawing(tokens: list[int]) -> Draw:
+    return Draw(SamplingParams(seed=0, temperature=0.0), 0, len(tokens), tokens, [])
+
+
+def seen_logits(runner: ModelRunner, rows: list[Row]) -> torch.Tensor:
+    """Of one step, a line for each row."""
     seen: list[torch.Tensor] = []
     sampler = runner.loaded.sampler
     draw = sampler.draw
     sampler.draw = lambda logits, draws: seen.append(logits) or draw(logits, draws)
-    table = list(range(1, 1 + len(PROMPT)))
-    greedy = Draw(SamplingParams(seed=0, temperature=0.0), 0, len(PROMPT), PROMPT, [])
-    runner.execute([Row(PROMPT, 0, table, (greedy,))])
-    return seen[0][0]
+    runner.execute(rows)
+    sampler.draw = draw
+    return seen[0]

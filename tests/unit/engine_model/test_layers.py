@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kernels import dispatch
+from kernels.cpu import compiled
 from workers.engine.capacity import Need
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
@@ -27,6 +28,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def without_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the compiled product cannot be had."""
+    monkeypatch.setattr(linear, "_has_panels", lambda weight: False)
+
+
 def weight_of(out_features: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(out_features)
     return (torch.randn((out_features, in_features), generator=generator) * 0.05).to(dtype)
@@ -34,6 +41,7 @@ def weight_of(out_features: int, in_features: int, dtype: torch.dtype) -> torch.
 
 @pytest.mark.parametrize("rows", [0, 1, 4, 33])
 @pytest.mark.parametrize(("out_features", "in_features"), [(301, 64), (96, 1536)])
+@pytest.mark.usefixtures("without_panels")
 def test_a_packed_linear_gives_the_bits_of_the_plain_one_in_bfloat16(
     out_features: int, in_features: int, rows: int
 ) -> None:
@@ -59,10 +67,13 @@ def test_a_packed_linear_is_the_plain_one_in_float32_up_to_the_order_of_sums(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("in_features", [64, 1024, 2048])
+@pytest.mark.parametrize("in_panels", [False, True])
 def test_a_row_has_the_same_bits_among_any_number_of_others(
-    in_features: int, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, in_panels: bool, in_features: int, dtype: torch.dtype
 ) -> None:
     """From MIN_ROWS on: this is what makes a token independent of the batch around it on a CPU."""
+    if not in_panels:
+        monkeypatch.setattr(linear, "_has_panels", lambda weight: False)
     weight = weight_of(96, in_features, dtype)
     if not linear.can_pack(weight):
         pytest.skip("this CPU has no such products in oneDNN")
@@ -105,6 +116,7 @@ def test_a_widened_row_has_the_same_bits_alone_among_others_and_on_more_threads(
 @pytest.mark.parametrize(
     ("factor", "fits"), [(1.0, True), (1e-2, True), (1e-4, False), (1e7, False)]
 )
+@pytest.mark.usefixtures("without_panels")
 def test_a_weight_is_widened_only_if_float16_holds_it(
     monkeypatch: pytest.MonkeyPatch, factor: float, fits: bool
 ) -> None:
@@ -117,6 +129,32 @@ def test_a_weight_is_widened_only_if_float16_holds_it(
 def needs_fbgemm() -> None:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("this torch has no FBGEMM")
+
+
+def test_a_product_in_panels_rounds_once_and_adds_the_bias_before() -> None:
+    needs_panels()
+    weight = weight_of(301, 1536, torch.bfloat16)
+    product, bias = linear.product_of(weight), weight[:, 0].clone()
+    assert isinstance(product, linear.PanelProduct)
+    assert product.num_bytes == weight.nbytes
+    x = weight_of(9, 1536, product.panels.input_dtype)
+    wide = product(x.float(), bias)
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(wide.double(), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(product(x.bfloat16(), bias), product(x.bfloat16().float(), bias).bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(64, 24), (64, 8)])
+def test_a_weight_that_does_not_fall_on_whole_registers_is_left_to_the_library(
+    shape: tuple[int, int],
+) -> None:
+    product = linear.product_of(weight_of(*shape, torch.float32))
+    assert not isinstance(product, linear.PanelProduct)
+
+
+def needs_panels() -> None:
+    if compiled.functions() is None:
+        pytest.skip("the compiled kernels cannot be had here")
 
 
 def test_without_onednn_the_plain_product_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

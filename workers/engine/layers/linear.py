@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from kernels.cpu import compiled
+
 _ROWS_HINT = 32
 """Rows the reordering is tuned for; every other number works with the same weight."""
 MIN_ROWS = 4
@@ -73,11 +75,17 @@ class Product(Protocol):
 
     num_bytes: int
     """That the weight takes."""
+    is_wide: bool
+    """Takes and gives float32 without a loss, whatever the weight is."""
+    is_alone: bool
+    """A row has the same bits among any number of others."""
 
     def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
 
 
 class PlainProduct:
+    is_wide = is_alone = False
+
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
         self.num_bytes = weight.nbytes
@@ -87,6 +95,8 @@ class PlainProduct:
 
 
 class OneDnnProduct:
+    is_wide = is_alone = False
+
     def __init__(self, weight: torch.Tensor) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_HINT)
         self.num_bytes = weight.nbytes
@@ -99,12 +109,34 @@ class HalfProduct:
     """16 bits a weight in memory, float32 in registers and sums. A row has the same bits among any number of others and
     with any number of threads."""
 
+    is_wide = is_alone = True
+
     def __init__(self, weight: torch.Tensor) -> None:
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
         self.num_bytes = 2 * weight.numel()
 
     def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._packed)
+        if bias is not None:
+            out += bias
+        return out.to(rows.dtype)
+
+
+class PanelProduct:
+    """As `HalfProduct`, for weights of 16 or 32 bits, by a compiled function of our own (`kernels.cpu.panels`)."""
+
+    is_alone = True
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        from kernels.cpu import panels  # needs numba
+
+        self._product = panels.product
+        self.panels = panels.pack(weight.contiguous(), paired=_pairs(weight.dtype))
+        self.num_bytes = weight.nbytes
+        self.is_wide = self.panels.input_dtype == torch.float32
+
+    def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = self._product(rows.to(self.panels.input_dtype), self.panels)
         if bias is not None:
             out += bias
         return out.to(rows.dtype)
@@ -140,6 +172,8 @@ class PackedLinear(nn.Module):
 def product_of(weight: torch.Tensor) -> Product:
     if not can_pack(weight):
         return PlainProduct(weight)
+    if _has_panels(weight):
+        return PanelProduct(weight)
     if widens(weight.dtype) and _fits_half(weight):
         return HalfProduct(weight)
     return OneDnnProduct(weight) if _onednn_packs(weight.dtype) else PlainProduct(weight)
@@ -154,6 +188,25 @@ def _fits_half(weight: torch.Tensor) -> bool:
     wide = weight.float()
     lost = (wide - wide.half().float()).norm()
     return bool(lost <= _HALF_LOSS * wide.norm())  # false where one is too large: inf, then NaN
+
+
+def _has_panels(weight: torch.Tensor) -> bool:
+    """Whether the compiled product takes it, and a matrix unit would not be faster."""
+    fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[1] % 16 == 0
+    unit = weight.dtype == torch.bfloat16 and _has_matrix_unit()
+    return fits and not unit and compiled.functions() is not None
+
+
+@cache
+def _has_matrix_unit() -> bool:
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
+
+
+@cache
+def _pairs(dtype: torch.dtype) -> bool:
+    """Whether pairs of bfloat16 are multiplied faster than float32. Both by AMD and by Intel the instruction is there;
+    Intel's takes as long as the four of float32 that it stands for."""
+    return dtype == torch.bfloat16 and _multiplies(dtype) and compiled.cpu_name().startswith("znver")
 
 
 @cache

@@ -1,12 +1,14 @@
 """A pass of the Llama family on a CPU: its own loop over hand-written layers, with as few operations as torch allows.
 
 Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
-only where each agrees with itself called by transformers. Where the CPU has no arithmetic in 16 bits, weights and KV
-are of 16 bits and everything between them is float32.
+only where each agrees with itself called by transformers. Where products are computed in float32, weights and KV may be
+of 16 bits and everything between them is float32. Rows of one token take the compiled layers (`kernels.cpu`) where
+there are any, whoever is beside them in the step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import torch
@@ -14,12 +16,14 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from kernels.batch import Slots
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVShape, KVStore
-from workers.engine.layers.linear import MIN_ROWS, HalfProduct, PackedLinear
+from workers.engine.layers.linear import MIN_ROWS, PackedLinear
 from workers.engine.layers.norm import RmsNorm
+from workers.engine.model import decode_rows
 from workers.engine.model.fused import rope_table
-from workers.engine.model.hf import Call, PagedLayer, StepSlot
+from workers.engine.model.hf import Call, PagedLayer, StepContext, StepSlot
 from workers.engine.model.llama import TOLERANCE, LlamaLayer
 from workers.engine.model.packing import pack
 from workers.engine.plan import Row
@@ -36,37 +40,58 @@ class CpuPass:
         base = model.base_model
         self._embed, self.layers = base.embed_tokens, list(base.layers)
         self._ops, self._step = ops, step
-        self.dtype = torch.float32 if _all_half(self.layers) else self._embed.weight.dtype
+        products = [linear.product for layer in self.layers for linear in layer.linears]
+        wide = all(product.is_wide for product in products)
+        self.dtype = torch.float32 if wide else self._embed.weight.dtype
         """Of what linear layers and attention take and give. What runs past them is float32."""
+        self.min_tokens = 1 if all(product.is_alone for product in products) else MIN_ROWS
         self._norm = _norm(base.norm)
         self._norms = [[_norm(norm) for norm in layer.norms] for layer in self.layers]
         self._qk = [_qk_weight(layer, self.dtype) for layer in self.layers]
         self._cos, self._sin = _angles(base.rotary_emb, max_positions, self.dtype)
+        self._linears = [layer.linears for layer in self.layers]
+        self._decode = decode_rows.build(self.layers, base.rotary_emb, max_positions)
 
     @property
-    def min_tokens(self) -> int:
-        return 1 if self.dtype != self._embed.weight.dtype else MIN_ROWS
+    def is_compiled(self) -> bool:
+        """Whether rows of one token take the compiled layers."""
+        return self._decode is not None
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self._embed(token_ids).float()
-        turns = self.turns(positions)
-        for index in range(len(self.layers)):
-            hidden = self.run(index, hidden, turns)
+        self.run(range(len(self.layers)), hidden, positions)
         return self._norm(hidden).to(self.dtype)
 
-    def turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._cos[positions][:, None], self._sin[positions][:, None]
+    def run(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with what these layers make of it."""
+        step = self._step.context
+        assert step is not None, "a pass outside a step"
+        end = 0
+        if step.decode is not None and self._decode is not None and self._are_plain(step):
+            end = step.decode.num_rows
+            self._decode(hidden[:end], positions[:end], step.decode, layers)
+        if end == 0:
+            self._run(layers, hidden, positions)
+        elif end < len(step.slots):
+            slots = Slots(step.slots.slots[end:], step.slots.block_size)
+            self._step.context = dataclasses.replace(step, slots=slots, decode=None)
+            self._run(layers, hidden[end:], positions[end:])
+            self._step.context = step
 
-    def run(
-        self, index: int, hidden: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
-        """One layer; `hidden`, float32, is overwritten."""
-        layer, (before, behind) = self.layers[index], self._norms[index]
-        qkv = layer.qkv(before(hidden).to(self.dtype))
-        hidden += layer.output(self._attend(layer, self._qk[index], qkv, turns))
-        gate, up = layer.gate_up(behind(hidden).to(self.dtype)).chunk(2, dim=-1)
-        hidden += layer.down(F.silu(gate).mul_(up))
-        return hidden
+    def _are_plain(self, step: StepContext) -> bool:
+        """Whether rows take nothing but the layers: no adapters beside products, no device rows, no one who looks in."""
+        plain = [layer.linears for layer in self.layers] == self._linears
+        assert step.decode is not None
+        return plain and step.decode.given is None and step.shared is None and step.mass is None
+
+    def _run(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+        turns = self._cos[positions][:, None], self._sin[positions][:, None]
+        for index in layers:
+            layer, (before, behind) = self.layers[index], self._norms[index]
+            qkv = layer.qkv(before(hidden).to(self.dtype))
+            hidden += layer.output(self._attend(layer, self._qk[index], qkv, turns))
+            gate, up = layer.gate_up(behind(hidden).to(self.dtype)).chunk(2, dim=-1)
+            hidden += layer.down(F.silu(gate).mul_(up))
 
     def _attend(
         self,
@@ -99,16 +124,6 @@ def _norm(norm: nn.Module) -> RmsNorm:
     return RmsNorm(norm.weight.detach().float(), norm.variance_epsilon)
 
 
-def _all_half(layers: list[LlamaLayer]) -> bool:
-    return all(
-        isinstance(linear.product, HalfProduct) for layer in layers for linear in _linears(layer)
-    )
-
-
-def _linears(layer: LlamaLayer) -> tuple[nn.Module, ...]:
-    return layer.qkv, layer.output, layer.gate_up, layer.down
-
-
 def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
     """`[H + KVH, head_dim]`."""
     if layer.qk_norms is None:
@@ -134,7 +149,7 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
     for layer in layers:
         if not isinstance(layer, LlamaLayer):
             return None
-        if not all(isinstance(linear, PackedLinear) for linear in _linears(layer)):
+        if not all(isinstance(linear, PackedLinear) for linear in layer.linears):
             return None
     trial = StepSlot()
     mine = CpuPass(model, ops, trial, max_positions)
@@ -155,12 +170,16 @@ def _difference(
     weight = layer.norms[0].weight
     x = torch.randn((6, len(weight)), generator=torch.Generator().manual_seed(1)).to(weight)
     shape = KVShape(1, layer.num_kv_heads, layer.head_dim, 4, weight.dtype)
-    packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
-    trial.context = packed.context
     store = KVStore(shape, 4, weight.device, ops)
     served, layer.paged = layer.paged, PagedLayer(store, 0, ops, trial)
-    embeddings = model.base_model.rotary_emb(x[None], packed.positions[None])
+    whole = pack([Row([0] * 6, 0, [1, 2])], 4, weight.device)
+    trial.context = whole.context
+    embeddings = model.base_model.rotary_emb(x[None], whole.positions[None])
     expected = layer(x[None], position_embeddings=embeddings)[0].float()
-    found = mine.run(index, x.to(torch.float32, copy=True), mine.turns(packed.positions))
+    found = x.to(torch.float32, copy=True)
+    for start, number in ((0, 5), (5, 1)):
+        packed = pack([Row([0] * number, start, [3, 1])], 4, weight.device)
+        trial.context = packed.context
+        mine.run(range(index, index + 1), found[start : start + number], packed.positions)
     layer.paged = served
     return ((found - expected).abs().max() / expected.abs().max()).item()

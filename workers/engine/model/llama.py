@@ -77,6 +77,10 @@ class LlamaLayer(nn.Module):
         self.qk_norms = _qk_norms(attention)
         self._qk_weight, self._qk_eps = _qk_norm(attention, self.num_heads, site.num_kv_heads)
 
+    @property
+    def linears(self) -> tuple[nn.Module, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
     def forward(
         self,
         hidden_states: torch.Tensor,

@@ -1,0 +1,288 @@
+"""Attention of one token over paged KV, read in place: the query heads of one KV head together.
+
+Knows addresses of blocks. Does not know rows or layers. Scores of a chunk of fixed places, their weights, their sum of
+values; chunks follow each other with a running softmax (FlashAttention, arXiv 2205.14135). All of it in float32, in an
+order that depends on the row's own length only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+from numba.core import types
+from numba.extending import intrinsic
+
+from kernels.cpu import lanes
+from kernels.cpu.lanes import (
+    NUM,
+    first_of,
+    integer_at,
+    larger,
+    largest,
+    load,
+    number_at,
+    put_number,
+    spread,
+    store,
+    total,
+)
+from kernels.cpu.pointwise import exp_lanes
+
+CHUNK = 512
+_ROOM = CHUNK + NUM
+"""Scores of one head, and room for what is written behind the last one."""
+_KEYS = 4
+_SLICE = 4
+"""Vectors of a value that are summed at a time."""
+
+
+def scratch_floats(groups: int) -> int:
+    """Float32 numbers that `attend` works in: scores, sums, largest scores and sums of weights."""
+    return groups * (_ROOM + 2)
+
+
+def _scores(heads: int, narrow: bool) -> Any:
+    """Products of `heads` queries and 4 keys: (queries, their stride, keys, their stride, number of keys, vectors of a
+    head, out, its stride); all strides in bytes. With fewer keys the last one stands in for those that are missing."""
+
+    def scores(typing: Any, q: Any, q_stride: Any, k: Any, k_stride: Any, num: Any, depth: Any, out: Any, stride: Any) -> Any:  # fmt: skip
+        return types.void(*[types.int64] * 8), build
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        q, q_stride, k, k_stride, num, depth, out, stride = args
+        integer = q.type
+        last = builder.sub(num, integer(1))
+        keys = []
+        for key in range(_KEYS):
+            inside = builder.icmp_signed("<", integer(key), last)
+            place = builder.select(inside, integer(key), last)
+            keys.append(builder.add(k, builder.mul(place, k_stride)))
+        queries = [builder.add(q, builder.mul(q_stride, integer(head))) for head in range(heads)]
+        sums = [[ir.Constant(lanes.VECTOR, [0.0] * NUM)] * _KEYS for _ in range(heads)]
+
+        def step(place: ir.Value, sums: list[list[ir.Value]]) -> list[list[ir.Value]]:
+            q_at = builder.mul(place, integer(64))
+            k_at = builder.mul(place, integer(32 if narrow else 64))
+            fetch = lanes.load_widened if narrow else lanes.load_floats
+            found = [fetch(builder, builder.add(key, k_at)) for key in keys]
+            new = []
+            for head in range(heads):
+                query = lanes.load_floats(builder, builder.add(queries[head], q_at))
+                pairs = zip(found, sums[head], strict=True)
+                new.append([lanes.fused(builder, query, key, old) for key, old in pairs])
+            return new
+
+        sums = lanes.loop(builder, depth, sums, step)
+        four = ir.VectorType(ir.FloatType(), _KEYS)
+        for head in range(heads):
+            at = builder.add(out, builder.mul(stride, integer(head)))
+            total = _four_totals(builder, sums[head])
+            builder.store(total, lanes.pointer(builder, at, four)).align = 4
+        return context.get_dummy_value()
+
+    return intrinsic(scores)
+
+
+def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
+    """Each vector's lanes added up: halves, quarters, then neighbours."""
+
+    def both(a: ir.Value, b: ir.Value, first: list[int], second: list[int]) -> ir.Value:
+        low, high = (lanes.shuffled(builder, a, b, mask) for mask in (first, second))
+        return builder.fadd(low, high)
+
+    low = [*range(8), *range(16, 24)]
+    high = [place + 8 for place in low]
+    ab, cd = both(sums[0], sums[1], low, high), both(sums[2], sums[3], low, high)
+    low = [place for start in (0, 8, 16, 24) for place in range(start, start + 4)]
+    x = both(ab, cd, low, [place + 4 for place in low])
+    same = list(range(NUM))
+    x = both(x, x, same, [place ^ 2 for place in same])
+    x = both(x, x, same, [place ^ 1 for place in same])
+    return lanes.shuffled(builder, x, x, [0, 4, 8, 12])
+
+
+def _weighted(heads: int, vectors: int, narrow: bool) -> Any:
+    """Adds weight · value of some tokens to the sums of `heads` heads, `vectors` vectors wide: (weights, their stride,
+    values, their stride, number of tokens, sums, their stride)."""
+
+    def weighted(typing: Any, w: Any, w_stride: Any, v: Any, v_stride: Any, num: Any, sums: Any, stride: Any) -> Any:  # fmt: skip
+        return types.void(*[types.int64] * 7), build
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        w, w_stride, v, v_stride, num, sums, stride = args
+        integer = w.type
+        places = [
+            [
+                builder.add(sums, builder.add(builder.mul(stride, integer(h)), integer(64 * x)))
+                for x in range(vectors)
+            ]
+            for h in range(heads)
+        ]
+        weights = [builder.add(w, builder.mul(w_stride, integer(head))) for head in range(heads)]
+        old = [[lanes.load_floats(builder, place) for place in line] for line in places]
+
+        def step(token: ir.Value, sums: list[list[ir.Value]]) -> list[list[ir.Value]]:
+            at = builder.add(v, builder.mul(token, v_stride))
+            fetch, size = (lanes.load_widened, 32) if narrow else (lanes.load_floats, 64)
+            values = [fetch(builder, builder.add(at, integer(size * x))) for x in range(vectors)]
+            new = []
+            for head in range(heads):
+                place = builder.add(weights[head], builder.mul(token, integer(4)))
+                weight = lanes.load_number(builder, place)
+                pairs = zip(values, sums[head], strict=True)
+                new.append([lanes.fused(builder, weight, value, sum) for value, sum in pairs])
+            return new
+
+        new = lanes.loop(builder, num, old, step)
+        for line, found in zip(places, new, strict=True):
+            for place, value in zip(line, found, strict=True):
+                builder.store(value, lanes.pointer(builder, place, lanes.VECTOR)).align = 4
+        return context.get_dummy_value()
+
+    return intrinsic(weighted)
+
+
+_wide_scores_1, _wide_scores_2, _wide_scores_3 = (_scores(n, False) for n in (1, 2, 3))
+_narrow_scores_1, _narrow_scores_2, _narrow_scores_3 = (_scores(n, True) for n in (1, 2, 3))
+_wide_sum_1, _wide_sum_2, _wide_sum_3 = (_weighted(n, _SLICE, False) for n in (1, 2, 3))
+_narrow_sum_1, _narrow_sum_2, _narrow_sum_3 = (_weighted(n, _SLICE, True) for n in (1, 2, 3))
+_wide_rest_1, _wide_rest_2, _wide_rest_3 = (_weighted(n, 1, False) for n in (1, 2, 3))
+_narrow_rest_1, _narrow_rest_2, _narrow_rest_3 = (_weighted(n, 1, True) for n in (1, 2, 3))
+
+
+@njit(nogil=True)
+def _run_scores(narrow, heads, q, q_stride, k, k_stride, num, depth, out, stride):
+    for head in range(0, heads, 3):
+        left = heads - head
+        queries, to = q + head * q_stride, out + head * stride
+        for key in range(0, num, 4):
+            keys, some, place = k + key * k_stride, num - key, to + 4 * key
+            some = 4 if some > 4 else some
+            if narrow:
+                if left >= 3:
+                    _narrow_scores_3(queries, q_stride, keys, k_stride, some, depth, place, stride)
+                elif left == 2:
+                    _narrow_scores_2(queries, q_stride, keys, k_stride, some, depth, place, stride)
+                else:
+                    _narrow_scores_1(queries, q_stride, keys, k_stride, some, depth, place, stride)
+            elif left >= 3:
+                _wide_scores_3(queries, q_stride, keys, k_stride, some, depth, place, stride)
+            elif left == 2:
+                _wide_scores_2(queries, q_stride, keys, k_stride, some, depth, place, stride)
+            else:
+                _wide_scores_1(queries, q_stride, keys, k_stride, some, depth, place, stride)
+
+
+@njit(nogil=True)
+def _run_sums(narrow, heads, w, w_stride, v, v_stride, num, depth, sums, stride):
+    size = 32 if narrow else 64
+    for head in range(0, heads, 3):
+        left = heads - head
+        weights, line = w + head * w_stride, sums + head * stride
+        vector = 0
+        while vector < depth:
+            values, to = v + vector * size, line + vector * 64
+            if depth - vector >= 4:
+                if narrow:
+                    if left >= 3:
+                        _narrow_sum_3(weights, w_stride, values, v_stride, num, to, stride)
+                    elif left == 2:
+                        _narrow_sum_2(weights, w_stride, values, v_stride, num, to, stride)
+                    else:
+                        _narrow_sum_1(weights, w_stride, values, v_stride, num, to, stride)
+                elif left >= 3:
+                    _wide_sum_3(weights, w_stride, values, v_stride, num, to, stride)
+                elif left == 2:
+                    _wide_sum_2(weights, w_stride, values, v_stride, num, to, stride)
+                else:
+                    _wide_sum_1(weights, w_stride, values, v_stride, num, to, stride)
+                vector += 4
+            else:
+                if narrow:
+                    if left >= 3:
+                        _narrow_rest_3(weights, w_stride, values, v_stride, num, to, stride)
+                    elif left == 2:
+                        _narrow_rest_2(weights, w_stride, values, v_stride, num, to, stride)
+                    else:
+                        _narrow_rest_1(weights, w_stride, values, v_stride, num, to, stride)
+                elif left >= 3:
+                    _wide_rest_3(weights, w_stride, values, v_stride, num, to, stride)
+                elif left == 2:
+                    _wide_rest_2(weights, w_stride, values, v_stride, num, to, stride)
+                else:
+                    _wide_rest_1(weights, w_stride, values, v_stride, num, to, stride)
+                vector += 1
+
+
+@njit(nogil=True)
+def attend(narrow, out, query, heads, head_dim, keys, block_bytes, half_bytes, table, block_size, first, length, scratch):
+    """`out` and `query` float32 `[heads, head_dim]`, the query scaled. `keys`: where the KV head's keys lie in block 0;
+    those of a block lie `block_bytes` times its id behind, its values `half_bytes` behind its keys. `table`: int64 ids
+    of the row's blocks. Tokens from `first` to `length`, exclusive, are seen."""
+    depth = head_dim // 16
+    token_bytes = head_dim * (2 if narrow else 4)
+    line, stride = 4 * _ROOM, 4 * head_dim
+    tops, weights = scratch + heads * line, scratch + heads * (line + 4)
+    for head in range(heads):
+        put_number(tops + 4 * head, -math.inf)
+        put_number(weights + 4 * head, 0.0)
+        for vector in range(depth):
+            store(out + head * stride + vector * 64, spread(0.0))
+    start = first
+    while start < length:
+        end = min(length, (start // CHUNK + 1) * CHUNK)
+        place = start
+        while place < end:
+            offset = place % block_size
+            num = min(block_size - offset, end - place)
+            block = keys + integer_at(table + 8 * (place // block_size)) * block_bytes
+            _run_scores(
+                narrow, heads, query, stride, block + offset * token_bytes, token_bytes, num, depth,
+                scratch + 4 * (place - start), line,
+            )
+            place += num
+        num = end - start
+        for head in range(heads):
+            _weigh(scratch + head * line, num, tops + 4 * head, weights + 4 * head, out + head * stride, depth)
+        place = start
+        while place < end:
+            offset = place % block_size
+            num = min(block_size - offset, end - place)
+            block = keys + half_bytes + integer_at(table + 8 * (place // block_size)) * block_bytes
+            _run_sums(
+                narrow, heads, scratch + 4 * (place - start), line, block + offset * token_bytes,
+                token_bytes, num, depth, out, stride,
+            )
+            place += num
+        start = end
+    for head in range(heads if length > first else 0):
+        share = spread(1.0 / number_at(weights + 4 * head))
+        for vector in range(depth):
+            at = out + head * stride + vector * 64
+            store(at, load(at) * share)
+
+
+@njit(nogil=True)
+def _weigh(scores, num, top, weight, sums, depth):
+    """Scores of a chunk become weights; what was summed before is brought to the new largest score."""
+    for place in range(num, (num + 15) // 16 * 16):
+        put_number(scores + 4 * place, -math.inf)
+    best = spread(-math.inf)
+    for place in range(0, num, 16):
+        best = larger(best, load(scores + 4 * place))
+    before = number_at(top)
+    now = max(before, largest(best))
+    new = spread(0.0)
+    for place in range(0, num, 16):
+        share = exp_lanes(load(scores + 4 * place) - spread(now))
+        store(scores + 4 * place, share)
+        new = new + share
+    kept = exp_lanes(spread(before - now))
+    for vector in range(depth):
+        at = sums + 64 * vector
+        store(at, load(at) * kept)
+    put_number(top, now)
+    put_number(weight, number_at(weight) * first_of(kept) + total(new))

@@ -1,0 +1,92 @@
+"""The compiled functions of a CPU worker, and whether there are any here.
+
+Knows numba and where its results are kept. Compiled once for a machine and a version of this folder, in some ten
+seconds; later starts load what the first one stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Addresses of functions that take the address of a job."""
+
+    decode: int
+    """`decoder.decode`."""
+    multiply: int
+    """`product.multiply`."""
+    kept: tuple[Any, ...]
+    """What owns their machine code."""
+
+
+@cache
+def functions() -> Compiled | None:
+    """None, with one line in the log, where they cannot be had: then torch's own operations do the work."""
+    reason = _refusal()
+    if reason:
+        log.info("decode steps take torch's operations: %s", reason)
+        return None
+    folder = cache_folder()
+    try:
+        _check_writable(folder)
+    except OSError as error:
+        log.warning("decode steps take torch's operations: %s is not writable: %s", folder, error)
+        return None
+    import numba
+
+    from kernels.cpu import decoder, product
+
+    numba.config.CACHE_DIR = str(folder)
+    is_first = not any(folder.iterdir())
+    if is_first:
+        log.info("compiling the kernels of this CPU, once: about ten seconds (%s)", folder)
+    started = time.perf_counter()
+    make = numba.cfunc("void(int64)", nopython=True, cache=True)
+    decode, multiply = make(decoder.decode.py_func), make(product.multiply.py_func)
+    if is_first:
+        log.info("compiled the kernels of this CPU in %.1f s", time.perf_counter() - started)
+    return Compiled(decode.address, multiply.address, (decode, multiply))
+
+
+def _refusal() -> str:
+    """Why not, in a few words."""
+    try:
+        from kernels.cpu import lanes
+    except ImportError as error:
+        return f"numba is not installed ({error})"
+    if not lanes.has_wide_registers():
+        return "this CPU has no registers of 512 bits"
+    return ""
+
+
+def cpu_name() -> str:
+    """As LLVM calls it."""
+    import llvmlite.binding
+
+    return str(llvmlite.binding.get_host_cpu_name())
+
+
+def cache_folder() -> Path:
+    """One for each version of this folder: numba looks only at the file that it compiles."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "headgate" / f"kernels-{digest.hexdigest()}"
+
+
+def _check_writable(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass

@@ -1,0 +1,124 @@
+"""Decoder layers of the Llama family over rows of one token, as one call.
+
+Knows tensors: weights in panels, paged KV of a layer, rows. Does not know sequences or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.cpu import team
+from kernels.cpu.attention import scratch_floats
+from kernels.cpu.compiled import functions
+from kernels.cpu.decoder import JOB, LAYER, NUMBERS
+from kernels.cpu.lanes import NUM
+from kernels.cpu.panels import COUNTERS, Panels
+from kernels.cpu.product import PANEL
+
+_STAGES = 5
+_KV = LAYER.index("kv")
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Norms and biases are float32; the query's and key's norms are `[head_dim]`."""
+
+    qkv: Panels
+    output: Panels
+    gate_up: Panels
+    down: Panels
+    qkv_bias: torch.Tensor | None
+    output_bias: torch.Tensor | None
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+    norm_before: torch.Tensor
+    norm_behind: torch.Tensor
+    norm_query: torch.Tensor | None
+    norm_key: torch.Tensor | None
+    eps_before: float
+    eps_behind: float
+    eps_heads: float
+    scale: float
+    window: int
+    """0: none."""
+
+
+def fits(layer: LayerWeights, kv: torch.Tensor) -> bool:
+    """Whether the compiled function can run it over such KV: its parts fall on whole panels and registers."""
+    panels = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    return (
+        all(weight.out_features % PANEL == 0 for weight in panels)
+        and layer.gate_up.num_panels % 2 == 0
+        and len({weight.kind for weight in panels}) == 1
+        and kv.shape[-1] % NUM == 0
+        and kv.dtype in (torch.float32, torch.bfloat16)
+    )
+
+
+class DecoderLayers:
+    def __init__(self, layers: Sequence[LayerWeights], turns: torch.Tensor, heads: int) -> None:
+        """`turns`: `[positions, head_dim]` float32, cosines and then sines."""
+        assert turns.dtype == torch.float32 and turns.is_contiguous(), turns.dtype
+        self._layers, self._turns, self._heads = list(layers), turns, heads
+        first = layers[0]
+        self._hidden, self._inner = first.qkv.in_features, first.down.in_features
+        self._input_dtype, self._kind = first.qkv.input_dtype, first.qkv.kind
+        self._words = torch.tensor([[_word(layer, name) for name in LAYER] for layer in layers])
+        self._numbers = torch.tensor([[getattr(layer, name) for name in NUMBERS] for layer in layers])
+
+    def __call__(
+        self,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        places: Sequence[int],
+        tables: Sequence[torch.Tensor],
+        kv: Sequence[torch.Tensor],
+        first: int = 0,
+    ) -> None:
+        """`states` `[num_rows, hidden]` float32 is changed in place. `places`: where a row's key goes, and the last one
+        that it sees. `tables`: int64 ids of each row's blocks. `kv`: of each layer from the `first` one on,
+        `[num_blocks, 2, KVH, block_size, head_dim]`."""
+        _, _, kv_heads, block_size, head_dim = kv[0].shape
+        rows, heads, found = len(states), self._heads, functions()
+        assert found is not None
+        assert states.dtype == torch.float32 and states.is_contiguous(), states.dtype
+        assert states.shape[1] == self._hidden and positions.dtype == torch.int64, states.shape
+        assert len(places) == len(tables) == len(positions) == rows, (rows, len(places))
+        assert all(table.dtype == torch.int64 and table.is_contiguous() for table in tables)
+        assert all(len(t) * block_size > p for t, p in zip(tables, places, strict=True))
+        words, numbers = self._words[first : first + len(kv)], self._numbers[first:]
+        words[:, _KV] = torch.tensor([layer.data_ptr() for layer in kv])
+        narrow = kv[0].dtype == torch.bfloat16
+        width = (heads + 2 * kv_heads) * head_dim
+        projected = torch.empty((rows, width))
+        attended = torch.empty((rows, heads * head_dim), dtype=self._input_dtype)
+        gated = torch.empty((rows, self._inner), dtype=self._input_dtype)
+        groups = heads // kv_heads
+        attending = 4 * (scratch_floats(groups) + (2 * groups + 1) * head_dim)
+        normed, tile = 4 * rows * self._hidden, 4 * rows * PANEL
+        private_bytes = -(-max(normed + 2 * tile, attending) // 64) * 64
+        threads = team.size()
+        private = torch.empty(threads * private_bytes, dtype=torch.uint8)
+        counters = torch.zeros((1 + 2 * _STAGES * len(kv)) * COUNTERS, dtype=torch.int64)
+        where, addresses = torch.tensor(places), torch.tensor([t.data_ptr() for t in tables])
+        job = (
+            rows, len(kv), self._hidden, heads, kv_heads, head_dim, self._inner, block_size,
+            self._kind, narrow, words.data_ptr(), numbers.data_ptr(), states.data_ptr(),
+            projected.data_ptr(), attended.data_ptr(), gated.data_ptr(), self._turns.data_ptr(),
+            positions.data_ptr(), where.data_ptr(), addresses.data_ptr(), counters.data_ptr(), private.data_ptr(),
+            normed, tile, private_bytes,
+        )  # fmt: skip
+        assert len(job) == len(JOB)
+        team.run(found.decode, torch.tensor(job))
+
+
+def _word(layer: LayerWeights, name: str) -> int:
+    value = getattr(layer, name, None)
+    if isinstance(value, int):
+        return value
+    if isinstance(value, Panels):
+        value = value.tensor
+    return 0 if value is None else value.data_ptr()

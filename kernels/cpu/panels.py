@@ -1,0 +1,68 @@
+"""Weights in panels, and their products with any number of rows.
+
+Knows tensors. Does not know layers. Every output is summed over the inputs in their order, by one lane: a row has the
+same bits among any number of others and with any number of threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.cpu import lanes, team
+from kernels.cpu.compiled import functions
+from kernels.cpu.product import FLOATS, PAIRED, PANEL, WIDENED
+
+COUNTERS = 8
+"""int64 of a line of the cache: counters of different threads do not share one."""
+
+
+@dataclass(frozen=True)
+class Panels:
+    """`tensor`: float32 `[panels, in_features, 64]` or bfloat16 `[panels, in_features / 2, 64, 2]`; outputs behind the
+    last one are zeros."""
+
+    tensor: torch.Tensor
+    in_features: int
+    out_features: int
+    kind: int
+
+    @property
+    def num_panels(self) -> int:
+        return len(self.tensor)
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.kind == PAIRED else torch.float32
+
+
+def pack(weight: torch.Tensor, paired: bool = False) -> Panels:
+    """Of `[out_features, in_features]`, float32 or bfloat16; in_features is a multiple of 16. `paired`: bfloat16 inputs
+    and the CPU's own instruction for them."""
+    assert weight.dtype in (torch.float32, torch.bfloat16), weight.dtype
+    out_features, in_features = weight.shape
+    assert in_features % lanes.NUM == 0, weight.shape
+    num = -(-out_features // PANEL)
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, num * PANEL - out_features))
+    if weight.dtype == torch.float32:
+        tensor = padded.view(num, PANEL, in_features).transpose(1, 2)
+        return Panels(tensor.contiguous(), in_features, out_features, FLOATS)
+    tensor = padded.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
+    kind = PAIRED if paired else WIDENED
+    return Panels(tensor.contiguous(), in_features, out_features, kind)
+
+
+def product(x: torch.Tensor, weight: Panels) -> torch.Tensor:
+    """`[num_rows, out_features]` float32 of `x` `[num_rows, in_features]` in the weight's input dtype."""
+    assert x.dtype == weight.input_dtype, (x.dtype, weight.kind)
+    assert x.dim() == 2 and x.shape[1] == weight.in_features, (x.shape, weight.in_features)
+    found, num = functions(), weight.num_panels
+    assert found is not None
+    x, width = x.contiguous(), num * PANEL
+    out = torch.empty((len(x), width))
+    counters = torch.zeros(COUNTERS, dtype=torch.int64)
+    words = (len(x), weight.kind, x.data_ptr(), x.stride(0) * x.itemsize, weight.in_features, num)
+    where = (weight.tensor.data_ptr(), out.data_ptr(), 4 * width, counters.data_ptr())
+    team.run(found.multiply, torch.tensor(words + where))
+    return out if width == weight.out_features else out[:, : weight.out_features].contiguous()

@@ -1,0 +1,87 @@
+"""Norms, rotations and gates of one row, in float32.
+
+Knows a row's numbers. Does not know layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from kernels.cpu.lanes import (
+    fma,
+    larger,
+    load,
+    number_at,
+    power_of_two,
+    put_number,
+    rounded,
+    smaller,
+    spread,
+    store,
+    store_bf16,
+    total,
+    where_below,
+)
+
+_LEAST, _MOST = -87.0, 88.0
+"""Exponents whose powers of e are plain float32."""
+
+
+@njit(nogil=True)
+def exp_lanes(x):
+    """e to the x, to 2 units in the last place; 0 below -87. Source: Cephes' expf."""
+    bounded = smaller(larger(x, spread(_LEAST)), spread(_MOST))
+    whole = rounded(bounded * spread(1.44269504088896341))
+    rest = fma(whole, spread(-0.693359375), bounded)
+    rest = fma(whole, spread(2.12194440e-4), rest)
+    sum = spread(1.9875691500e-4)
+    sum = fma(sum, rest, spread(1.3981999507e-3))
+    sum = fma(sum, rest, spread(8.3334519073e-3))
+    sum = fma(sum, rest, spread(4.1665795894e-2))
+    sum = fma(sum, rest, spread(1.6666665459e-1))
+    sum = fma(sum, rest, spread(5.0000001201e-1))
+    sum = fma(sum, rest * rest, rest + spread(1.0))
+    return where_below(x, spread(_LEAST), spread(0.0), sum * power_of_two(whole))
+
+
+@njit(nogil=True)
+def rms_norm(out, x, weight, size, eps, narrow):
+    """`size` is a multiple of 16; `out` may be `x`, or is bfloat16 if `narrow`."""
+    squares = spread(0.0)
+    for at in range(0, size, 16):
+        part = load(x + 4 * at)
+        squares = fma(part, part, squares)
+    scale = spread(1.0 / math.sqrt(total(squares) / size + eps))
+    for at in range(0, size, 16):
+        part = load(x + 4 * at) * scale * load(weight + 4 * at)
+        if narrow:
+            store_bf16(out + 2 * at, part)
+        else:
+            store(out + 4 * at, part)
+
+
+@njit(nogil=True)
+def silu_mul(gate, up):
+    return gate / (spread(1.0) + exp_lanes(spread(0.0) - gate)) * up
+
+
+@njit(nogil=True)
+def rotate(out, x, turns, head_dim, scale):
+    """A head turned by a position's angles and multiplied by a number. `turns`: float32, the cosines of
+    head_dim / 2 angles, then their sines; angle i turns the columns (i, i + head_dim / 2)."""
+    half = 2 * head_dim
+    if head_dim % 32 == 0:
+        factor = spread(scale)
+        for at in range(0, half, 64):
+            cos, sin = load(turns + at) * factor, load(turns + half + at) * factor
+            low, high = load(x + at), load(x + half + at)
+            store(out + at, low * cos - high * sin)
+            store(out + half + at, high * cos + low * sin)
+        return
+    for at in range(0, half, 4):
+        cos, sin = number_at(turns + at) * scale, number_at(turns + half + at) * scale
+        low, high = number_at(x + at), number_at(x + half + at)
+        put_number(out + at, low * cos - high * sin)
+        put_number(out + half + at, high * cos + low * sin)

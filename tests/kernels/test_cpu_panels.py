@@ -1,0 +1,90 @@
+"""Products in panels: against float64, for every number of rows that a tile takes, and a row beside others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.cpu import compiled
+
+if compiled.functions() is None:
+    pytest.skip("the compiled kernels cannot be had here", allow_module_level=True)
+
+from kernels.cpu import panels
+from kernels.cpu.lanes import has_bf16_products
+from kernels.cpu.panels import Panels
+
+WAYS = [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
+BOTH = pytest.mark.parametrize(("dtype", "paired"), WAYS, ids=["floats", "widened", "paired"])
+
+
+@pytest.fixture(autouse=True)
+def _instructions(request: pytest.FixtureRequest) -> None:
+    if "paired" in request.node.name and not has_bf16_products():
+        pytest.skip("this CPU does not multiply pairs of bfloat16")
+
+
+def packed(
+    out_features: int, in_features: int, dtype: torch.dtype, paired: bool
+) -> tuple[torch.Tensor, Panels]:
+    generator = torch.Generator().manual_seed(out_features + in_features)
+    weight = torch.randn((out_features, in_features), generator=generator).to(dtype)
+    return weight, panels.pack(weight, paired)
+
+
+def rows(number: int, weight: Panels) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn((number, weight.in_features), generator=generator).to(weight.input_dtype)
+
+
+@BOTH
+@pytest.mark.parametrize("sizes", [(64, 16), (1, 16), (65, 48), (300, 112), (128, 1024)], ids=str)
+def test_a_product_is_that_of_float64(
+    dtype: torch.dtype, paired: bool, sizes: tuple[int, int]
+) -> None:
+    weight, tiles = packed(*sizes, dtype, paired)
+    for number in (1, 2, 3, 4, 5, 7, 8, 33):
+        x = rows(number, tiles)
+        found = panels.product(x, tiles)
+        expected = x.double() @ weight.double().T
+        assert found.shape == expected.shape
+        assert found.dtype == torch.float32
+        limit = 2e-6 * (x.double().abs() @ weight.double().abs().T)
+        assert ((found - expected).abs() <= limit).all()
+
+
+@BOTH
+def test_a_row_has_the_same_bits_among_any_others_and_on_two_threads(
+    dtype: torch.dtype, paired: bool
+) -> None:
+    _, tiles = packed(200, 96, dtype, paired)
+    x = rows(11, tiles)
+    together = panels.product(x, tiles)
+    for number in (1, 2, 3, 4, 6):
+        for start in range(0, 11 - number):
+            some = panels.product(x[start : start + number], tiles)
+            assert torch.equal(some, together[start : start + number])
+    torch.set_num_threads(2)
+    assert torch.equal(panels.product(x, tiles), together)
+    torch.set_num_threads(1)
+
+
+@BOTH
+def test_a_number_that_is_none_stays_in_its_row_and_its_output(
+    dtype: torch.dtype, paired: bool
+) -> None:
+    weight, _ = packed(130, 32, dtype, paired)
+    weight[70, 5] = float("inf")
+    tiles = panels.pack(weight, paired)
+    x = rows(6, tiles)
+    x[2, 7] = float("nan")
+    found = panels.product(x, tiles)
+    assert found[2].isnan().all()
+    others = found[[0, 1, 3, 4, 5]]
+    assert others[:, 70].isinf().all()
+    assert others[:, :70].isfinite().all() and others[:, 71:].isfinite().all()
+
+
+def test_no_rows_have_no_product() -> None:
+    _, tiles = packed(64, 16, torch.float32, False)
+    assert panels.product(torch.empty((0, 16)), tiles).shape == (0, 64)

@@ -1,0 +1,84 @@
+"""The rows of one token of a step through the compiled layers (`kernels.cpu`).
+
+Knows the hand-written layers and paged rows. Does not know what else is in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from kernels.batch import PagedBatch
+from workers.engine.layers.linear import PackedLinear, PanelProduct
+from workers.engine.model.fused import rope_table
+from workers.engine.model.llama import LlamaLayer
+
+if TYPE_CHECKING:
+    from kernels.cpu.layers import LayerWeights
+    from kernels.cpu.panels import Panels
+
+
+class DecodeRows:
+    def __init__(self, layers: Sequence[LlamaLayer], weights: Sequence[LayerWeights], turns: torch.Tensor) -> None:  # fmt: skip
+        from kernels.cpu.layers import DecoderLayers  # needs numba
+
+        self._layers = layers
+        self._compiled = DecoderLayers(weights, turns, layers[0].num_heads)
+
+    def __call__(
+        self, hidden: torch.Tensor, positions: torch.Tensor, batch: PagedBatch, layers: range
+    ) -> None:
+        """`hidden` `[num_rows, hidden]`, float32, is overwritten with what these layers make of it."""
+        kv = [self._layers[index].paged.kv[0] for index in layers]
+        self._compiled(hidden, positions, batch.context_lens, batch.block_tables, kv, layers.start)
+
+
+def build(layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int) -> DecodeRows | None:
+    """None where a product is not in panels, where sizes do not fall on whole ones, or over KV of 8 bits."""
+    if not all(_in_panels(linear) for layer in layers for linear in layer.linears):
+        return None
+    from kernels.cpu.layers import fits  # needs numba
+
+    weights = [_weights(layer) for layer in layers]
+    if not all(fits(each, layer.paged.kv[0]) for each, layer in zip(weights, layers, strict=True)):
+        return None
+    turns = rope_table(rotary, max_positions, torch.device("cpu"))
+    return DecodeRows(layers, weights, turns)
+
+
+def _in_panels(linear: nn.Module) -> bool:
+    plain = isinstance(linear, PackedLinear) and linear.split is None
+    return plain and isinstance(linear.product, PanelProduct)
+
+
+def _weights(layer: LlamaLayer) -> LayerWeights:
+    from kernels.cpu.layers import LayerWeights  # needs numba
+
+    query, key, eps = layer.qk_norms or (None, None, 0.0)
+    before, behind = layer.norms
+    return LayerWeights(
+        *(_panels(linear) for linear in layer.linears),
+        *(_wide(linear.bias) for linear in layer.linears),
+        norm_before=_wide(before.weight),
+        norm_behind=_wide(behind.weight),
+        norm_query=_wide(query),
+        norm_key=_wide(key),
+        eps_before=before.variance_epsilon,
+        eps_behind=behind.variance_epsilon,
+        eps_heads=eps,
+        scale=layer.scale,
+        window=layer.window,
+    )
+
+
+def _panels(linear: nn.Module) -> Panels:
+    product = linear.product
+    assert isinstance(product, PanelProduct)
+    return product.panels
+
+
+def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().float().contiguous()
