@@ -218,7 +218,21 @@ def _run_sums(narrow, heads, w, w_stride, v, v_stride, num, depth, sums, stride)
 
 
 @njit(nogil=True)
-def attend(narrow, out, query, heads, head_dim, keys, block_bytes, half_bytes, table, block_size, first, length, scratch):
+def attend(
+    narrow,
+    out,
+    query,
+    heads,
+    head_dim,
+    keys,
+    block_bytes,
+    half_bytes,
+    table,
+    block_size,
+    first,
+    length,
+    scratch,
+):
     """`out` and `query` float32 `[heads, head_dim]`, the query scaled. `keys`: where the KV head's keys lie in block 0;
     those of a block lie `block_bytes` times its id behind, its values `half_bytes` behind its keys. `table`: int64 ids
     of the row's blocks. Tokens from `first` to `length`, exclusive, are seen."""
@@ -240,21 +254,44 @@ def attend(narrow, out, query, heads, head_dim, keys, block_bytes, half_bytes, t
             num = min(block_size - offset, end - place)
             block = keys + integer_at(table + 8 * (place // block_size)) * block_bytes
             _run_scores(
-                narrow, heads, query, stride, block + offset * token_bytes, token_bytes, num, depth,
-                scratch + 4 * (place - start), line,
+                narrow,
+                heads,
+                query,
+                stride,
+                block + offset * token_bytes,
+                token_bytes,
+                num,
+                depth,
+                scratch + 4 * (place - start),
+                line,
             )
             place += num
         num = end - start
         for head in range(heads):
-            _weigh(scratch + head * line, num, tops + 4 * head, weights + 4 * head, out + head * stride, depth)
+            _weigh(
+                scratch + head * line,
+                num,
+                tops + 4 * head,
+                weights + 4 * head,
+                out + head * stride,
+                depth,
+            )
         place = start
         while place < end:
             offset = place % block_size
             num = min(block_size - offset, end - place)
             block = keys + half_bytes + integer_at(table + 8 * (place // block_size)) * block_bytes
             _run_sums(
-                narrow, heads, scratch + 4 * (place - start), line, block + offset * token_bytes,
-                token_bytes, num, depth, out, stride,
+                narrow,
+                heads,
+                scratch + 4 * (place - start),
+                line,
+                block + offset * token_bytes,
+                token_bytes,
+                num,
+                depth,
+                out,
+                stride,
             )
             place += num
         start = end

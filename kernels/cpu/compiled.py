@@ -38,11 +38,13 @@ def functions() -> Compiled | None:
     if reason:
         log.info("decode steps take torch's operations: %s", reason)
         return None
-    folder = cache_folder()
     try:
+        folder = cache_folder()
         _check_writable(folder)
-    except OSError as error:
-        log.warning("decode steps take torch's operations: %s is not writable: %s", folder, error)
+    except (OSError, RuntimeError) as error:  # without a home Path raises the second
+        log.warning(
+            "decode steps take torch's operations: no folder for compiled kernels: %s", error
+        )
         return None
     import numba
 

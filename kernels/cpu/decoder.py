@@ -97,11 +97,21 @@ def decode(job):
         _project(job, layer, number_at(numbers + _EPS_BEFORE), private, stage)
         _attend(job, layer, numbers, private, stage + _STAGE_BYTES)
         heads_width = integer_at(job + _HEADS) * integer_at(job + _HEAD_DIM)
-        x, weight, bias = integer_at(job + _ATTENDED), integer_at(layer + _OUTPUT), integer_at(layer + _OUTPUT_BIAS)
+        x, weight, bias = (
+            integer_at(job + _ATTENDED),
+            integer_at(layer + _OUTPUT),
+            integer_at(layer + _OUTPUT_BIAS),
+        )
         _add_product(job, x, heads_width, weight, bias, private, stage + 2 * _STAGE_BYTES)
         _gate(job, layer, number_at(numbers + _EPS_BEHIND), private, stage + 3 * _STAGE_BYTES)
-        x, weight, bias = integer_at(job + _GATED), integer_at(layer + _DOWN), integer_at(layer + _DOWN_BIAS)
-        _add_product(job, x, integer_at(job + _INNER), weight, bias, private, stage + 4 * _STAGE_BYTES)
+        x, weight, bias = (
+            integer_at(job + _GATED),
+            integer_at(layer + _DOWN),
+            integer_at(layer + _DOWN_BIAS),
+        )
+        _add_product(
+            job, x, integer_at(job + _INNER), weight, bias, private, stage + 4 * _STAGE_BYTES
+        )
         stage += 5 * _STAGE_BYTES
 
 
@@ -171,22 +181,59 @@ def _attend_head(job, layer, numbers, private, row, kv_head):
     projected = integer_at(job + _PROJECTED) + row * (heads + 2 * kv_heads) * line
     for head in range(groups):
         to = query + head * line
-        _turned(to, projected + (kv_head * groups + head) * line, integer_at(layer + _NORM_QUERY), eps, turns, head_dim, scale)
-    _turned(key, projected + (heads + kv_head) * line, integer_at(layer + _NORM_KEY), eps, turns, head_dim, 1.0)
+        _turned(
+            to,
+            projected + (kv_head * groups + head) * line,
+            integer_at(layer + _NORM_QUERY),
+            eps,
+            turns,
+            head_dim,
+            scale,
+        )
+    _turned(
+        key,
+        projected + (heads + kv_head) * line,
+        integer_at(layer + _NORM_KEY),
+        eps,
+        turns,
+        head_dim,
+        1.0,
+    )
 
-    place, table = integer_at(integer_at(job + _PLACES) + 8 * row), integer_at(integer_at(job + _TABLES) + 8 * row)
+    place, table = (
+        integer_at(integer_at(job + _PLACES) + 8 * row),
+        integer_at(integer_at(job + _TABLES) + 8 * row),
+    )
     token_bytes = head_dim * (2 if narrow else 4)
     head_bytes = block_size * token_bytes
     half_bytes = kv_heads * head_bytes
     keys = integer_at(layer + _KV) + kv_head * head_bytes
-    slot = keys + integer_at(table + 8 * (place // block_size)) * (2 * half_bytes) + place % block_size * token_bytes
+    slot = (
+        keys
+        + integer_at(table + 8 * (place // block_size)) * (2 * half_bytes)
+        + place % block_size * token_bytes
+    )
     value = projected + (heads + kv_heads + kv_head) * line
     _copy(slot, key, head_dim, narrow)
     _copy(slot + half_bytes, value, head_dim, narrow)
 
     window = integer_at(layer + _WINDOW)
     first = max(0, place + 1 - window) if window > 0 else 0
-    attend(narrow, out, query, groups, head_dim, keys, 2 * half_bytes, half_bytes, table, block_size, first, place + 1, scratch)
+    attend(
+        narrow,
+        out,
+        query,
+        groups,
+        head_dim,
+        keys,
+        2 * half_bytes,
+        half_bytes,
+        table,
+        block_size,
+        first,
+        place + 1,
+        scratch,
+    )
     as_pairs = integer_at(job + _KIND) == PAIRED
     size = head_dim * (2 if as_pairs else 4)
     to = integer_at(job + _ATTENDED) + (row * heads + kv_head * groups) * size

@@ -225,9 +225,16 @@ def store_bf16(typing: Any, address: Any, lanes: Any) -> Any:
     """Rounded to nearest even."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        short = ir.VectorType(_BFLOAT, NUM)
-        narrow = builder.fptrunc(args[1], short)
-        builder.store(narrow, pointer(builder, args[0], short)).align = 2
+        number, words = args[1], builder.bitcast(args[1], _WORDS)
+
+        def word(value: int) -> ir.Value:
+            return ir.Constant(_WORDS, [value] * NUM)
+
+        odd = builder.and_(builder.lshr(words, word(16)), word(1))
+        upper = builder.lshr(builder.add(builder.add(words, word(0x7FFF)), odd), word(16))
+        is_none = builder.fcmp_unordered("uno", number, number)
+        narrow = builder.trunc(builder.select(is_none, word(0x7FC0), upper), _HALVES)
+        builder.store(narrow, pointer(builder, args[0], _HALVES)).align = 2
         return context.get_dummy_value()
 
     return types.void(types.int64, LANES), build

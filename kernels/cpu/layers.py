@@ -67,7 +67,9 @@ class DecoderLayers:
         self._hidden, self._inner = first.qkv.in_features, first.down.in_features
         self._input_dtype, self._kind = first.qkv.input_dtype, first.qkv.kind
         self._words = torch.tensor([[_word(layer, name) for name in LAYER] for layer in layers])
-        self._numbers = torch.tensor([[getattr(layer, name) for name in NUMBERS] for layer in layers])
+        self._numbers = torch.tensor(
+            [[getattr(layer, name) for name in NUMBERS] for layer in layers]
+        )
 
     def __call__(
         self,

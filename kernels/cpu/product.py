@@ -33,7 +33,9 @@ def _tile(rows: int, kind: int) -> Any:
     """Sums of `rows` rows and one panel: (panel, inputs, their stride in bytes, number of inputs or pairs, out, its
     stride in bytes). At most 6 rows: their sums, the weights and one input fill the 32 registers."""
 
-    def tile(typing: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:
+    def tile(
+        typing: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any
+    ) -> Any:
         return types.void(*[types.int64] * 6), build
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -50,7 +52,10 @@ def _tile(rows: int, kind: int) -> Any:
             for weights, behind, spread, multiply in _steps(builder, at, kind):
                 inputs = [spread(builder, builder.add(at, integer(behind))) for at in numbers]
                 sums = [
-                    [multiply(builder, *pair) for pair in zip(weights, [number] * _VECTORS, line, strict=True)]
+                    [
+                        multiply(builder, *pair)
+                        for pair in zip(weights, [number] * _VECTORS, line, strict=True)
+                    ]
                     for number, line in zip(inputs, sums, strict=True)
                 ]
             return sums
@@ -132,7 +137,18 @@ def add_bias(out, stride, num_rows, bias):
             store(to, load(to) + load(bias + at))
 
 
-PRODUCT = ("rows", "kind", "x", "x_stride", "inputs", "panels", "weight", "out", "out_stride", "counters")
+PRODUCT = (
+    "rows",
+    "kind",
+    "x",
+    "x_stride",
+    "inputs",
+    "panels",
+    "weight",
+    "out",
+    "out_stride",
+    "counters",
+)
 """Words of a call, int64; strides in bytes; `counters` `[2, 8]`, zeros."""
 (
     _ROWS, _KIND, _X, _X_STRIDE, _INPUTS, _PANELS, _WEIGHT, _OUT, _OUT_STRIDE, _COUNTERS,

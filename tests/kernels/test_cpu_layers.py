@@ -78,7 +78,8 @@ class Case:
         total = width + 2 * self.kv_heads * self.head_dim
         sizes = {"qkv": (total, HIDDEN), "output": (HIDDEN, width), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}  # fmt: skip
         made: dict[str, Any] = {
-            name: (self._normal(*size) / size[1] ** 0.5).to(self.dtype) for name, size in sizes.items()
+            name: (self._normal(*size) / size[1] ** 0.5).to(self.dtype)
+            for name, size in sizes.items()
         }
         for name, size in sizes.items():
             made[f"{name}_bias"] = self._normal(size[0]) if self.biased else None
@@ -131,7 +132,9 @@ class Case:
             asking = query.view(self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
             attended = ((asking @ keys.mT).softmax(-1) @ values).flatten()
             x = x + linear("output", attended)
-            gate, up = linear("gate_up", F.rms_norm(x, (HIDDEN,), wide["norm_behind"], 1e-6)).chunk(2)
+            gate, up = linear("gate_up", F.rms_norm(x, (HIDDEN,), wide["norm_behind"], 1e-6)).chunk(
+                2
+            )
             x = x + linear("down", F.silu(gate) * up)
         return x
 

@@ -180,10 +180,11 @@ def test_a_recorded_step_that_differs_is_called_and_said(
     off = _OffByOne()
     with caplog.at_level(logging.INFO, "workers.engine.graphs"):
         runner = device_runner(tiny_model("llama"), off)
+    sizes = [size for size in (6, 4, 2, 1) if size >= runner.loaded.min_tokens]
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [
-        f"steps of {size} rows are called: their recording gives other bits" for size in (6, 4)
+        f"steps of {size} rows are called: their recording gives other bits" for size in sizes
     ]
-    assert "0 of 2 decode steps recorded" in caplog.text
+    assert f"0 of {len(sizes)} decode steps recorded" in caplog.text
     sequences = sequences_of(4)
     LaggedEngine(runner, sequences, 3, 1).run()
     assert_same(sequences, plain_outputs(tiny_model("llama"), sequences_of(4)))

@@ -206,7 +206,9 @@ def _has_matrix_unit() -> bool:
 def _pairs(dtype: torch.dtype) -> bool:
     """Whether pairs of bfloat16 are multiplied faster than float32. Both by AMD and by Intel the instruction is there;
     Intel's takes as long as the four of float32 that it stands for."""
-    return dtype == torch.bfloat16 and _multiplies(dtype) and compiled.cpu_name().startswith("znver")
+    return (
+        dtype == torch.bfloat16 and _multiplies(dtype) and compiled.cpu_name().startswith("znver")
+    )
 
 
 @cache

@@ -1,0 +1,117 @@
+"""Whether there are compiled kernels, where they are kept, and in which threads they run."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.cpu import compiled
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> Iterator[None]:
+    compiled.functions.cache_clear()
+    yield
+    compiled.functions.cache_clear()
+
+
+def needs_functions() -> None:
+    if compiled.functions() is None:
+        pytest.skip("the compiled kernels cannot be had here")
+
+
+def test_without_numba_there_are_none_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    imported = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name == "kernels.cpu" and "lanes" in (rest[2] or ()):
+            raise ImportError("No module named 'numba'")
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with caplog.at_level(logging.INFO, compiled.__name__):
+        assert compiled.functions() is None
+        assert compiled.functions() is None
+    assert [r.getMessage() for r in caplog.records] == [
+        "decode steps take torch's operations: numba is not installed (No module named 'numba')"
+    ]
+
+
+def test_without_a_folder_to_keep_them_in_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    needs_functions()
+    compiled.functions.cache_clear()
+    (tmp_path / "headgate").write_text("a file in the folder's place")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled.functions() is None
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "no folder for compiled kernels" in record.getMessage()
+
+
+def test_a_second_process_loads_what_the_first_one_compiled(tmp_path: Path) -> None:
+    needs_functions()
+    code = (
+        "import logging, time; logging.basicConfig(level=logging.INFO)\n"
+        "from kernels.cpu import compiled\n"
+        "started = time.perf_counter(); assert compiled.functions() is not None\n"
+        "print(time.perf_counter() - started)"
+    )
+    environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path))
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        )
+        for _ in range(2)
+    )
+    assert "compiled the kernels of this CPU in" in first.stderr
+    assert "compil" not in second.stderr
+    assert float(second.stdout) < float(first.stdout) / 2
+
+
+def test_the_folder_is_another_one_for_other_sources(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = compiled.cache_folder()
+    assert before.parent == tmp_path / "headgate"
+    for name in ("compiled.py", "lanes.py"):
+        source = Path(compiled.__file__).with_name(name)
+        (tmp_path / name).write_bytes(source.read_bytes() + b"#")
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    assert compiled.cache_folder() != before
+
+
+def test_a_job_runs_in_as_many_threads_as_torch_has_and_none_is_left_behind() -> None:
+    needs_functions()
+    from kernels.cpu import panels, team
+
+    torch.set_num_threads(2)
+    try:
+        weight, x = panels.pack(torch.randn(640, 64)), torch.randn(40, 64)
+        expected = panels.product(x, weight)
+        (before,) = {len(os.listdir("/proc/self/task")) for _ in range(20) if panels.product(x, weight) is not None}  # fmt: skip
+        assert team.size() in (1, 2)
+        end = time.perf_counter() + 0.2
+        while time.perf_counter() < end:
+            assert torch.equal(panels.product(x, weight), expected)
+        assert len(os.listdir("/proc/self/task")) == before
+    finally:
+        torch.set_num_threads(1)
