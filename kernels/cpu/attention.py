@@ -8,6 +8,8 @@ order that depends on the row's own length only.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -34,6 +36,7 @@ from kernels.cpu.pointwise import exp_lanes
 CHUNK = 512
 _ROOM = CHUNK + NUM
 """Scores of one head, and room for what is written behind the last one."""
+_HEADS = 3
 _KEYS = 4
 _SLICE = 4
 """Vectors of a value that are summed at a time."""
@@ -44,46 +47,69 @@ def scratch_floats(groups: int) -> int:
     return groups * (_ROOM + 2)
 
 
-def _scores(heads: int, narrow: bool) -> Any:
-    """Products of `heads` queries and 4 keys: (queries, their stride, keys, their stride, number of keys, vectors of a
-    head, out, its stride); all strides in bytes. With fewer keys the last one stands in for those that are missing."""
-
-    def scores(typing: Any, q: Any, q_stride: Any, k: Any, k_stride: Any, num: Any, depth: Any, out: Any, stride: Any) -> Any:  # fmt: skip
-        return types.void(*[types.int64] * 8), build
+@intrinsic
+def _scores(typing: Any, narrow: Any, heads: Any, q: Any, q_stride: Any, k: Any, k_stride: Any, num: Any, depth: Any, out: Any, stride: Any) -> Any:  # fmt: skip
+    """Products of up to `_HEADS` queries and 4 keys, `depth` vectors deep; strides in bytes. With fewer keys the last
+    one stands in for those that are missing."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        q, q_stride, k, k_stride, num, depth, out, stride = args
-        integer = q.type
-        last = builder.sub(num, integer(1))
-        keys = []
-        for key in range(_KEYS):
-            inside = builder.icmp_signed("<", integer(key), last)
-            place = builder.select(inside, integer(key), last)
-            keys.append(builder.add(k, builder.mul(place, k_stride)))
-        queries = [builder.add(q, builder.mul(q_stride, integer(head))) for head in range(heads)]
-        sums = [[ir.Constant(lanes.VECTOR, [0.0] * NUM)] * _KEYS for _ in range(heads)]
-
-        def step(place: ir.Value, sums: list[list[ir.Value]]) -> list[list[ir.Value]]:
-            q_at = builder.mul(place, integer(64))
-            k_at = builder.mul(place, integer(32 if narrow else 64))
-            fetch = lanes.load_widened if narrow else lanes.load_floats
-            found = [fetch(builder, builder.add(key, k_at)) for key in keys]
-            new = []
-            for head in range(heads):
-                query = lanes.load_floats(builder, builder.add(queries[head], q_at))
-                pairs = zip(found, sums[head], strict=True)
-                new.append([lanes.fused(builder, query, key, old) for key, old in pairs])
-            return new
-
-        sums = lanes.loop(builder, depth, sums, step)
-        four = ir.VectorType(ir.FloatType(), _KEYS)
-        for head in range(heads):
-            at = builder.add(out, builder.mul(stride, integer(head)))
-            total = _four_totals(builder, sums[head])
-            builder.store(total, lanes.pointer(builder, at, four)).align = 4
+        _by_heads(builder, _emit_scores, args)
         return context.get_dummy_value()
 
-    return intrinsic(scores)
+    return types.void(*[types.int64] * 10), build
+
+
+def _by_heads(builder: ir.IRBuilder, emit: Callable[..., None], args: Sequence[ir.Value]) -> None:
+    """Of KV in bfloat16 or float32, for as many heads as there are."""
+    narrow, heads, *rest = args
+
+    def of_dtype(number: int) -> None:
+        bodies = {n: partial(emit, builder, bool(number), n, *rest) for n in range(1, _HEADS + 1)}
+        lanes.choose(builder, heads, bodies)
+
+    lanes.choose(builder, narrow, {number: partial(of_dtype, number) for number in (0, 1)})
+
+
+def _emit_scores(
+    builder: ir.IRBuilder,
+    narrow: bool,
+    heads: int,
+    q: ir.Value,
+    q_stride: ir.Value,
+    k: ir.Value,
+    k_stride: ir.Value,
+    num: ir.Value,
+    depth: ir.Value,
+    out: ir.Value,
+    stride: ir.Value,
+) -> None:
+    integer = q.type
+    last = builder.sub(num, integer(1))
+    keys = []
+    for key in range(_KEYS):
+        inside = builder.icmp_signed("<", integer(key), last)
+        place = builder.select(inside, integer(key), last)
+        keys.append(builder.add(k, builder.mul(place, k_stride)))
+    queries = [builder.add(q, builder.mul(q_stride, integer(head))) for head in range(heads)]
+
+    def step(place: ir.Value, sums: lanes.Vectors) -> lanes.Vectors:
+        q_at = builder.mul(place, integer(64))
+        k_at = builder.mul(place, integer(32 if narrow else 64))
+        fetch = lanes.load_widened if narrow else lanes.load_floats
+        found = [fetch(builder, builder.add(key, k_at)) for key in keys]
+        new = []
+        for head in range(heads):
+            query = lanes.load_floats(builder, builder.add(queries[head], q_at))
+            pairs = zip(found, sums[head], strict=True)
+            new.append([lanes.fused(builder, query, key, old) for key, old in pairs])
+        return new
+
+    zeros = [[ir.Constant(lanes.VECTOR, [0.0] * NUM)] * _KEYS for _ in range(heads)]
+    four = ir.VectorType(ir.FloatType(), _KEYS)
+    for head, sums in enumerate(lanes.loop(builder, depth, zeros, step)):
+        at = builder.add(out, builder.mul(stride, integer(head)))
+        found = _four_totals(builder, sums)
+        builder.store(found, lanes.pointer(builder, at, four)).align = 4
 
 
 def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
@@ -104,117 +130,90 @@ def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
     return lanes.shuffled(builder, x, x, [0, 4, 8, 12])
 
 
-def _weighted(heads: int, vectors: int, narrow: bool) -> Any:
-    """Adds weight · value of some tokens to the sums of `heads` heads, `vectors` vectors wide: (weights, their stride,
-    values, their stride, number of tokens, sums, their stride)."""
-
-    def weighted(typing: Any, w: Any, w_stride: Any, v: Any, v_stride: Any, num: Any, sums: Any, stride: Any) -> Any:  # fmt: skip
-        return types.void(*[types.int64] * 7), build
+@intrinsic
+def _sums(typing: Any, narrow: Any, heads: Any, w: Any, w_stride: Any, v: Any, v_stride: Any, num: Any, depth: Any, sums: Any, stride: Any) -> Any:  # fmt: skip
+    """Adds weight times value of some tokens to the sums of up to `_HEADS` heads, `depth` vectors wide, at most 4."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        w, w_stride, v, v_stride, num, sums, stride = args
-        integer = w.type
-        places = [
-            [
-                builder.add(sums, builder.add(builder.mul(stride, integer(h)), integer(64 * x)))
-                for x in range(vectors)
-            ]
-            for h in range(heads)
-        ]
-        weights = [builder.add(w, builder.mul(w_stride, integer(head))) for head in range(heads)]
-        old = [[lanes.load_floats(builder, place) for place in line] for line in places]
+        _by_heads(builder, _emit_sums, args)
+        return context.get_dummy_value()
 
-        def step(token: ir.Value, sums: list[list[ir.Value]]) -> list[list[ir.Value]]:
+    return types.void(*[types.int64] * 10), build
+
+
+def _emit_sums(
+    builder: ir.IRBuilder,
+    narrow: bool,
+    heads: int,
+    w: ir.Value,
+    w_stride: ir.Value,
+    v: ir.Value,
+    v_stride: ir.Value,
+    num: ir.Value,
+    depth: ir.Value,
+    sums: ir.Value,
+    stride: ir.Value,
+) -> None:
+    integer = w.type
+    fetch, size = (lanes.load_widened, 32) if narrow else (lanes.load_floats, 64)
+    lines = [builder.add(sums, builder.mul(stride, integer(head))) for head in range(heads)]
+    weights = [builder.add(w, builder.mul(w_stride, integer(head))) for head in range(heads)]
+
+    def of_width(vectors: int) -> None:
+        places = [
+            [builder.add(line, integer(64 * vector)) for vector in range(vectors)] for line in lines
+        ]
+
+        def step(token: ir.Value, sums: lanes.Vectors) -> lanes.Vectors:
             at = builder.add(v, builder.mul(token, v_stride))
-            fetch, size = (lanes.load_widened, 32) if narrow else (lanes.load_floats, 64)
-            values = [fetch(builder, builder.add(at, integer(size * x))) for x in range(vectors)]
+            values = [fetch(builder, builder.add(at, integer(size * n))) for n in range(vectors)]
             new = []
             for head in range(heads):
                 place = builder.add(weights[head], builder.mul(token, integer(4)))
                 weight = lanes.load_number(builder, place)
                 pairs = zip(values, sums[head], strict=True)
-                new.append([lanes.fused(builder, weight, value, sum) for value, sum in pairs])
+                new.append([lanes.fused(builder, weight, value, old) for value, old in pairs])
             return new
 
-        new = lanes.loop(builder, num, old, step)
-        for line, found in zip(places, new, strict=True):
+        old = [[lanes.load_floats(builder, place) for place in line] for line in places]
+        for line, found in zip(places, lanes.loop(builder, num, old, step), strict=True):
             for place, value in zip(line, found, strict=True):
                 builder.store(value, lanes.pointer(builder, place, lanes.VECTOR)).align = 4
-        return context.get_dummy_value()
 
-    return intrinsic(weighted)
-
-
-_wide_scores_1, _wide_scores_2, _wide_scores_3 = (_scores(n, False) for n in (1, 2, 3))
-_narrow_scores_1, _narrow_scores_2, _narrow_scores_3 = (_scores(n, True) for n in (1, 2, 3))
-_wide_sum_1, _wide_sum_2, _wide_sum_3 = (_weighted(n, _SLICE, False) for n in (1, 2, 3))
-_narrow_sum_1, _narrow_sum_2, _narrow_sum_3 = (_weighted(n, _SLICE, True) for n in (1, 2, 3))
-_wide_rest_1, _wide_rest_2, _wide_rest_3 = (_weighted(n, 1, False) for n in (1, 2, 3))
-_narrow_rest_1, _narrow_rest_2, _narrow_rest_3 = (_weighted(n, 1, True) for n in (1, 2, 3))
+    lanes.choose(builder, depth, {n: partial(of_width, n) for n in range(1, _SLICE + 1)})
 
 
 @njit(nogil=True)
 def _run_scores(narrow, heads, q, q_stride, k, k_stride, num, depth, out, stride):
-    for head in range(0, heads, 3):
-        left = heads - head
+    for head in range(0, heads, _HEADS):
         queries, to = q + head * q_stride, out + head * stride
-        for key in range(0, num, 4):
-            keys, some, place = k + key * k_stride, num - key, to + 4 * key
-            some = 4 if some > 4 else some
-            if narrow:
-                if left >= 3:
-                    _narrow_scores_3(queries, q_stride, keys, k_stride, some, depth, place, stride)
-                elif left == 2:
-                    _narrow_scores_2(queries, q_stride, keys, k_stride, some, depth, place, stride)
-                else:
-                    _narrow_scores_1(queries, q_stride, keys, k_stride, some, depth, place, stride)
-            elif left >= 3:
-                _wide_scores_3(queries, q_stride, keys, k_stride, some, depth, place, stride)
-            elif left == 2:
-                _wide_scores_2(queries, q_stride, keys, k_stride, some, depth, place, stride)
-            else:
-                _wide_scores_1(queries, q_stride, keys, k_stride, some, depth, place, stride)
+        for key in range(0, num, _KEYS):
+            some = min(_KEYS, num - key)
+            keys, place = k + key * k_stride, to + 4 * key
+            _scores(
+                narrow, heads - head, queries, q_stride, keys, k_stride, some, depth, place, stride
+            )
 
 
 @njit(nogil=True)
 def _run_sums(narrow, heads, w, w_stride, v, v_stride, num, depth, sums, stride):
     size = 32 if narrow else 64
-    for head in range(0, heads, 3):
-        left = heads - head
+    for head in range(0, heads, _HEADS):
         weights, line = w + head * w_stride, sums + head * stride
-        vector = 0
-        while vector < depth:
-            values, to = v + vector * size, line + vector * 64
-            if depth - vector >= 4:
-                if narrow:
-                    if left >= 3:
-                        _narrow_sum_3(weights, w_stride, values, v_stride, num, to, stride)
-                    elif left == 2:
-                        _narrow_sum_2(weights, w_stride, values, v_stride, num, to, stride)
-                    else:
-                        _narrow_sum_1(weights, w_stride, values, v_stride, num, to, stride)
-                elif left >= 3:
-                    _wide_sum_3(weights, w_stride, values, v_stride, num, to, stride)
-                elif left == 2:
-                    _wide_sum_2(weights, w_stride, values, v_stride, num, to, stride)
-                else:
-                    _wide_sum_1(weights, w_stride, values, v_stride, num, to, stride)
-                vector += 4
-            else:
-                if narrow:
-                    if left >= 3:
-                        _narrow_rest_3(weights, w_stride, values, v_stride, num, to, stride)
-                    elif left == 2:
-                        _narrow_rest_2(weights, w_stride, values, v_stride, num, to, stride)
-                    else:
-                        _narrow_rest_1(weights, w_stride, values, v_stride, num, to, stride)
-                elif left >= 3:
-                    _wide_rest_3(weights, w_stride, values, v_stride, num, to, stride)
-                elif left == 2:
-                    _wide_rest_2(weights, w_stride, values, v_stride, num, to, stride)
-                else:
-                    _wide_rest_1(weights, w_stride, values, v_stride, num, to, stride)
-                vector += 1
+        for vector in range(0, depth, _SLICE):
+            values, to = v + vector * size, line + 64 * vector
+            _sums(
+                narrow,
+                heads - head,
+                weights,
+                w_stride,
+                values,
+                v_stride,
+                num,
+                depth - vector,
+                to,
+                stride,
+            )
 
 
 @njit(nogil=True)

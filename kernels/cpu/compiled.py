@@ -46,6 +46,14 @@ def functions() -> Compiled | None:
             "decode steps take torch's operations: no folder for compiled kernels: %s", error
         )
         return None
+    try:
+        return _compile(folder)
+    except Exception as error:  # noqa: BLE001  # a compiler may raise anything, and torch's operations work
+        log.warning("decode steps take torch's operations: nothing compiled: %s", error)
+        return None
+
+
+def _compile(folder: Path) -> Compiled:
     import numba
 
     from kernels.cpu import decoder, product

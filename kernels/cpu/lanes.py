@@ -7,7 +7,7 @@ LLVM's, which picks the CPU's own; addresses are int64 in bytes and need no alig
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import llvmlite.binding
@@ -186,6 +186,21 @@ def loop(
     builder.cbranch(builder.icmp_signed("<", following, number), body, behind)
     builder.position_at_end(behind)
     return made
+
+
+def choose(
+    builder: ir.IRBuilder, value: ir.Value, bodies: Mapping[int, Callable[[], None]]
+) -> None:
+    """Runs the body of this value; that of the largest one for values above it."""
+    behind = builder.append_basic_block("chosen")
+    blocks = {number: builder.append_basic_block(f"choice.{number}") for number in bodies}
+    switch = builder.switch(value, blocks[max(bodies)])
+    for number, block in blocks.items():
+        switch.add_case(value.type(number), block)
+        builder.position_at_end(block)
+        bodies[number]()
+        builder.branch(behind)
+    builder.position_at_end(behind)
 
 
 def _flat(vectors: Vectors) -> list[ir.Value]:
