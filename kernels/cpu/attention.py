@@ -17,9 +17,10 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from kernels.cpu import lanes
+from kernels.cpu import emit
 from kernels.cpu.lanes import (
     NUM,
+    ask,
     first_of,
     integer_at,
     larger,
@@ -59,15 +60,15 @@ def _scores(typing: Any, narrow: Any, heads: Any, q: Any, q_stride: Any, k: Any,
     return types.void(*[types.int64] * 10), build
 
 
-def _by_heads(builder: ir.IRBuilder, emit: Callable[..., None], args: Sequence[ir.Value]) -> None:
+def _by_heads(builder: ir.IRBuilder, body: Callable[..., None], args: Sequence[ir.Value]) -> None:
     """Of KV in bfloat16 or float32, for as many heads as there are."""
     narrow, heads, *rest = args
 
     def of_dtype(number: int) -> None:
-        bodies = {n: partial(emit, builder, bool(number), n, *rest) for n in range(1, _HEADS + 1)}
-        lanes.choose(builder, heads, bodies)
+        bodies = {n: partial(body, builder, bool(number), n, *rest) for n in range(1, _HEADS + 1)}
+        emit.choose(builder, heads, bodies)
 
-    lanes.choose(builder, narrow, {number: partial(of_dtype, number) for number in (0, 1)})
+    emit.choose(builder, narrow, {number: partial(of_dtype, number) for number in (0, 1)})
 
 
 def _emit_scores(
@@ -92,31 +93,31 @@ def _emit_scores(
         keys.append(builder.add(k, builder.mul(place, k_stride)))
     queries = [builder.add(q, builder.mul(q_stride, integer(head))) for head in range(heads)]
 
-    def step(place: ir.Value, sums: lanes.Vectors) -> lanes.Vectors:
+    def step(place: ir.Value, sums: emit.Vectors) -> emit.Vectors:
         q_at = builder.mul(place, integer(64))
         k_at = builder.mul(place, integer(32 if narrow else 64))
-        fetch = lanes.load_widened if narrow else lanes.load_floats
+        fetch = emit.load_widened if narrow else emit.load_floats
         found = [fetch(builder, builder.add(key, k_at)) for key in keys]
         new = []
         for head in range(heads):
-            query = lanes.load_floats(builder, builder.add(queries[head], q_at))
+            query = emit.load_floats(builder, builder.add(queries[head], q_at))
             pairs = zip(found, sums[head], strict=True)
-            new.append([lanes.fused(builder, query, key, old) for key, old in pairs])
+            new.append([emit.fused(builder, query, key, old) for key, old in pairs])
         return new
 
-    zeros = [[ir.Constant(lanes.VECTOR, [0.0] * NUM)] * _KEYS for _ in range(heads)]
+    zeros = [[ir.Constant(emit.VECTOR, [0.0] * NUM)] * _KEYS for _ in range(heads)]
     four = ir.VectorType(ir.FloatType(), _KEYS)
-    for head, sums in enumerate(lanes.loop(builder, depth, zeros, step)):
+    for head, sums in enumerate(emit.loop(builder, depth, zeros, step)):
         at = builder.add(out, builder.mul(stride, integer(head)))
         found = _four_totals(builder, sums)
-        builder.store(found, lanes.pointer(builder, at, four)).align = 4
+        builder.store(found, emit.pointer(builder, at, four)).align = 4
 
 
 def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
     """Each vector's lanes added up: halves, quarters, then neighbours."""
 
     def both(a: ir.Value, b: ir.Value, first: list[int], second: list[int]) -> ir.Value:
-        low, high = (lanes.shuffled(builder, a, b, mask) for mask in (first, second))
+        low, high = (emit.shuffled(builder, a, b, mask) for mask in (first, second))
         return builder.fadd(low, high)
 
     low = [*range(8), *range(16, 24)]
@@ -127,7 +128,7 @@ def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
     same = list(range(NUM))
     x = both(x, x, same, [place ^ 2 for place in same])
     x = both(x, x, same, [place ^ 1 for place in same])
-    return lanes.shuffled(builder, x, x, [0, 4, 8, 12])
+    return emit.shuffled(builder, x, x, [0, 4, 8, 12])
 
 
 @intrinsic
@@ -155,7 +156,7 @@ def _emit_sums(
     stride: ir.Value,
 ) -> None:
     integer = w.type
-    fetch, size = (lanes.load_widened, 32) if narrow else (lanes.load_floats, 64)
+    fetch, size = (emit.load_widened, 32) if narrow else (emit.load_floats, 64)
     lines = [builder.add(sums, builder.mul(stride, integer(head))) for head in range(heads)]
     weights = [builder.add(w, builder.mul(w_stride, integer(head))) for head in range(heads)]
 
@@ -164,23 +165,23 @@ def _emit_sums(
             [builder.add(line, integer(64 * vector)) for vector in range(vectors)] for line in lines
         ]
 
-        def step(token: ir.Value, sums: lanes.Vectors) -> lanes.Vectors:
+        def step(token: ir.Value, sums: emit.Vectors) -> emit.Vectors:
             at = builder.add(v, builder.mul(token, v_stride))
             values = [fetch(builder, builder.add(at, integer(size * n))) for n in range(vectors)]
             new = []
             for head in range(heads):
                 place = builder.add(weights[head], builder.mul(token, integer(4)))
-                weight = lanes.load_number(builder, place)
+                weight = emit.load_number(builder, place)
                 pairs = zip(values, sums[head], strict=True)
-                new.append([lanes.fused(builder, weight, value, old) for value, old in pairs])
+                new.append([emit.fused(builder, weight, value, old) for value, old in pairs])
             return new
 
-        old = [[lanes.load_floats(builder, place) for place in line] for line in places]
-        for line, found in zip(places, lanes.loop(builder, num, old, step), strict=True):
+        old = [[emit.load_floats(builder, place) for place in line] for line in places]
+        for line, found in zip(places, emit.loop(builder, num, old, step), strict=True):
             for place, value in zip(line, found, strict=True):
-                builder.store(value, lanes.pointer(builder, place, lanes.VECTOR)).align = 4
+                builder.store(value, emit.pointer(builder, place, emit.VECTOR)).align = 4
 
-    lanes.choose(builder, depth, {n: partial(of_width, n) for n in range(1, _SLICE + 1)})
+    emit.choose(builder, depth, {n: partial(of_width, n) for n in range(1, _SLICE + 1)})
 
 
 @njit(nogil=True)
@@ -252,6 +253,12 @@ def attend(
             offset = place % block_size
             num = min(block_size - offset, end - place)
             block = keys + integer_at(table + 8 * (place // block_size)) * block_bytes
+            for at in range(offset * token_bytes, (offset + num) * token_bytes, 64):
+                ask(block + half_bytes + at)
+            if place + num < length:
+                following = integer_at(table + 8 * ((place + num) // block_size)) * block_bytes
+                for at in range(0, min(block_size, length - place - num) * token_bytes, 64):
+                    ask(keys + following + at)
             _run_scores(
                 narrow,
                 heads,

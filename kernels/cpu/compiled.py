@@ -34,7 +34,7 @@ class Compiled:
 @cache
 def functions() -> Compiled | None:
     """None, with one line in the log, where they cannot be had: then torch's own operations do the work."""
-    reason = _refusal()
+    reason = refusal()
     if reason:
         log.info("decode steps take torch's operations: %s", reason)
         return None
@@ -70,13 +70,13 @@ def _compile(folder: Path) -> Compiled:
     return Compiled(decode.address, multiply.address, (decode, multiply))
 
 
-def _refusal() -> str:
-    """Why not, in a few words."""
+def refusal() -> str:
+    """Why there can be none here, in a few words; empty if there can."""
     try:
-        from kernels.cpu import lanes
+        from kernels.cpu import emit
     except ImportError as error:
         return f"numba is not installed ({error})"
-    if not lanes.has_wide_registers():
+    if not emit.has_wide_registers():
         return "this CPU has no registers of 512 bits"
     return ""
 

@@ -19,7 +19,7 @@ from kernels.cpu.lanes import (
     store_bf16,
 )
 from kernels.cpu.pointwise import rms_norm, rotate, silu_mul
-from kernels.cpu.product import PAIRED, add_bias, panel_product
+from kernels.cpu.product import FLOATS, PAIRED, add_bias, panel_product
 from kernels.cpu.team import finish
 
 JOB = (
@@ -128,7 +128,7 @@ def _normed(job, weight, eps, private):
 
 @njit(nogil=True)
 def _panel_bytes(kind, num_inputs):
-    return num_inputs * (256 if kind == 0 else 128)
+    return num_inputs * (256 if kind == FLOATS else 128)
 
 
 @njit(nogil=True)

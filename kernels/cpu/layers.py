@@ -14,7 +14,7 @@ from kernels.cpu import team
 from kernels.cpu.attention import scratch_floats
 from kernels.cpu.compiled import functions
 from kernels.cpu.decoder import JOB, LAYER, NUMBERS
-from kernels.cpu.lanes import NUM
+from kernels.cpu.emit import NUM
 from kernels.cpu.panels import COUNTERS, Panels
 from kernels.cpu.product import PANEL
 

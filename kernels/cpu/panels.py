@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu import lanes, team
+from kernels.cpu import emit, team
 from kernels.cpu.compiled import functions
 from kernels.cpu.product import FLOATS, PAIRED, PANEL, WIDENED
 
@@ -42,7 +42,7 @@ def pack(weight: torch.Tensor, paired: bool = False) -> Panels:
     and the CPU's own instruction for them."""
     assert weight.dtype in (torch.float32, torch.bfloat16), weight.dtype
     out_features, in_features = weight.shape
-    assert in_features % lanes.NUM == 0, weight.shape
+    assert in_features % emit.NUM == 0, weight.shape
     num = -(-out_features // PANEL)
     padded = torch.nn.functional.pad(weight, (0, 0, 0, num * PANEL - out_features))
     if weight.dtype == torch.float32:

@@ -15,7 +15,7 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
 
-from kernels.cpu import lanes
+from kernels.cpu import emit
 from kernels.cpu.lanes import NUM, add_at, integer_at, load, store
 
 FLOATS, WIDENED, PAIRED = 0, 1, 2
@@ -40,10 +40,10 @@ def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, 
 
         def of_kind(number: int) -> None:
             tiles = {n: partial(_emit, builder, number, n, *rest) for n in range(1, _ROWS + 1)}
-            lanes.choose(builder, rows, tiles)
+            emit.choose(builder, rows, tiles)
 
         kinds = (FLOATS, WIDENED, PAIRED)
-        lanes.choose(builder, kind, {number: partial(of_kind, number) for number in kinds})
+        emit.choose(builder, kind, {number: partial(of_kind, number) for number in kinds})
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), build
@@ -64,10 +64,10 @@ def _emit(
     step_bytes = 8 if kind == WIDENED else 4
     x_rows = [builder.add(x, builder.mul(x_stride, integer(row))) for row in range(rows)]
 
-    def step(place: ir.Value, sums: lanes.Vectors) -> lanes.Vectors:
+    def step(place: ir.Value, sums: emit.Vectors) -> emit.Vectors:
         at = builder.add(panel, builder.mul(place, integer(_BYTES)))
         for line in range(_BYTES // 64):
-            lanes.prefetch(builder, builder.add(at, integer(_AHEAD * _BYTES + 64 * line)))
+            emit.prefetch(builder, builder.add(at, integer(_AHEAD * _BYTES + 64 * line)))
         numbers = [builder.add(row, builder.mul(place, integer(step_bytes))) for row in x_rows]
         for weights, behind, spread, multiply in _steps(builder, at, kind):
             inputs = [spread(builder, builder.add(at, integer(behind))) for at in numbers]
@@ -77,12 +77,12 @@ def _emit(
             ]
         return sums
 
-    zeros = [[ir.Constant(lanes.VECTOR, [0.0] * NUM)] * _VECTORS for _ in range(rows)]
-    for row, line in enumerate(lanes.loop(builder, num, zeros, step)):
+    zeros = [[ir.Constant(emit.VECTOR, [0.0] * NUM)] * _VECTORS for _ in range(rows)]
+    for row, line in enumerate(emit.loop(builder, num, zeros, step)):
         first = builder.add(out, builder.mul(stride, integer(row)))
         for v, found in enumerate(line):
             at = builder.add(first, integer(64 * v))
-            builder.store(found, lanes.pointer(builder, at, lanes.VECTOR)).align = 4
+            builder.store(found, emit.pointer(builder, at, emit.VECTOR)).align = 4
 
 
 def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int) -> list[Any]:
@@ -90,14 +90,14 @@ def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int) -> list[Any]:
     spread over the lanes, how the two are multiplied."""
     places = [builder.add(at, at.type(64 * v)) for v in range(_VECTORS)]
     if kind == FLOATS:
-        weights = [lanes.load_floats(builder, place) for place in places]
-        return [(weights, 0, lanes.load_number, lanes.fused)]
+        weights = [emit.load_floats(builder, place) for place in places]
+        return [(weights, 0, emit.load_number, emit.fused)]
     if kind == PAIRED:
-        weights = [lanes.load_pairs(builder, place) for place in places]
-        return [(weights, 0, lanes.load_word, lanes.pair_products)]
-    words = [lanes.load_words(builder, place) for place in places]
-    low, high = zip(*(lanes.both_widened(builder, word) for word in words), strict=True)
-    return [(low, 0, lanes.load_number, lanes.fused), (high, 4, lanes.load_number, lanes.fused)]
+        weights = [emit.load_pairs(builder, place) for place in places]
+        return [(weights, 0, emit.load_word, emit.pair_products)]
+    words = [emit.load_words(builder, place) for place in places]
+    low, high = zip(*(emit.both_widened(builder, word) for word in words), strict=True)
+    return [(low, 0, emit.load_number, emit.fused), (high, 4, emit.load_number, emit.fused)]
 
 
 @njit(nogil=True)

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from kernels.cpu import compiled
 
-if compiled.functions() is None:
-    pytest.skip("the compiled kernels cannot be had here", allow_module_level=True)
+if reason := compiled.refusal():
+    pytest.skip(reason, allow_module_level=True)
 
 from kernels.cpu import layers, panels
 from kernels.cpu.attention import CHUNK
-from kernels.cpu.lanes import has_bf16_products
+from kernels.cpu.emit import has_bf16_products
 from kernels.cpu.layers import DecoderLayers, LayerWeights
 from kernels.reference.pointwise import rotate
 
