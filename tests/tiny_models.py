@@ -18,7 +18,7 @@ from workers.protocol.messages import SamplingParams
 _COMMON = {
     "vocab_size": 301,
     "hidden_size": 64,
-    "intermediate_size": 128,
+    "intermediate_size": 96,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -105,9 +105,12 @@ class TinyModel:
     """transformers' own, eager, float32."""
 
     @classmethod
-    def make(cls, name: str, directory: Path) -> TinyModel:
+    def make(cls, name: str, directory: Path, **changes: object) -> TinyModel:
+        """`changes`: of the configuration."""
         torch.manual_seed(sum(map(ord, name)))
-        model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager")
+        config = CONFIGS[name]()
+        config.update(changes)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         model = model.eval().requires_grad_(False)
         model.save_pretrained(directory)
         return cls(directory, model)

@@ -125,5 +125,5 @@ def test_a_hub_id_costs_its_configuration_only(monkeypatch, tmp_path):
         checkpoint, "snapshot_download", lambda name, allow_patterns: asked.append((name, allow_patterns)) or tmp_path
     )  # fmt: skip
     done = run("someone/qwen", "--gpu", "l4", "--json")
-    assert json.loads(done.output)["model"]["parameters"] == 149_952, done.output
+    assert json.loads(done.output)["model"]["parameters"] == 131_520, done.output
     assert asked == [("someone/qwen", ["*.json"])]

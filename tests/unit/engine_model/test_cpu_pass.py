@@ -33,7 +33,8 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     def make(name: str) -> TinyModel:
-        return TinyModel.make(name, tmp_path_factory.mktemp(name))
+        # Whole panels, so that there are compiled layers.
+        return TinyModel.make(name, tmp_path_factory.mktemp(name), intermediate_size=128)
 
     return make
 
