@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import booking, end_users, events, limiter_state, outbox, rollups, spend, write_offs
@@ -131,6 +131,27 @@ async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
 async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, Row]:
     """Settle or void of each request that has one."""
     return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
+
+
+class Unended(NamedTuple):
+    """A request that an engine worked on and that has no ending."""
+
+    request_id: str
+    tenant_id: str
+    root: str
+    posted_at_ms: int
+    """When its last engine record came."""
+
+
+async def unended(conn: AsyncConnection) -> list[Unended]:
+    """Running ones, those whose ending is not shipped yet, and those whose journal is lost. O(engine records)."""
+    record = EngineRecordRow
+    ended = exists().where(
+        LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(("settle", "void"))
+    )
+    groups = (record.request_id, record.tenant_id, record.root)
+    query = select(*groups, func.max(record.posted_at_ms)).where(~ended).group_by(*groups)
+    return [Unended(*row) for row in await conn.execute(query.order_by(record.request_id))]
 
 
 Records = Mapping[tuple[str, int], Row]

@@ -13,12 +13,15 @@ import msgspec
 from accounting import ledger
 from accounting.db import Database
 from accounting.types import BooksReport
+from gateway.abandon import Abandoned, JournalThere, abandon
 from gateway.cli import embedded
 from gateway.cli.admin import table
 from gateway.cli.books_access import with_books
-from gateway.cli.common import home_option, json_option
+from gateway.cli.common import fail, home_option, json_option
 from gateway.cli.home import Home
+from gateway.journal import SlotTaken
 from gateway.journals import (
+    GATEWAY,
     JournalState,
     gateway_journals,
     of_gateway,
@@ -26,6 +29,7 @@ from gateway.journals import (
     worker_journals,
 )
 from gateway.limits import limiter_link
+from gateway.redis_link import LimiterUnavailable
 from gateway.replay import Replayed, replay
 from gateway.verification import Verified, verify
 
@@ -90,6 +94,36 @@ def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
 
     found = with_books(home, work)
     table([msgspec.structs.asdict(one) for one in found], as_json, Replayed.__struct_fields__)
+
+
+@journals.command("abandon")
+@click.argument("slot", type=click.IntRange(0))
+@home_option
+@json_option
+@click.confirmation_option(
+    prompt="What was charged there and not shipped is lost to the books. Are all other gateways' journals replayed?"
+)
+def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
+    """End what only the journal of gateway SLOT knew, whose disk is gone for good.
+
+    What it held of limits and budgets is given back. Requests that a worker recorded more than ten minutes ago, that
+    nobody ended, and that no other journal or reservation names, become void: nobody is charged for them. A journal
+    that is there is never abandoned: replay it.
+    """
+    place = Home(home.expanduser().resolve())
+    journals = gateway_journals(place.state)
+    directory = place.state / f"{GATEWAY}{slot}" / "journal"
+    try:
+        found = with_books(
+            home, lambda database: abandon(database, _redis_url(place), slot, journals, directory)
+        )
+    except JournalThere:
+        fail(f"The journal of slot {slot} is here: use `headgate journals replay {slot}`.")
+    except SlotTaken:
+        fail(f"A living gateway owns slot {slot}.")
+    except LimiterUnavailable as error:
+        fail(f"Redis must answer, so that nobody's running request is ended: {error}.")
+    table([msgspec.structs.asdict(found)], as_json, Abandoned.__struct_fields__)
 
 
 async def _verify(home: Home, database: Database) -> Verified:

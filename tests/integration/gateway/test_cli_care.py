@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from typing import Any
 
 import click
@@ -13,14 +14,18 @@ from click.testing import CliRunner
 from gateways import MODEL, running_gateway
 from money import posting, record
 
-from accounting import ledger
-from accounting.types import Charge, Usage
+from accounting import books, ledger
+from accounting.types import Charge, Limits, Principal, Usage
+from gateway.abandon import OLD_MS
 from gateway.cli.home import Home
 from gateway.cli.main import main
 from gateway.cli.up import Options, Up
 from gateway.journal import open_journal
 from gateway.journal_records import Opened
 from gateway.keys import DATABASE, METERING
+from gateway.limits import Limiter, limiter_link
+from gateway.redis_keys import open_key
+from gateway.rules import Holder
 from workers.protocol.journal import segment_name
 
 
@@ -195,7 +200,7 @@ async def die_as_gateway_7(gateway) -> None:
 
 async def endings(gateway) -> list[tuple[Any, ...]]:
     rows = await gateway.sql(
-        "SELECT request_id, kind, charge, outcome FROM ledger_entry ORDER BY request_id"
+        "SELECT request_id, kind, charge, outcome FROM ledger_entry ORDER BY request_id, kind DESC"
     )
     return [tuple(row) for row in rows]
 
@@ -232,6 +237,51 @@ async def test_a_start_with_fewer_gateways_replays_the_others(gateway, capsys):
     assert "gateway-7 is no longer used: 1 endings" in capsys.readouterr().err
     await start._replay_unused_slots()
     assert capsys.readouterr().err == ""
+
+
+async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
+    """Void: what an engine recorded long ago and nobody ended. Not what another slot holds or has in its journal, not what
+    is young; a journal that is there is not abandoned."""
+    tenant, database = gateway.keys.tenant_id, gateway.app[DATABASE]
+    old_ms = time.time_ns() // 1_000_000 - OLD_MS
+    lost, held, opened = "req_lost", "req_held_by_slot_1", "req_opened_by_slot_0"
+    async with database.write() as conn:
+        for name in (lost, held, opened):
+            of_it = record(name, Usage(0, 0, 5, 2), tenant_id=tenant)
+            await ledger.post_engine_records(conn, [of_it], now_ms=old_ms)
+        young = record("req_young", Usage(0, 0, 5, 2), tenant_id=tenant)
+        await ledger.post_engine_records(conn, [young])
+    link = limiter_link(gateway.settings.redis_url)
+    dead, other = (Limiter(link, slot, database, caught_up=gateway.settled) for slot in (6, 1))
+    principal = Principal(
+        "tenant", tenant, "key_x", frozenset(), tenant_limits=Limits(concurrency=9)
+    )
+    now_ms = time.time_ns() // 1_000_000
+    for limiter, name in ((dead, lost), (other, held)):
+        holder = Holder.of(name, principal, MODEL, "interactive", now_ms=now_ms)
+        await limiter.reserve(holder, 5, 5, [(2, 2)])
+    await gateway.app[METERING].journal.open(
+        Opened(
+            request_id=opened, tenant_id=tenant, key_id="key_x", model=MODEL, root="r", tier="interactive",
+            price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=5, reserved=10,
+        )
+    )  # fmt: skip
+    await asyncio.sleep(0.1)
+    said = await headgate("journals", "abandon", "0", "--yes", expect=1)
+    assert "headgate journals replay 0" in said
+    [found] = await read(headgate, "journals", "abandon", "6", "--yes")
+    assert found == {"slot": "gateway-6", "voided": 1, "younger": 1}
+    assert await endings(gateway) == [
+        (lost, "void", 0, "gateway_crash"), (lost, "gateway_crash", 0, "gateway_crash"),
+    ]  # fmt: skip
+    assert await link.command("ZRANGE", open_key(tenant), 0, -1) == [held.encode()]
+    async with database.read() as conn:
+        report = await books.verify(conn, running=frozenset({held, opened, "req_young"}))
+    assert [e.id for e in report.equations if not e.ok] == []
+    await gateway.app[METERING].journal.end(
+        posting(opened, kind="void", tenant_id=tenant, key_id="key_x")
+    )
+    await link.close()
 
 
 async def test_models_of_a_tenant_are_allowed_denied_and_cleared(headgate):
