@@ -131,9 +131,9 @@ async def _of_tenant(link: RedisLink, tenant_id: str, rows: Sequence[str]) -> di
         held = [reservation_key(tenant_id, name.decode()) for name in names]
         keys = [state_key(tenant_id), open_key(tenant_id), *held]
         answer = await link.script("audit", keys, ("", body))
-        if answer[0] == b"none":
+        if answer[0] == "none":
             return {}
-        if answer[0] == b"ok":
+        if answer[0] == "ok":
             epoch, numbers = answer[1], answer[2:]
             found = {row: Row(epoch, *numbers[3 * i : 3 * i + 3]) for i, row in enumerate(rows)}
             return {row: known for row, known in found.items() if known.used >= 0}

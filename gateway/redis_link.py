@@ -19,6 +19,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, cast
 
+import msgspec
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -70,7 +71,7 @@ class RedisLink:
         )
         self._client.response_callbacks.clear()  # replies as Redis sends them
         common = _source("common")
-        self._sources = {name: common + _source(name) for name in SCRIPTS}
+        self._sources = {name: _packed(common + _source(name)) for name in SCRIPTS}
         self._sha = {
             name: sha1(source.encode(), usedforsecurity=False).hexdigest()
             for name, source in self._sources.items()
@@ -88,9 +89,9 @@ class RedisLink:
         return self._closed_until == 0.0
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> list[Any]:
-        """One script of `gateway/lua`."""
+        """One script of `gateway/lua`: its answer, of integers, text and lists."""
         answer = await self.command("EVALSHA", self._sha[name], len(keys), *keys, *args)
-        return cast(list[Any], answer)
+        return cast(list[Any], msgspec.msgpack.decode(answer))
 
     async def command(self, *command: Argument) -> Any:
         """Any other command. A caller that is cancelled does not take its call back."""
@@ -219,3 +220,8 @@ class RedisLink:
 
 def _source(name: str) -> str:
     return files("gateway").joinpath("lua", f"{name}.lua").read_text("utf-8") + "\n"
+
+
+def _packed(source: str) -> str:
+    """The script with its answer as one MessagePack value."""
+    return f"local function answer()\n{source}end\nreturn cmsgpack.pack(answer())\n"
