@@ -128,9 +128,9 @@ async def test_300_tenants_are_built_in_few_statements_and_round_trips(
     limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
     groups, build = [], limiter.rebuilder._build
 
-    async def note_group(epochs, now_ms):
+    async def note_group(epochs, *others):
         groups.append(len(epochs))
-        await build(epochs, now_ms)
+        await build(epochs, *others)
 
     limiter.rebuilder._build = note_group
     with counted(books, link) as found:
