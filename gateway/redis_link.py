@@ -63,7 +63,7 @@ class RedisLink:
         self._timeouts_s = (timeout_s, timeout_s / 2)
         self._client = redis.Redis.from_url(
             url,
-            socket_timeout=timeout_s,
+            socket_timeout=None,  # a timer for each reply; the round trip has one
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             max_connections=2,
