@@ -113,13 +113,6 @@ async def admit(limiter: Limiter, tenants: list[str], number: int, now_ms: int) 
     )
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that count, not time: 300 at once may take a slow machine longer than a request waits."""
-    monkeypatch.setattr("gateway.rebuild.WAIT_S", 30.0)
-
-
-@pytest.mark.usefixtures("patient")
 async def test_300_tenants_are_built_in_few_statements_and_round_trips(
     books: Database, link: RedisLink
 ) -> None:
@@ -148,7 +141,6 @@ async def test_300_tenants_are_built_in_few_statements_and_round_trips(
     await limiter.rebuilder.leave()
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_each_of_300_tenants_holds_is_put_back(books: Database, link: RedisLink) -> None:
     now_ms = time.time_ns() // 1_000_000
     tenants = await make_tenants(books, now_ms)
