@@ -23,7 +23,7 @@ import msgspec
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 Argument = str | int | bytes
 SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "peek", "rebuild", "audit")
@@ -69,7 +69,6 @@ class RedisLink:
             max_connections=2,
             redis_connect_func=self._on_connect,
         )
-        self._client.response_callbacks.clear()  # replies as Redis sends them
         common = _source("common")
         self._sources = {name: _packed(common + _source(name)) for name in SCRIPTS}
         self._sha = {
@@ -190,10 +189,17 @@ class RedisLink:
         ]
 
     async def _pipeline(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            return await pipe.execute(raise_on_error=False)
+        """On the connection itself: the client's own pipeline costs more than the round trip."""
+        pool: Any = self._client.connection_pool
+        connection = await pool.get_connection()
+        try:
+            await connection.send_packed_command(b"".join(map(_command, commands)))
+            return [await _reply(connection) for _ in commands]
+        except BaseException:  # whatever still comes belongs to nobody
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
 
     async def _on_connect(self, connection: Any) -> None:
         """A new connection may lead to another life of Redis: then nothing already built may be sent on it."""
@@ -216,6 +222,23 @@ class RedisLink:
         full = len(self._failures) == BREAKER_FAILURES
         if full and now - self._failures[0] <= BREAKER_WINDOW_S:
             self._closed_until = now + PROBE_EVERY_S
+
+
+def _command(arguments: tuple[Argument, ...]) -> bytes:
+    """As RESP wants it: an array of strings."""
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        value = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+    return b"".join(parts)
+
+
+async def _reply(connection: Any) -> Any:
+    """What Redis refuses comes back as a value."""
+    try:
+        return await connection.read_response()
+    except ResponseError as refusal:
+        return refusal
 
 
 def _source(name: str) -> str:
