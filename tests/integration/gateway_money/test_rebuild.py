@@ -157,6 +157,26 @@ async def test_what_each_of_300_tenants_holds_is_put_back(books: Database, link:
     await limiter.rebuilder.leave()
 
 
+async def test_open_requests_that_nobody_lists_go_with_the_state(
+    books: Database, link: RedisLink
+) -> None:
+    """More than Lua hands on to one command."""
+    now_ms = time.time_ns() // 1_000_000
+    tenant_id = (await make_tenants(books, now_ms))[0]
+    space = f"hg:{{t:{tenant_id}}}"
+    left = [f"req_left_{number}" for number in range(1500)]
+    for request_id in left:
+        await link.command("ZADD", f"{space}:open", 1, request_id)
+        await link.command("HSET", f"{space}:r:{request_id}", "state", "open", "mu", 5)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    verdict = await limiter.reserve(holder(tenant_id, 0, now_ms), 10, 5, LADDER)
+    assert [money.held for money in verdict.money.values()] == [645]
+    assert await link.command("ZCARD", f"{space}:open") == 1
+    names = await link.command("KEYS", f"{space}:r:*")
+    assert names == [f"{space}:r:req_{tenant_id}_0".encode()]
+    await limiter.rebuilder.leave()
+
+
 async def test_damaged_states_of_many_tenants_are_rebuilt_together(
     books: Database, link: RedisLink
 ) -> None:
