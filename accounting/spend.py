@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import budgets, events, outbox
 from accounting.budget_models import BudgetAlert
 from accounting.budget_types import THRESHOLDS, Budget, Period
-from accounting.db import insert_new
+from accounting.db import among, insert_new
 from accounting.legs import Row
 from accounting.periods import DAY_S, month_start
 from accounting.rollups import SECONDS, Span, table_of
@@ -53,7 +53,7 @@ async def _charges(
     table = table_of(_widest(period))
     groups = (table.tenant_id, table.key_id, table.model, table.tier)
     query = select(*groups, func.sum(table.charge)).where(
-        table.tenant_id.in_(sorted(tenant_ids)),
+        among(conn, table.tenant_id, tenant_ids),
         table.bucket >= period.start_ms // 1000,
         table.bucket < period.end_ms // 1000,
     )
