@@ -14,10 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import Text, bindparam, func, select
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import booking, end_users, events, limiter_state, outbox, rollups, spend, write_offs
+from accounting import booking, end_users, limiter_state, outbox, rollups, spend, write_offs
 from accounting.db import insert_all, insert_new, upsert
 from accounting.invoice_models import DaySeal, Invoice
 from accounting.legs import Row, reversal, transfer
@@ -38,7 +39,7 @@ _LAST_SEALED_DAY = select(func.max(DaySeal.day)).scalar_subquery()
 _LAST_CUTOFF = select(func.max(Invoice.cutoff_ms)).scalar_subquery()
 _LAST_POSTING = select(func.max(JournalOffset.posted_at_ms)).scalar_subquery()
 CHUNK = 500
-"""Ids per IN list: far below both dialects' limits on parameters."""
+"""Ids per IN list: far below SQLite's limit on parameters."""
 
 
 async def post(
@@ -76,7 +77,7 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
     settled = [row for row in entries if row["kind"] == "settle"]
     await rollups.add(conn, settled)
     await spend.note_alerts(conn, settled, now_ms)
-    await outbox.write(conn, [events.usage(row) for row in settled])
+    await outbox.write_usage(conn, settled)
     records = await _records_of(conn, new)
     await _write_off(conn, entries, records, frozenset(records), now_ms)
     return PostResult(len(new), len(postings) - len(new))
@@ -100,7 +101,7 @@ async def reverse(
     await _book(conn, [*taken_back, *lost])
     await rollups.add(conn, taken_back)
     await limiter_state.raise_for_reversals(conn, taken_back, now_ms)
-    await outbox.write(conn, [events.usage(row) for row in taken_back])
+    await outbox.write_usage(conn, taken_back)
 
 
 async def post_engine_records(
@@ -292,6 +293,10 @@ async def _by_request(
 ) -> list[Row]:
     ids = sorted(request_ids)
     found: list[Row] = []
+    if conn.dialect.name == "postgresql":  # all ids as one array
+        wanted = table.request_id == func.any(bindparam("ids", type_=ARRAY(Text)))
+        query = select(table.__table__).where(wanted)
+        return list((await conn.execute(query, {"ids": ids})).mappings()) if ids else found
     for start in range(0, len(ids), CHUNK):
         query = select(table.__table__).where(table.request_id.in_(ids[start : start + CHUNK]))
         found.extend((await conn.execute(query)).mappings().all())

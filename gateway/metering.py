@@ -19,6 +19,8 @@ from accounting.types import Posting
 from gateway.admission import Admission
 from gateway.journal import Journal, open_journal
 from gateway.limits import Limiter, limiter_link
+from gateway.poster import Poster, Posts
+from gateway.poster_process import PosterProcess
 from gateway.price_cache import PriceCache
 from gateway.redis_link import TIMEOUT_S, RedisLink
 from gateway.rules import BudgetUse, Rule
@@ -66,7 +68,8 @@ async def metering(
         # Replayed: what the dead process left running has ended now, and its keys may run again.
         await replies.drop_running(conn, slot)
     link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
-    shipper = Shipper(journal, database, slot, offset)
+    poster = _poster(database, directory, slot, offset)
+    shipper = Shipper(journal, poster)
     limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
     upkeep = Upkeep(limiter, link, database)
     prices = PriceCache(database)
@@ -92,7 +95,15 @@ async def metering(
         await upkeep.close()
         await journal.close()
         await shipper.close()
+        await poster.close()
         await link.close()
+
+
+def _poster(database: Database, directory: Path, slot: int, offset: int) -> Posts:
+    """Beside a server's database a process of its own. SQLite's writers take turns best within one process."""
+    if database.dialect == "sqlite":
+        return Poster(directory, database, slot, offset)
+    return PosterProcess(directory, database.url, slot, offset)
 
 
 async def _revive(journal: Journal) -> None:
