@@ -19,6 +19,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, cast
 
+import msgspec
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -62,7 +63,7 @@ class RedisLink:
         self._timeouts_s = (timeout_s, timeout_s / 2)
         self._client = redis.Redis.from_url(
             url,
-            socket_timeout=timeout_s,
+            socket_timeout=None,  # `_round_trip` has one limit for the whole of it
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             max_connections=2,
@@ -88,9 +89,11 @@ class RedisLink:
         return self._closed_until == 0.0
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> list[Any]:
-        """One script of `gateway/lua`."""
+        """One script of `gateway/lua`. An answer of many numbers comes packed: an element is dear to the client's parser."""
         answer = await self.command("EVALSHA", self._sha[name], len(keys), *keys, *args)
-        return cast(list[Any], answer)
+        return cast(
+            list[Any], msgspec.msgpack.decode(answer) if isinstance(answer, bytes) else answer
+        )
 
     async def command(self, *command: Argument) -> Any:
         """Any other command. A caller that is cancelled does not take its call back."""

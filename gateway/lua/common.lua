@@ -52,12 +52,19 @@ end
 
 -- Windows
 
+local parts = {}   -- of the windows of this call, each taken apart once
+
 local function parts_of(window)
-  local unit, width = string.match(window, ':(%a+):(%d+)$')
-  return unit, tonumber(width)
+  local known = parts[window]
+  if not known then
+    local place, unit, width = string.match(window, ':w:(.*):(%a+):(%d+)$')
+    known = {unit, tonumber(width), place}
+    parts[window] = known
+  end
+  return unpack(known)
 end
 
-local function place_of(window) return string.match(window, ':w:(.*):%a+:%d+$') end
+local function place_of(window) return (select(3, parts_of(window))) end
 
 -- What a request takes of a window of this unit.
 local function taken(unit, requests, input, output)
@@ -67,10 +74,10 @@ local function taken(unit, requests, input, output)
   return input + output
 end
 
--- What counts now. Expired buckets leave the sum here: at most 61 can be present.
+-- What counts now, and the newest bucket. Expired buckets leave the sum here: at most 61 can be present.
 local function window_sum(window, second)
-  local head = redis.call('HMGET', window, 'sum', 'lo')
-  if not head[1] then return 0 end
+  local head = redis.call('HMGET', window, 'sum', 'lo', 'hi')
+  if not head[1] then return 0, 0 end
   local _, width = parts_of(window)
   local sum, lo, first = tonumber(head[1]), tonumber(head[2]), math.floor(second / width) - BUCKETS
   if lo < first then
@@ -83,7 +90,7 @@ local function window_sum(window, second)
     end
     redis.call('HSET', window, 'sum', sum, 'lo', first)
   end
-  return sum
+  return sum, tonumber(head[3] or '0')
 end
 
 -- Adds (or, negative, gives back) an amount in the bucket of `at`, if that one still counts.
@@ -93,11 +100,12 @@ local function window_add(window, at, second, amount)
   if amount == 0 or bucket < first then return end
   redis.call('HINCRBY', window, bucket, amount)
   redis.call('HINCRBY', window, 'sum', amount)
-  redis.call('HSETNX', window, 'lo', first)
-  if amount > 0 and bucket > tonumber(redis.call('HGET', window, 'hi') or '0') then
-    redis.call('HSET', window, 'hi', bucket)
-  end
-  redis.call('EXPIRE', window, 2 * BUCKETS * width)
+  local ends = redis.call('HMGET', window, 'lo', 'hi')
+  local is_newest = amount > 0 and bucket > tonumber(ends[2] or '0')
+  if not ends[1] then redis.call('HSET', window, 'lo', first) end
+  if is_newest then redis.call('HSET', window, 'hi', bucket) end
+  -- Once for each bucket: twice as long as it counts.
+  if is_newest or not ends[1] then redis.call('EXPIRE', window, 2 * BUCKETS * width) end
 end
 
 -- Makes a window that is not there out of {bucket, amount} pairs: as adding each, in two commands. A bucket that has
@@ -138,10 +146,10 @@ local function until_free(window, now, excess)
 end
 
 -- ms until nothing counts, at most: what was given back may have been the newest.
-local function until_empty(window, now, sum)
+local function until_empty(window, now, sum, newest)
   if sum <= 0 then return 0 end
   local _, width = parts_of(window)
-  return end_of(tonumber(redis.call('HGET', window, 'hi')), width) - now
+  return end_of(newest, width) - now
 end
 
 -- Places
@@ -152,7 +160,30 @@ local function words(text)
   return found
 end
 
--- Open requests of each place, with their tokens.
+-- What each place has open, as the state counts it: `run` requests, or their tokens, `tok`.
+local function open_of(state, what, places)
+  if #places == 0 then return {} end
+  local fields = {}
+  for i, place in ipairs(places) do fields[i] = what .. ':' .. place end
+  local found = redis.call('HMGET', state, unpack(fields))
+  for i = 1, #places do found[i] = tonumber(found[i] or '0') end
+  return found
+end
+
+-- {sum, ms until empty, open tokens of its place} of the windows, in one list.
+local function told(state, windows, now, sums, newest)
+  local places, flat = {}, {}
+  for i, window in ipairs(windows) do places[i] = place_of(window) end
+  local tokens = open_of(state, 'tok', places)
+  for i, window in ipairs(windows) do
+    flat[#flat + 1] = sums[i]
+    flat[#flat + 1] = until_empty(window, now, sums[i], newest[i])
+    flat[#flat + 1] = tokens[i]
+  end
+  return flat
+end
+
+-- Adds to the open requests of each place, and to their tokens.
 local function count_open(state, places, requests, tokens)
   for _, place in ipairs(places) do
     -- + 0: Lua writes minus zero as "-0", which Redis does not take for an integer
@@ -167,10 +198,9 @@ end
 
 -- False: a row is missing that may have been charged to.
 local function rows_exist(state, budgets)
-  local built = tonumber(redis.call('HGET', state, 'built'))
   for _, b in ipairs(budgets) do
     if redis.call('HEXISTS', state, 'u:' .. b[1]) == 0 then
-      if b[3] < built then return false end
+      if b[3] < tonumber(redis.call('HGET', state, 'built')) then return false end
       local starts = {b[1]}
       for _, row in ipairs(words(redis.call('HGET', state, 'p:' .. b[2]))) do
         if tonumber(redis.call('HGET', state, 'h:' .. row) or '0') ~= 0 then
@@ -188,8 +218,11 @@ end
 -- Of limits read at different times the newest holds, whoever brings it.
 local function learn_limits(state, budgets)
   for _, b in ipairs(budgets) do
-    if b[6] >= tonumber(redis.call('HGET', state, 'v:' .. b[1]) or '-1') then
-      redis.call('HSET', state, 'l:' .. b[1], b[4], 'k:' .. b[1], b[5], 'v:' .. b[1], b[6])
+    local limit, hardness, version = 'l:' .. b[1], 'k:' .. b[1], 'v:' .. b[1]
+    local known = redis.call('HMGET', state, limit, hardness, version)
+    local is_news = tonumber(known[1]) ~= b[4] or known[2] ~= b[5] or tonumber(known[3]) ~= b[6]
+    if is_news and b[6] >= tonumber(known[3] or '-1') then
+      redis.call('HSET', state, limit, b[4], hardness, b[5], version, b[6])
     end
   end
 end

@@ -3,7 +3,7 @@
 -- ARGV  1 time ('' but in tests)  2 JSON: epoch, id, slot, places, limits ({number of its window, limit, shadow} each),
 --       running ({place, limit, shadow} each), budgets ({row, budget, start, limit, hardness, version} each), prompt,
 --       cost of the prompt, term in ms, ladder ({tokens, cost} each, largest first; none: no output)
--- Answer {'rebuild', epoch}, {'ended'}, {'inexact'}, or
+-- Answer {'rebuild', epoch}, {'ended'}, {'inexact'}, or, as msgpack in one string,
 --   {'ok' | 'refused', now, bound, micro-units reserved, number of the failing limit (limits, then running, then
 --    budgets; 0: none), ms until it would fit (-1: never), {sum, ms until empty, open tokens of its place} of the windows,
 --    {open requests} of the running, {used, held} of the budgets, {numbers of the shadow limits that would have refused}}
@@ -22,24 +22,20 @@ learn_limits(state, ask.budgets)
 
 local now = clock(state, ARGV[1])
 local second = second_of(now)
-local rows, shadowed = {}, {}
+local rows, shadowed, sums, newest, counted = {}, {}, {}, {}, {}
 for i, b in ipairs(ask.budgets) do rows[i] = b[1] end
+for i, r in ipairs(ask.running) do counted[i] = r[1] end
+for i, window in ipairs(windows) do sums[i], newest[i] = window_sum(window, second) end
 
 local function report(status, bound, mu, failing, wait)
-  local sums, running, money = {}, {}, {}
-  for _, window in ipairs(windows) do
-    local sum = window_sum(window, second)
-    sums[#sums + 1] = sum
-    sums[#sums + 1] = until_empty(window, now, sum)
-    sums[#sums + 1] = tonumber(redis.call('HGET', state, 'tok:' .. place_of(window)) or '0')
-  end
-  for i, r in ipairs(ask.running) do running[i] = tonumber(redis.call('HGET', state, 'run:' .. r[1]) or '0') end
+  local money = {}
   for _, row in ipairs(rows) do
     local m = money_of(state, row)
     money[#money + 1] = m[4]
     money[#money + 1] = m[5]
   end
-  return {status, now, bound, mu, failing, wait, sums, running, money, shadowed}
+  return cmsgpack.pack({status, now, bound, mu, failing, wait, told(state, windows, now, sums, newest),
+    open_of(state, 'run', counted), money, shadowed})
 end
 
 if known[1] == 'open' and redis.call('ZSCORE', open, ask.id) then
@@ -56,8 +52,6 @@ local function refuse(number, shadow, ms)
   if failing == 0 then failing = number end
   if ms < 0 or wait < 0 then wait = -1 else wait = math.max(wait, ms) end
 end
-local sums = {}
-for i, window in ipairs(windows) do sums[i] = window_sum(window, second) end
 for i, l in ipairs(ask.limits) do
   local window, limit, sum = windows[l[1]], l[2], sums[l[1]]
   local unit = parts_of(window)
@@ -66,8 +60,9 @@ for i, l in ipairs(ask.limits) do
     refuse(i, l[3] == 1, need > limit and -1 or until_free(window, now, sum + need - limit))
   end
 end
+local running = open_of(state, 'run', counted)
 for i, r in ipairs(ask.running) do
-  if tonumber(redis.call('HGET', state, 'run:' .. r[1]) or '0') >= r[2] then
+  if running[i] >= r[2] then
     refuse(#ask.limits + i, r[3] == 1, r[2] == 0 and -1 or 1000)   -- nobody knows when one ends
   end
 end
@@ -82,9 +77,12 @@ if failing > 0 then return report('refused', 0, 0, failing, wait) end
 
 local bound, cost = best_rung(ask.ladder, windows, ask.limits, sums, ask.prompt, money, ask.cost)
 local mu = ask.cost + cost
-for _, window in ipairs(windows) do
-  local unit = parts_of(window)
-  window_add(window, second, second, taken(unit, 1, ask.prompt, bound))
+for i, window in ipairs(windows) do
+  local unit, width = parts_of(window)
+  local amount = taken(unit, 1, ask.prompt, bound)
+  window_add(window, second, second, amount)
+  sums[i] = sums[i] + amount
+  if amount > 0 then newest[i] = math.max(newest[i], math.floor(second / width)) end
 end
 hold(state, rows, mu)
 local names = {}
