@@ -87,6 +87,11 @@ class PosterProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._link: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """None: it does not run; the next call starts it."""
+        return self._process.pid if self._process is not None and self._link is not None else None
+
     async def post(self, durable_seq: int) -> Posted:
         posted = await self._call(_Post(durable_seq), Posted)
         self.offset = posted.offset
