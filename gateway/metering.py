@@ -34,6 +34,7 @@ REVIVE_EVERY_S = 1.0
 class Metering:
     admission: Admission
     shipper: Shipper
+    poster: Posts
     journal: Journal
     limiter: Limiter
     link: RedisLink
@@ -86,7 +87,7 @@ async def metering(
     await upkeep.start()
     reviver = asyncio.create_task(_revive(journal))
     try:
-        yield Metering(admission, shipper, journal, limiter, link, prices)
+        yield Metering(admission, shipper, poster, journal, limiter, link, prices)
     finally:
         await admission.drain()
         reviver.cancel()

@@ -8,6 +8,7 @@ died is started again by the next call, which goes on from what SQL was last kno
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -28,6 +29,8 @@ from gateway.telemetry import logs
 from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
 
 CLOSE_S = 5.0
+NICENESS = 5
+"""A posting can wait for a SETTLE that a client waits for; it gets a quarter of a core that others want whole."""
 MAX_REASON_CHARS = 1000
 
 _LENGTH = struct.Struct(">I")
@@ -140,8 +143,9 @@ class PosterProcess:
         with theirs:
             self._link = await asyncio.open_connection(sock=ours)
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.poster_process", stdin=theirs.fileno()
-            )
+                sys.executable, "-m", "gateway.poster_process", stdin=theirs.fileno(),
+                start_new_session=True,  # a terminal's signals are the gateway's
+            )  # fmt: skip
         level = logging.getLogger().getEffectiveLevel()
         begin = _Begin(str(self._directory), self._url, self._slot, self.offset, level)
         await _write(self._link[1], begin)
@@ -167,7 +171,10 @@ class PosterProcess:
 async def serve(link: socket.socket) -> None:
     """The process's half; returns when the gateway hangs up."""
     reader, writer = await asyncio.open_connection(sock=link)
-    begin = _calls.decode(await _read(reader))
+    arriving = asyncio.create_task(_read(reader))
+    if (first := await _unless_hung_up(arriving)) is None:
+        return
+    begin = _calls.decode(first)
     assert isinstance(begin, _Begin)
     logs.configure(logging.getLevelName(begin.log_level))
     database = Database(begin.url, pool_size=1)
@@ -179,7 +186,8 @@ async def serve(link: socket.socket) -> None:
         await asyncio.wait([answering, arriving], return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():  # nothing but the end of the link comes before the answer
             os._exit(1)
-        await _write(writer, await answering)
+        with contextlib.suppress(OSError):
+            await _write(writer, await answering)
     await database.close()
 
 
@@ -222,6 +230,7 @@ async def _write(writer: asyncio.StreamWriter, message: _Call | _Answer) -> None
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the gateway, which ends this one
         signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
     uvloop.run(serve(socket.socket(fileno=0)))
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -52,7 +53,8 @@ class Shipper:
         self._max_outage_s = max_outage_s
         self._max_backlog_bytes = max_backlog_bytes
         self._passed = poster.offset
-        self._advanced = asyncio.Condition()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Of `caught_up`, in the order of the journal."""
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -106,7 +108,7 @@ class Shipper:
         if posted.num_endings:
             self._failing_since = None
         self._num_posted += posted.num_new
-        await self._pass(posted.passed)
+        self._pass(posted.passed)
         return posted.num_records
 
     async def caught_up(self, *, soon: bool = False) -> None:
@@ -115,13 +117,17 @@ class Shipper:
         durable_seq = self._journal.durable_seq
         if soon:
             self._hurry.set()
-        async with self._advanced:
-            await self._advanced.wait_for(lambda: self._passed >= durable_seq)
+        if self._passed < durable_seq:
+            reached = asyncio.get_running_loop().create_future()
+            self._waiting.append((durable_seq, reached))
+            await reached
 
-    async def _pass(self, seq: int) -> None:
-        async with self._advanced:
-            self._passed = seq
-            self._advanced.notify_all()
+    def _pass(self, seq: int) -> None:
+        self._passed = seq
+        while self._waiting and self._waiting[0][0] <= seq:
+            _, reached = self._waiting.popleft()
+            if not reached.done():  # its waiter was cancelled
+                reached.set_result(None)
 
     async def keep(self, frame: EngineRecords | ResidencyReport) -> EngineAck | None:
         """What a worker told; its answer, if it waits for one. Raises ShippingStopped."""
