@@ -35,6 +35,11 @@ from accounting.types import (
 )
 
 POSTER_LOCK = 0x6C6564676572  # "ledger"
+_TAKE_TURN = select(
+    func.pg_advisory_xact_lock(POSTER_LOCK),
+    # A plan that is kept may be from a time when the tables were empty.
+    func.set_config("plan_cache_mode", "force_custom_plan", True),
+)
 _LAST_SEALED_DAY = select(func.max(DaySeal.day)).scalar_subquery()
 _LAST_CUTOFF = select(func.max(Invoice.cutoff_ms)).scalar_subquery()
 _LAST_POSTING = select(func.max(JournalOffset.posted_at_ms)).scalar_subquery()
@@ -141,7 +146,7 @@ async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
     """Alone until the transaction ends. Returns the time of posting: never before the last one, whoever's clock that
     was, and behind every sealed day and every close."""
     if conn.dialect.name == "postgresql":
-        await conn.execute(select(func.pg_advisory_xact_lock(POSTER_LOCK)))
+        await conn.execute(_TAKE_TURN)
     closed = await conn.execute(select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING))
     day, cutoff_ms, last_ms = closed.one()
     now_ms = _now_ms() if now_ms is None else now_ms
