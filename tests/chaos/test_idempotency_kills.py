@@ -61,7 +61,7 @@ STORED = {
     "before SETTLE": "before:gateway.journal:Journal:end",
     "behind SETTLE": "after:gateway.journal:Journal:end",
     "before the ledger's commit": "after:accounting.ledger:post",
-    "behind the ledger's commit": "after:gateway.shipper:Shipper:_post",
+    "behind the ledger's commit": "after:gateway.poster:Poster:_post",
 }
 
 
