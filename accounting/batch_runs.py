@@ -12,10 +12,11 @@ import msgspec
 from sqlalchemy import Row, and_, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import claims, events, model_permissions, outbox
+from accounting import batch_lines, events, model_permissions, outbox
+from accounting.batch_lines import LineEnd
 from accounting.batch_models import Batch, BatchChunk, BatchLine, IdempotentReply
 from accounting.batches import BatchInfo, batch_info
-from accounting.claims import ClaimLost, LineEnd
+from accounting.claims import ClaimLost
 from accounting.models import ApiKey, Tenant
 
 Work = Literal["validate", "complete", "cancel", "expire"]
@@ -101,7 +102,7 @@ async def begin(
     ]  # fmt: skip
     for row in rows:
         await conn.execute(BatchChunk.__table__.insert(), row)  # type: ignore[attr-defined]  # a Table, declared as FromClause
-    await claims.add_ended_lines(conn, held.batch_id, faulty)
+    await batch_lines.add_ended_lines(conn, held.batch_id, faulty)
 
 
 async def fail(

@@ -19,11 +19,13 @@ from sqlalchemy import (
     column,
     func,
     insert,
+    or_,
     select,
     true,
     values,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.engine import Compiled, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.db import insert_all
@@ -43,7 +45,12 @@ async def book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
         await insert_all(conn, LedgerLeg.__table__, booked)
         return
     keys = {f"{name}s": [entry[name] for entry in entries] for name in KEY}
-    await conn.execute(_BOOK, keys)
+    await conn.exec_driver_sql(_BOOK.string, {**_BOOK.params, **keys})
+
+
+def _compiled() -> Compiled:
+    """Once: SQLAlchemy keeps no compiled statement that has a VALUES in it."""
+    return _statement().compile(dialect=make_url("postgresql+psycopg://").get_dialect()())
 
 
 def _statement() -> Insert:
@@ -66,9 +73,9 @@ def _statement() -> Insert:
 
 def _leg(rule: Rule) -> tuple[Any, ...]:
     billed, other = TAKERS
-    taker = case((LedgerEntry.kind.in_(BILLED), billed), else_=other)
+    taker = case((or_(*(LedgerEntry.kind == kind for kind in BILLED)), billed), else_=other)
     amount = rule.sign * getattr(LedgerEntry, rule.column)
     return rule.account or taker, rule.unit or LedgerEntry.currency, rule.token_class, amount
 
 
-_BOOK = _statement()
+_BOOK = _compiled()

@@ -192,7 +192,7 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
     stray_record = select(EngineRecordRow.request_id).where(
         EngineRecordRow.tenant_id.not_in(select(Tenant.id))
     )
-    # Warm-up has no key, so the operator's rows may name none.
+    # Warm-up has no key, so the operator's rows may name none; nor does what ends the requests of a lost journal.
     foreign_key = (
         select(LedgerEntry.request_id)
         .outerjoin(
@@ -200,6 +200,7 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
         )
         .where(ApiKey.id.is_(None), LedgerEntry.tenant_id != OPERATOR_TENANT)
         .where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))
+        .where(or_(LedgerEntry.key_id != "", LedgerEntry.charge != 0))
     )
     foreign_batch = select(LedgerEntry.request_id).join(Batch, Batch.id == LedgerEntry.batch_id).where(
         or_(Batch.tenant_id != LedgerEntry.tenant_id, Batch.key_id != LedgerEntry.key_id)

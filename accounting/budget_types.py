@@ -6,6 +6,7 @@ Intervals are half open, in UTC, in Unix milliseconds. Money is in micro-units.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,9 @@ Hardness = Literal["hard", "soft", "shadow"]
 
 THRESHOLDS = (50, 80, 100)
 """Percent of a budget at which an alert is due."""
+
+HOUR_S = 3_600
+HOUR_MS = HOUR_S * 1000
 
 KNOWN_AFTER_MS = 10_000
 """So long after its creation every gateway counts against a budget."""
@@ -71,7 +75,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         if self.period == "fixed":
             inside = self.start_ms <= now_ms < self.end_ms
             return Period(self.start_ms, self.end_ms) if inside else None
-        return _calendar(self.period, now_ms)
+        return _calendar(self.period, now_ms // HOUR_MS)
 
     def limit_at(self, now_ms: int) -> int:
         change = sum(
@@ -104,8 +108,9 @@ class Quota(msgspec.Struct, frozen=True):
     """Noted where it would have refused, never enforced."""
 
 
-def _calendar(kind: Literal["hour", "day", "month"], now_ms: int) -> Period:
-    now = datetime.fromtimestamp(now_ms // 1000, UTC).replace(minute=0, second=0)
+@lru_cache(maxsize=1024)
+def _calendar(kind: Literal["hour", "day", "month"], hour: int) -> Period:
+    now = datetime.fromtimestamp(hour * HOUR_S, UTC)
     if kind == "hour":
         return _period(now, now + timedelta(hours=1))
     start = now.replace(hour=0)

@@ -9,13 +9,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import changes, tenants
 from accounting.budget_models import BudgetAdjustment, BudgetRow
 from accounting.budget_types import Adjustment, Budget, Hardness, PeriodKind
 from accounting.changes import SYSTEM
+from accounting.db import among
 from accounting.errors import ConflictError, InvalidError, NotFoundError
 from accounting.ids import new_id
 from accounting.models import ApiKey
@@ -26,6 +27,9 @@ MAX_PER_TENANT = 100
 """In force: the limiter checks those that bind a request one by one."""
 MAX_ADJUSTMENTS = 100
 MINUTE_MS = 60_000
+
+_FIELDS = [name for name in Budget.__struct_fields__ if name != "adjustments"]
+_COLUMNS = [getattr(BudgetRow, name) for name in _FIELDS]
 
 
 class NewBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +77,7 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Budget, ...]
 
 
 async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, list[Budget]]:
-    return await _by_tenant(conn, _living().where(BudgetRow.tenant_id.in_(sorted(tenant_ids))))
+    return await _by_tenant(conn, _living().where(among(conn, BudgetRow.tenant_id, tenant_ids)))
 
 
 async def _by_tenant(conn: AsyncConnection, query: Any) -> dict[str, list[Budget]]:
@@ -82,6 +86,14 @@ async def _by_tenant(conn: AsyncConnection, query: Any) -> dict[str, list[Budget
     for budget in await _with_adjustments(conn, rows):
         found.setdefault(budget.tenant_id, []).append(budget)
     return found
+
+
+async def tenants_after(conn: AsyncConnection, tenant_id: str, parts: int) -> list[str]:
+    """Who has budgets in force, by id, from the one behind `tenant_id` on: one of so many parts of them, rounded up."""
+    living = select(BudgetRow.tenant_id).where(BudgetRow.deleted_at.is_(None)).distinct()
+    num = await conn.scalar(select(func.count()).select_from(living.subquery())) or 0
+    query = living.where(BudgetRow.tenant_id > tenant_id).order_by(BudgetRow.tenant_id)
+    return list(await conn.scalars(query.limit(-(-num // parts))))
 
 
 async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:
@@ -194,24 +206,20 @@ def _check_amount(amount: int, param: str) -> int:
 
 
 def _living() -> Any:
-    return select(BudgetRow.__table__).where(BudgetRow.deleted_at.is_(None))
+    return select(*_COLUMNS).where(BudgetRow.deleted_at.is_(None))
 
 
 async def _with_adjustments(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> list[Budget]:
     if not rows:
         return []
     table = BudgetAdjustment
-    query = select(table.__table__).where(table.budget_id.in_([row.id for row in rows]))
+    query = select(table.__table__).where(among(conn, table.budget_id, [row.id for row in rows]))
     found: dict[str, list[Adjustment]] = {}
     for row in await conn.execute(query.order_by(table.from_ms, table.id)):
         found.setdefault(row.budget_id, []).append(
             Adjustment(row.id, row.micro_units, row.from_ms, row.until_ms)
         )
-    names = [name for name in Budget.__struct_fields__ if name != "adjustments"]
     return [
-        Budget(
-            **{name: row._mapping[name] for name in names},
-            adjustments=tuple(found.get(row.id, ())),
-        )
+        Budget(**dict(zip(_FIELDS, row, strict=True)), adjustments=tuple(found.get(row.id, ())))
         for row in rows
     ]

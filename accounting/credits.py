@@ -250,11 +250,12 @@ async def _issue_note(
     earlier = await conn.scalar(select(func.count()).select_from(Invoice).where(of_period))
     number, sequence = await numbers.following(conn, numbers.CREDIT_NOTE)
     start, end = bounds(period)
-    name = await conn.scalar(select(Tenant.name).where(Tenant.id == wrong["tenant_id"]))
+    query = select(Tenant.name, Tenant.time_zone).where(Tenant.id == wrong["tenant_id"])
+    tenant = (await conn.execute(query)).one()
     amount = -credit["amount"]
     await conn.execute(insert(Invoice).values(
         number=number, series=numbers.CREDIT_NOTE, sequence=sequence, issuer=issuer, tenant_id=wrong["tenant_id"],
-        tenant_name=name, period=period, version=(earlier or 0) + 1, currency=wrong["currency"], from_ms=start * 1000,
+        tenant_name=tenant.name, time_zone=tenant.time_zone, period=period, version=(earlier or 0) + 1, currency=wrong["currency"], from_ms=start * 1000,
         until_ms=end * 1000, cutoff_ms=now_ms, created_at=now_ms // 1000, num_requests=0, subtotal=amount, prepaid=0,
         total=amount, days=[],
     ))  # fmt: skip

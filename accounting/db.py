@@ -7,12 +7,14 @@ block. On SQLite a writer begins IMMEDIATE, so it waits for its turn at the star
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     FromClause,
     Row,
@@ -23,6 +25,7 @@ from sqlalchemy import (
     column,
     event,
     func,
+    literal,
     literal_column,
     select,
 )  # fmt: skip
@@ -46,6 +49,8 @@ class Database:
             raise ValueError(
                 f"database URL must begin with sqlite+aiosqlite:// or postgresql+psycopg://, not {parsed.drivername}://"
             )
+        self.url = url
+        """With its password: for a process that is to open the same."""
         self.dialect: Dialect = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
         self._engine = create_async_engine(
             parsed,
@@ -107,6 +112,16 @@ def sqlite_transactions(engine: Any) -> None:
         conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def among(
+    conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str]
+) -> ColumnElement[bool]:
+    """`column IN ids`. One parameter, however many they are: drivers take long over many, and bounds are tight."""
+    if conn.dialect.name == "sqlite":
+        each = func.json_each(msgspec.json.encode(sorted(ids)).decode()).table_valued("value")
+        return column.in_(select(each.c.value))
+    return column == func.any(literal(sorted(ids), postgresql.ARRAY(Text)))
+
+
 def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:
     """The dialect's INSERT, which knows ON CONFLICT; both have the same methods."""
     assert isinstance(table, Table)
@@ -122,9 +137,8 @@ async def insert_new(
     """`INSERT ... ON CONFLICT DO NOTHING RETURNING`: the returned rows are those that were not there before."""
     if not rows:
         return []
-    statement, parameters = _many(conn, table, rows)
-    statement = statement.on_conflict_do_nothing()
-    return list((await conn.execute(statement.returning(*returning), parameters)).all())
+    statement = _inserting_new(conn.dialect.name, table, tuple(rows[0]), tuple(returning))
+    return list((await conn.execute(statement, _parameters(conn, rows))).all())
 
 
 async def insert_all(
@@ -132,21 +146,60 @@ async def insert_all(
 ) -> None:
     """Many plain rows (numbers and text) at once; a row that exists is an error."""
     if rows:
-        statement, parameters = _many(conn, table, rows)
-        await conn.execute(statement, parameters)
+        statement = _inserting(conn.dialect.name, table, tuple(rows[0]))
+        await conn.execute(statement, _parameters(conn, rows))
 
 
-def _many(
-    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]
-) -> tuple[sqlite.Insert | postgresql.Insert, Any]:
+async def add_up(
+    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]], sums: Sequence[str]
+) -> None:
+    """Adds `sums` to those of the row with the same primary key, which is put in if there is none. No key twice."""
+    if rows:
+        statement = _adding_up(conn.dialect.name, table, tuple(rows[0]), tuple(sums))
+        await conn.execute(statement, _parameters(conn, rows))
+
+
+# Statements are made once: to make one takes longer than PostgreSQL needs for a hundred rows.
+
+
+@cache
+def _inserting_new(
+    dialect: str,
+    table: FromClause,
+    names: tuple[str, ...],
+    returning: tuple[InstrumentedAttribute[Any], ...],
+) -> Any:
+    return _inserting(dialect, table, names).on_conflict_do_nothing().returning(*returning)
+
+
+@cache
+def _adding_up(
+    dialect: str, table: FromClause, names: tuple[str, ...], sums: tuple[str, ...]
+) -> Any:
+    assert isinstance(table, Table)
+    statement = _inserting(dialect, table, names)
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key),
+        set_={name: table.c[name] + statement.excluded[name] for name in sums},
+    )
+
+
+@cache
+def _inserting(
+    dialect: str, table: FromClause, names: tuple[str, ...]
+) -> sqlite.Insert | postgresql.Insert:
     """PostgreSQL takes all rows as one JSON parameter: the driver's work per value is what makes big inserts slow."""
     assert isinstance(table, Table)
-    if conn.dialect.name == "sqlite":
-        return sqlite.insert(table), list(rows)
-    names = list(rows[0])
+    if dialect == "sqlite":
+        return sqlite.insert(table)
     source = func.json_populate_recordset(
         literal_column(f'NULL::"{table.name}"'),
         cast(bindparam("rows", type_=Text()), postgresql.JSON),
     ).table_valued(*(column(name, table.c[name].type) for name in names))
-    statement = postgresql.insert(table).from_select(names, select(source), include_defaults=False)
-    return statement, {"rows": msgspec.json.encode(rows).decode()}
+    return postgresql.insert(table).from_select(list(names), select(source), include_defaults=False)
+
+
+def _parameters(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> Any:
+    if conn.dialect.name == "sqlite":
+        return list(rows)
+    return {"rows": msgspec.json.encode(rows).decode()}

@@ -1,5 +1,6 @@
-"""FOCUS 1.2 (FinOps Open Cost and Usage Specification): one row per day, key, model, tier and token class; and one for
-each credit note or adjustment. Money as decimals of exact micro-units. Pure but for what it looks up once.
+"""FOCUS 1.2 (FinOps Open Cost and Usage Specification): one row per day, key, model, tier and token class; one per day,
+tenant, model and class of kept KV; and one for each credit note or adjustment. Money as decimals of exact micro-units.
+Pure but for what it looks up once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import exports, numbers, price_lists, pricing
+from accounting import exports, numbers, price_lists, prices, pricing, residency_sums
 from accounting.db import Database
 from accounting.errors import NotFoundError
 from accounting.invoice_models import Invoice, InvoiceLine
@@ -80,7 +81,7 @@ class Names:
 async def rows(
     database: Database, start: int, end: int, issuer: str, page_rows: int = exports.PAGE_ROWS
 ) -> AsyncIterator[list[tuple[Any, ...]]]:
-    """Pages of rows in the order of `COLUMNS`: usage by day, then corrections."""
+    """Pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then corrections."""
     names = Names(issuer)
     async with database.read() as conn:
         await names.read(conn)
@@ -91,10 +92,11 @@ async def rows(
                 rates = await names.rates.of(conn, row.price_version, row.model, row.tier)
                 made += [_in_order(values) for values in _usage(names, row, rates)]
         yield made
-    async with database.read() as conn:
-        corrections = [_in_order(values) async for values in _corrections(conn, names, start, end)]
-    if corrections:
-        yield corrections
+    for others in (_kept, _corrections):
+        async with database.read() as conn:
+            made = [_in_order(values) async for values in others(conn, names, start, end)]
+        if made:
+            yield made
 
 
 def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, Any]]:
@@ -111,14 +113,40 @@ def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, An
             **_account(names, row.tenant_id, row.key_id),
             **_costs(charge, list_cost),
             **_common(names, row.currency, period, names.invoices.get((row.tenant_id, period))),
-            **_what(row.model, name, row.tier, row.price_version),
+            **_what(row.model, name, row.tier, row.price_version), **_used_on(row.bucket, name),
             "ContractedUnitPrice": None if rates is None else _money(getattr(rates, name)),
             "ListUnitPrice": None if listed is None else _money(getattr(listed, name)),
-            "PricingQuantity": _money(tokens), "PricingUnit": "1M Tokens", "PricingCategory": "Standard",
+            "PricingQuantity": _money(tokens), "PricingUnit": "1M Tokens",
             "ConsumedQuantity": tokens, "ConsumedUnit": "Tokens",
-            "ChargePeriodStart": _iso(row.bucket), "ChargePeriodEnd": _iso(row.bucket + DAY_S),
-            "ChargeCategory": "Usage", "ChargeFrequency": "Usage-Based", "SkuMeter": name,
         }  # fmt: skip
+
+
+async def _kept(
+    conn: AsyncConnection, names: Names, start: int, end: int
+) -> AsyncIterator[dict[str, Any]]:
+    """Under no key: a cache keeps KV for a tenant. Price sheets have one rate for it, which is its list price."""
+    async for one in residency_sums.by_bucket(conn, start, end, DAY_S):
+        period = period_of(one.start)
+        rates = await prices.residency_rates(conn, one.price_version, one.model)
+        place = residency_sums.CLASSES.index(one.token_class)
+        price = None if rates is None else _money(rates[place])
+        yield {
+            **_account(names, one.tenant_id, None),
+            **_costs(one.kept.amount, None),
+            **_common(names, one.currency, period, names.invoices.get((one.tenant_id, period))),
+            **_what(one.model, one.token_class, None, one.price_version),
+            **_used_on(one.start, one.token_class),
+            "ContractedUnitPrice": price, "ListUnitPrice": price,
+            "PricingQuantity": Decimal(one.kept.byte_hours).scaleb(-9), "PricingUnit": "GB-Hours",
+            "ConsumedQuantity": one.kept.byte_hours, "ConsumedUnit": "Byte-Hours",
+        }  # fmt: skip
+
+
+def _used_on(day: int, meter: str) -> dict[str, Any]:
+    return {
+        "ChargePeriodStart": _iso(day), "ChargePeriodEnd": _iso(day + DAY_S), "ChargeCategory": "Usage",
+        "ChargeFrequency": "Usage-Based", "PricingCategory": "Standard", "SkuMeter": meter,
+    }  # fmt: skip
 
 
 async def _corrections(

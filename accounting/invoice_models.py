@@ -65,6 +65,8 @@ class Invoice(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
     tenant_name: Mapped[str]
     """As it was then."""
+    time_zone: Mapped[str] = mapped_column(server_default="UTC")
+    """Of the tenant, as it was then."""
     period: Mapped[str]
     """`2026-10`"""
     version: Mapped[int]

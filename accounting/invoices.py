@@ -44,6 +44,7 @@ class InvoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
     issuer: str
     tenant_id: str
     tenant_name: str
+    time_zone: str
     period: str
     version: int
     currency: str
@@ -166,8 +167,10 @@ async def _issue(
 ) -> str:
     """Number of the new invoice, with its lines, and with what grants pay of it."""
     start, end = bounds(period)
-    name = await conn.scalar(select(Tenant.name).where(Tenant.id == tenant_id))
-    if name is None:
+    tenant = (
+        await conn.execute(select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id))
+    ).first()
+    if tenant is None:
         raise NotFoundError("No such tenant.")
     await _check_earlier_months(conn, tenant_id, start)
     sums = await invoice_lines.uninvoiced(conn, tenant_id, end)
@@ -188,7 +191,8 @@ async def _issue(
     lines += [invoice_lines.of_grant(grant, amount, period, currency) for grant, amount in paid]
     number, sequence = await numbers.following(conn, numbers.INVOICE)
     await conn.execute(insert(Invoice).values(
-        number=number, series=numbers.INVOICE, sequence=sequence, issuer=issuer, tenant_id=tenant_id, tenant_name=name,
+        number=number, series=numbers.INVOICE, sequence=sequence, issuer=issuer, tenant_id=tenant_id, tenant_name=tenant.name,
+        time_zone=tenant.time_zone,
         period=period, version=1, currency=currency, from_ms=start * 1000, until_ms=end * 1000, cutoff_ms=now_ms,
         created_at=now_ms // 1000, num_requests=sum(line.num_requests for line in lines), subtotal=subtotal,
         prepaid=prepaid, total=subtotal - prepaid, days=await _days(conn, tenant_id, start, end),

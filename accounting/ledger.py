@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import booking, end_users, events, limiter_state, outbox, rollups, spend, write_offs
-from accounting.db import insert_all, insert_new, upsert
+from accounting import booking, end_users, limiter_state, outbox, rollups, spend, write_offs
+from accounting.db import among, insert_all, insert_new, upsert
 from accounting.invoice_models import DaySeal, Invoice
 from accounting.legs import Row, reversal, transfer
 from accounting.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry, LedgerLeg
@@ -34,11 +34,14 @@ from accounting.types import (
 )
 
 POSTER_LOCK = 0x6C6564676572  # "ledger"
+_TAKE_TURN = select(
+    func.pg_advisory_xact_lock(POSTER_LOCK),
+    # A plan that is kept may be from a time when the tables were empty.
+    func.set_config("plan_cache_mode", "force_custom_plan", True),
+)
 _LAST_SEALED_DAY = select(func.max(DaySeal.day)).scalar_subquery()
 _LAST_CUTOFF = select(func.max(Invoice.cutoff_ms)).scalar_subquery()
 _LAST_POSTING = select(func.max(JournalOffset.posted_at_ms)).scalar_subquery()
-CHUNK = 500
-"""Ids per IN list: far below both dialects' limits on parameters."""
 
 
 async def post(
@@ -76,7 +79,7 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
     settled = [row for row in entries if row["kind"] == "settle"]
     await rollups.add(conn, settled)
     await spend.note_alerts(conn, settled, now_ms)
-    await outbox.write(conn, [events.usage(row) for row in settled])
+    await outbox.write_usage(conn, settled)
     records = await _records_of(conn, new)
     await _write_off(conn, entries, records, frozenset(records), now_ms)
     return PostResult(len(new), len(postings) - len(new))
@@ -100,7 +103,7 @@ async def reverse(
     await _book(conn, [*taken_back, *lost])
     await rollups.add(conn, taken_back)
     await limiter_state.raise_for_reversals(conn, taken_back, now_ms)
-    await outbox.write(conn, [events.usage(row) for row in taken_back])
+    await outbox.write_usage(conn, taken_back)
 
 
 async def post_engine_records(
@@ -133,6 +136,27 @@ async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[s
     return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
 
 
+class Unended(NamedTuple):
+    """A request that an engine worked on and that has no ending."""
+
+    request_id: str
+    tenant_id: str
+    root: str
+    posted_at_ms: int
+    """When its last engine record came."""
+
+
+async def unended(conn: AsyncConnection) -> list[Unended]:
+    """Running ones, those whose ending is not shipped yet, and those whose journal is lost. O(engine records)."""
+    record = EngineRecordRow
+    ended = exists().where(
+        LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(("settle", "void"))
+    )
+    groups = (record.request_id, record.tenant_id, record.root)
+    query = select(*groups, func.max(record.posted_at_ms)).where(~ended).group_by(*groups)
+    return [Unended(*row) for row in await conn.execute(query.order_by(record.request_id))]
+
+
 Records = Mapping[tuple[str, int], Row]
 
 
@@ -140,7 +164,7 @@ async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
     """Alone until the transaction ends. Returns the time of posting: never before the last one, whoever's clock that
     was, and behind every sealed day and every close."""
     if conn.dialect.name == "postgresql":
-        await conn.execute(select(func.pg_advisory_xact_lock(POSTER_LOCK)))
+        await conn.execute(_TAKE_TURN)
     closed = await conn.execute(select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING))
     day, cutoff_ms, last_ms = closed.one()
     now_ms = _now_ms() if now_ms is None else now_ms
@@ -290,12 +314,10 @@ async def _by_request(
     table: type[LedgerEntry] | type[EngineRecordRow],
     request_ids: Collection[str],
 ) -> list[Row]:
-    ids = sorted(request_ids)
-    found: list[Row] = []
-    for start in range(0, len(ids), CHUNK):
-        query = select(table.__table__).where(table.request_id.in_(ids[start : start + CHUNK]))
-        found.extend((await conn.execute(query)).mappings().all())
-    return found
+    if not request_ids:
+        return []
+    query = select(table.__table__).where(among(conn, table.request_id, request_ids))
+    return list((await conn.execute(query)).mappings())
 
 
 async def _set_offset(conn: AsyncConnection, slot: int, offset: int, now_ms: int) -> None:

@@ -17,9 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import budgets, prices, pricing, quotas, spend
 from accounting.budget_types import Budget, Dimension, Period
+from accounting.db import among
 from accounting.end_users import DAY_BUCKET_MS, DAY_MS
 from accounting.limiter_models import EndUserUse, LimiterGateway, LimiterRunning
-from accounting.limiter_state import CHUNK, Running
+from accounting.limiter_state import Running
 from accounting.models import EngineRecordRow, LedgerEntry
 from accounting.types import Usage
 
@@ -87,7 +88,7 @@ async def snapshots(
     conn: AsyncConnection, epochs: Mapping[str, int], now_ms: int
 ) -> dict[str, Snapshot]:
     """Of each tenant, under the epoch beside it; all in the caller's one read transaction. The number of statements
-    does not grow with the tenants, up to `CHUNK` of them."""
+    does not grow with the tenants."""
     running = await _running(conn, epochs)
     unposted = await _unposted(conn, epochs, running, now_ms)
     opened = {
@@ -117,22 +118,20 @@ async def snapshots(
 
 async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> Mapping[str, Ended]:
     """Those of them that the ledger has."""
-    ids, found = sorted(request_ids), {}
+    if not request_ids:
+        return {}
     entry = LedgerEntry
-    for start in range(0, len(ids), CHUNK):
-        query = select(entry.__table__).where(
-            entry.request_id.in_(ids[start : start + CHUNK]), entry.kind.in_(ENDINGS)
-        )
-        for row in await conn.execute(query):
-            found[row.request_id] = Ended(row.charge, row.cache_write + row.uncached, row.output)
-    return found
+    query = select(entry.request_id, entry.charge, LEDGER.input, entry.output).where(
+        among(conn, entry.request_id, request_ids), entry.kind.in_(ENDINGS)
+    )
+    return {row[0]: Ended(*row[1:]) for row in await conn.execute(query)}
 
 
 async def _running(conn: AsyncConnection, epochs: Mapping[str, int]) -> dict[str, list[Running]]:
     """Listed, and not in the ledger."""
     table = LimiterRunning
     query = select(table.__table__).where(
-        table.tenant_id.in_(sorted(epochs)), table.epoch >= min(epochs.values())
+        among(conn, table.tenant_id, epochs), table.epoch >= min(epochs.values())
     )
     newest = {
         row.request_id: Running(row.request_id, row.slot, row.tenant_id, row.opened_ms, row.detail)
@@ -166,7 +165,7 @@ async def _unposted(
         LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(ENDINGS)
     )
     query = select(record.__table__).where(
-        record.tenant_id.in_(sorted(epochs)), record.posted_at_ms >= since_ms - LONG_MS, ~ended
+        among(conn, record.tenant_id, epochs), record.posted_at_ms >= since_ms - LONG_MS, ~ended
     )
     listed = {one.request_id for of_tenant in running.values() for one in of_tenant}
     rows = [row for row in await conn.execute(query) if row.request_id not in listed]
@@ -231,7 +230,7 @@ async def _day(
         table = source.table
         begun = _floor(table.opened_at_ms, DAY_BUCKET_MS)
         sums = func.count(), func.sum(source.input), func.sum(table.output)
-        query = _of(source, by_day, begun, *sums).where(table.opened_at_ms >= now_ms - DAY_MS)
+        query = _of(conn, source, by_day, begun, *sums).where(table.opened_at_ms >= now_ms - DAY_MS)
         await _read_into(found, conn, query)
     return found
 
@@ -247,8 +246,10 @@ async def _recent(
         begun, ended = _floor(table.opened_at_ms, 1000), _floor(table.ended_at_ms, 1000)
         inputs = func.count(), func.sum(source.input), literal(0)
         outputs = literal(0), literal(0), func.sum(table.output)
-        began_now = _of(source, tenant_ids, begun, *inputs).where(table.opened_at_ms >= since_ms)
-        ended_now = _of(source, tenant_ids, ended, *outputs).where(
+        began_now = _of(conn, source, tenant_ids, begun, *inputs).where(
+            table.opened_at_ms >= since_ms
+        )
+        ended_now = _of(conn, source, tenant_ids, ended, *outputs).where(
             table.opened_at_ms >= since_ms - LONG_MS, table.ended_at_ms >= since_ms
         )
         await _read_into(found, conn, began_now)
@@ -256,12 +257,14 @@ async def _recent(
     return found
 
 
-def _of(source: Source, tenant_ids: Collection[str], moment: Any, *sums: Any) -> Select[Any]:
+def _of(
+    conn: AsyncConnection, source: Source, tenant_ids: Collection[str], moment: Any, *sums: Any
+) -> Select[Any]:
     """Ended requests of the tenants by moment and who sent them."""
     groups = (source.table.tenant_id, moment, *source.who)
     return (
         select(*groups[:2], *sums, *source.who)
-        .where(source.table.tenant_id.in_(sorted(tenant_ids)), source.ended)
+        .where(among(conn, source.table.tenant_id, tenant_ids), source.ended)
         .group_by(*groups)
     )
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import aliased
 
 from accounting import budgets
 from accounting.budget_types import Budget
-from accounting.db import insert_new, upsert
+from accounting.db import among, insert_new, upsert
 from accounting.legs import Row
 from accounting.limiter_models import (
     LimiterBuilt,
@@ -48,9 +48,9 @@ class Running(msgspec.Struct, frozen=True):
 async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
     """In order; what came before the last one of every tenant is left out."""
     of_all = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
-    last_of_all = await conn.scalar(of_all) or 0
     query = select(LimiterIncident.__table__).where(
-        LimiterIncident.epoch > after, LimiterIncident.epoch >= last_of_all
+        LimiterIncident.epoch > after,
+        LimiterIncident.epoch >= func.coalesce(of_all.scalar_subquery(), 0),
     )
     rows = await conn.execute(query.order_by(LimiterIncident.epoch))
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
@@ -67,7 +67,7 @@ async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], n
     """The state of each tenant, built under the epoch that stands beside it, is damaged. Nothing where a newer one is
     due already."""
     query = select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch)).where(
-        or_(LimiterIncident.tenant_id.is_(None), LimiterIncident.tenant_id.in_(sorted(damaged)))
+        or_(LimiterIncident.tenant_id.is_(None), among(conn, LimiterIncident.tenant_id, damaged))
     )
     found = await conn.execute(query.group_by(LimiterIncident.tenant_id))
     newest = {row.tenant_id: int(row[1]) for row in found}
@@ -183,7 +183,7 @@ async def claim(
         newer.tenant_id == LimiterBuilt.tenant_id, newer.epoch > LimiterBuilt.epoch
     )
     await conn.execute(
-        delete(LimiterBuilt).where(LimiterBuilt.tenant_id.in_(sorted(claimed)), is_old)
+        delete(LimiterBuilt).where(among(conn, LimiterBuilt.tenant_id, claimed), is_old)
     )
     return claimed
 

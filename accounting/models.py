@@ -74,6 +74,8 @@ class Tenant(Base):
     """Interactive prompts are pinned for so long after each use."""
     cache_read: Mapped[bool] = mapped_column(server_default=true())
     cache_write: Mapped[bool] = mapped_column(server_default=true())
+    time_zone: Mapped[str] = mapped_column(server_default="UTC")
+    """In which moments are shown to it; periods are UTC's."""
     erased_at: Mapped[int | None]
     """Its texts cannot be read any more; the books stay."""
     requests_per_minute: Mapped[int | None]

@@ -10,19 +10,33 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row as SqlRow
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import events
 from accounting.db import insert_new, upsert
 from accounting.events import Event
+from accounting.legs import Row
 from accounting.outbox_models import Installation, Outbox, Webhook
 from accounting.types import OPERATOR_TENANT
 
 
 async def write(conn: AsyncConnection, told: Sequence[Event]) -> None:
     """A repeated event is told once. What is told now is due now."""
-    listening = await _listening(conn, {event.tenant_id for event in told}) if told else []
+    if listening := await _listening(conn, {event.tenant_id for event in told}):
+        await _tell(conn, told, listening)
+
+
+async def write_usage(conn: AsyncConnection, entries: Sequence[Row]) -> None:
+    """Settles and reversals. Where nobody listens, no event is made."""
+    if listening := await _listening(conn, {entry["tenant_id"] for entry in entries}):
+        await _tell(conn, [events.usage(entry) for entry in entries], listening)
+
+
+async def _tell(
+    conn: AsyncConnection, told: Sequence[Event], listening: Sequence[SqlRow[Any]]
+) -> None:
     pairs = [
         (event, hook)
         for event in told
@@ -49,7 +63,9 @@ async def source(conn: AsyncConnection) -> str:
     return f"urn:headgate:{found}"
 
 
-async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[Row[Any]]:  # fmt: skip
+async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[SqlRow[Any]]:
+    if not tenant_ids:
+        return []
     query = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(
         Webhook.tenant_id.in_(sorted({*tenant_ids, OPERATOR_TENANT})), Webhook.is_full.is_(False)
     )

@@ -89,6 +89,7 @@ async def _principal(
         model_limits=tuple((model, entry.limits) for model, entry in sorted(by_model.items())),
         weight=tenant.weight_percent / 100,
         cache=shares.cache_share(tenant),
+        time_zone=tenant.time_zone,
         expires_at=until,
         version=max(key.version, tenant.version),
         batch_id=batch_id,

@@ -11,7 +11,7 @@ from accounting import changes, tenants
 from accounting.budget_models import QuotaRow
 from accounting.budget_types import Quota
 from accounting.changes import SYSTEM
-from accounting.db import upsert
+from accounting.db import among, upsert
 from accounting.errors import InvalidError, NotFoundError
 from accounting.models import ApiKey
 from accounting.pricing import MAX_AMOUNT
@@ -24,7 +24,7 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Quota, ...]:
 async def of_tenants(
     conn: AsyncConnection, tenant_ids: Collection[str]
 ) -> dict[str, tuple[Quota, ...]]:
-    query = select(QuotaRow.__table__).where(QuotaRow.tenant_id.in_(sorted(tenant_ids)))
+    query = select(QuotaRow.__table__).where(among(conn, QuotaRow.tenant_id, tenant_ids))
     order = (QuotaRow.level, QuotaRow.subject, QuotaRow.dimension)
     found: dict[str, tuple[Quota, ...]] = {}
     for row in await conn.execute(query.order_by(*order)):

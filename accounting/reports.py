@@ -5,15 +5,16 @@ A bucket is aligned to UTC. Where the range begins or ends inside a bucket, that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import BigInteger, Row, Select, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import report_pages
+from accounting import report_pages, residency_sums
 from accounting.errors import InvalidError
+from accounting.residency_sums import ResidencyClass
 from accounting.rollups import SECONDS, TABLES, Width
 from accounting.types import TOKEN_CLASSES, Tier, TokenClass, Usage
 
@@ -57,6 +58,9 @@ class ReportQuery(msgspec.Struct, frozen=True, kw_only=True):
     page: str | None = None
 
 
+QuantityUnit = Literal["tokens", "byte_hours"]
+
+
 class UsageResult(msgspec.Struct, frozen=True):
     """Sums of one group in one bucket; a dimension that was not grouped by is None."""
 
@@ -76,8 +80,9 @@ class CostResult(msgspec.Struct, frozen=True):
     currency: str
     amount: int
     """Micro-units."""
-    num_tokens: int | None
-    """With `line_item` only."""
+    quantity: int | None
+    """Tokens, or byte-hours of kept KV; with `line_item` only."""
+    unit: QuantityUnit | None
 
 
 class Bucket(msgspec.Struct, frozen=True):
@@ -104,22 +109,24 @@ async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
 
 
 async def costs(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
-    """Settled charges, split into line items where asked."""
+    """Settled charges and those for kept KV, split into line items where asked. Nobody's key keeps KV: what was kept
+    is under no key."""
     page = _plan(query, now, COST_LIMITS, COST_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     if query.line_items is not None:
         columns = tuple(dict.fromkeys((*columns, "model", "tier")))
-    is_split = "line_item" in query.group_by or query.line_items is not None
-    rows = await _sums(
-        conn, query, page, (*columns, "currency"), SPLIT_SUMS if is_split else ("charge",)
-    )
-    found: dict[int, list[UsageResult | CostResult]] = {}
-    for start, results in _cost_results(query, rows).items():
-        found[start] = list(results.values())
-    return _report(query, page, found, now)
+    sums = SPLIT_SUMS if _is_split(query) else ("charge",)
+    rows = await _sums(conn, query, page, (*columns, "currency"), sums)
+    parts = [(row.start, part) for row in rows for part in _cost_parts(query, row._mapping)]
+    if query.key_ids is None:
+        kept = residency_sums.by_bucket(
+            conn, page.start, min(page.end, page.last), SECONDS[query.width], query.tenant_ids
+        )
+        parts += [(one.start, part) async for one in kept for part in _kept_parts(query, one)]
+    return _report(query, page, _added_up(parts), now)
 
 
-def line_item(model: str, token_class: TokenClass, tier: Tier) -> str:
+def line_item(model: str, token_class: TokenClass | ResidencyClass, tier: Tier) -> str:
     return f"{model}, {token_class}" + (", batch" if tier == "batch" else "")
 
 
@@ -258,40 +265,58 @@ def _usage_reader(
     return read
 
 
-def _cost_results(
-    query: ReportQuery, rows: Sequence[Row[Any]]
-) -> dict[int, dict[tuple[Any, ...], CostResult]]:
+def _added_up(
+    parts: Iterable[tuple[int, CostResult]],
+) -> dict[int, list[UsageResult | CostResult]]:
     found: dict[int, dict[tuple[Any, ...], CostResult]] = {}
-    for row in rows:
-        bucket = found.setdefault(row.start, {})
-        for part in _cost_parts(query, row._mapping):
-            key = (part.tenant_id, part.key_id, part.line_item, part.currency)
-            bucket[key] = part if key not in bucket else _added(bucket[key], part)
-    return found
+    for start, part in parts:
+        bucket = found.setdefault(start, {})
+        key = (part.tenant_id, part.key_id, part.line_item, part.currency)
+        bucket[key] = part if key not in bucket else _added(bucket[key], part)
+    return {start: list(bucket.values()) for start, bucket in found.items()}
 
 
 def _cost_parts(query: ReportQuery, row: Mapping[Any, Any]) -> Iterator[CostResult]:
     tenant_id = row["tenant_id"] if "project_id" in query.group_by else None
     key_id = row["key_id"] if "api_key_id" in query.group_by else None
-    itemised = "line_item" in query.group_by
-    if not itemised and query.line_items is None:
-        yield CostResult(tenant_id, key_id, None, row["currency"], int(row["charge"]), None)
+    if not _is_split(query):
+        yield CostResult(tenant_id, key_id, None, row["currency"], int(row["charge"]), None, None)
         return
     for name in TOKEN_CLASSES:
         item = line_item(row["model"], name, row["tier"])
         amount, num_tokens = int(row[f"charge_{name}"]), int(row[name])
-        if num_tokens == 0 or (query.line_items is not None and item not in query.line_items):
-            continue
-        yield CostResult(
-            tenant_id,
-            key_id,
-            item if itemised else None,
-            row["currency"],
-            amount,
-            num_tokens if itemised else None,
+        if num_tokens and _is_asked(query, item):
+            whole = CostResult(
+                tenant_id, key_id, item, row["currency"], amount, num_tokens, "tokens"
+            )
+            yield _named(query, whole)
+
+
+def _kept_parts(query: ReportQuery, one: residency_sums.Bucket) -> Iterator[CostResult]:
+    item = line_item(one.model, one.token_class, "interactive")
+    if _is_asked(query, item):
+        tenant_id = one.tenant_id if "project_id" in query.group_by else None
+        whole = CostResult(
+            tenant_id, None, item, one.currency, one.kept.amount, one.kept.byte_hours, "byte_hours"
         )
+        yield _named(query, whole)
+
+
+def _is_split(query: ReportQuery) -> bool:
+    return "line_item" in query.group_by or query.line_items is not None
+
+
+def _is_asked(query: ReportQuery, item: str) -> bool:
+    return query.line_items is None or item in query.line_items
+
+
+def _named(query: ReportQuery, part: CostResult) -> CostResult:
+    """Filtered by line items and not grouped by them: amounts of all kinds add up."""
+    if "line_item" in query.group_by:
+        return part
+    return msgspec.structs.replace(part, line_item=None, quantity=None, unit=None)
 
 
 def _added(one: CostResult, other: CostResult) -> CostResult:
-    tokens = None if one.num_tokens is None else one.num_tokens + (other.num_tokens or 0)
-    return msgspec.structs.replace(one, amount=one.amount + other.amount, num_tokens=tokens)
+    quantity = None if one.quantity is None else one.quantity + (other.quantity or 0)
+    return msgspec.structs.replace(one, amount=one.amount + other.amount, quantity=quantity)

@@ -45,4 +45,5 @@ class ResidencyCharge(Base):
         CheckConstraint("cache >= 0 AND pinned >= 0", "sums"),
         CheckConstraint("charge_cache >= 0 AND charge_pinned >= 0", "charges"),
         Index("ix_residency_charge_tenant_id_hour", "tenant_id", "hour"),
+        Index("ix_residency_charge_hour", "hour"),
     )

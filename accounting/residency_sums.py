@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -12,7 +13,8 @@ from accounting.invoice_models import Invoice, InvoiceLine
 from accounting.periods import period_of
 from accounting.residency_models import ResidencyCharge
 
-CLASSES = ("residency_cache", "residency_pinned")
+ResidencyClass = Literal["residency_cache", "residency_pinned"]
+CLASSES: tuple[ResidencyClass, ...] = ("residency_cache", "residency_pinned")
 HOUR_MS = 3_600_000
 
 
@@ -34,22 +36,29 @@ class Kept(NamedTuple):
         return Kept(self.byte_hours - other.byte_hours, self.amount - other.amount)
 
 
+class Bucket(NamedTuple):
+    start: int
+    tenant_id: str
+    model: str
+    price_version: str
+    currency: str
+    token_class: ResidencyClass
+    kept: Kept
+
+
 async def charged(
     conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]
 ) -> dict[Key, Kept]:
     table = ResidencyCharge
     groups = (table.hour, table.model, table.price_version, table.currency)
-    parts = ((table.cache, table.charge_cache), (table.pinned, table.charge_pinned))
-    columns = [column for kept, charge in parts for column in (_hours(kept), func.sum(charge))]
-    query = select(*groups, *columns).where(table.tenant_id == tenant_id, *where)
+    query = select(*groups, *_sums()).where(table.tenant_id == tenant_id, *where)
     found: dict[Key, Kept] = {}
     for row in await conn.execute(query.group_by(*groups)):
-        for i, token_class in enumerate(CLASSES):
+        for token_class, kept in _by_class(row[len(groups) :]):
             key = Key(period_of(row.hour), row.model, row.price_version, row.currency, token_class)
-            hours, amount = int(row[4 + 2 * i]), int(row[5 + 2 * i])
             before = found.get(key, Kept())
-            found[key] = Kept(before.byte_hours + hours, before.amount + amount)
-    return {key: kept for key, kept in found.items() if kept != Kept()}
+            found[key] = Kept(before.byte_hours + kept.byte_hours, before.amount + kept.amount)
+    return found
 
 
 async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
@@ -63,6 +72,28 @@ async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
         .group_by(*groups)
     )
     return {Key(*row[:5]): Kept(int(row[5]), int(row[6])) for row in await conn.execute(query)}
+
+
+async def by_bucket(
+    conn: AsyncConnection,
+    start: int,
+    end: int,
+    seconds: int,
+    tenant_ids: Sequence[str] | None = None,
+) -> AsyncIterator[Bucket]:
+    """Of hours in [start, end), by buckets of so many seconds (whole hours) and by class; only those that have any."""
+    table = ResidencyCharge
+    bucket = (table.hour - table.hour % seconds).label("bucket")
+    groups = (bucket, table.tenant_id, table.model, table.price_version, table.currency)
+    query = select(*groups, *_sums()).where(table.hour >= start, table.hour < end)
+    if tenant_ids is not None:
+        query = query.where(table.tenant_id.in_(tenant_ids))
+    for row in await conn.execute(query.group_by(*groups).order_by(*groups)):
+        for token_class, kept in _by_class(row[len(groups) :]):
+            yield Bucket(
+                row.bucket, row.tenant_id, row.model, row.price_version, row.currency,
+                token_class, kept,
+            )  # fmt: skip
 
 
 async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:
@@ -93,5 +124,16 @@ async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
     return num_rows, failures
 
 
-def _hours(kept: Any) -> Any:
-    return func.sum(kept // HOUR_MS)
+def _sums() -> list[ColumnElement[int]]:
+    """Byte-hours and micro-units of each class, side by side."""
+    table = ResidencyCharge
+    parts = ((table.cache, table.charge_cache), (table.pinned, table.charge_pinned))
+    return [func.sum(x) for kept, charge in parts for x in (kept // HOUR_MS, charge)]
+
+
+def _by_class(sums: Sequence[Any]) -> Iterator[tuple[ResidencyClass, Kept]]:
+    """Those of which there is any."""
+    for i, token_class in enumerate(CLASSES):
+        kept = Kept(int(sums[2 * i]), int(sums[2 * i + 1]))
+        if kept != Kept():
+            yield token_class, kept

@@ -5,7 +5,7 @@ When a day is sealed its buckets are computed again from the rows (`recompute`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import (  # fmt: skip
@@ -23,7 +23,7 @@ from sqlalchemy import (  # fmt: skip
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.db import upsert
+from accounting.db import add_up
 from accounting.invoice_models import RollupMonth
 from accounting.legs import Row
 from accounting.models import LedgerEntry, RollupDay, RollupHour, RollupMinute
@@ -39,7 +39,9 @@ SECONDS: dict[Width, int] = {"1m": 60, "1h": 3_600, "1d": 86_400}
 SPANS: tuple[Span, ...] = ("1m", "1h", "1d", "month")
 
 KEYS = ("tenant_id", "key_id", "model", "tier", "price_version", "currency")
+BUCKET_KEYS = ("bucket", *KEYS)
 SUMS = (*TOKEN_CLASSES, "charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
+COUNTED = ("num_requests", *SUMS)
 
 
 def table_of(span: Span) -> type[RollupMinute | RollupHour | RollupDay | RollupMonth]:
@@ -48,31 +50,30 @@ def table_of(span: Span) -> type[RollupMinute | RollupHour | RollupDay | RollupM
 
 async def add(conn: AsyncConnection, entries: Sequence[Row]) -> None:
     """Adds new settle entries, and takes off reversals, in the buckets of their requests' start."""
-    if not entries:
-        return
+    rows = summed(
+        {
+            **entry, "bucket": bucket_of("1m", entry["opened_at_ms"] // 1000),
+            "num_requests": -1 if entry["kind"] == "reversal" else 1,
+        }
+        for entry in entries
+    )  # fmt: skip
     for span in SPANS:
-        table = table_of(span).__table__
-        statement = upsert(conn, table)
-        sums = {name: table.c[name] + statement.excluded[name] for name in ("num_requests", *SUMS)}
-        await conn.execute(
-            statement.on_conflict_do_update(index_elements=["bucket", *KEYS], set_=sums),
-            summed(entries, span),
-        )
+        rows = summed({**row, "bucket": bucket_of(span, row["bucket"])} for row in rows)
+        await add_up(conn, table_of(span).__table__, rows, COUNTED)
 
 
-def summed(entries: Sequence[Row], span: Span) -> list[dict[str, Any]]:
+def summed(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """One row per bucket and key, sorted by key so that two writers lock in one order."""
-    buckets: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for entry in entries:
-        key = (bucket_of(span, entry["opened_at_ms"] // 1000), *(entry[name] for name in KEYS))
-        row = buckets.get(key)
-        if row is None:
-            row = buckets[key] = dict.fromkeys(("num_requests", *SUMS), 0)
-            row.update(zip(("bucket", *KEYS), key, strict=True))
-        row["num_requests"] += -1 if entry["kind"] == "reversal" else 1
-        for name in SUMS:
-            row[name] += entry[name]
-    return [buckets[key] for key in sorted(buckets)]
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = tuple([row[name] for name in BUCKET_KEYS])
+        sums = found.get(key)
+        if sums is None:
+            found[key] = {name: row[name] for name in (*BUCKET_KEYS, *COUNTED)}
+            continue
+        for name in COUNTED:
+            sums[name] += row[name]
+    return [found[key] for key in sorted(found)]
 
 
 def bucket_of(span: Span, second: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import budgets, events, outbox
 from accounting.budget_models import BudgetAlert
 from accounting.budget_types import THRESHOLDS, Budget, Period
-from accounting.db import insert_new
+from accounting.db import among, insert_new
 from accounting.legs import Row
 from accounting.periods import DAY_S, month_start
 from accounting.rollups import SECONDS, Span, table_of
@@ -53,7 +53,7 @@ async def _charges(
     table = table_of(_widest(period))
     groups = (table.tenant_id, table.key_id, table.model, table.tier)
     query = select(*groups, func.sum(table.charge)).where(
-        table.tenant_id.in_(sorted(tenant_ids)),
+        among(conn, table.tenant_id, tenant_ids),
         table.bucket >= period.start_ms // 1000,
         table.bucket < period.end_ms // 1000,
     )
@@ -92,14 +92,7 @@ async def note_alerts(conn: AsyncConnection, settled: Sequence[Row], now_ms: int
     if not settled:
         return
     by_tenant = await budgets.of_tenants(conn, {entry["tenant_id"] for entry in settled})
-    touched = {
-        (budget.id, period.start_ms): (budget, period)
-        for entry in settled
-        for budget in by_tenant.get(entry["tenant_id"], ())
-        if budget.binds(entry["key_id"], entry["model"], entry["tier"])
-        and (period := budget.period_at(entry["opened_at_ms"])) is not None
-    }
-    uses = list(touched.values())
+    uses = _touched(by_tenant, settled)
     rows = [
         row
         for (budget, period), used in zip(uses, await spent_of(conn, uses), strict=True)
@@ -109,6 +102,26 @@ async def note_alerts(conn: AsyncConnection, settled: Sequence[Row], now_ms: int
     new = {tuple(row) for row in await insert_new(conn, BudgetAlert.__table__, rows, key)}
     noted = [row for row in rows if tuple(row[column.key] for column in key) in new]
     await outbox.write(conn, [events.budget_alert(row) for row in noted])
+
+
+def _touched(
+    by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[Row]
+) -> list[tuple[Budget, Period]]:
+    """Each once."""
+    found: dict[tuple[str, int], tuple[Budget, Period]] = {}
+    last: dict[str, Period] = {}
+    for entry in settled:
+        opened_ms = entry["opened_at_ms"]
+        for budget in by_tenant.get(entry["tenant_id"], ()):
+            known = last.get(budget.id)
+            if known is not None and known.start_ms <= opened_ms < known.end_ms:
+                continue
+            if not budget.binds(entry["key_id"], entry["model"], entry["tier"]):
+                continue
+            if (period := budget.period_at(opened_ms)) is not None:
+                last[budget.id] = period
+                found[budget.id, period.start_ms] = (budget, period)
+    return list(found.values())
 
 
 def _due(budget: Budget, period: Period, used: int, now_ms: int) -> list[dict[str, Any]]:

@@ -5,12 +5,13 @@ The operator's own tenant is not one of them: it is neither listed nor found her
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Row, Select, and_, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, batches, changes, events, outbox, shares
+from accounting import api_keys, batches, changes, events, outbox, shares, time_zones
 from accounting.changes import SYSTEM
 from accounting.db import upsert
 from accounting.errors import ConflictError, InvalidError, NotFoundError
@@ -142,6 +143,20 @@ async def set_shares(
                 "cache_floor_blocks",
             )
     return await _change(conn, tenant_id, values, "project.updated", now, actor)
+
+
+async def set_time_zone(
+    conn: AsyncConnection, tenant_id: str, time_zone: str, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    """Raises InvalidError for a name that is none."""
+    await living(conn, tenant_id)
+    values = {"time_zone": time_zones.checked(time_zone)}
+    return await _change(conn, tenant_id, values, "project.updated", now, actor)
+
+
+async def time_zones_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, str]:
+    query = select(Tenant.id, Tenant.time_zone).where(Tenant.id.in_(sorted(set(tenant_ids))))
+    return {row.id: row.time_zone for row in await conn.execute(query)}
 
 
 async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
@@ -318,6 +333,7 @@ def _tenant(row: Row[Any]) -> TenantInfo:
         _limits(row),
         row.weight_percent / 100,
         shares.cache_share(row),
+        row.time_zone,
     )
 
 

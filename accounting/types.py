@@ -135,6 +135,7 @@ class Principal(msgspec.Struct, frozen=True):
     """What was set for single models of the tenant; others have DEFAULT_MODEL_LIMITS."""
     weight: float = 1.0
     cache: CacheShare = CacheShare()
+    time_zone: str = "UTC"
     expires_at: int | None = None
     version: int = 0
     batch_id: str | None = None
@@ -209,6 +210,8 @@ class TenantInfo(msgspec.Struct, frozen=True):
     weight: float = 1.0
     """Its share of a busy worker, against other tenants' 1.0."""
     cache: CacheShare = CacheShare()
+    time_zone: str = "UTC"
+    """In which moments are shown to it; periods are UTC's."""
 
 
 class ModelLimits(msgspec.Struct, frozen=True):

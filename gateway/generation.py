@@ -11,31 +11,24 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from accounting.types import Outcome, Price, Principal, Usage
+from accounting.types import Outcome, Usage
 from gateway import errors
-from gateway.admission import Admitted, Ask, Settled
+from gateway.admission import Admitted, Settled
 from gateway.drawn import Choice, best
 from gateway.leases import LOW_WATER, LeaseLost
-from gateway.models import ServedModel
-from gateway.router import Pick, Prompt
+from gateway.order import Order
+from gateway.router import Pick
 from gateway.rules import BudgetUse
-from gateway.structured.form import Form
-from gateway.text.choice import ChoiceText, Piece, TextRules
+from gateway.text.choice import ChoiceText, Piece
 from gateway.upstream import failures
 from gateway.upstream.base import Call, Event, Lost, Mailbox
 from gateway.upstream.native import LinkDown, WorkerLink
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
-    BeamParams,
-    CacheRange,
     Failed,
     Finished,
     FinishReason,
-    GenerateRequest,
     PromptCounts,
-    Region,
-    SamplingParams,
-    Tier,
     TokenDelta,
     TokenLogprob,
     TokenUsage,
@@ -48,69 +41,6 @@ FINAL_S = 5.0
 LEASE_RETRY_S = 0.25
 HOLD_MS = 10_000
 """Told to the worker while the client does not read: below its 15 s of parking without a word."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a room asks the engine for, in ids."""
-
-    request_id: str
-    principal: Principal
-    model: ServedModel
-    prompt: Sequence[int]
-    sampling: SamplingParams
-    num_choices: int
-    max_tokens: int
-    rules: TextRules
-    namespace: tuple[Region, ...]
-    tier: Tier
-    form: Form | None = None
-    prompt_logprobs: int = -1
-    pinned: bool = False
-    """The operator's own: what it computes stays on the worker until it is unpinned."""
-    traceparent: str = ""
-    batch_id: str | None = None
-    line_no: int | None = None
-    end_user: str = ""
-    num_shown: int | None = None
-    """The client sees so many of the choices; None: all."""
-    beams: BeamParams | None = None
-    """Then the choices are beams, and come by score, at the end."""
-    price: Price | None = None
-    """Bound by a quote; None: the one in force."""
-
-    @property
-    def retention(self) -> tuple[CacheRange, ...]:
-        """From tier and key alone: a body cannot ask to be kept."""
-        ttl_s = self.principal.cache.ttl_s
-        return (CacheRange(ttl_s=ttl_s),) if ttl_s and self.tier == "interactive" else ()
-
-    def to_route(self) -> Prompt:
-        return Prompt(
-            self.model.on_workers,
-            self.prompt,
-            self.namespace,
-            adapter=self.model.adapter,
-            read=self.principal.cache.read and self.prompt_logprobs < 0,
-            write=self.principal.cache.write,
-        )
-
-    def ask(self, root: str) -> Ask:
-        return Ask(
-            request_id=self.request_id,
-            principal=self.principal,
-            model=self.model.id,
-            base=self.model.base,
-            root=root,
-            tier=self.tier,
-            num_prompt_tokens=len(self.prompt),
-            max_output_tokens=self.max_tokens * self.num_choices,
-            trace_id=self.traceparent[3:35],
-            batch_id=self.batch_id,
-            line_no=self.line_no,
-            end_user=self.end_user,
-            price=self.price,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,36 +90,9 @@ class Generation:
 
     def dispatch(self, link: WorkerLink, attempt: int = 0) -> None:
         """Raises `ApiError` when the request cannot be sent."""
-        order = self.order
         assert link.hello is not None
-        cache = order.principal.cache
-        request = GenerateRequest(
-            request_id=order.request_id,
-            tenant=order.principal.tenant_id,
-            model=order.model.on_workers,
-            adapter=order.model.adapter,
-            root=link.hello.root,
-            namespace=order.namespace,
-            prompt=tuple(order.prompt),
-            sampling=order.sampling,
-            max_tokens=order.max_tokens,
-            lease_bound=self.admitted.lease_bound,
-            lease_seq=self.admitted.lease_seq,
-            attempt=attempt,
-            num_choices=order.num_choices,
-            tier=order.tier,
-            weight=order.principal.weight,
-            cache_read=cache.read and order.prompt_logprobs < 0,
-            cache_write=cache.write,
-            pinned=order.pinned,
-            grammar="" if order.form is None else order.form.grammar,
-            cache_floor_blocks=cache.floor_blocks,
-            cache_quota_blocks=-1 if cache.quota_blocks is None else cache.quota_blocks,
-            retention=order.retention,
-            traceparent=order.traceparent,
-            prompt_logprobs=order.prompt_logprobs,
-            beams=order.beams,
-        )
+        order, lease = self.order, (self.admitted.lease_bound, self.admitted.lease_seq)
+        request = order.to_send(link.hello.root, *lease, attempt)
         try:
             num_cached = self.pick.placement.num_cached if self.pick else 0
             num_uncached = max(0, len(order.prompt) - num_cached)

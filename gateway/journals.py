@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.poster import DEAD_LETTERS
 from gateway.segments import list_segments
-from gateway.shipper import DEAD_LETTERS
 from gateway.unshipped import unshipped
 
 GATEWAY = "gateway-"

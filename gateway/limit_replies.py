@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accounting import time_zones
 from gateway.errors import ApiError, retry_headers
 from gateway.limits import Money, Peek, Verdict, Window
 from gateway.rules import COUNTED, BudgetUse, Holder, Rule
@@ -116,12 +117,14 @@ def _over_budget(holder: Holder, verdict: Verdict, use: BudgetUse) -> ApiError:
     )
 
 
-def shown(holder: Holder, peek: Peek, models: Mapping[str, str]) -> list[dict[str, Any]]:
+def shown(
+    holder: Holder, peek: Peek, models: Mapping[str, str], time_zone: str
+) -> list[dict[str, Any]]:
     """Each limit and budget row with what counts against it. `models`: by place."""
     return [
         *(_shown_window(rule, peek, models) for rule in holder.window_rules),
         *(_shown_running(rule, peek, models) for rule in holder.running_rules),
-        *(_shown_budget(use, peek) for use in holder.budgets),
+        *(_shown_budget(use, peek, time_zone) for use in holder.budgets),
     ]
 
 
@@ -140,12 +143,14 @@ def _shown_running(rule: Rule, peek: Peek, models: Mapping[str, str]) -> dict[st
     return _of_rule(rule, models) | {"used": peek.running[rule], "reserved": 0, "resets_at": None}
 
 
-def _shown_budget(use: BudgetUse, peek: Peek) -> dict[str, Any]:
+def _shown_budget(use: BudgetUse, peek: Peek, time_zone: str) -> dict[str, Any]:
     money, budget = peek.money[use.row], use.budget
+    resets_at = use.period.end_ms // 1000
     return {
         "level": budget.scope, "dimension": "budget_micro_units", "model": budget.model, "tier": budget.tier,
         "limit": budget.limit_at(peek.now_ms), "used": money.used, "reserved": money.held,
-        "resets_at": use.period.end_ms // 1000, "budget": budget.id, "enforced": budget.hardness == "hard",
+        "resets_at": resets_at, "resets_at_local": time_zones.shown(resets_at, time_zone),
+        "budget": budget.id, "enforced": budget.hardness == "hard",
     }  # fmt: skip
 
 

@@ -158,7 +158,7 @@ class Limiter:
             "ladder": ladder,
         }
         answer = await self._run("reserve", holder, windows, ask)
-        if answer[0] == b"ended":
+        if answer[0] == "ended":
             raise ReservationEnded(holder.request_id)
         verdict = _verdict(holder, answer)
         if verdict.failing is None:
@@ -186,13 +186,13 @@ class Limiter:
             "ladder": ladder,
         }
         answer = await self._run("extend", holder, windows, ask)
-        if answer[0] == b"ended":
+        if answer[0] == "ended":
             raise ReservationEnded(holder.request_id)
         bound, wait_ms, reserved, row = answer[1:]
         held.bound, held.seq, held.reserved = bound, max(seq, held.seq), reserved
         if counted_prompt >= 0:
             held.prompt_tokens = min(held.prompt_tokens, counted_prompt)
-        stop = next((use for use in uses if use.row.encode() == row), None)
+        stop = next((use for use in uses if use.row == row), None)
         return LeaseGrant(bound, wait_ms, reserved, stop)
 
     async def settle(
@@ -261,9 +261,9 @@ class Limiter:
                 continue
             if not self.rebuilder.is_in_force(tenant_id, epoch):
                 continue
-            if answer[0] == b"inexact":
+            if answer[0] == "inexact":
                 raise InvalidError("An amount is beyond what the limiter can count.")
-            if answer[0] != b"rebuild":
+            if answer[0] != "rebuild":
                 return answer
             await self.rebuilder.rebuild(tenant_id, epoch, answer[1])
         raise LimiterUnavailable("limiter state does not settle")

@@ -19,6 +19,8 @@ from accounting.types import Posting
 from gateway.admission import Admission
 from gateway.journal import Journal, open_journal
 from gateway.limits import Limiter, limiter_link
+from gateway.poster import Poster, Posts
+from gateway.poster_process import PosterProcess
 from gateway.price_cache import PriceCache
 from gateway.redis_link import TIMEOUT_S, RedisLink
 from gateway.rules import BudgetUse, Rule
@@ -32,6 +34,7 @@ REVIVE_EVERY_S = 1.0
 class Metering:
     admission: Admission
     shipper: Shipper
+    poster: Posts
     journal: Journal
     limiter: Limiter
     link: RedisLink
@@ -66,7 +69,8 @@ async def metering(
         # Replayed: what the dead process left running has ended now, and its keys may run again.
         await replies.drop_running(conn, slot)
     link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
-    shipper = Shipper(journal, database, slot, offset)
+    poster = _poster(database, directory, slot, offset)
+    shipper = Shipper(journal, poster)
     limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
     upkeep = Upkeep(limiter, link, database)
     prices = PriceCache(database)
@@ -83,7 +87,7 @@ async def metering(
     await upkeep.start()
     reviver = asyncio.create_task(_revive(journal))
     try:
-        yield Metering(admission, shipper, journal, limiter, link, prices)
+        yield Metering(admission, shipper, poster, journal, limiter, link, prices)
     finally:
         await admission.drain()
         reviver.cancel()
@@ -92,7 +96,15 @@ async def metering(
         await upkeep.close()
         await journal.close()
         await shipper.close()
+        await poster.close()
         await link.close()
+
+
+def _poster(database: Database, directory: Path, slot: int, offset: int) -> Posts:
+    """Beside a server's database a process of its own. SQLite's writers take turns best within one process."""
+    if database.dialect == "sqlite":
+        return Poster(directory, database, slot, offset)
+    return PosterProcess(directory, database.url, slot, offset)
 
 
 async def _revive(journal: Journal) -> None:

@@ -19,8 +19,9 @@ from cache.hashing import region_id
 from gateway import ids
 from gateway.admission import Admission
 from gateway.errors import ApiError
-from gateway.generation import Generation, Order
+from gateway.generation import Generation
 from gateway.models import Models
+from gateway.order import Order
 from gateway.text.choice import TextRules
 from gateway.upstream.base import Lost, Mailbox
 from gateway.upstream.native import WorkerLink

@@ -20,9 +20,9 @@ from accounting import pricing, quotes
 from accounting.quotes import LASTS_MS, Terms
 from accounting.types import Price, Rates, Usage
 from gateway import errors, ids, sql
-from gateway.generation import Order
 from gateway.idempotency import fingerprint
 from gateway.keys import ENGINE, PRINCIPAL, RECORD
+from gateway.order import Order
 from gateway.reply import Plan
 from gateway.upstream.native import LinkDown
 from workers.protocol.frames import FrameError

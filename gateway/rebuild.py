@@ -103,7 +103,8 @@ class Rebuilder:
         self._life = ""
         self._listed = -1
         self._following = asyncio.Lock()
-        self._making = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._sending = asyncio.Lock()
         self._newest = Group(has_begun=True)  # the first to ask begins another
         self._building: dict[str, asyncio.Task[None]] = {}
 
@@ -186,7 +187,7 @@ class Rebuilder:
             del self._building[tenant_id]
 
     async def _rebuild(self, group: Group) -> None:
-        async with self._making:
+        async with self._reading:
             group.has_begun = True  # whoever asked until now is in it
             due = await self._due(group)
             if not due:
@@ -194,23 +195,25 @@ class Rebuilder:
             await self._until_listed(max(due.values()))
             now_ms = await self._redis_ms()
             mine = await self._claim(due)
-            await self._build(mine, now_ms)
+            snapshots = await self._read_books(mine, now_ms)
+            await self._sending.acquire()
+        try:  # the next group is read meanwhile
+            await self._build(mine, snapshots, now_ms)
+        finally:
+            self._sending.release()
         # Whoever claimed the others is gone, or what it built is.
         await self._give_up(await self._missing({t: due[t] for t in due.keys() - mine.keys()}))
 
     async def _due(self, group: Group) -> dict[str, int]:
-        """The tenants to build, and under which epoch; the others are to be asked under a newer one."""
+        """The tenants to build, and under which epoch; the others' states are there."""
         await self.follow()
-        due = {
-            tenant_id: epoch
-            for tenant_id, (epoch, _) in group.asked.items()
-            if self._epochs.of(tenant_id) == epoch
-        }
-        damaged = {
-            tenant_id: epoch
-            for tenant_id, epoch in due.items()
-            if group.asked[tenant_id][1] == epoch
-        }
+        due, damaged = {}, {}
+        for tenant_id, (asked, found) in group.asked.items():
+            epoch = self._epochs.of(tenant_id)
+            if found < epoch:
+                due[tenant_id] = epoch
+            elif found == asked == epoch:
+                damaged[tenant_id] = epoch
         return due | await self._give_up(damaged)
 
     async def _list(self) -> None:
@@ -265,11 +268,15 @@ class Rebuilder:
                 await asyncio.sleep(LOOK_S)
         return missing
 
-    async def _build(self, epochs: Mapping[str, int], now_ms: int) -> None:
+    async def _read_books(self, epochs: Mapping[str, int], now_ms: int) -> dict[str, Snapshot]:
         if not epochs:
-            return
+            return {}
         async with self._read() as conn:
-            snapshots = await limiter_books.snapshots(conn, epochs, now_ms)
+            return await limiter_books.snapshots(conn, epochs, now_ms)
+
+    async def _build(
+        self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now_ms: int
+    ) -> None:
         tenants = list(epochs)
         for start in range(0, len(tenants), MAX_SENT):
             some = tenants[start : start + MAX_SENT]
@@ -292,11 +299,12 @@ class Rebuilder:
     async def _try_to_set(
         self, tenant_id: str, epoch: int, snapshot: Snapshot, now_ms: int
     ) -> None:
-        forgotten = await self._link.command("ZRANGE", open_key(tenant_id), 0, -1)
         keys, ask = _arguments(tenant_id, epoch, snapshot, now_ms)
-        keys += [reservation_key(tenant_id, name.decode()) for name in forgotten]
         now: Argument = "" if self._now_ms is None else self._now_ms()
-        await self._link.script("rebuild", list(dict.fromkeys(keys)), (now, ask))
+        answer = await self._link.script("rebuild", keys, (now, ask))
+        while answer[0] == "forget":
+            keys += [reservation_key(tenant_id, request_id) for request_id in answer[1]]
+            answer = await self._link.script("rebuild", keys, (now, ask))
 
     async def _redis_ms(self) -> int:
         if self._now_ms is not None:

@@ -19,10 +19,11 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, cast
 
+import msgspec
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 Argument = str | int | bytes
 SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "peek", "rebuild", "audit")
@@ -62,15 +63,14 @@ class RedisLink:
         self._timeouts_s = (timeout_s, timeout_s / 2)
         self._client = redis.Redis.from_url(
             url,
-            socket_timeout=timeout_s,
+            socket_timeout=None,  # a timer for each reply; the round trip has one
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),
             max_connections=2,
             redis_connect_func=self._on_connect,
         )
-        self._client.response_callbacks.clear()  # replies as Redis sends them
         common = _source("common")
-        self._sources = {name: common + _source(name) for name in SCRIPTS}
+        self._sources = {name: _packed(common + _source(name)) for name in SCRIPTS}
         self._sha = {
             name: sha1(source.encode(), usedforsecurity=False).hexdigest()
             for name, source in self._sources.items()
@@ -88,9 +88,9 @@ class RedisLink:
         return self._closed_until == 0.0
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> list[Any]:
-        """One script of `gateway/lua`."""
+        """One script of `gateway/lua`: its answer, of integers, text and lists."""
         answer = await self.command("EVALSHA", self._sha[name], len(keys), *keys, *args)
-        return cast(list[Any], answer)
+        return cast(list[Any], msgspec.msgpack.decode(answer))
 
     async def command(self, *command: Argument) -> Any:
         """Any other command. A caller that is cancelled does not take its call back."""
@@ -189,10 +189,17 @@ class RedisLink:
         ]
 
     async def _pipeline(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipe:
-            for command in commands:
-                pipe.execute_command(*command)
-            return await pipe.execute(raise_on_error=False)
+        """On the connection itself: the client's own pipeline costs more than the round trip."""
+        pool: Any = self._client.connection_pool
+        connection = await pool.get_connection()
+        try:
+            await connection.send_packed_command(b"".join(map(_command, commands)))
+            return [await _reply(connection) for _ in commands]
+        except BaseException:  # whatever still comes belongs to nobody
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
 
     async def _on_connect(self, connection: Any) -> None:
         """A new connection may lead to another life of Redis: then nothing already built may be sent on it."""
@@ -217,5 +224,27 @@ class RedisLink:
             self._closed_until = now + PROBE_EVERY_S
 
 
+def _command(arguments: tuple[Argument, ...]) -> bytes:
+    """As RESP wants it: an array of strings."""
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        value = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+    return b"".join(parts)
+
+
+async def _reply(connection: Any) -> Any:
+    """What Redis refuses comes back as a value."""
+    try:
+        return await connection.read_response()
+    except ResponseError as refusal:
+        return refusal
+
+
 def _source(name: str) -> str:
     return files("gateway").joinpath("lua", f"{name}.lua").read_text("utf-8") + "\n"
+
+
+def _packed(source: str) -> str:
+    """The script with its answer as one MessagePack value."""
+    return f"local function answer()\n{source}end\nreturn cmsgpack.pack(answer())\n"

@@ -20,9 +20,10 @@ from accounting.types import Posting
 from gateway import errors, ids
 from gateway.admission import Settled
 from gateway.claimed_key import ClaimedKey, Jointly, not_kept, not_stored
-from gateway.generation import ChoicePiece, Order
+from gateway.generation import ChoicePiece
 from gateway.keys import ATTEMPT, CLAIMED_KEY, ENGINE, RECORD, RETRIES, SETTINGS
 from gateway.models import fingerprint
+from gateway.order import Order
 from gateway.schema.replies import Shape, headgate_of, usage_of
 from gateway.schema.sampling import SamplingFields
 from gateway.sse import CONTENT_TYPE, EventStream, KeptStream

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -117,15 +118,15 @@ class Holder:
             end_user_place,
         )
 
-    @property
+    @cached_property
     def window_rules(self) -> tuple[Rule, ...]:
         return tuple(rule for rule in self.rules if rule.dimension != "concurrency")
 
-    @property
+    @cached_property
     def running_rules(self) -> tuple[Rule, ...]:
         return tuple(rule for rule in self.rules if rule.dimension == "concurrency")
 
-    @property
+    @cached_property
     def windows(self) -> tuple[str, ...]:
         """Each once, however many limits it has."""
         return self.counted_in or tuple(dict.fromkeys(rule.window for rule in self.window_rules))

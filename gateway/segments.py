@@ -68,10 +68,14 @@ def recover(directory: Path) -> Left:
             quarantine(segment.path, data[: found.num_valid_bytes], "damaged before its tail")
         elif found.num_valid_bytes < len(data):
             _cut(segment.path, found.num_valid_bytes)
+        if not found.records:
+            # Its process died before anything in it was whole; the next segment takes its name.
+            segment.path.unlink()
+            continue
         records = found.records + records
-        if left is None and found.records:
+        if left is None:
             left = Left(found.chain(), _boot(found), [])
-        if left is not None and any(record.kind == Kind.SEAL for record in found.records):
+        if any(record.kind == Kind.SEAL for record in found.records):
             break
     if left is None:
         return Left(Chain(), 0, [])

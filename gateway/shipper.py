@@ -1,52 +1,35 @@
-"""Carries one slot's journal into SQL, and the workers' own records with it. The offset moves in the same transaction.
+"""Carries one slot's journal into SQL, and the workers' own records with it: when, how often again, and what waits.
 
-Whatever SQL does, a record is posted once: an unknown COMMIT repeats the same records, which their primary key knows;
-a database that lost its tail took the offset back with it, and the journal is read again from there. While SQL is
-away the journal grows; it is drained afterwards. Knows postings, not how they were made.
+While SQL is away the journal grows; it is drained afterwards. How a record gets into SQL, and only once, is the
+poster's (`poster.py`), which may be a process of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-import msgspec
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import ledger, residency
-from accounting.db import Database
-from accounting.errors import AccountingError
-from accounting.residency import Reading
-from accounting.types import Posting, Usage, WitnessRecord
-from gateway import journal_records, segments
+from gateway import segments
 from gateway.journal import Journal
-from workers.protocol.journal import Kind, Record
-from workers.protocol.messages import EngineAck, EngineRecord, EngineRecords, ResidencyReport
+from gateway.poster import MAX_RECORDS, Posts
+from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
 
 log = logging.getLogger(__name__)
 
-MAX_RECORDS = 5_000
 EVERY_S = 0.2
 MAX_BACKOFF_S = 2.0
 MAX_OUTAGE_S = 600.0
 MAX_BACKLOG_BYTES = 1024**3
 DROP_EVERY_S = 3600.0
-DEAD_LETTERS = "dead-letters.jsonl"
 
-T = TypeVar("T", Posting, WitnessRecord)
-
-
-@dataclass(frozen=True)
-class _Numbered:
-    seq: int
-    posting: Posting
+T = TypeVar("T")
 
 
 class ShippingStopped(Exception):
@@ -54,28 +37,24 @@ class ShippingStopped(Exception):
 
 
 class Shipper:
-    """`start()` begins, `close()` ships what is durable, as far as SQL takes it, and ends."""
+    """`start()` begins, `close()` ships what is durable, as far as SQL takes it, and ends. The poster stays open."""
 
     def __init__(
         self,
         journal: Journal,
-        database: Database,
-        slot: int,
-        offset: int,
+        poster: Posts,
         *,
         max_outage_s: float = MAX_OUTAGE_S,
         max_backlog_bytes: int = MAX_BACKLOG_BYTES,
     ) -> None:
         self._journal = journal
-        self._database = database
-        self._slot = slot
-        self._offset = offset
+        self._poster = poster
         self._num_posted = 0
         self._max_outage_s = max_outage_s
         self._max_backlog_bytes = max_backlog_bytes
-        self._reader = segments.Reader(journal.directory, offset)
-        self._passed = offset
-        self._advanced = asyncio.Condition()
+        self._passed = poster.offset
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Of `caught_up`, in the order of the journal."""
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -86,7 +65,7 @@ class Shipper:
     @property
     def offset(self) -> int:
         """The last record of the journal that SQL has."""
-        return self._offset
+        return self._poster.offset
 
     @property
     def num_posted(self) -> int:
@@ -112,31 +91,25 @@ class Shipper:
             async with asyncio.timeout(limit_s):
                 if self._task is not None:
                     await self._task
-                # What was read and not posted is read again.
-                self._reader = segments.Reader(self._journal.directory, self._offset)
                 while await self.ship():
                     pass
         except (TimeoutError, ShippingStopped):
             log.warning(
-                "journal is not shipped whole; the next process of slot %d goes on", self._slot
+                "journal %s is not shipped whole; the next process of its slot goes on",
+                self._journal.directory,
             )
 
     async def ship(self) -> int:
         """One transaction's worth. Returns how many records were read; 0: nothing durable is left to ship."""
-        durable_seq, offset = self._journal.durable_seq, self._offset
-        records = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
-        if not records:
-            await self._pass(max(self._passed, durable_seq))
+        durable_seq = self._journal.durable_seq
+        if durable_seq <= self._passed:
             return 0
-        numbered = [
-            _Numbered(record.seq, posting)
-            for record in records
-            if record.kind in (Kind.SETTLE, Kind.VOID) and (posting := self._decode(record))
-        ]
-        if numbered:
-            await self._until_posted(lambda: self._post(numbered, records[-1].seq))
-        await self._pass(self._offset if self._offset < offset else records[-1].seq)
-        return len(records)
+        posted = await self._until_done(lambda: self._poster.post(durable_seq))
+        if posted.num_endings:
+            self._failing_since = None
+        self._num_posted += posted.num_new
+        self._pass(posted.passed)
+        return posted.num_records
 
     async def caught_up(self, *, soon: bool = False) -> None:
         """Returns when every ending that is durable now is in SQL, however long SQL is away. `soon`: nothing more is
@@ -144,38 +117,34 @@ class Shipper:
         durable_seq = self._journal.durable_seq
         if soon:
             self._hurry.set()
-        async with self._advanced:
-            await self._advanced.wait_for(lambda: self._passed >= durable_seq)
+        if self._passed < durable_seq:
+            reached = asyncio.get_running_loop().create_future()
+            self._waiting.append((durable_seq, reached))
+            await reached
 
-    async def _pass(self, seq: int) -> None:
-        async with self._advanced:
-            self._passed = seq
-            self._advanced.notify_all()
+    def _pass(self, seq: int) -> None:
+        self._passed = seq
+        while self._waiting and self._waiting[0][0] <= seq:
+            _, reached = self._waiting.popleft()
+            if not reached.done():  # its waiter was cancelled
+                reached.set_result(None)
 
     async def keep(self, frame: EngineRecords | ResidencyReport) -> EngineAck | None:
         """What a worker told; its answer, if it waits for one. Raises ShippingStopped."""
         if isinstance(frame, EngineRecords):
             return await self.post_engine_records(frame)
-        await self._note_residency(frame)
-        return None
-
-    async def _note_residency(self, report: ResidencyReport) -> None:
-        """Once: the next report has the same sums, or higher ones."""
-        readings = [
-            Reading(one.hour, one.tenant, report.model, report.process, one.cache, one.pinned)
-            for one in report.hours
-        ]
         try:
-            async with self._database.write() as conn:
-                await residency.note(conn, readings)
+            await self._poster.note_residency(frame)
         except (SQLAlchemyError, OSError) as failure:
+            # Once: the next report has the same sums, or higher ones.
             log.warning("residency is not noted: %s", failure)
+        return None
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
         """The workers' own counts; returns after the COMMIT, however long SQL is away. Raises ShippingStopped."""
-        witnesses = [_witness(frame.worker, record) for record in frame.records]
-        await self._until_posted(lambda: self._post_witnesses(witnesses))
-        return EngineAck(frame.worker, max((w.seq for w in witnesses), default=0))
+        ack = await self._until_done(lambda: self._poster.post_engine_records(frame))
+        self._failing_since = None
+        return ack
 
     async def _run(self) -> None:
         while not self._stop.is_set():
@@ -203,19 +172,22 @@ class Shipper:
             return
 
     async def _measure_backlog(self) -> None:
-        self._backlog_bytes = await asyncio.to_thread(self._reader.num_bytes_ahead)
+        try:
+            self._backlog_bytes = await self._poster.num_bytes_ahead()
+        except OSError as failure:  # no poster: how long for is counted
+            log.warning("backlog cannot be measured: %s", failure)
 
     async def _drop_old(self) -> None:
         if time.monotonic() >= self._drop_at:
             self._drop_at = time.monotonic() + DROP_EVERY_S
-            await asyncio.to_thread(segments.drop_old, self._journal.directory, self._offset)
+            await asyncio.to_thread(segments.drop_old, self._journal.directory, self.offset)
 
-    async def _until_posted(self, post: Callable[[], Awaitable[None]]) -> None:
+    async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats with jitter through outages, deadlocks and unknown COMMITs. Stopping: one try, then `ShippingStopped`."""
         backoff_s = EVERY_S
         while True:
             try:
-                await post()
+                return await call()
             except (SQLAlchemyError, OSError) as failure:
                 if self._failing_since is None:
                     self._failing_since = time.monotonic()
@@ -225,91 +197,3 @@ class Shipper:
                     raise ShippingStopped from failure
                 await self._pause(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
-            else:
-                self._failing_since = None
-                return
-
-    async def _post(self, numbered: Sequence[_Numbered], offset: int) -> None:
-        """All in one transaction; if a row is at fault, halves, down to the one that is."""
-        try:
-            async with self._database.write() as conn:
-                stored = await ledger.journal_offset(conn, self._slot) or 0
-                if stored < self._offset:
-                    self._rewind(stored)
-                    return
-                posted = await ledger.post(conn, self._slot, offset, [n.posting for n in numbered])
-        except (SQLAlchemyError, AccountingError, OverflowError) as failure:
-            if not _is_rows_fault(failure):
-                raise
-            if len(numbered) == 1:
-                self._bury(msgspec.to_builtins(numbered[0].posting), numbered[0].seq, failure)
-                return
-            middle = len(numbered) // 2
-            await self._post(numbered[:middle], numbered[middle - 1].seq)
-            await self._post(numbered[middle:], offset)
-            return
-        self._offset = offset
-        self._num_posted += posted.num_new
-
-    async def _post_witnesses(self, witnesses: Sequence[WitnessRecord]) -> None:
-        try:
-            async with self._database.write() as conn:
-                await ledger.post_engine_records(conn, witnesses)
-        except (SQLAlchemyError, AccountingError, OverflowError) as failure:
-            if not _is_rows_fault(failure):
-                raise
-            if len(witnesses) == 1:
-                self._bury(msgspec.to_builtins(witnesses[0]), witnesses[0].seq, failure)
-                return
-            middle = len(witnesses) // 2
-            await self._post_witnesses(witnesses[:middle])
-            await self._post_witnesses(witnesses[middle:])
-
-    def _rewind(self, stored: int) -> None:
-        log.critical(
-            "SQL went back from journal offset %d to %d: shipping again", self._offset, stored
-        )
-        self._offset = stored
-        self._reader = segments.Reader(self._journal.directory, stored)
-
-    def _decode(self, record: Record) -> Posting | None:
-        try:
-            return journal_records.posting(record.payload)
-        except msgspec.DecodeError as failure:
-            self._bury(record.payload.hex(), record.seq, failure)
-            return None
-
-    def _bury(self, what: object, seq: int, reason: Exception) -> None:
-        """What SQL will never take is kept beside the journal, for a person."""
-        log.critical("journal record %d cannot be posted: %s", seq, reason)
-        line = json.dumps({"seq": seq, "reason": str(reason), "record": what}) + "\n"
-        path = self._journal.directory / DEAD_LETTERS
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _is_rows_fault(failure: Exception) -> bool:
-    """True: repeating cannot help, this very row is refused. A statement that never reached the driver counts."""
-    if isinstance(failure, DBAPIError):
-        return isinstance(failure, DataError | IntegrityError)
-    return isinstance(failure, StatementError | AccountingError | OverflowError)
-
-
-def _witness(worker: str, record: EngineRecord) -> WitnessRecord:
-    usage = record.usage
-    return WitnessRecord(
-        worker=worker,
-        seq=record.seq,
-        request_id=record.request_id,
-        attempt=record.attempt,
-        tenant_id=record.tenant,
-        root=record.root,
-        usage=Usage(usage.cache_read, usage.cache_write, usage.uncached, usage.output),
-        speculated=usage.speculated,
-        recomputed=usage.recomputed,
-        reason=record.reason,
-    )

@@ -15,8 +15,9 @@ from typing import Any
 from accounting.types import Outcome, Usage
 from gateway import errors
 from gateway.admission import Admission, Admitted, Keep, Settled
-from gateway.generation import FINAL_S, ChoicePiece, Generation, Order
+from gateway.generation import FINAL_S, ChoicePiece, Generation
 from gateway.lifecycle import Detached, Lifecycle
+from gateway.order import Order
 from gateway.router import Pick, Router
 from gateway.rules import BudgetUse
 from gateway.running import Running

@@ -43,6 +43,8 @@ class Fleet:
     supervisor: Supervisor
 
     def pids(self, kind: str) -> list[int]:
+        if kind == "poster":
+            return [pid for gateway in self.pids("gateway") for pid in _posters_of(gateway)]
         return self.supervisor.pids(kind)
 
     async def tenant_key(self, name: str) -> tuple[str, str]:
@@ -119,6 +121,19 @@ async def fleet(
 
 async def _nothing() -> None:
     pass
+
+
+def _posters_of(gateway: int) -> list[int]:
+    """One or none: it may be dead."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(") ")[2].split()[1])
+            if parent == gateway and b"gateway.poster_process" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            pass  # ended meanwhile
+    return found
 
 
 def _specs(found: Fleet, listener: int, num_gateways: int, num_workers: int) -> list[Spec]:

@@ -129,8 +129,7 @@ async def running_gateway(
         redis_url=redis_url,
         database_url=url,
         models={MODEL: {"path": str(model)}},
-        # Tests of a Redis that is slow or away have one of their own; here a busy machine is no outage.
-        **{"limiter_timeout_s": 2.0} | settings,
+        **settings,
     )
     app = create_app(loaded)
     runner = GatewayRunner(app, ConnectionLimits.of(loaded), shutdown_timeout=2.0)

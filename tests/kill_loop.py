@@ -12,15 +12,15 @@ from typing import Literal
 import psycopg
 from fleet import Fleet
 
-Victim = Literal["gateway", "worker", "redis", "database"]
-WEIGHTS: dict[Victim, int] = {"gateway": 4, "worker": 2, "redis": 2, "database": 3}
+Victim = Literal["gateway", "worker", "redis", "poster", "database"]
+WEIGHTS: dict[Victim, int] = {"gateway": 4, "worker": 2, "redis": 2, "poster": 3, "database": 3}
 
 
 @dataclass(frozen=True)
 class Kill:
     victim: Victim
     draw: float
-    """Which of them: a gateway's or worker's slot; of database connections, how many."""
+    """Which of them: a slot's gateway, its poster, a worker; of database connections, how many."""
     after_answers: int
     after_s: float
     """The load goes on for so many answers and seconds first."""
@@ -48,7 +48,7 @@ def execute(kill: Kill, fleet: Fleet) -> int:
     pids = fleet.pids(kill.victim)
     try:
         os.kill(pids[int(kill.draw * len(pids))], signal.SIGKILL)
-    except ProcessLookupError:
+    except (IndexError, ProcessLookupError):
         return 0
     return 1
 

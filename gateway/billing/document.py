@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from accounting import time_zones
 from accounting.invoice_lines import Line
 from accounting.invoices import InvoiceInfo
 from accounting.periods import DAY_S
@@ -47,6 +48,8 @@ class Document(msgspec.Struct, frozen=True):
     customer: str
     customer_id: str
     period: str
+    local_period: str
+    """As the customer's clocks have it; empty where they go by UTC."""
     issued: str
     currency: str
     rows: list[Row]
@@ -66,10 +69,19 @@ def document(info: InvoiceInfo) -> Document:
     return Document(
         title="Credit note" if is_note else "Invoice", number=info.number, issuer=info.issuer,
         customer=info.tenant_name, customer_id=info.tenant_id,
-        period=f"{_date(info.from_ms // 1000)} to {_date(last_day)} (UTC)", issued=_date(info.created_at),
+        period=f"{_date(info.from_ms // 1000)} to {_date(last_day)} (UTC)", local_period=_local_period(info), issued=_date(info.created_at),
         currency=info.currency, rows=[_row(line, info) for line in info.lines], totals=totals,
         bars=_bars(info), highest=grouped(max(info.days, default=0)),
     )  # fmt: skip
+
+
+def _local_period(info: InvoiceInfo) -> str:
+    if info.time_zone == time_zones.UTC:
+        return ""
+    start, end = (
+        time_zones.shown(ms // 1000, info.time_zone) for ms in (info.from_ms, info.until_ms)
+    )
+    return f"{start[:16]} to {end[:16]} ({info.time_zone})".replace("T", " ")
 
 
 def _row(line: Line, info: InvoiceInfo) -> Row:

@@ -50,9 +50,10 @@ def _head(page: _Page, doc: Document) -> None:
     _line(page, doc.issuer, 11)
     page.ln(6)
     top = page.get_y()
+    local = [("", doc.local_period)] if doc.local_period else []
     for x, parts in (
         (MARGIN_MM, [("Customer", doc.customer), ("", doc.customer_id)]),
-        (MARGIN_MM + 95, [("Period", doc.period), ("Issued", doc.issued)]),
+        (MARGIN_MM + 95, [("Period", doc.period), *local, ("Issued", doc.issued)]),
     ):
         page.set_y(top)
         for label, text in parts:

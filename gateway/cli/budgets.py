@@ -132,7 +132,7 @@ def _row(budget: dict[str, Any]) -> dict[str, Any]:
         "limit": current.get("limit_micro_units", budget["limit_micro_units"]),
         "settled": current.get("settled_micro_units"),
         "kind": "shadow" if budget["shadow"] else "hard" if budget["hard"] else "soft",
-        "ends": current.get("end"),
+        "ends": current.get("end_local"),
     }
 
 

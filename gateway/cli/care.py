@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
-from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import ledger, migrate
+from accounting import ledger
 from accounting.db import Database
-from accounting.errors import SchemaError
 from accounting.types import BooksReport
+from gateway.abandon import Abandoned, JournalThere, abandon
 from gateway.cli import embedded
 from gateway.cli.admin import table
+from gateway.cli.books_access import with_books
 from gateway.cli.common import fail, home_option, json_option
 from gateway.cli.home import Home
+from gateway.journal import SlotTaken
 from gateway.journals import (
+    GATEWAY,
     JournalState,
     gateway_journals,
     of_gateway,
@@ -28,6 +29,8 @@ from gateway.journals import (
     worker_journals,
 )
 from gateway.limits import limiter_link
+from gateway.redis_link import LimiterUnavailable
+from gateway.replay import Replayed, replay
 from gateway.verification import Verified, verify
 
 REDIS_TIMEOUT_S = 2.0
@@ -43,10 +46,8 @@ def verify_books(home: Path, as_json: bool) -> None:
 
     Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
     """
-    try:
-        found = asyncio.run(_verify(Home(home.expanduser().resolve())))
-    except (SchemaError, SQLAlchemyError, OSError) as error:
-        fail(f"The books cannot be read: {str(error).splitlines()[0]}")
+    place = Home(home.expanduser().resolve())
+    found = with_books(home, lambda database: _verify(place, database))
     if as_json:
         click.echo(msgspec.json.encode(found.shape()))
     else:
@@ -64,50 +65,87 @@ def journals() -> None:
 @json_option
 def list_journals(home: Path, as_json: bool) -> None:
     """Every slot of this machine: sizes, and how many requests run, or ended and are not in SQL yet."""
-    try:
-        found = asyncio.run(_list(Home(home.expanduser().resolve())))
-    except (SchemaError, SQLAlchemyError, OSError) as error:
-        fail(f"The journals cannot be read: {str(error).splitlines()[0]}")
+    state_dir = Home(home.expanduser().resolve()).state
+    found = with_books(home, lambda database: _list(state_dir, database))
     table([msgspec.structs.asdict(one) for one in found], as_json, JournalState.__struct_fields__)
 
 
-async def _verify(home: Home) -> Verified:
+@journals.command("replay")
+@click.argument("slots", nargs=-1, type=click.IntRange(0))
+@home_option
+@json_option
+def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
+    """Bring into the books what gateways that are gone left behind: their endings, and a void for what still ran.
+
+    SLOTS are numbers of gateways; without them, all that have a journal here. `headgate up` does this at its start for
+    slots that it does not use. A slot that a living gateway owns is left to it.
+    """
+    place = Home(home.expanduser().resolve())
+    known = gateway_journals(place.state)
+    if unknown := sorted(set(slots) - known.keys()):
+        raise click.UsageError(f"No journal here: {', '.join(map(str, unknown))}.")
+    wanted = {slot: known[slot] for slot in sorted(slots or known)}
+
+    async def work(database: Database) -> list[Replayed]:
+        return [
+            await replay(database, _redis_url(place), slot, directory)
+            for slot, directory in wanted.items()
+        ]
+
+    found = with_books(home, work)
+    table([msgspec.structs.asdict(one) for one in found], as_json, Replayed.__struct_fields__)
+
+
+@journals.command("abandon")
+@click.argument("slot", type=click.IntRange(0))
+@home_option
+@json_option
+@click.confirmation_option(
+    prompt="What was charged there and not shipped is lost to the books. Are all other gateways' journals replayed?"
+)
+def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
+    """End what only the journal of gateway SLOT knew, whose disk is gone for good.
+
+    What it held of limits and budgets is given back. Requests that a worker recorded more than ten minutes ago, that
+    nobody ended, and that no other journal or reservation names, become void: nobody is charged for them. A journal
+    that is there is never abandoned: replay it.
+    """
+    place = Home(home.expanduser().resolve())
+    journals = gateway_journals(place.state)
+    directory = place.state / f"{GATEWAY}{slot}" / "journal"
+    try:
+        found = with_books(
+            home, lambda database: abandon(database, _redis_url(place), slot, journals, directory)
+        )
+    except JournalThere:
+        fail(f"The journal of slot {slot} is here: use `headgate journals replay {slot}`.")
+    except SlotTaken:
+        fail(f"A living gateway owns slot {slot}.")
+    except LimiterUnavailable as error:
+        fail(f"Redis must answer, so that nobody's running request is ended: {error}.")
+    table([msgspec.structs.asdict(found)], as_json, Abandoned.__struct_fields__)
+
+
+async def _verify(home: Home, database: Database) -> Verified:
     link = limiter_link(_redis_url(home), timeout_s=REDIS_TIMEOUT_S)
     try:
-        async with _books(home) as database:
-            return await verify(database, _state_dir(home), link)
+        return await verify(database, home.state, link)
     finally:
         await link.close()
 
 
-async def _list(home: Home) -> list[JournalState]:
-    state_dir = _state_dir(home)
+async def _list(state_dir: Path, database: Database) -> list[JournalState]:
     slots = gateway_journals(state_dir)
-    async with _books(home) as database, database.read() as conn:
+    async with database.read() as conn:
         offsets = {slot: await ledger.journal_offset(conn, slot) or 0 for slot in slots}
     found = [await asyncio.to_thread(of_gateway, n, slots[n], offsets[n]) for n in sorted(slots)]
     workers = sorted(worker_journals(state_dir).items())
     return found + [await asyncio.to_thread(of_worker, slot, path) for slot, path in workers]
 
 
-@asynccontextmanager
-async def _books(home: Home) -> AsyncIterator[Database]:
-    url = os.environ.get("HEADGATE_DATABASE_URL") or home.database_url
-    await asyncio.to_thread(migrate.check, url)
-    database = Database(url)
-    try:
-        yield database
-    finally:
-        await database.close()
-
-
 def _redis_url(home: Home) -> str:
     """Where nobody answers, what is compared with Redis is left out."""
     return os.environ.get("HEADGATE_REDIS_URL") or embedded.redis_url(home.run / "redis.sock")
-
-
-def _state_dir(home: Home) -> Path:
-    return Path(os.environ.get("HEADGATE_STATE_DIR") or home.root / "state")
 
 
 def _print(report: BooksReport, slots: Sequence[int]) -> None:

@@ -51,6 +51,11 @@ class Home:
         return self.root / "run" / "ready.json"
 
     @property
+    def state(self) -> Path:
+        """One journal directory per slot; HEADGATE_STATE_DIR may put them elsewhere."""
+        return Path(os.environ.get("HEADGATE_STATE_DIR") or self.root / "state")
+
+    @property
     def redis(self) -> Path:
         return self.root / "redis"
 

@@ -89,14 +89,14 @@ def costs(
         api = AdminApi.of(home)
         buckets = list(_buckets(api, "costs", "1d", COST_LIMIT, groups, asked, more))
         rows = [
-            (time.strftime(FORMATS["1d"], time.gmtime(bucket["start_time"])), *cells, result["quantity"],
+            (time.strftime(FORMATS["1d"], time.gmtime(bucket["start_time"])), *cells, result["quantity"], result["quantity_unit"],
              f"{result['amount']['value']:f} {result['amount']['currency']}")
             for bucket, result, cells in _results(api, buckets, groups)
         ]  # fmt: skip
         print_rows(
             {"object": "page", "data": buckets},
             as_json,
-            ("start", *groups, "tokens", "amount"),
+            ("start", *groups, "quantity", "unit", "amount"),
             rows,
         )
 

@@ -76,6 +76,9 @@ def rename_tenant(tenant: str, name: str, home: Path, as_json: bool) -> None:
 @click.argument("tenant")
 @click.option("--weight", type=float, help="Share of a busy worker, against others' 1.")
 @click.option(
+    "--time-zone", help="In which invoices and ends of budgets are shown, like Europe/Berlin."
+)
+@click.option(
     "--cache-quota-blocks", type=OrNone(min=0), help="Most blocks in a worker's cache, or none."
 )
 @click.option(
@@ -93,13 +96,14 @@ def rename_tenant(tenant: str, name: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def set_tenant(tenant: str, home: Path, as_json: bool, **given: Any) -> None:
-    """What TENANT (id or name) gets of each worker; what is not given stays."""
+    """What TENANT (id or name) gets of each worker, and its clocks; what is not given stays."""
     body = body_of(given)
     with one_sentence():
         api = AdminApi.of(home)
         changed = api.call("PATCH", f"{TENANTS}/{api.project(tenant)['id']}", body)
         columns = (
             "weight",
+            "time_zone",
             "cache_quota_blocks",
             "cache_floor_blocks",
             "cache_ttl_s",

@@ -23,6 +23,7 @@ import redis.asyncio
 
 from accounting import migrate
 from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
+from accounting.db import Database
 from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
 from gateway.cli.banner import banner
@@ -30,6 +31,8 @@ from gateway.cli.devices import share, visible_devices
 from gateway.cli.home import Home, HomeError, write_private
 from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
 from gateway.cli.supervisor import Spec, Supervisor
+from gateway.journals import gateway_journals
+from gateway.replay import replay
 
 READY_LIMIT_S = 600.0
 POLL_S = 0.1
@@ -120,6 +123,7 @@ class Up:
             await self._start_redis()
         await self._ping_redis()
         await self._prepare_database()
+        await self._replay_unused_slots()
         for slot in range(self.options.num_workers):
             await self.supervisor.start(self._worker(slot))
         for slot in range(self.options.num_gateways):
@@ -186,6 +190,26 @@ class Up:
             self._stored_credentials(),
         )
         self._store(self.credentials)
+
+    async def _replay_unused_slots(self) -> None:
+        """What gateways of an earlier start with more of them left in their journals; those in use do it themselves."""
+        slots = gateway_journals(self.home.state)
+        unused = sorted(slots.keys() - set(range(self.options.num_gateways)))
+        if not unused:
+            return
+        database = Database(self.database_url)
+        try:
+            for slot in unused:
+                found = await replay(database, self.redis_url, slot, slots[slot])
+                if found.voided or found.shipped:
+                    print(
+                        f"{found.slot} is no longer used: {found.shipped} endings of it came into the books, "
+                        f"{found.voided} requests that it left open are void.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+        finally:
+            await database.close()
 
     def _store(self, credentials: Credentials) -> None:
         write_private(self.home.credentials, msgspec.json.encode(credentials))

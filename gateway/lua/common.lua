@@ -1,4 +1,5 @@
--- Put in front of every limiter script when it is loaded; not a script of its own.
+-- Put in front of every limiter script when it is loaded; not a script of its own. What a script returns goes out as
+-- one MessagePack value: a reply of many parts takes a client many times as long to read.
 --
 -- state        hash: ep (epoch), hwm (time mark, ms), built (ms), n (open requests), mu (their micro-units);
 --              of each place (api key, tenant, model, end user) run:<place>, tok:<place>: open requests, their tokens;
@@ -50,14 +51,27 @@ local function all_exact(numbers)
   return true
 end
 
--- Windows
-
-local function parts_of(window)
-  local unit, width = string.match(window, ':(%a+):(%d+)$')
-  return unit, tonumber(width)
+-- `prefix` .. name, of each name.
+local function prefixed(prefix, names)
+  local found = {}
+  for i, name in ipairs(names) do found[i] = prefix .. name end
+  return found
 end
 
-local function place_of(window) return string.match(window, ':w:(.*):%a+:%d+$') end
+-- Integers of a hash in the order of `fields`; one that is not there is 0.
+local function numbers_of(key, fields)
+  if #fields == 0 then return {} end
+  local numbers = redis.call('HMGET', key, unpack(fields))
+  for i = 1, #fields do numbers[i] = tonumber(numbers[i] or '0') end
+  return numbers
+end
+
+-- Sets field, value, field, value, ... of a hash; Lua hands on only so many values at once.
+local function set_fields(key, fields)
+  for i = 1, #fields, 1000 do redis.call('HSET', key, unpack(fields, i, math.min(i + 999, #fields))) end
+end
+
+-- Windows
 
 -- What a request takes of a window of this unit.
 local function taken(unit, requests, input, output)
@@ -67,43 +81,51 @@ local function taken(unit, requests, input, output)
   return input + output
 end
 
--- What counts now. Expired buckets leave the sum here: at most 61 can be present.
-local function window_sum(window, second)
-  local head = redis.call('HMGET', window, 'sum', 'lo')
-  if not head[1] then return 0 end
-  local _, width = parts_of(window)
-  local sum, lo, first = tonumber(head[1]), tonumber(head[2]), math.floor(second / width) - BUCKETS
-  if lo < first then
-    for b = lo, math.min(first - 1, lo + BUCKETS) do
-      local amount = redis.call('HGET', window, b)
-      if amount then
-        sum = sum - tonumber(amount)
-        redis.call('HDEL', window, b)
-      end
-    end
-    redis.call('HSET', window, 'sum', sum, 'lo', first)
+-- A window as it counts now: key, name (place:unit:width), place, unit, width, first and last (the oldest and the newest
+-- bucket that count), sum, lo (false: there is none yet), hi. Expired buckets leave it here: at most 61 can be present.
+local function read_window(key, second)
+  local name = string.match(key, ':w:(.*)$')
+  local place, unit, width = string.match(name, '^(.*):(%a+):(%d+)$')
+  width = tonumber(width)
+  local last = math.floor(second / width)
+  local first, head = last - BUCKETS, redis.call('HMGET', key, 'sum', 'lo', 'hi')
+  local window = {
+    key = key, name = name, place = place, unit = unit, width = width, first = first, last = last,
+    sum = tonumber(head[1] or '0'), lo = head[2] and tonumber(head[2]), hi = tonumber(head[3] or '0'),
+  }
+  if window.lo and window.lo < first then
+    local expired = {}
+    for bucket = window.lo, math.min(first - 1, window.lo + BUCKETS) do expired[#expired + 1] = bucket end
+    for _, amount in ipairs(numbers_of(key, expired)) do window.sum = window.sum - amount end
+    redis.call('HDEL', key, unpack(expired))
+    window.lo = first
+    redis.call('HSET', key, 'sum', window.sum, 'lo', first)
   end
-  return sum
+  return window
+end
+
+-- The script's KEYS from the fourth on.
+local function windows_of(keys, second)
+  local windows = {}
+  for i = 4, #keys do windows[#windows + 1] = read_window(keys[i], second) end
+  return windows
 end
 
 -- Adds (or, negative, gives back) an amount in the bucket of `at`, if that one still counts.
-local function window_add(window, at, second, amount)
-  local _, width = parts_of(window)
-  local bucket, first = math.floor(at / width), math.floor(second / width) - BUCKETS
-  if amount == 0 or bucket < first then return end
-  redis.call('HINCRBY', window, bucket, amount)
-  redis.call('HINCRBY', window, 'sum', amount)
-  redis.call('HSETNX', window, 'lo', first)
-  if amount > 0 and bucket > tonumber(redis.call('HGET', window, 'hi') or '0') then
-    redis.call('HSET', window, 'hi', bucket)
-  end
-  redis.call('EXPIRE', window, 2 * BUCKETS * width)
+local function window_add(window, at, amount)
+  local bucket = math.floor(at / window.width)
+  if amount == 0 or bucket < window.first then return end
+  redis.call('HINCRBY', window.key, bucket, amount)
+  window.sum, window.lo = window.sum + amount, window.lo or window.first
+  if amount > 0 then window.hi = math.max(window.hi, bucket) end
+  redis.call('HSET', window.key, 'sum', window.sum, 'lo', window.lo, 'hi', window.hi)
+  redis.call('EXPIRE', window.key, 2 * BUCKETS * window.width)
 end
 
 -- Makes a window that is not there out of {bucket, amount} pairs: as adding each, in two commands. A bucket that has
 -- not come yet counts as the current one.
-local function window_set(window, pairs_of, second)
-  local _, width = parts_of(window)
+local function window_set(key, pairs_of, second)
+  local width = tonumber(string.match(key, ':(%d+)$'))
   local last = math.floor(second / width)
   local first, hi, sum, amounts = last - BUCKETS, 0, 0, {}
   for _, pair in ipairs(pairs_of) do
@@ -119,29 +141,35 @@ local function window_set(window, pairs_of, second)
     fields[#fields + 1] = bucket
     fields[#fields + 1] = amount
   end
-  redis.call('HSET', window, unpack(fields))
-  redis.call('EXPIRE', window, 2 * BUCKETS * width)
+  redis.call('HSET', key, unpack(fields))
+  redis.call('EXPIRE', key, 2 * BUCKETS * width)
 end
 
 local function end_of(bucket, width) return (bucket + BUCKETS + 1) * width * 1000 end
 
 -- ms until `excess` of what counts has expired; excess <= sum.
 local function until_free(window, now, excess)
-  local _, width = parts_of(window)
-  local lo, last = tonumber(redis.call('HGET', window, 'lo') or '0'), math.floor(second_of(now) / width)
-  local freed = 0
-  for b = lo, last do
-    freed = freed + tonumber(redis.call('HGET', window, b) or '0')
-    if freed >= excess then return end_of(b, width) - now end
+  local freed, buckets = 0, {}
+  for bucket = window.lo or window.last, window.last do buckets[#buckets + 1] = bucket end
+  for i, amount in ipairs(numbers_of(window.key, buckets)) do
+    freed = freed + amount
+    if freed >= excess then return end_of(buckets[i], window.width) - now end
   end
-  return end_of(last, width) - now
+  return end_of(window.last, window.width) - now
 end
 
--- ms until nothing counts, at most: what was given back may have been the newest.
-local function until_empty(window, now, sum)
-  if sum <= 0 then return 0 end
-  local _, width = parts_of(window)
-  return end_of(tonumber(redis.call('HGET', window, 'hi')), width) - now
+-- {sum, ms until nothing counts, open tokens of its place} of the windows, in one list. Until then at most: what was
+-- given back may have been the newest.
+local function sums_of(state, windows, now)
+  local places, answer = {}, {}
+  for i, window in ipairs(windows) do places[i] = window.place end
+  local tokens = numbers_of(state, prefixed('tok:', places))
+  for i, window in ipairs(windows) do
+    answer[3 * i - 2] = window.sum
+    answer[3 * i - 1] = window.sum > 0 and end_of(window.hi, window.width) - now or 0
+    answer[3 * i] = tokens[i]
+  end
+  return answer
 end
 
 -- Places
@@ -154,23 +182,34 @@ end
 
 -- Open requests of each place, with their tokens.
 local function count_open(state, places, requests, tokens)
+  local fields, changed, gone = {'n'}, {}, {}
   for _, place in ipairs(places) do
-    -- + 0: Lua writes minus zero as "-0", which Redis does not take for an integer
-    for field, amount in pairs({['run:' .. place] = requests + 0, ['tok:' .. place] = tokens + 0}) do
-      if redis.call('HINCRBY', state, field, amount) == 0 then redis.call('HDEL', state, field) end
+    fields[#fields + 1] = 'run:' .. place
+    fields[#fields + 1] = 'tok:' .. place
+  end
+  for i, known in ipairs(numbers_of(state, fields)) do
+    local amount = known + (fields[i]:sub(1, 4) == 'tok:' and tokens or requests)
+    if amount == 0 and i > 1 then
+      gone[#gone + 1] = fields[i]
+    else
+      changed[#changed + 1] = fields[i]
+      changed[#changed + 1] = amount
     end
   end
-  if requests ~= 0 then redis.call('HINCRBY', state, 'n', requests) end
+  redis.call('HSET', state, unpack(changed))
+  if #gone > 0 then redis.call('HDEL', state, unpack(gone)) end
 end
 
 -- Budgets: {row, budget, start, limit, hardness, version}; start -1: only a rebuild knows what was used
 
 -- False: a row is missing that may have been charged to.
 local function rows_exist(state, budgets)
-  local built = tonumber(redis.call('HGET', state, 'built'))
-  for _, b in ipairs(budgets) do
-    if redis.call('HEXISTS', state, 'u:' .. b[1]) == 0 then
-      if b[3] < built then return false end
+  local fields = {'built'}
+  for _, b in ipairs(budgets) do fields[#fields + 1] = 'u:' .. b[1] end
+  local known = redis.call('HMGET', state, unpack(fields))
+  for i, b in ipairs(budgets) do
+    if not known[i + 1] then
+      if b[3] < tonumber(known[1]) then return false end
       local starts = {b[1]}
       for _, row in ipairs(words(redis.call('HGET', state, 'p:' .. b[2]))) do
         if tonumber(redis.call('HGET', state, 'h:' .. row) or '0') ~= 0 then
@@ -187,18 +226,37 @@ end
 
 -- Of limits read at different times the newest holds, whoever brings it.
 local function learn_limits(state, budgets)
+  if #budgets == 0 then return end
+  local fields = {}
   for _, b in ipairs(budgets) do
-    if b[6] >= tonumber(redis.call('HGET', state, 'v:' .. b[1]) or '-1') then
+    fields[#fields + 1] = 'v:' .. b[1]
+    fields[#fields + 1] = 'l:' .. b[1]
+    fields[#fields + 1] = 'k:' .. b[1]
+  end
+  local known = redis.call('HMGET', state, unpack(fields))
+  for i, b in ipairs(budgets) do
+    local version, limit, hardness = tonumber(known[3 * i - 2] or '-1'), known[3 * i - 1], known[3 * i]
+    local is_new = b[6] > version or tonumber(limit) ~= b[4] or hardness ~= b[5]
+    if b[6] >= version and is_new then
       redis.call('HSET', state, 'l:' .. b[1], b[4], 'k:' .. b[1], b[5], 'v:' .. b[1], b[6])
     end
   end
 end
 
--- {row, hardness, what is left, used, held}
-local function money_of(state, row)
-  local known = redis.call('HMGET', state, 'u:' .. row, 'h:' .. row, 'l:' .. row, 'k:' .. row)
-  local used, held = tonumber(known[1] or '0'), tonumber(known[2] or '0')
-  return {row, known[4], tonumber(known[3] or '0') - used - held, used, held}
+-- {row, hardness, what is left, used, held} of each row.
+local function money_of(state, rows)
+  if #rows == 0 then return {} end
+  local fields, money = {}, {}
+  for _, row in ipairs(rows) do
+    for _, kind in ipairs({'u:', 'h:', 'l:', 'k:'}) do fields[#fields + 1] = kind .. row end
+  end
+  local known = redis.call('HMGET', state, unpack(fields))
+  for i, row in ipairs(rows) do
+    local at = 4 * i - 3
+    local used, held = tonumber(known[at] or '0'), tonumber(known[at + 1] or '0')
+    money[i] = {row, known[at + 3], tonumber(known[at + 2] or '0') - used - held, used, held}
+  end
+  return money
 end
 
 local function hold(state, rows, amount)
@@ -208,14 +266,13 @@ local function hold(state, rows, amount)
 end
 
 -- The largest rung of the ladder ({tokens, cost}, largest first) that every window and every hard budget allows.
--- `limits`: {number of its window, limit, shadow} each; `sums` what counts in the windows; `input` and `cost`: what else
--- this call takes.
-local function best_rung(ladder, windows, limits, sums, input, money, cost)
+-- `limits`: {number of its window, limit, shadow} each; `input` and `cost`: what else this call takes.
+local function best_rung(ladder, windows, limits, input, money, cost)
   for _, rung in ipairs(ladder) do
     local fits = true
     for _, l in ipairs(limits) do
-      local unit = parts_of(windows[l[1]])
-      if l[3] == 0 and sums[l[1]] + taken(unit, 0, input, rung[1]) > l[2] then fits = false end
+      local window = windows[l[1]]
+      if l[3] == 0 and window.sum + taken(window.unit, 0, input, rung[1]) > l[2] then fits = false end
     end
     for _, m in ipairs(money) do
       if m[2] == 'hard' and cost + rung[2] > m[3] then fits = false end
@@ -225,20 +282,13 @@ local function best_rung(ladder, windows, limits, sums, input, money, cost)
   return 0, 0
 end
 
--- The script's KEYS from the fourth on.
-local function windows_of(keys)
-  local windows = {}
-  for i = 4, #keys do windows[#windows + 1] = keys[i] end
-  return windows
-end
-
 -- Ends an open reservation: what was not used leaves the buckets it was taken in, `cost` stays of the money that was
 -- held, and a tombstone stays. `uncount`: it was no request either.
-local function finish(state, open, reservation, windows, request_id, now, input_used, output_used, cost, uncount)
+local function finish(state, open, reservation, windows, request_id, input_used, output_used, cost, uncount)
   local entry = {}
   local flat = redis.call('HGETALL', reservation)
   for i = 1, #flat, 2 do entry[flat[i]] = flat[i + 1] end
-  local second, input, bound = second_of(now), tonumber(entry['in']), tonumber(entry.bound)
+  local input, bound = tonumber(entry['in']), tonumber(entry.bound)
   local granted = {}
   for field, amount in pairs(entry) do
     local at = string.match(field, '^o(%d+)$')
@@ -246,14 +296,12 @@ local function finish(state, open, reservation, windows, request_id, now, input_
   end
   table.sort(granted, function(a, b) return a[1] > b[1] end)   -- the unspent tokens are the newest
   for _, window in ipairs(windows) do
-    local unit = parts_of(window)
-    window_sum(window, second)
-    local back = taken(unit, uncount and 1 or 0, math.max(0, input - input_used), 0)
-    window_add(window, tonumber(entry.in_s), second, -back)
+    local back = taken(window.unit, uncount and 1 or 0, math.max(0, input - input_used), 0)
+    window_add(window, tonumber(entry.in_s), -back)
     local unspent = math.max(0, bound - output_used)
     for _, grant in ipairs(granted) do
       local part = math.min(unspent, grant[2])
-      window_add(window, grant[1], second, -taken(unit, 0, 0, part))
+      window_add(window, grant[1], -taken(window.unit, 0, 0, part))
       unspent = unspent - part
     end
   end

@@ -9,7 +9,7 @@
 --       all, row of the budget that stops it or ''}
 -- Repeated with a seq already seen: the recorded answer.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
-local ask, windows = cjson.decode(ARGV[2]), windows_of(KEYS)
+local ask = cjson.decode(ARGV[2])
 local fields = {'state', 'places', 'in', 'in_s', 'bound', 'seq', 'wait', 'mu', 'stop', 'rows'}
 local entry = redis.call('HMGET', reservation, unpack(fields))
 if entry[1] == 'ended' then return {'ended'} end
@@ -22,36 +22,34 @@ if not all_exact(numbers) then return {'inexact'} end
 
 local now = clock(state, ARGV[1])
 local second = second_of(now)
+local windows = windows_of(KEYS, second)
 local places, input, bound, mu = words(entry[2]), tonumber(entry[3]), tonumber(entry[5]), tonumber(entry[8])
 redis.call('ZADD', open, now + ask.term, ask.id)
 if ask.counted >= 0 and ask.counted < input then
   for _, window in ipairs(windows) do
-    window_sum(window, second)
-    local unit = parts_of(window)
-    window_add(window, tonumber(entry[4]), second, taken(unit, 0, ask.counted - input, 0))
+    window_add(window, tonumber(entry[4]), taken(window.unit, 0, ask.counted - input, 0))
   end
   redis.call('HSET', reservation, 'in', ask.counted)
   count_open(state, places, 0, ask.counted - input)
 end
 if ask.seq <= tonumber(entry[6]) then return {'ok', bound, tonumber(entry[7]), mu, entry[9]} end
 
-local given, rows, money, sums = {}, words(entry[10]), {}, {}
+local given, rows, binding = {}, words(entry[10]), {}
 for _, b in ipairs(ask.budgets) do given[b[1]] = true end
 learn_limits(state, ask.budgets)
 for _, row in ipairs(rows) do
   local version = tonumber(redis.call('HGET', state, 'v:' .. row) or '-1')
-  if given[row] or version > ask.known then money[#money + 1] = money_of(state, row) end
+  if given[row] or version > ask.known then binding[#binding + 1] = row end
 end
-for i, window in ipairs(windows) do sums[i] = window_sum(window, second) end
-local tokens, cost = best_rung(ask.ladder, windows, ask.limits, sums, 0, money, 0)
+local money = money_of(state, binding)
+local tokens, cost = best_rung(ask.ladder, windows, ask.limits, 0, money, 0)
 local wait, stop, smallest = 0, '', ask.ladder[#ask.ladder]
 if tokens == 0 and smallest then
   for _, l in ipairs(ask.limits) do
-    local window, excess = windows[l[1]], 0
-    local unit = parts_of(window)
-    excess = sums[l[1]] + taken(unit, 0, 0, smallest[1]) - l[2]
+    local window = windows[l[1]]
+    local excess = window.sum + taken(window.unit, 0, 0, smallest[1]) - l[2]
     if l[3] == 0 and excess > 0 then
-      wait = math.max(wait, excess > sums[l[1]] and 60000 or until_free(window, now, excess))
+      wait = math.max(wait, excess > window.sum and 60000 or until_free(window, now, excess))
     end
   end
   for _, m in ipairs(money) do
@@ -59,10 +57,7 @@ if tokens == 0 and smallest then
   end
 end
 if tokens > 0 then
-  for _, window in ipairs(windows) do
-    local unit = parts_of(window)
-    window_add(window, second, second, taken(unit, 0, 0, tokens))
-  end
+  for _, window in ipairs(windows) do window_add(window, second, taken(window.unit, 0, 0, tokens)) end
   redis.call('HINCRBY', reservation, 'o' .. second, tokens)
   count_open(state, places, 0, tokens)
   hold(state, rows, cost)

@@ -1,24 +1,38 @@
 -- Makes a tenant's state anew, complete, under an epoch. What was there before is forgotten.
--- KEYS  1 state  2 open  3 unused  4.. windows, then the reservations to make, then those to forget
+-- KEYS  1 state  2 open  3 what every reservation's key begins with  4.. windows, then the reservations to make, then
+--       those to forget
 -- ARGV  1 time ('' but in tests)  2 JSON: epoch, windows ({bucket, amount} pairs of each), budgets ({row, budget, used,
 --       limit, hardness, version} each), requests (id, slot, places, rows, w, input, in_s, bound, at_s, seq, mu), term
--- Answer {'ok'}, or {'none'}: this epoch's state, or a later one's, is there already
+-- Answer {'ok'}; {'none'}: this epoch's state, or a later one's, is there already; or {'forget', ids}: these are open and
+--        not among KEYS; nothing was done
 local state, open = KEYS[1], KEYS[2]
 local ask = cjson.decode(ARGV[2])
-if tonumber(redis.call('HGET', state, 'ep') or '-1') >= ask.epoch then return {'none'} end
-local mark = redis.call('HGET', state, 'hwm') or 0
-redis.call('DEL', state, open)
-for i = 4, #KEYS do redis.call('DEL', KEYS[i]) end
-redis.call('HSET', state, 'ep', ask.epoch, 'n', 0, 'mu', 0, 'hwm', mark)
+local before = redis.call('HMGET', state, 'ep', 'hwm')
+if tonumber(before[1] or '-1') >= ask.epoch then return {'none'} end
+local is_key, unknown = {}, {}
+for _, key in ipairs(KEYS) do is_key[key] = true end
+for _, id in ipairs(redis.call('ZRANGE', open, 0, -1)) do
+  if not is_key[KEYS[3] .. id] then unknown[#unknown + 1] = id end
+end
+if #unknown > 0 then return {'forget', unknown} end
+for i = 1, #KEYS, 1000 do redis.call('DEL', unpack(KEYS, i, math.min(i + 999, #KEYS))) end
+redis.call('HSET', state, 'ep', ask.epoch, 'n', 0, 'mu', 0, 'hwm', before[2] or 0)
 local now = clock(state, ARGV[1])
-redis.call('HSET', state, 'built', now)
-for i, buckets in ipairs(ask.windows) do
-  window_set(KEYS[3 + i], buckets, second_of(now))
-end
+for i, buckets in ipairs(ask.windows) do window_set(KEYS[3 + i], buckets, second_of(now)) end
+local fields, starts = {'built', now}, {}
 for _, b in ipairs(ask.budgets) do
-  redis.call('HSET', state, 'u:' .. b[1], b[3], 'h:' .. b[1], 0, 'l:' .. b[1], b[4], 'k:' .. b[1], b[5],
-    'v:' .. b[1], b[6], 'p:' .. b[2], b[1] .. ' ' .. (redis.call('HGET', state, 'p:' .. b[2]) or ''))
+  for _, value in ipairs({'u:' .. b[1], b[3], 'h:' .. b[1], 0, 'l:' .. b[1], b[4], 'k:' .. b[1], b[5], 'v:' .. b[1], b[6]}) do
+    fields[#fields + 1] = value
+  end
+  starts[b[2]] = b[1] .. ' ' .. (starts[b[2]] or '')
 end
+set_fields(state, fields)
+fields = {}
+for budget, rows in pairs(starts) do
+  fields[#fields + 1] = 'p:' .. budget
+  fields[#fields + 1] = rows
+end
+set_fields(state, fields)
 for i, r in ipairs(ask.requests) do
   local reservation = KEYS[3 + #ask.windows + i]
   redis.call('HSET', reservation, 'state', 'open', 'slot', r.slot, 'places', table.concat(r.places, ' '),

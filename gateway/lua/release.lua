@@ -13,5 +13,5 @@ if not redis.call('ZSCORE', open, ask.id) then
   redis.call('EXPIRE', reservation, TOMBSTONE_S)
   return {'none'}
 end
-finish(state, open, reservation, windows_of(KEYS), ask.id, now, 0, 0, 0, ask.never_admitted)
+finish(state, open, reservation, windows_of(KEYS, second_of(now)), ask.id, 0, 0, 0, ask.never_admitted)
 return {'ok'}

@@ -9,7 +9,7 @@
 --    {open requests} of the running, {used, held} of the budgets, {numbers of the shadow limits that would have refused}}
 -- Repeated: the same bound, nothing taken twice.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
-local ask, windows = cjson.decode(ARGV[2]), windows_of(KEYS)
+local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
 local known = redis.call('HMGET', reservation, 'state', 'bound', 'mu')
 if known[1] == 'ended' then return {'ended'} end
@@ -22,28 +22,22 @@ learn_limits(state, ask.budgets)
 
 local now = clock(state, ARGV[1])
 local second = second_of(now)
-local rows, shadowed = {}, {}
+local windows, rows, places, shadowed = windows_of(KEYS, second), {}, {}, {}
 for i, b in ipairs(ask.budgets) do rows[i] = b[1] end
+for i, r in ipairs(ask.running) do places[i] = r[1] end
+local money, running = money_of(state, rows), prefixed('run:', places)
 
-local function report(status, bound, mu, failing, wait)
-  local sums, running, money = {}, {}, {}
-  for _, window in ipairs(windows) do
-    local sum = window_sum(window, second)
-    sums[#sums + 1] = sum
-    sums[#sums + 1] = until_empty(window, now, sum)
-    sums[#sums + 1] = tonumber(redis.call('HGET', state, 'tok:' .. place_of(window)) or '0')
+local function report(status, bound, mu, failing, wait, counts, newly_held)
+  local flat = {}
+  for _, m in ipairs(money) do
+    flat[#flat + 1] = m[4]
+    flat[#flat + 1] = m[5] + newly_held
   end
-  for i, r in ipairs(ask.running) do running[i] = tonumber(redis.call('HGET', state, 'run:' .. r[1]) or '0') end
-  for _, row in ipairs(rows) do
-    local m = money_of(state, row)
-    money[#money + 1] = m[4]
-    money[#money + 1] = m[5]
-  end
-  return {status, now, bound, mu, failing, wait, sums, running, money, shadowed}
+  return {status, now, bound, mu, failing, wait, sums_of(state, windows, now), counts, flat, shadowed}
 end
 
 if known[1] == 'open' and redis.call('ZSCORE', open, ask.id) then
-  return report('ok', tonumber(known[2]), tonumber(known[3]), 0, 0)
+  return report('ok', tonumber(known[2]), tonumber(known[3]), 0, 0, numbers_of(state, running), 0)
 end
 
 local smallest = ask.ladder[#ask.ladder] or {0, 0}
@@ -56,43 +50,37 @@ local function refuse(number, shadow, ms)
   if failing == 0 then failing = number end
   if ms < 0 or wait < 0 then wait = -1 else wait = math.max(wait, ms) end
 end
-local sums = {}
-for i, window in ipairs(windows) do sums[i] = window_sum(window, second) end
 for i, l in ipairs(ask.limits) do
-  local window, limit, sum = windows[l[1]], l[2], sums[l[1]]
-  local unit = parts_of(window)
-  local need = taken(unit, 1, ask.prompt, smallest[1])
-  if sum + need > limit then
-    refuse(i, l[3] == 1, need > limit and -1 or until_free(window, now, sum + need - limit))
+  local window, limit = windows[l[1]], l[2]
+  local need = taken(window.unit, 1, ask.prompt, smallest[1])
+  if window.sum + need > limit then
+    refuse(i, l[3] == 1, need > limit and -1 or until_free(window, now, window.sum + need - limit))
   end
 end
+local counts = numbers_of(state, running)
 for i, r in ipairs(ask.running) do
-  if tonumber(redis.call('HGET', state, 'run:' .. r[1]) or '0') >= r[2] then
+  if counts[i] >= r[2] then
     refuse(#ask.limits + i, r[3] == 1, r[2] == 0 and -1 or 1000)   -- nobody knows when one ends
   end
 end
-local money = {}
-for i, row in ipairs(rows) do
-  money[i] = money_of(state, row)
-  if money[i][2] ~= 'soft' and ask.cost + smallest[2] > money[i][3] then
-    refuse(#ask.limits + #ask.running + i, money[i][2] == 'shadow', -1)
+for i, m in ipairs(money) do
+  if m[2] ~= 'soft' and ask.cost + smallest[2] > m[3] then
+    refuse(#ask.limits + #ask.running + i, m[2] == 'shadow', -1)
   end
 end
-if failing > 0 then return report('refused', 0, 0, failing, wait) end
+if failing > 0 then return report('refused', 0, 0, failing, wait, counts, 0) end
 
-local bound, cost = best_rung(ask.ladder, windows, ask.limits, sums, ask.prompt, money, ask.cost)
-local mu = ask.cost + cost
-for _, window in ipairs(windows) do
-  local unit = parts_of(window)
-  window_add(window, second, second, taken(unit, 1, ask.prompt, bound))
+local bound, cost = best_rung(ask.ladder, windows, ask.limits, ask.prompt, money, ask.cost)
+local mu, names = ask.cost + cost, {}
+for i, window in ipairs(windows) do
+  window_add(window, second, taken(window.unit, 1, ask.prompt, bound))
+  names[i] = window.name
 end
 hold(state, rows, mu)
-local names = {}
-for i, window in ipairs(windows) do names[i] = string.match(window, ':w:(.*)$') end
 redis.call('DEL', reservation)
 redis.call('HSET', reservation, 'state', 'open', 'slot', ask.slot, 'places', table.concat(ask.places, ' '),
   'rows', table.concat(rows, ' '), 'w', table.concat(names, ' '), 'in', ask.prompt, 'in_s', second,
   'bound', bound, 'o' .. second, bound, 'seq', 0, 'wait', 0, 'stop', '', 'mu', mu)
 count_open(state, ask.places, 1, ask.prompt + bound)
 redis.call('ZADD', open, now + ask.term, ask.id)
-return report('ok', bound, mu, 0, 0)
+return report('ok', bound, mu, 0, 0, numbers_of(state, running), mu)

@@ -9,5 +9,6 @@ local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
 if not redis.call('ZSCORE', open, ask.id) then return {'none'} end
 if not all_exact({ask.cost, ask.input, ask.output}) then return {'inexact'} end
-finish(state, open, reservation, windows_of(KEYS), ask.id, clock(state, ARGV[1]), ask.input, ask.output, ask.cost, false)
+local windows = windows_of(KEYS, second_of(clock(state, ARGV[1])))
+finish(state, open, reservation, windows, ask.id, ask.input, ask.output, ask.cost, false)
 return {'ok'}

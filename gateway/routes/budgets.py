@@ -117,11 +117,14 @@ async def _reply(conn: AsyncConnection, budget: Budget) -> web.Response:
 async def _shown(conn: AsyncConnection, found: Sequence[Budget]) -> list[dict[str, Any]]:
     now_ms = time.time_ns() // 1_000_000
     alerts = await spend.alerts(conn, [budget.id for budget in found])
+    zones = await tenants.time_zones_of(conn, [budget.tenant_id for budget in found])
     shown = []
     for budget in found:
         period = budget.period_at(now_ms)
         used = 0 if period is None else await spend.spent(conn, budget, period)
-        shown.append(shapes.budget(budget, now_ms, used, alerts.get(budget.id, [])))
+        shown.append(
+            shapes.budget(budget, now_ms, used, alerts.get(budget.id, []), zones[budget.tenant_id])
+        )
     return shown
 
 

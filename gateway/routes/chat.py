@@ -7,9 +7,9 @@ from typing import Any
 from aiohttp import web
 
 from gateway import idempotency, quotes
-from gateway.generation import Order
 from gateway.keys import PRINCIPAL, RECORD
 from gateway.models import output_bound
+from gateway.order import Order
 from gateway.reply import Plan, answer
 from gateway.routes import common
 from gateway.routes.table import Route

@@ -28,7 +28,13 @@ async def me(request: web.Request) -> web.Response:
         raise errors.unavailable(
             "limiter_unavailable", "Limits cannot be read right now."
         ) from reason
-    return reply({"object": "list", "data": shown(holder, peek, names), "as_of": now_ms // 1000})
+    return reply(
+        {
+            "object": "list",
+            "data": shown(holder, peek, names, principal.time_zone),
+            "as_of": now_ms // 1000,
+        }
+    )
 
 
 ROUTES = [Route("GET", "/v1/me/limits", me, "any")]

@@ -35,6 +35,8 @@ async def change(request: web.Request) -> web.Response:
             )  # fmt: skip
         if wanted.limits is not None:
             await tenants.set_limits(conn, tenant_id, wanted.limits, now=now, actor=actor)
+        if wanted.time_zone is not None:
+            await tenants.set_time_zone(conn, tenant_id, wanted.time_zone, now=now, actor=actor)
         if wanted.suspended is not None:
             ends = admin.ends_streams(request)
             await tenants.suspend(

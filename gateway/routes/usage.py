@@ -115,8 +115,7 @@ def _cost_result(result: CostResult) -> dict[str, Any]:
     return {
         "object": "organization.costs.result",
         "amount": {"value": msgspec.Raw(decimal(result.amount).encode()), "currency": result.currency.lower()},
-        "line_item": result.line_item, "quantity": result.num_tokens,
-        "quantity_unit": None if result.num_tokens is None else "tokens",
+        "line_item": result.line_item, "quantity": result.quantity, "quantity_unit": result.unit,
         "project_id": result.tenant_id, "api_key_id": result.key_id, "user_id": None, "api_source": None,
     }  # fmt: skip
 

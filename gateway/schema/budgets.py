@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from accounting import time_zones
 from accounting.budget_types import Budget, Dimension, Hardness, Level, Period, Quota
 from accounting.budgets import NewBudget
 from accounting.spend import Alert
@@ -74,7 +75,9 @@ class QuotaFields(msgspec.Struct, frozen=True):
     shadow: bool = False
 
 
-def budget(budget: Budget, now_ms: int, used: int, alerts: list[Alert]) -> dict[str, Any]:
+def budget(
+    budget: Budget, now_ms: int, used: int, alerts: list[Alert], time_zone: str
+) -> dict[str, Any]:
     period = budget.period_at(now_ms)
     return {
         "id": budget.id, "object": "budget", "project_id": budget.tenant_id, "api_key_id": budget.key_id,
@@ -85,7 +88,7 @@ def budget(budget: Budget, now_ms: int, used: int, alerts: list[Alert]) -> dict[
             {"id": a.id, "micro_units": a.micro_units, "from": a.from_ms // 1000, "to": a.until_ms // 1000}
             for a in budget.adjustments
         ],
-        "current": None if period is None else _current(budget, period, now_ms, used, alerts),
+        "current": None if period is None else _current(budget, period, now_ms, used, alerts, time_zone),
     }  # fmt: skip
 
 
@@ -97,11 +100,12 @@ def quota(tenant_id: str, quota: Quota) -> dict[str, Any]:
 
 
 def _current(
-    budget: Budget, period: Period, now_ms: int, used: int, alerts: list[Alert]
+    budget: Budget, period: Period, now_ms: int, used: int, alerts: list[Alert], time_zone: str
 ) -> dict[str, Any]:
-    """The period that runs now. `settled_micro_units` is what the ledger has; what is held besides, the limiter knows."""
+    """The period that runs now, and its end by the tenant's clocks. `settled_micro_units` is what the ledger has; what is held besides, the limiter knows."""
     return {
         "start": period.start_ms // 1000, "end": period.end_ms // 1000,
+        "end_local": time_zones.shown(period.end_ms // 1000, time_zone),
         "limit_micro_units": budget.limit_at(now_ms), "settled_micro_units": used,
         "thresholds": [alert.threshold for alert in alerts if alert.period_start_ms == period.start_ms],
     }  # fmt: skip

@@ -57,7 +57,8 @@ def invoice(info: InvoiceInfo) -> dict[str, Any]:
     lines = {"lines": [_line(line) for line in info.lines]} if info.lines else {}
     return {
         "id": info.number, "object": "invoice" if info.series == "INV" else "credit_note", "number": info.number,
-        "issuer": info.issuer, "project_id": info.tenant_id, "project_name": info.tenant_name, "period": info.period,
+        "issuer": info.issuer, "project_id": info.tenant_id, "project_name": info.tenant_name,
+        "time_zone": info.time_zone, "period": info.period,
         "version": info.version, "currency": info.currency, "from": info.from_ms // 1000,
         "until": info.until_ms // 1000, "created_at": info.created_at, "num_requests": info.num_requests,
         "subtotal_micro_units": info.subtotal, "prepaid_micro_units": info.prepaid, "total_micro_units": info.total,

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from accounting.erasure import ErasureReport
+from accounting.time_zones import UTC
 from accounting.types import CacheShare, Limits, TenantInfo
 from gateway.schema.convert import convert
 
@@ -28,6 +29,7 @@ class TenantChanges(msgspec.Struct, frozen=True):
     """Absent: as it was; null: the default."""
 
     suspended: bool | UnsetType = UNSET
+    time_zone: str | UnsetType = UNSET
     max_requests_per_1_minute: Count | UnsetType = UNSET
     max_tokens_per_1_minute: Count | UnsetType = UNSET
     max_running_requests: Count | UnsetType = UNSET
@@ -46,6 +48,7 @@ class Wanted(NamedTuple):
     limits: Limits | None
     shares: tuple[float, CacheShare] | None
     """Weight and cache."""
+    time_zone: str | None
 
 
 def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
@@ -69,6 +72,7 @@ def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
         None if given.suspended is UNSET else given.suspended,
         Limits(**limits) if not _LIMITS.keys().isdisjoint(body) else None,
         (after("weight", before.weight, 1.0), CacheShare(**share)) if shares else None,
+        after("time_zone", before.time_zone, UTC) if "time_zone" in body else None,
     )
 
 
@@ -79,6 +83,7 @@ def _is_null(body: Mapping[str, Any], name: str) -> bool:
 def tenant(info: TenantInfo) -> dict[str, Any]:
     return {
         "id": info.id, "object": "tenant", "name": info.name, "status": info.status, "weight": info.weight,
+        "time_zone": info.time_zone,
         "suspended": info.status == "suspended", "created_at": info.created_at, "archived_at": info.archived_at,
         **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
         **{f"cache_{name}": getattr(info.cache, name) for name in CacheShare.__struct_fields__},

@@ -57,6 +57,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("request_id", "attempt", name=op.f("pk_residency_charge")),
     )
     op.create_index("ix_residency_charge_tenant_id_hour", "residency_charge", ["tenant_id", "hour"])
+    op.create_index("ix_residency_charge_hour", "residency_charge", ["hour"])
     _refuse_edits("residency_charge")
 
 
@@ -76,6 +77,7 @@ def _refuse_edits(table: str) -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_residency_charge_hour", table_name="residency_charge")
     op.drop_index("ix_residency_charge_tenant_id_hour", table_name="residency_charge")
     op.drop_table("residency_charge")
     op.drop_table("residency_reading")

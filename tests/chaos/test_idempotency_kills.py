@@ -61,16 +61,12 @@ STORED = {
     "before SETTLE": "before:gateway.journal:Journal:end",
     "behind SETTLE": "after:gateway.journal:Journal:end",
     "before the ledger's commit": "after:accounting.ledger:post",
-    "behind the ledger's commit": "after:gateway.shipper:Shipper:_post",
+    "behind the ledger's commit": "after:gateway.poster:Poster:_post",
 }
 
 
-def places(named: dict[str, str], *always: str) -> list[Any]:
-    """The others are for `make soak`: each takes a gateway's start or two."""
-    return [
-        pytest.param(place, id=name, marks=() if name in always else pytest.mark.slow)
-        for name, place in named.items()
-    ]
+def places(named: dict[str, str]) -> list[Any]:
+    return [pytest.param(place, id=name) for name, place in named.items()]
 
 
 class Slot:
@@ -176,7 +172,7 @@ async def verified(home: Path) -> list[tuple[str, str]]:
         await database.close()
 
 
-@pytest.mark.parametrize("place", places(NOT_STORED, "behind OPEN"))
+@pytest.mark.parametrize("place", places(NOT_STORED))
 async def test_killed_before_the_answer_was_stored_the_key_runs_again(
     tmp_path: Path, redis_url: str, place: str
 ) -> None:
@@ -191,7 +187,7 @@ async def test_killed_before_the_answer_was_stored_the_key_runs_again(
         assert set(before) <= {("void", "gateway_crash"), ("void", "internal")}
 
 
-@pytest.mark.parametrize("place", places(STORED, "before SETTLE"))
+@pytest.mark.parametrize("place", places(STORED))
 async def test_killed_behind_the_stored_answer_it_is_replayed_and_paid_once(
     tmp_path: Path, redis_url: str, place: str
 ) -> None:
@@ -206,7 +202,7 @@ async def test_killed_behind_the_stored_answer_it_is_replayed_and_paid_once(
         assert await verified(slot.home) == [("settle", "ok")]
 
 
-@pytest.mark.parametrize("place", places(STORED, "behind the stored answer"))
+@pytest.mark.parametrize("place", places(STORED))
 async def test_another_gateway_settles_what_the_dead_one_stored(
     tmp_path: Path, redis_url: str, place: str
 ) -> None:

@@ -334,6 +334,9 @@ def _recover(directory: Path) -> tuple[Replay, Chain, int]:
                 extra={"event": "journal_quarantined"},
             )
             path.rename(path.with_suffix(".quarantined"))
+        elif not found.records:
+            path.unlink()  # killed before anything in it was whole: the next segment takes its name
+            continue
         replay = Replay(found.records)
         if found.state == "corrupt":
             # Behind the damage they may have gone on and ended: half a count is no witness.

@@ -15,16 +15,16 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import batch_runs, claims, files, replies, sealing
+from accounting import batch_lines, batch_runs, claims, files, replies, sealing
+from accounting.batch_lines import LineEnd
 from accounting.batch_runs import BatchClaim
-from accounting.claims import LineEnd
 from accounting.db import Database
 from accounting.file_store import FileStore, Writer
 from workers.jobs.order import PackedLine, unpack
 from workers.jobs.runner import InputLine, delivered
 
 OUTPUT_PURPOSE = "batch_output"
-_CUT_OFF: dict[str, tuple[claims.Ended, dict[str, str]]] = {
+_CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
     "cancel": ("cancelled", {
         "code": "batch_cancelled", "message": "This line was not run before the batch was cancelled.",
     }),
@@ -82,7 +82,7 @@ class Finaliser:
                     delivered(no, custom_ids[no], stored[no]) if no in stored else self._cut(no, custom_ids[no])
                     for no in page
                 ]  # fmt: skip
-                await claims.end_lines(conn, self._held.batch_id, ends)
+                await batch_lines.end_lines(conn, self._held.batch_id, ends)
 
     async def _close_unstarted(self, places: list[PackedLine]) -> None:
         if not places:
@@ -98,7 +98,7 @@ class Finaliser:
         finally:
             reader.close()
         async with self._database.write() as conn:
-            await claims.add_ended_lines(conn, self._held.batch_id, ends)
+            await batch_lines.add_ended_lines(conn, self._held.batch_id, ends)
 
     def _cut(self, line_no: int, custom_id: str | None) -> LineEnd:
         state, error = _CUT_OFF[self._held.work]

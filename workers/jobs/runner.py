@@ -15,8 +15,9 @@ from typing import Literal
 
 import msgspec
 
-from accounting import batch_runs, batches, claims, replies, sealing
-from accounting.claims import ChunkClaim, ClaimLost, LineEnd
+from accounting import batch_lines, batch_runs, batches, claims, replies, sealing
+from accounting.batch_lines import LineEnd
+from accounting.claims import ChunkClaim, ClaimLost
 from accounting.db import Database
 from accounting.file_store import Reader
 from accounting.types import Usage
@@ -118,7 +119,7 @@ class ChunkRunner:
     async def _resume(self) -> None:
         """The chunk's lines minus its terminal rows; what crashed too often ends here."""
         async with self._database.read() as conn:
-            states = await claims.line_states(conn, self._held)
+            states = await batch_lines.line_states(conn, self._held)
         for place in unpack(self._held.lines):
             state = states.get(place.line_no)
             if state is not None and state.state != "started":
@@ -160,7 +161,7 @@ class ChunkRunner:
         async with self._database.write() as conn:
             pairs = [(line.no, line.custom_id) for line in ready]
             now = await claims.now_ms(conn)
-            await claims.start_lines(conn, self._held, pairs, now, self._claim_ms)
+            await batch_lines.start_lines(conn, self._held, pairs, now, self._claim_ms)
         self._renewed = time.monotonic()
         for line in ready:
             self._pending.remove(line)
@@ -298,7 +299,7 @@ class ChunkRunner:
             stored = await replies.close_lines(conn, self._held.batch_id, lost) if lost else {}
             for line_no, line in lost.items():
                 ends.append(self._resolved(line, stored.get(line_no)))
-            await claims.finish_lines(conn, self._held, ends, now, self._claim_ms)
+            await batch_lines.finish_lines(conn, self._held, ends, now, self._claim_ms)
         self._renewed = time.monotonic()
         self._buffer = _Buffer()
 
@@ -350,7 +351,7 @@ class ChunkRunner:
             measured = fairness.cost(
                 self._usage.cache_read, self._usage.uncached + self._usage.output
             )
-            states = await claims.line_states(conn, self._held)
+            states = await batch_lines.line_states(conn, self._held)
             ended = sum(state.state != "started" for state in states.values())
             if ended == len(unpack(self._held.lines)):
                 await claims.finish_chunk(conn, self._held, now)
@@ -358,7 +359,7 @@ class ChunkRunner:
                     conn, self._held.tenant_id, measured - self._held.predicted_tokens
                 )
                 return "done"
-            await claims.note_failures(conn, self._held, self._failures)
+            await batch_lines.note_failures(conn, self._held, self._failures)
             pause_ms = int(self._settings.pause_s * 1000) if self._must_leave == "paused" else 0
             await claims.release(conn, self._held, now + pause_ms if pause_ms else 0)
         return "paused" if self._must_leave == "paused" else "given_back"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import batch_runs, claims, files, prices, tenants
+from accounting.batch_lines import LineEnd
 from accounting.batch_runs import BatchClaim, Chunk
 from accounting.batches import BatchInfo
-from accounting.claims import LineEnd
 from accounting.db import Database
 from accounting.file_store import FileStore
 from workers.jobs import order

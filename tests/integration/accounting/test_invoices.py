@@ -17,11 +17,13 @@ from billing_world import (
 from money import posting
 from sqlalchemy import func, select, text
 
-from accounting import books, credits, invoices, ledger, prices, pricing
+from accounting import books, credits, invoices, ledger, prices, pricing, tenants, time_zones
 from accounting.credits import NewCredit
 from accounting.errors import ConflictError, KeyReusedError, NotFoundError
 from accounting.models import LedgerEntry, RollupDay
 from accounting.types import TOKEN_CLASSES, Usage
+from gateway.billing.document import document
+from gateway.billing.render import RENDERERS
 
 BILL = {"issuer": "Example Ltd", "now_ms": CLOSED_MS, "actor": "key_admin"}
 
@@ -219,3 +221,20 @@ async def test_an_adjustment_is_on_the_next_invoice_once(db, tenant):
     assert (line.amount, line.note) == (-charge, f"{request} slow")
     assert made.total == sum(made.days) - charge
     await assert_books(db)
+
+
+async def test_an_invoice_shows_its_period_by_the_clocks_that_the_tenant_had_then(db):
+    owners = await tenants_with_keys(db, 2)
+    await month_of_traffic(db, owners, 5)
+    (berlin, _), (utc, _) = owners
+    async with db.write() as conn:
+        await tenants.set_time_zone(conn, berlin, "Europe/Berlin", now=1)
+    shown, plain = document(await close(db, berlin)), document(await close(db, utc))
+    begins, ends = (time_zones.shown(second, "Europe/Berlin")[:16] for second in (START, END))
+    assert shown.local_period == f"{begins} to {ends} (Europe/Berlin)".replace("T", " ")
+    assert (shown.period, plain.local_period) == (plain.period, "")
+    async with db.write() as conn:
+        await tenants.set_time_zone(conn, berlin, "Asia/Tokyo", now=2)
+    again = document(await close(db, berlin))
+    assert again == shown
+    assert RENDERERS["text/html"](await close(db, berlin)).count(b"Europe/Berlin") == 1

@@ -92,7 +92,7 @@ TABLES = {
 }  # fmt: skip
 FILLED = (
     "INSERT INTO credit VALUES ('c', 'grant', 'proj_a', 'USD', 5, 'cash', 1, 1, NULL, NULL, '', 1, 'a', 'k', {blob})",
-    "INSERT INTO invoice VALUES ('INV-1', 'i', 'INV', 1, 'proj_a', 'a', '2025-09', 1, 'USD', 1, 2, 3, 4, 5, 6, 1, 5, '[]')",
+    "INSERT INTO invoice VALUES ('INV-1', 'i', 'INV', 1, 'proj_a', 'a', '2025-09', 1, 'USD', 1, 2, 3, 4, 5, 6, 1, 5, '[]', 'UTC')",
     "INSERT INTO invoice_line VALUES ('INV-1', 1, 'usage', '2025-09', 'm', 'interactive', 'output', 's@1', 1, 1, 1, 6, 'c', '')",
     "INSERT INTO credit_use VALUES ('c', 1, 'grant_use', 1, 'INV-1')",
     "INSERT INTO day_seal VALUES (0, 1, {blob}, 1)",

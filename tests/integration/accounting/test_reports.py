@@ -170,12 +170,12 @@ async def test_costs_are_the_sum_of_the_rounded_charges(posted):
     report = await costs(posted, MIDNIGHT, MIDNIGHT + 2 * DAY)
     assert [[r.amount for r in b.results] for b in report.buckets] == [[5 * ONE.total], [ONE.total]]
     (result,) = report.buckets[0].results
-    assert (result.currency, result.line_item, result.num_tokens) == ("USD", None, None)
+    assert (result.currency, result.line_item, result.quantity) == ("USD", None, None)
 
 
 async def test_line_items_split_model_class_and_tier_and_add_up(posted):
     report = await costs(posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("line_item",))
-    items = {r.line_item: (r.amount, r.num_tokens) for r in report.buckets[0].results}
+    items = {r.line_item: (r.amount, r.quantity) for r in report.buckets[0].results}
     assert items["m, output"] == (3 * ONE.output, 120)
     assert items["m, cache_read, batch"] == (ONE.cache_read, 10)
     assert items["n, uncached"] == (ONE.uncached, 30)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from decimal import Decimal
 
+import msgspec
 import pytest
 from sqlalchemy import select, text
 
-from accounting import books, invoices, prices, pricing, residency
+from accounting import books, focus, invoices, prices, pricing, reports, residency
+from accounting.reports import ReportQuery
 from accounting.residency import GRACE_MS, HOUR_S, KEPT_MS, Reading
 from accounting.residency_models import ResidencyCharge, ResidencyReading
 from tests.billing_world import CHEAP, CLOSED_MS, END, PERIOD, START, tenants_with_keys
@@ -164,3 +167,63 @@ def test_the_parts_of_a_charge_add_up_to_its_one_rounding(seed):
     assert abs(sum(parts) * GB_HOUR - exact) * 2 <= GB_HOUR
     for part, k, r in zip(parts, kept, rates, strict=True):
         assert abs(part * GB_HOUR - k * r) < GB_HOUR
+
+
+async def test_costs_have_it_as_line_items_of_their_own(db, tenant):
+    hours = (START, START + HOUR_S, START + 24 * HOUR_S)
+    await note(db, *(reading(tenant, hour, pinned=2 * GB_HOUR) for hour in hours))
+    await charge(db, due_ms(hours[-1]))
+    asked = ReportQuery(start_time=START, end_time=START + 48 * HOUR_S, group_by=("project_id",))
+    async with db.read() as conn:
+        whole = await reports.costs(conn, asked, START)
+        split = await reports.costs(
+            conn, msgspec.structs.replace(asked, group_by=("line_item",)), START
+        )
+        pinned = await reports.costs(
+            conn, msgspec.structs.replace(asked, line_items=("m, residency_pinned",)), START
+        )
+        of_a_key = await reports.costs(
+            conn, msgspec.structs.replace(asked, key_ids=("key_a",)), START
+        )
+        of_others = await reports.costs(
+            conn, msgspec.structs.replace(asked, tenant_ids=("proj_x",)), START
+        )
+    each = RATES[0] + 2 * RATES[1]
+    assert [[r.amount for r in b.results] for b in whole.buckets] == [[2 * each], [each]]
+    assert whole.buckets[0].results[0].tenant_id == tenant
+    assert {r.line_item: (r.amount, r.quantity, r.unit) for r in split.buckets[0].results} == {
+        "m, residency_cache": (2 * RATES[0], 2 * 10**9, "byte_hours"),
+        "m, residency_pinned": (4 * RATES[1], 4 * 10**9, "byte_hours"),
+    }
+    assert [b.results[0].amount for b in pinned.buckets] == [4 * RATES[1], 2 * RATES[1]]
+    assert not any(b.results for b in (*of_a_key.buckets, *of_others.buckets))
+
+
+async def test_a_range_has_the_hours_that_begin_in_it(db, tenant):
+    await note(db, *(reading(tenant, START + n * HOUR_S) for n in range(3)))
+    await charge(db, due_ms(START + 2 * HOUR_S))
+    asked = ReportQuery(start_time=START + HOUR_S, end_time=START + 2 * HOUR_S)
+    async with db.read() as conn:
+        report = await reports.costs(conn, asked, START)
+    assert [[r.amount for r in b.results] for b in report.buckets] == [[RATES[0]]]
+
+
+async def test_focus_has_a_row_per_day_and_class(db, tenant):
+    await note(db, *(reading(tenant, START + n * HOUR_S, pinned=GB_HOUR // 2) for n in range(25)))
+    await charge(db, due_ms(START + 24 * HOUR_S))
+    pages = [page async for page in focus.rows(db, START, END, "us")]
+    rows = [dict(zip(focus.COLUMNS, row, strict=True)) for page in pages for row in page]
+    assert [(r["ChargePeriodStart"][:10], r["SkuMeter"], r["PricingQuantity"]) for r in rows] == [
+        (f"{PERIOD}-01", "residency_cache", 24), (f"{PERIOD}-01", "residency_pinned", 12),
+        (f"{PERIOD}-02", "residency_cache", 1), (f"{PERIOD}-02", "residency_pinned", Decimal("0.5")),
+    ]  # fmt: skip
+    async with db.read() as conn:
+        charged = await conn.scalar(
+            text("SELECT SUM(charge_cache + charge_pinned) FROM residency_charge")
+        )
+    assert sum(row["BilledCost"] for row in rows) == Decimal(charged).scaleb(-6)
+    first = rows[0]
+    assert first["ListUnitPrice"] == Decimal(RATES[0]).scaleb(-6) == first["ContractedUnitPrice"]
+    assert (first["PricingUnit"], first["ConsumedQuantity"], first["SubAccountId"]) == (
+        "GB-Hours", 24 * 10**9, None,
+    )  # fmt: skip

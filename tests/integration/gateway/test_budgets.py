@@ -292,3 +292,28 @@ async def test_an_operator_types_it(gateway):
     assert (await headgate(gateway, "budgets", "remove", budget_id))[0] == 0
     assert budget_id not in (await headgate(gateway, "budgets", "list", "--json"))[1]
     assert (await ask(gateway, key))[0].status == 200
+
+
+async def test_ends_of_budgets_are_shown_by_the_tenants_clocks_and_stay_what_they_are(gateway):
+    """22:00 UTC is midnight in Berlin in summer; the period is UTC's day all the same."""
+    tenant, key = await gateway.new_tenant("anna")
+    end = 1_909_000_800  # 2030-06-29T22:00:00Z
+    fixed = {"start": 1_700_000_040, "end": end}
+    made = await budget(gateway, tenant, 10**6, period=fixed)
+    assert made["current"]["end_local"] == "2030-06-29T22:00:00+00:00"
+    status, _ = await headgate(gateway, "tenants", "set", "anna", "--time-zone", "Europe/Berlin")
+    assert status == 0
+    _, shown = await call(gateway, "GET", f"{BUDGETS}/{made['id']}")
+    assert (shown["current"]["end"], shown["current"]["end_local"]) == (
+        end, "2030-06-30T00:00:00+02:00",
+    )  # fmt: skip
+    assert "2030-06-30T00:00:00+02:00" in (await headgate(gateway, "budgets", "list"))[1]
+    _, limits = await call(gateway, "GET", "/v1/me/limits", key=key)
+    [mine] = [one for one in limits["data"] if one["dimension"] == "budget_micro_units"]
+    assert (mine["resets_at"], mine["resets_at_local"]) == (end, "2030-06-30T00:00:00+02:00")
+    path = f"/admin/v1/tenants/{tenant}"
+    for wrong in ("Middle/Earth", "../../etc/passwd", "", 7):
+        status, told = await call(gateway, "PATCH", path, {"time_zone": wrong})
+        assert (status, told["error"]["param"]) == (400, "time_zone")
+    assert (await call(gateway, "GET", path))[1]["time_zone"] == "Europe/Berlin"
+    assert (await call(gateway, "PATCH", path, {"time_zone": None}))[1]["time_zone"] == "UTC"

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 from gateways import MODEL, running_gateway
+from money import posting, record
 
+from accounting import books, ledger
+from accounting.types import Charge, Limits, Principal, Usage
+from gateway.abandon import OLD_MS
+from gateway.cli.home import Home
 from gateway.cli.main import main
+from gateway.cli.up import Options, Up
+from gateway.journal import open_journal
 from gateway.journal_records import Opened
-from gateway.keys import METERING
+from gateway.keys import DATABASE, METERING
+from gateway.limits import Limiter, limiter_link
+from gateway.redis_keys import open_key
+from gateway.rules import Holder
 from workers.protocol.journal import segment_name
 
 
@@ -25,7 +37,10 @@ async def gateway(tmp_path, redis_url):
 
 @pytest.fixture
 def headgate(gateway):
-    env = {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key}
+    env = {
+        "HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key,
+        "HEADGATE_REDIS_URL": gateway.settings.redis_url,
+    }  # fmt: skip
 
     async def run(*arguments: str, stdin: str = "", expect: int = 0) -> str:
         command = [*arguments, "--home", str(gateway.settings.home)]
@@ -157,6 +172,116 @@ async def test_journals_are_listed_with_what_the_books_do_not_have_yet(gateway, 
     )  # fmt: skip
     assert "worker-0" in await headgate("journals", "list")
     await journal.end(opened.void("internal", "internal", 2))
+
+
+async def die_as_gateway_7(gateway) -> None:
+    """With one request ended and not shipped, and one that runs."""
+    tenant = gateway.keys.tenant_id
+    [key] = await gateway.sql(f"SELECT id FROM api_key WHERE tenant_id = '{tenant}' LIMIT 1")
+    dead = await open_journal(gateway.settings.journals_dir / "gateway-7" / "journal", 7)
+    for name in ("req_ended", "req_running"):
+        await dead.open(
+            Opened(
+                request_id=name, tenant_id=tenant, key_id=key.id, model=MODEL, root="r", tier="interactive",
+                price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=5, reserved=10,
+            )
+        )  # fmt: skip
+    await dead.end(
+        posting(
+            "req_ended", Usage(0, 0, 5, 2), tenant_id=tenant, key_id=key.id, model=MODEL,
+            price_version="standard@1", charge=Charge(7, 0, 0, 0, 7), opened_at_ms=1, reserved=10,
+        )
+    )  # fmt: skip
+    async with gateway.app[DATABASE].write() as conn:
+        engine_record = record("req_ended", Usage(0, 0, 5, 2), tenant_id=tenant)
+        await ledger.post_engine_records(conn, [engine_record])
+    os.close(dead._lock)  # killed: nothing is sealed or shipped
+
+
+async def endings(gateway) -> list[tuple[Any, ...]]:
+    rows = await gateway.sql(
+        "SELECT request_id, kind, charge, outcome FROM ledger_entry ORDER BY request_id, kind DESC"
+    )
+    return [tuple(row) for row in rows]
+
+
+ENDED_AND_VOID = [("req_ended", "settle", 7, "ok"), ("req_running", "void", 0, "gateway_crash")]
+
+
+async def test_the_journal_of_a_gateway_that_is_gone_is_replayed(gateway, headgate):
+    """Its SETTLE is charged and what ran is void, once; what a living gateway owns is left to it."""
+    await die_as_gateway_7(gateway)
+    assert (await read(headgate, "verify-books"))["unreplayed"] == [7]
+    mine, gone = await read(headgate, "journals", "replay")
+    assert (mine["slot"], mine["owned"]) == ("gateway-0", True)
+    assert gone == {"slot": "gateway-7", "owned": False, "voided": 1, "shipped": 1}
+    again = await read(headgate, "journals", "replay", "7")
+    assert again == [{"slot": "gateway-7", "owned": False, "voided": 0, "shipped": 0}]
+    assert await endings(gateway) == ENDED_AND_VOID
+    checked = await read(headgate, "verify-books")
+    assert (checked["ok"], checked["unreplayed"]) == (True, [])
+    assert "No journal here: 9" in await headgate("journals", "replay", "9", expect=2)
+
+
+async def test_a_start_with_fewer_gateways_replays_the_others(gateway, capsys):
+    await die_as_gateway_7(gateway)
+    settings = gateway.settings
+    start = Up(
+        Options(
+            home=Home(settings.home), host="127.0.0.1", port=0, model=None, num_workers=1, num_gateways=1,
+            ready_file=None, database_url=settings.database_url, redis_url=settings.redis_url,
+        )
+    )  # fmt: skip
+    await start._replay_unused_slots()
+    assert await endings(gateway) == ENDED_AND_VOID
+    assert "gateway-7 is no longer used: 1 endings" in capsys.readouterr().err
+    await start._replay_unused_slots()
+    assert capsys.readouterr().err == ""
+
+
+async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
+    """Void: what an engine recorded long ago and nobody ended. Not what another slot holds or has in its journal, not what
+    is young; a journal that is there is not abandoned."""
+    tenant, database = gateway.keys.tenant_id, gateway.app[DATABASE]
+    old_ms = time.time_ns() // 1_000_000 - OLD_MS
+    lost, held, opened = "req_lost", "req_held_by_slot_1", "req_opened_by_slot_0"
+    async with database.write() as conn:
+        for name in (lost, held, opened):
+            of_it = record(name, Usage(0, 0, 5, 2), tenant_id=tenant)
+            await ledger.post_engine_records(conn, [of_it], now_ms=old_ms)
+        young = record("req_young", Usage(0, 0, 5, 2), tenant_id=tenant)
+        await ledger.post_engine_records(conn, [young])
+    link = limiter_link(gateway.settings.redis_url)
+    dead, other = (Limiter(link, slot, database, caught_up=gateway.settled) for slot in (6, 1))
+    principal = Principal(
+        "tenant", tenant, "key_x", frozenset(), tenant_limits=Limits(concurrency=9)
+    )
+    now_ms = time.time_ns() // 1_000_000
+    for limiter, name in ((dead, lost), (other, held)):
+        holder = Holder.of(name, principal, MODEL, "interactive", now_ms=now_ms)
+        await limiter.reserve(holder, 5, 5, [(2, 2)])
+    await gateway.app[METERING].journal.open(
+        Opened(
+            request_id=opened, tenant_id=tenant, key_id="key_x", model=MODEL, root="r", tier="interactive",
+            price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=5, reserved=10,
+        )
+    )  # fmt: skip
+    await asyncio.sleep(0.1)
+    said = await headgate("journals", "abandon", "0", "--yes", expect=1)
+    assert "headgate journals replay 0" in said
+    [found] = await read(headgate, "journals", "abandon", "6", "--yes")
+    assert found == {"slot": "gateway-6", "voided": 1, "younger": 1}
+    assert await endings(gateway) == [
+        (lost, "void", 0, "gateway_crash"), (lost, "gateway_crash", 0, "gateway_crash"),
+    ]  # fmt: skip
+    assert await link.command("ZRANGE", open_key(tenant), 0, -1) == [held.encode()]
+    async with database.read() as conn:
+        report = await books.verify(conn, running=frozenset({held, opened, "req_young"}))
+    assert [e.id for e in report.equations if not e.ok] == []
+    await gateway.app[METERING].journal.end(
+        posting(opened, kind="void", tenant_id=tenant, key_id="key_x")
+    )
+    await link.close()
 
 
 async def test_models_of_a_tenant_are_allowed_denied_and_cleared(headgate):

@@ -17,6 +17,7 @@ from accounting.models import LedgerEntry
 from accounting.types import Posting
 from gateway import journal_records, segments
 from gateway.journal import open_journal
+from gateway.poster import Poster
 from gateway.shipper import Shipper
 from workers.protocol.journal import Kind
 
@@ -91,7 +92,7 @@ async def test_nothing_settled_is_lost_and_nothing_is_posted_twice(
         opened |= more_opened
         ended |= more_ended
         journal = await open_journal(directory, 0, segment_bytes=20_000)
-        shipper = Shipper(journal, sqlite_books, 0, offset)
+        shipper = Shipper(journal, Poster(directory, sqlite_books, 0, offset))
         while await shipper.ship():
             pass
         offset = shipper.offset

@@ -113,13 +113,6 @@ async def admit(limiter: Limiter, tenants: list[str], number: int, now_ms: int) 
     )
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that count, not time: 300 at once may take a slow machine longer than a request waits."""
-    monkeypatch.setattr("gateway.rebuild.WAIT_S", 30.0)
-
-
-@pytest.mark.usefixtures("patient")
 async def test_300_tenants_are_built_in_few_statements_and_round_trips(
     books: Database, link: RedisLink
 ) -> None:
@@ -128,9 +121,9 @@ async def test_300_tenants_are_built_in_few_statements_and_round_trips(
     limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
     groups, build = [], limiter.rebuilder._build
 
-    async def note_group(epochs, now_ms):
+    async def note_group(epochs, *others):
         groups.append(len(epochs))
-        await build(epochs, now_ms)
+        await build(epochs, *others)
 
     limiter.rebuilder._build = note_group
     with counted(books, link) as found:
@@ -148,7 +141,6 @@ async def test_300_tenants_are_built_in_few_statements_and_round_trips(
     await limiter.rebuilder.leave()
 
 
-@pytest.mark.usefixtures("patient")
 async def test_what_each_of_300_tenants_holds_is_put_back(books: Database, link: RedisLink) -> None:
     now_ms = time.time_ns() // 1_000_000
     tenants = await make_tenants(books, now_ms)
@@ -162,6 +154,26 @@ async def test_what_each_of_300_tenants_holds_is_put_back(books: Database, link:
     for verdict in verdicts:
         assert [money.held for money in verdict.money.values()] == [2 * 645]
         assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 2 * 74
+    await limiter.rebuilder.leave()
+
+
+async def test_open_requests_that_nobody_lists_go_with_the_state(
+    books: Database, link: RedisLink
+) -> None:
+    """More than Lua hands on to one command."""
+    now_ms = time.time_ns() // 1_000_000
+    tenant_id = (await make_tenants(books, now_ms))[0]
+    space = f"hg:{{t:{tenant_id}}}"
+    left = [f"req_left_{number}" for number in range(1500)]
+    for request_id in left:
+        await link.command("ZADD", f"{space}:open", 1, request_id)
+        await link.command("HSET", f"{space}:r:{request_id}", "state", "open", "mu", 5)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    verdict = await limiter.reserve(holder(tenant_id, 0, now_ms), 10, 5, LADDER)
+    assert [money.held for money in verdict.money.values()] == [645]
+    assert await link.command("ZCARD", f"{space}:open") == 1
+    names = await link.command("KEYS", f"{space}:r:*")
+    assert names == [f"{space}:r:req_{tenant_id}_0".encode()]
     await limiter.rebuilder.leave()
 
 

@@ -17,7 +17,8 @@ from accounting.models import EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.types import Posting, Rates, Usage
 from gateway.journal import Journal, open_journal
 from gateway.journal_records import Opened
-from gateway.shipper import DEAD_LETTERS, Shipper
+from gateway.poster import DEAD_LETTERS, Poster
+from gateway.shipper import Shipper
 from workers.protocol.messages import EngineRecord, EngineRecords, TokenUsage
 
 RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
@@ -98,7 +99,7 @@ async def test_an_outage_and_lost_commit_replies_ship_everything_once(
     books, journal: Journal, quick
 ) -> None:
     database = Outage(books)
-    shipper = Shipper(journal, database, 0, 0)
+    shipper = Shipper(journal, Poster(journal.directory, database, 0, 0))
     await write(journal, *range(50))
     database.before, database.after = 3, 0
     await ship_all(shipper)
@@ -118,7 +119,7 @@ async def test_admission_closes_when_the_backlog_is_too_old_or_too_large_and_ope
     database = Outage(sqlite_books)
     database.before = 1 << 30
     await write(journal, 1)
-    shipper = Shipper(journal, database, 0, 0, **limit)
+    shipper = Shipper(journal, Poster(journal.directory, database, 0, 0), **limit)
     assert not shipper.is_full
     await shipper.start()
     await asyncio.sleep(0.02)
@@ -139,7 +140,7 @@ async def _until(condition) -> None:
 
 
 async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal: Journal) -> None:
-    shipper = Shipper(journal, sqlite_books, 0, 0)
+    shipper = Shipper(journal, Poster(journal.directory, sqlite_books, 0, 0))
     await write(journal, *range(5))
     await ship_all(shipper)
     async with sqlite_books.write() as conn:
@@ -156,7 +157,7 @@ async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal
 async def test_an_unpostable_row_goes_to_the_dead_letters_and_holds_nobody_up(
     books, journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shipper = Shipper(journal, books, 0, 0)
+    shipper = Shipper(journal, Poster(journal.directory, books, 0, 0))
     await write(journal, *range(9))
     await journal.end(msgspec.structs.replace(settle(9), reserved=2**63))  # no BIGINT holds it
     await write(journal, *range(10, 17))
@@ -171,7 +172,7 @@ async def test_an_unpostable_row_goes_to_the_dead_letters_and_holds_nobody_up(
 
 async def test_only_what_is_on_the_disk_is_shipped(sqlite_books, tmp_path: Path) -> None:
     journal = await open_journal(tmp_path / "journal", 0)
-    shipper = Shipper(journal, sqlite_books, 0, 0)
+    shipper = Shipper(journal, Poster(journal.directory, sqlite_books, 0, 0))
     await write(journal, 1)
     durable = journal.durable_seq
     await journal.close()
@@ -184,7 +185,7 @@ async def test_engine_records_are_acknowledged_after_their_commit(
     books, journal: Journal, quick
 ) -> None:
     database = Outage(books)
-    shipper = Shipper(journal, database, 0, 0)
+    shipper = Shipper(journal, Poster(journal.directory, database, 0, 0))
     usage = TokenUsage(cache_read=8, uncached=12, output=3, speculated=2)
     frame = EngineRecords("worker-0", tuple(
         EngineRecord(seq, f"req_{seq:08d}", 0, "proj_1", "r", usage) for seq in (4, 5, 6)

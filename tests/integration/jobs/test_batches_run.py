@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import text
 
-from accounting import batch_runs, batches, claims
+from accounting import batch_lines, batch_runs, batches, claims
 from workers.jobs.settings import JobsSettings
 from workers.jobs.tasks import Look
 from workers.jobs.tracing import provider
@@ -198,7 +198,7 @@ async def test_a_line_that_crashed_three_runners_is_quarantined_and_the_others_g
         async with home.database.write() as conn:
             now = await claims.now_ms(conn)
             held = await claims.claim(conn, home.tenant_id, "me:", now, 1)
-            await claims.start_lines(conn, held, [(2, "line-1")], now, 1)
+            await batch_lines.start_lines(conn, held, [(2, "line-1")], now, 1)
             assert await claims.expire(conn, now + 10, "me:") == 1
     assert await look() == 1
     await look()
@@ -218,7 +218,7 @@ async def test_claims_of_a_dead_process_are_no_crashes(home, gateway, look):
         async with home.database.write() as conn:
             now = await claims.now_ms(conn)
             held = await claims.claim(conn, home.tenant_id, "another:", now, 1)
-            await claims.start_lines(conn, held, [(1, "line-0")], now, 1)
+            await batch_lines.start_lines(conn, held, [(1, "line-0")], now, 1)
             await claims.expire(conn, now + 10, "me:")
     await look()
     await look()

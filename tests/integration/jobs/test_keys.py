@@ -13,7 +13,7 @@ from gateways import MODEL, PEPPER, RunningGateway, running_gateway
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from accounting import batch_runs, batches, claims, files, replies
+from accounting import batch_lines, batch_runs, batches, claims, files, replies
 from accounting.batch_runs import Chunk
 from accounting.credentials import batch_credential
 from accounting.db import Database
@@ -92,7 +92,7 @@ async def started_line(gateway: RunningGateway) -> Line:
             conn, held, now, model=MODEL, num_total=1, chunks=[chunk], faulty=[], errors=None
         )
         claimed = await claims.claim(conn, tenant_id, "me", now, 60_000)
-        await claims.start_lines(conn, claimed, [(1, "a")], now, 60_000)
+        await batch_lines.start_lines(conn, claimed, [(1, "a")], now, 60_000)
     return Line(gateway, batch.id)
 
 

@@ -104,4 +104,4 @@ async def _assert_reports(conn, settled):
     itemised = ReportQuery(start_time=start, end_time=end, group_by=("line_item", "project_id"))
     items = [r for b in (await reports.costs(conn, itemised, end)).buckets for r in b.results]
     assert sum(item.amount for item in items) == sum(ending.charge.total for ending in settled)
-    assert sum(item.num_tokens for item in items) == sum(ending.usage.total for ending in settled)
+    assert sum(item.quantity for item in items) == sum(ending.usage.total for ending in settled)

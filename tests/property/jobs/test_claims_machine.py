@@ -17,9 +17,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import text
 
-from accounting import api_keys, batch_runs, batches, claims, files, migrate, replies, tenants
+from accounting import (
+    api_keys,
+    batch_lines,
+    batch_runs,
+    batches,
+    claims,
+    files,
+    migrate,
+    replies,
+    tenants,
+)
+from accounting.batch_lines import LineEnd
 from accounting.batch_runs import Chunk
-from accounting.claims import ChunkClaim, ClaimLost, LineEnd
+from accounting.claims import ChunkClaim, ClaimLost
 from accounting.db import Database
 from accounting.replies import KeyClosed, line_key
 from accounting.types import Charge, Posting, Usage
@@ -145,7 +156,9 @@ class ClaimsMachine(RuleBasedStateMachine):
 
         async def work():
             async with self.database.write() as conn:
-                await claims.start_lines(conn, held, [(line_no, f"c{line_no}")], self.now, CLAIM_MS)
+                await batch_lines.start_lines(
+                    conn, held, [(line_no, f"c{line_no}")], self.now, CLAIM_MS
+                )
 
         self.as_holder(held, work())
         self.started.append(line_no)
@@ -173,7 +186,7 @@ class ClaimsMachine(RuleBasedStateMachine):
                     line_no=line_no, custom_id=f"c{line_no}", state="succeeded" if is_ok else "errored",
                     usage=Usage(output=line_no if is_ok else 0),
                 )  # fmt: skip
-                won = await claims.end_lines(conn, self.batch_id, [end])
+                won = await batch_lines.end_lines(conn, self.batch_id, [end])
             for end in won:
                 assert line_no not in self.ended, "a line ends once"
                 self.ended[line_no] = end.state
@@ -328,11 +341,11 @@ class ClaimsMachine(RuleBasedStateMachine):
                     state=state,
                     usage=Usage(output=no if no in stored else 0),
                 )
-                assert await claims.end_lines(conn, self.batch_id, [end])
+                assert await batch_lines.end_lines(conn, self.batch_id, [end])
                 self.ended[no] = state
             fresh = [no for no in LINES if no not in rows]
             ends = [LineEnd(line_no=no, custom_id=f"c{no}", state="cancelled") for no in fresh]
-            await claims.add_ended_lines(conn, self.batch_id, ends)
+            await batch_lines.add_ended_lines(conn, self.batch_id, ends)
             self.ended.update(dict.fromkeys(fresh, "cancelled"))
 
     # Laws

@@ -8,7 +8,7 @@ from workers.engine import journal as journal_module
 from workers.engine.engine import LinkClosed
 from workers.engine.errors import StartError
 from workers.engine.journal import CRASH_REASON, EngineJournal
-from workers.protocol.journal import Kind, scan
+from workers.protocol.journal import Kind, scan, segment_name
 from workers.protocol.messages import Cancel, EngineAck
 
 PROMPT = encode("a prompt that fills a few blocks")
@@ -163,6 +163,21 @@ def test_a_segment_torn_before_its_checkpoint_ended_falls_back_to_the_one_before
     os.truncate(newest, newest.stat().st_size - 10)
     (record,) = rebuilt(tmp_path)
     assert record.usage == usage
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"\0" * 4096, b"\x00\x00\x01"], ids=["empty", "zeros", "torn"]
+)
+def test_a_segment_that_was_begun_and_never_written_is_begun_again(tmp_path, torn):
+    """Killed between a segment's creation and its first whole record."""
+    drive = driver(open_journal(tmp_path))
+    drive.send(*[generate_request(f"a{i}", PROMPT, 3) for i in range(3)])
+    drive.run()
+    drop(drive.engine._journal)
+    before = [record.seq for record in rebuilt(tmp_path)]
+    following = max(scan(path.read_bytes()).next_seq for path in journal_module._segments(tmp_path))
+    (tmp_path / segment_name(following)).write_bytes(torn)
+    assert [record.seq for record in rebuilt(tmp_path)] == before
 
 
 def test_a_damaged_segment_is_set_aside_and_numbers_are_never_used_twice(tmp_path, caplog):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -20,14 +20,6 @@ from workers.protocol.messages import SamplingParams
 TinyModels = Callable[[str], TinyModel]
 FAMILY = ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral"]
 PROMPT = list(range(20, 45))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

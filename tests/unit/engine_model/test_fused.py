@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,22 +18,6 @@ from workers.engine.runner import ModelRunner, RunnerSettings
 
 TinyModels = Callable[[str], TinyModel]
 FUSED = ("rms_norm", "rope_kv_write", "silu_mul")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    def make(name: str) -> TinyModel:
-        return TinyModel.make(name, tmp_path_factory.mktemp(name))
-
-    return make
 
 
 @pytest.fixture

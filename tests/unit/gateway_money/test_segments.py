@@ -10,7 +10,7 @@ import pytest
 from gateway import journal_records
 from gateway.journal import open_journal
 from gateway.segments import Reader, drop_old, list_segments, recover
-from workers.protocol.journal import Kind
+from workers.protocol.journal import Kind, segment_name
 
 ALL = 1 << 60
 
@@ -82,6 +82,26 @@ async def test_a_journal_cut_at_every_byte_of_its_last_records_keeps_the_records
             assert [r.seq for r in read] == list(range(1, read[-1].seq + 1))
             assert _unended(read) == set()
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"\0" * 4096, b"\x00\x00\x01"], ids=["empty", "zeros", "torn"]
+)
+@pytest.mark.parametrize("num_requests", [0, 3])
+async def test_a_segment_that_was_begun_and_never_written_is_begun_again(
+    tmp_path: Path, opened, torn: bytes, num_requests: int
+) -> None:
+    """Killed between a segment's creation and its first whole record."""
+    first = 1
+    if num_requests:
+        await write(tmp_path, opened, num_requests)
+        first = recover(tmp_path).chain.next_seq
+    (tmp_path / segment_name(first)).write_bytes(torn)
+    await write(tmp_path, opened, 1)
+    read = Reader(tmp_path, 0).read(ALL, 1000)
+    assert [r.seq for r in read] == list(range(1, read[-1].seq + 1))
+    ended = [r for r in read if r.kind == Kind.VOID]
+    assert len(ended) == num_requests + 1
 
 
 def _ends(data: bytes) -> list[int]:

@@ -1,0 +1,25 @@
+"""Tiny models, and one thread for all sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from tiny_models import TinyModel
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
+    def make(name: str) -> TinyModel:
+        return TinyModel.make(name, tmp_path_factory.mktemp(name))
+
+    return make
