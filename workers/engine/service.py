@@ -266,6 +266,7 @@ class Service:
         elif isinstance(message, EngineAck):
             if acked := self._shipper.ack(link, message.seq, time.monotonic()):
                 self._inbox.put((link, EngineAck(message.worker, acked)))
+                self._ship()
         else:
             self._inbox.put((link, message))
 

@@ -1,13 +1,14 @@
 """Engine records on their way to SQL through whichever gateway is connected. Pure; sends nothing itself.
 
-An acknowledgement covers every record up to its number, so all go by one link at a time and in order; when that link
-is lost or stays silent, everything unacknowledged goes again by another. Doubles are harmless: SQL keeps one per
-(request_id, attempt).
+An acknowledgement covers every record up to its number. So a frame has all that are unacknowledged up to its last one, and
+the next goes when it is answered: whatever a gateway drops, what it acknowledges it has. When the link is lost or stays
+silent, everything unacknowledged goes again by another. Doubles are harmless: SQL keeps one per (request_id, attempt).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from workers.protocol.messages import EngineRecord
 
@@ -41,15 +42,13 @@ class Shipper:
         """What to send now, and where."""
         if not self._records or not links:
             return None
-        silent = self._sent > 0 and now - self._waiting_since >= RETRY_S and self._unanswered
-        if self._link not in links or silent:
+        is_silent = self._unanswered and now - self._waiting_since >= RETRY_S
+        if self._link not in links or is_silent:
             self._link = _after(links, self._link)
-            self._sent = 0
-        batch = [r for seq, r in self._records.items() if seq > self._sent][:BATCH]
-        if not batch:
+        elif self._unanswered:
             return None
-        if not self._unanswered:
-            self._waiting_since = now
+        batch = list(islice(self._records.values(), BATCH))
+        self._waiting_since = now
         self._sent = batch[-1].seq
         assert self._link is not None
         return self._link, batch
