@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import Row, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import changes, tenants
@@ -86,14 +86,6 @@ async def _by_tenant(conn: AsyncConnection, query: Any) -> dict[str, list[Budget
     for budget in await _with_adjustments(conn, rows):
         found.setdefault(budget.tenant_id, []).append(budget)
     return found
-
-
-async def tenants_after(conn: AsyncConnection, tenant_id: str, parts: int) -> list[str]:
-    """Who has budgets in force, by id, from the one behind `tenant_id` on: one of so many parts of them, rounded up."""
-    living = select(BudgetRow.tenant_id).where(BudgetRow.deleted_at.is_(None)).distinct()
-    num = await conn.scalar(select(func.count()).select_from(living.subquery())) or 0
-    query = living.where(BudgetRow.tenant_id > tenant_id).order_by(BudgetRow.tenant_id)
-    return list(await conn.scalars(query.limit(-(-num // parts))))
 
 
 async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,7 @@ TRIES = 20
 AT_ONCE = 32
 """Tenants that are read in one round trip."""
 
-LOOKS = 10
-"""In so many the books' keeper has seen every tenant."""
-
 Use = tuple[Budget, Period]
-Journals = Mapping[int, Path]
-"""Directories by slot."""
 
 
 @dataclass(frozen=True)
@@ -50,81 +45,25 @@ class Row:
     outstanding: int
 
 
-@dataclass(frozen=True)
-class Compared:
-    num_rows: int
-    wrong: tuple[Use, ...]
-
-    @property
-    def result(self) -> EquationResult:
-        names = tuple(sorted(row_of(*use) for use in self.wrong))
-        return EquationResult("I13", "limiter equals books", self.num_rows, names)
-
-
-NOTHING = Compared(0, ())
-
-
-class LimiterTruth:
-    """The check for whoever asks each minute: at each look one of `LOOKS` parts of the tenants that have budgets, and
-    those in which the last one found something wrong."""
-
-    def __init__(
-        self, database: Database, link: RedisLink, journals: Callable[[], Journals]
-    ) -> None:
-        self._database = database
-        self._link = link
-        self._journals = journals
-        self._seen_to = ""
-        self._suspect: frozenset[str] = frozenset()
-
-    async def look(self, *, drift_s: float = DRIFT_S) -> EquationResult:
-        """What was wrong and could not be compared this time is looked at again."""
-        tenants = {*await self._next(), *self._suspect}
-        found = await _compare(self._database, self._link, self._journals(), tenants, drift_s)
-        if found is not NOTHING:
-            self._suspect = frozenset(budget.tenant_id for budget, _ in found.wrong)
-        return found.result
-
-    async def _next(self) -> list[str]:
-        async with self._database.read() as conn:
-            found = await budgets.tenants_after(conn, self._seen_to, LOOKS)
-            if not found and self._seen_to:
-                found = await budgets.tenants_after(conn, "", LOOKS)
-        self._seen_to = found[-1] if found else ""
-        return found
-
-
 async def limiter_equals_books(
-    database: Database, link: RedisLink, journals: Journals, *, drift_s: float = DRIFT_S
+    database: Database, link: RedisLink, journals: Mapping[int, Path], *, drift_s: float = DRIFT_S
 ) -> EquationResult:
-    """Of all tenants."""
-    return (await _compare(database, link, journals, None, drift_s)).result
-
-
-async def _compare(
-    database: Database,
-    link: RedisLink,
-    journals: Journals,
-    tenant_ids: Collection[str] | None,
-    drift_s: float,
-) -> Compared:
-    """`NOTHING` without Redis, nor while a gateway is dead: what it held is an estimate until it is back."""
+    """Nothing is checked without Redis, nor while a gateway is dead: what it held is an estimate until it is back."""
     try:
         async with database.read() as conn:
-            if await _is_anybody_dead(conn):
-                return NOTHING
-            uses = await _uses(conn, tenant_ids)
+            uses = [] if await _is_anybody_dead(conn) else await _uses(conn)
         booked = await _booked(database, uses, journals)
         limited = await _limited(link, uses)
         wrong = _differing(uses, booked, limited, booked, limited)
         until = time.monotonic() + drift_s
         while wrong and time.monotonic() < until:
             await asyncio.sleep(min(LOOK_S, drift_s))
-            later = await _booked(database, wrong, journals), await _limited(link, wrong)
-            wrong = _differing(wrong, booked, limited, *later)
+            later = await _booked(database, uses, journals), await _limited(link, uses)
+            wrong = [use for use in wrong if use in _differing(uses, booked, limited, *later)]
     except LimiterUnavailable:
-        return NOTHING
-    return Compared(len(limited), tuple(wrong))
+        return EquationResult("I13", "limiter equals books", 0, ())
+    names = tuple(sorted(row_of(*use) for use in wrong))
+    return EquationResult("I13", "limiter equals books", len(limited), names)
 
 
 async def _is_anybody_dead(conn: AsyncConnection) -> bool:
@@ -132,16 +71,12 @@ async def _is_anybody_dead(conn: AsyncConnection) -> bool:
     return bool(found) and await limiter_state.num_unlisted(conn, found[-1].epoch) > 0
 
 
-async def _uses(conn: AsyncConnection, tenant_ids: Collection[str] | None) -> list[Use]:
+async def _uses(conn: AsyncConnection) -> list[Use]:
     """The periods of now."""
     now_ms = time.time_ns() // 1_000_000
-    if tenant_ids is None:
-        found = await budgets.of_all(conn)
-    else:
-        found = await budgets.of_tenants(conn, tenant_ids)
     return [
         (budget, period)
-        for of_tenant in found.values()
+        for of_tenant in (await budgets.of_all(conn)).values()
         for budget in of_tenant
         if (period := budget.period_at(now_ms)) is not None
     ]

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import redis.asyncio
 from aiohttp import web
@@ -23,7 +22,7 @@ from accounting import api_keys, credentials, migrate, prefixes, principals
 from accounting.db import Database
 from accounting.errors import AccountingError
 from accounting.file_store import FileStore
-from accounting.types import Principal
+from accounting.types import EquationResult, Principal
 from gateway import idempotency, keys, models, spending
 from gateway.adapters import AdapterKeeper
 from gateway.auth import AUTH, Authenticator, LookupFailed
@@ -32,7 +31,7 @@ from gateway.doorbell import Doorbell
 from gateway.journals import gateway_journals
 from gateway.last_use import LastUse, write_again_and_again
 from gateway.lifecycle import heed_cancellation, uninterrupted
-from gateway.limiter_truth import LimiterTruth
+from gateway.limiter_truth import limiter_equals_books
 from gateway.mail import Mailer
 from gateway.metering import metering
 from gateway.prefixes import Filler, PublicPrefixes
@@ -254,15 +253,17 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
 async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
     """Days sealed, books checked."""
     settings, database = app[keys.SETTINGS], app[keys.DATABASE]
-    truth = LimiterTruth(
-        database, app[keys.METERING].link, partial(gateway_journals, settings.journals_dir)
-    )
+
+    async def limiter_truth() -> EquationResult:
+        journals = gateway_journals(settings.journals_dir)
+        return await limiter_equals_books(database, app[keys.METERING].link, journals)
+
     keeper = Bookkeeping(
         database,
         app[METRICS].registry,
         settings.invoice_issuer,
         settings.invoice_automatic,
-        truth.look,
+        limiter_truth,
     )
     async with _background(keeper.run()):
         yield

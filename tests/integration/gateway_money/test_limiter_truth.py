@@ -12,7 +12,7 @@ from accounting.budgets import NewBudget
 from accounting.types import Principal, Usage
 from gateway import ids
 from gateway.admission import Ask
-from gateway.limiter_truth import LOOKS, LimiterTruth, limiter_equals_books
+from gateway.limiter_truth import limiter_equals_books
 from gateway.metering import metering
 from gateway.rules import row_of
 
@@ -28,13 +28,8 @@ async def metered(books, own_redis, tmp_path):
 
 @pytest.fixture
 async def ask(books):
-    return await request_of_another(books, "acme")
-
-
-async def request_of_another(books, name: str):
-    """Makes requests of a new tenant with a month's budget."""
     async with books.write() as conn:
-        tenant = await tenants.create(conn, name, now=1)
+        tenant = await tenants.create(conn, "acme", now=1)
         new = NewBudget(tenant_id=tenant.id, limit_micro_units=10**9, period="month")
         budget = await budgets.create(conn, new, now=1)
     principal = Principal("tenant", tenant.id, "key_1", frozenset(), budgets=(budget,))
@@ -43,11 +38,6 @@ async def request_of_another(books, name: str):
         return Ask(ids.request_id(), principal, "m", "r", "interactive", 10, 50)
 
     return make
-
-
-async def drift(metered, ask, amount: int) -> None:
-    state = f"hg:{{t:{ask().principal.tenant_id}}}:s"
-    await metered.link.command("HINCRBY", state, f"u:{row(ask)}", amount)
 
 
 def row(ask) -> str:
@@ -112,42 +102,3 @@ async def test_without_redis_it_is_left_out(books, metered, ask, own_redis):
     own_redis.kill()
     found = await check(metered, books)
     assert (found.ok, found.num_checked) == (True, 0)
-
-
-async def test_a_keeper_that_looks_at_a_part_each_time_finds_every_drift_and_keeps_to_it(
-    books, metered
-):
-    """25 tenants in parts of three. What is wrong is shown at every look from the first that saw it, until it holds."""
-    requests = [await request_of_another(books, f"t{number}") for number in range(25)]
-    for made in requests:
-        await served(metered, made)
-    await metered.shipper.caught_up()
-    wrong = requests[::6]
-    for made in wrong:
-        await drift(metered, made, 1)
-    keeper = LimiterTruth(books, metered.link, lambda: {0: metered.journal.directory})
-    shown: set[str] = set()
-    for _ in range(LOOKS):
-        found = await keeper.look(drift_s=0)
-        assert 0 < found.num_checked <= 3 + len(shown)
-        assert shown <= set(found.failures)
-        shown = set(found.failures)
-    assert shown == {row(made) for made in wrong}
-    for made in wrong:
-        await drift(metered, made, -1)
-    assert all([(await keeper.look(drift_s=0)).ok for _ in range(LOOKS)])
-    await drift(metered, requests[3], 1)
-    assert any([not (await keeper.look(drift_s=0)).ok for _ in range(LOOKS)])
-
-
-async def test_what_is_wrong_is_not_forgotten_while_nothing_can_be_compared(
-    books, metered, ask, own_redis
-):
-    await served(metered, ask)
-    await metered.shipper.caught_up()
-    await drift(metered, ask, 1)
-    keeper = LimiterTruth(books, metered.link, dict)
-    assert (await keeper.look(drift_s=0)).failures == (row(ask),)
-    own_redis.kill()
-    assert (await keeper.look(drift_s=0)).num_checked == 0
-    assert keeper._suspect == {ask().principal.tenant_id}
