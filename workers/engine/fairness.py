@@ -1,7 +1,9 @@
 """Who is served next among tenants: weighted virtual token counters. Knows opaque tenant ids and numbers.
 
 A tenant's counter grows by what it is given, divided by its weight; the smallest counter is served. A tenant that
-becomes active is lifted to the smallest active counter, so that idling earns no credit (engine.md section 3.3).
+becomes active is lifted to the virtual time, the smallest active counter that ever was, less a credit: what it left to
+others lately it may have back, no more than that (engine.md section 3.3, ADR 61). So somebody who rarely asks, and then
+twice in a row, does not wait until a flood has been given as much as he.
 """
 
 from __future__ import annotations
@@ -32,14 +34,16 @@ MAX_NAMED = 64
 class VirtualCounters:
     """One counter per tenant. `enter` and `leave` bracket each request of a tenant in the worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float = 0.0) -> None:
+        """`credit`: how far behind the virtual time a tenant may become active."""
+        self._credit = credit
         self._counters: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._num_requests: dict[str, int] = {}
-        self._floor = 0.0
+        self._time = 0.0
 
     def __getitem__(self, tenant: str) -> float:
-        return self._counters.get(tenant, self._floor)
+        return self._counters.get(tenant, self._time - self._credit)
 
     def enter(self, tenant: str, weight: float) -> None:
         self._weights[tenant] = weight
@@ -49,20 +53,23 @@ class VirtualCounters:
         self._num_requests[tenant] = count + 1
 
     def leave(self, tenant: str) -> None:
-        """The last request of a tenant takes its state along, unless its counter says it was served ahead."""
+        """The last request of a tenant takes its state along, unless its counter says that its credit is not whole."""
         self._num_requests[tenant] -= 1
         if self._num_requests[tenant] > 0:
             return
-        self._floor = self._smallest_active()
+        self._advance()
         del self._num_requests[tenant], self._weights[tenant]
-        if self._counters[tenant] <= self._floor:
+        if len(self._counters) > len(self._num_requests) + MAX_REMEMBERED:
+            self._forget()
+        elif self._counters[tenant] <= self._time - self._credit:
             del self._counters[tenant]
 
     def level(self, tenant: str) -> float:
         """Its counter, or what that would be if it became active now."""
-        if tenant in self._num_requests:
-            return self._counters[tenant]
-        return max(self[tenant], self._smallest_active())
+        if tenant not in self._num_requests:
+            self._advance()
+            return max(self[tenant], self._time - self._credit)
+        return self._counters[tenant]
 
     def weight(self, tenant: str) -> float:
         return self._weights.get(tenant, 1.0)
@@ -75,9 +82,20 @@ class VirtualCounters:
         """Charged, and not computed after all."""
         self._counters[tenant] -= COMPUTED_CHARGE * computed / self._weights[tenant]
 
-    def _smallest_active(self) -> float:
-        """With nobody active: the level at which the last one left."""
-        return min((self._counters[tenant] for tenant in self._num_requests), default=self._floor)
+    def _advance(self) -> None:
+        """With nobody active time stands still. O(active tenants)."""
+        active = (self._counters[tenant] for tenant in self._num_requests)
+        self._time = max(self._time, min(active, default=self._time))
+
+    def _forget(self) -> None:
+        """Those who are not active and whose credit is whole, or else half of them: they get theirs back early."""
+        idle = sorted(
+            self._counters.keys() - self._num_requests.keys(), key=self._counters.__getitem__
+        )
+        for number, tenant in enumerate(idle):
+            if number >= len(idle) // 2 and self._counters[tenant] > self._time - self._credit:
+                break
+            del self._counters[tenant]
 
 
 class RecentService:
@@ -136,7 +154,7 @@ class TenantOrder:
         heapq.heappush(self._heap, (self._counters[tenant], rank, tenant))
 
     def discard(self, tenant: str) -> None:
-        del self._live_entry[tenant]
+        self._live_entry.pop(tenant, None)
 
     def smallest_first(self) -> Generator[str, None, None]:
         """At most `MAX_NAMED`; what a caller does not ask for costs nothing. Nobody is added or discarded meanwhile."""

@@ -39,6 +39,10 @@ from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
 
 
+CREDIT_STEPS = 8
+"""A tenant that was idle may be ahead of the others by so many token budgets."""
+
+
 class Scheduler:
     def __init__(
         self,
@@ -50,7 +54,7 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.limits = limits
-        self.counters = VirtualCounters()
+        self.counters = VirtualCounters(CREDIT_STEPS * limits.max_batch_tokens)
         self.budget = TokenBudget(limits.max_batch_tokens, limits.token_gap_s)
         self.floor = BatchFloor(limits.max_running)
         self.prefill_rate = Rate()

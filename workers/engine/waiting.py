@@ -1,7 +1,7 @@
 """Who is next among those that never ran, of one tier: tenants by their counters, inside a tenant the longest match.
 
-A tenant that is chosen is served a quantum of tokens before another is, so that order by prefix means something; a
-tenant that comes with no larger counter ends the quantum. Order by prefix never crosses tenants (engine.md 2.7).
+A tenant that is chosen is served a quantum of tokens before another is, so that order by prefix means something; but
+who came and was not served yet, with no larger counter, ends the quantum. Order by prefix never crosses tenants (engine.md 2.7).
 Inside a tenant, prompts that miss the same block first form a group; a group stands at its head's match, a member is
 looked up when it becomes head, so a step costs the same with 5 or 5,000 waiting. Nobody is overtaken for ever: when
 its tenant has been served twice what stood before it, and a quantum, an arrival goes first.
@@ -233,6 +233,8 @@ class WaitingQueue:
         self._budget = budget
         self._tenants: dict[str, TenantQueue] = {}
         self._order = TenantOrder(counters)
+        self._newcomers = TenantOrder(counters)
+        """Of those, who has not been served since it came."""
         self._by_key: dict[BlockKey, list[Group]] = {}
         self._chosen: TenantQueue | None = None
         self._quantum_left = 0
@@ -252,15 +254,18 @@ class WaitingQueue:
         if queue is None:
             queue = self._tenants[tenant] = TenantQueue(tenant, self._look, self._by_key)
             self._order.add(tenant)
-            if self._chosen and self._counters[tenant] <= self._counters[self._chosen.tenant]:
-                self._chosen = None
+            self._newcomers.add(tenant)
         with _Counted(self, queue):
             queue.push(sequence, self._quantum)
         self._num_items += 1
 
     def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
         """Who is next, of those that `waits` does not hold back."""
-        if self._chosen is not None and self._quantum_left > 0:
+        if (
+            self._chosen is not None
+            and self._quantum_left > 0
+            and not self._is_overtaken(self._chosen)
+        ):
             sequence = self._first(self._chosen, waits)
             if sequence is not None:
                 return sequence
@@ -281,6 +286,7 @@ class WaitingQueue:
         if not queue:
             return
         self._order.served(queue.tenant)
+        self._newcomers.discard(queue.tenant)
         if queue is not self._chosen or self._quantum_left <= 0:
             self._chosen, self._quantum_left = queue, self._quantum
         self._quantum_left -= max(1, num_uncached)
@@ -295,6 +301,7 @@ class WaitingQueue:
         if not queue:
             del self._tenants[tenant]
             self._order.discard(tenant)
+            self._newcomers.discard(tenant)
             if queue is self._chosen:
                 self._chosen = None
         return num_uncached
@@ -308,6 +315,11 @@ class WaitingQueue:
                 queue = self._tenants[group.tenant]
                 with _Counted(self, queue):
                     queue.committed(group)
+
+    def _is_overtaken(self, chosen: TenantQueue) -> bool:
+        with closing(self._newcomers.smallest_first()) as tenants:
+            newcomer = next(tenants, None)
+        return newcomer is not None and self._counters[newcomer] <= self._counters[chosen.tenant]
 
     @property
     def _quantum(self) -> int:

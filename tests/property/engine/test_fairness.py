@@ -33,6 +33,35 @@ def test_backlogged_tenants_stay_within_the_bound_of_virtual_token_counters(weig
 
 
 @given(
+    st.floats(0, 300),
+    st.lists(
+        st.tuples(st.integers(1, LONGEST), st.integers(0, 3), st.booleans()),
+        min_size=20,
+        max_size=200,
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_with_tenants_that_come_and_go_nobody_is_ahead_by_more_than_a_credit_and_a_job(
+    credit, actions
+):
+    counters = VirtualCounters(credit)
+    active = {"t0", "t1"}
+    for tenant in sorted(active):
+        counters.enter(tenant, 1.0)
+    for tokens, number, moves in actions:
+        tenant = f"t{number}"
+        if moves and number > 1:  # the first two always have more to do
+            if tenant in active:
+                counters.leave(tenant)
+            else:
+                counters.enter(tenant, 1.0)
+            active ^= {tenant}
+        counters.charge(min(sorted(active), key=lambda t: counters[t]), computed=tokens)
+        levels = [counters[t] for t in active]
+        assert max(levels) - min(levels) <= credit + LONGEST + 1e-6
+
+
+@given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.sampled_from(["add", "discard", "charge"])),
         max_size=200,

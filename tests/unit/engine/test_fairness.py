@@ -1,7 +1,13 @@
 import math
 from contextlib import closing
 
-from workers.engine.fairness import MAX_RETURNING, RecentService, TenantOrder, VirtualCounters
+from workers.engine.fairness import (
+    MAX_REMEMBERED,
+    MAX_RETURNING,
+    RecentService,
+    TenantOrder,
+    VirtualCounters,
+)
 
 
 def test_charges_count_output_double_cached_a_tenth_and_divide_by_the_weight():
@@ -29,6 +35,42 @@ def test_leaving_and_coming_back_does_not_wipe_out_what_was_used():
     counters.leave("a")
     counters.enter("a", 1.0)
     assert counters["a"] == 100
+
+
+def test_who_was_idle_may_be_behind_the_others_by_a_credit_and_no_more():
+    counters = VirtualCounters(credit=30)
+    counters.enter("busy", 1.0)
+    counters.charge("busy", computed=100)
+    for idle in ("new", "another"):
+        counters.enter(idle, 1.0)
+        assert counters["busy"] - counters[idle] == 30, "the credits of two add up"
+
+
+def test_a_credit_grows_back_with_what_others_are_given_not_by_coming_and_going():
+    counters = VirtualCounters(credit=30)
+    counters.enter("busy", 1.0)
+    counters.charge("busy", computed=100)
+    for _ in range(5):
+        counters.enter("a", 1.0)
+        counters.charge("a", computed=10)
+        counters.leave("a")
+    assert counters["a"] - counters["busy"] == 20
+    counters.charge("busy", computed=40)
+    counters.enter("a", 1.0)
+    assert counters["busy"] - counters["a"] == 20
+    counters.leave("a")
+    counters.charge("busy", computed=400)
+    counters.enter("a", 1.0)
+    assert counters["busy"] - counters["a"] == 30
+
+
+def test_of_idle_tenants_only_so_many_are_remembered():
+    counters = VirtualCounters(credit=1e9)
+    for number in range(MAX_REMEMBERED + 500):
+        counters.enter(f"t{number}", 1.0)
+        counters.charge(f"t{number}", output=1)
+        counters.leave(f"t{number}")
+    assert len(counters._counters) <= MAX_REMEMBERED
 
 
 def test_a_tenant_is_active_until_its_last_request_left():

@@ -149,13 +149,28 @@ def test_a_cold_prompt_is_overtaken_by_warm_ones_for_a_while_and_not_for_ever():
 
 
 def test_a_tenant_is_served_a_quantum_and_then_another_is_chosen():
+    """But for who has not been served at all, b at first."""
     drive = driver(max_running=1, max_batch_tokens=10)  # a quantum of 40 tokens
     for name in "ab":
         drive.send(
             *[generate_request(f"{name}{i}", prompt(15, 3 * i + ord(name)), 1, tenant=name) for i in range(6)]
         )  # fmt: skip
     order = "".join(name[0] for name in ended(drive))
-    assert order == "aaabbbaaabbb"
+    assert order == "abbbaaabbbaa"
+
+
+def test_who_asks_seldom_does_not_wait_for_a_quantum():
+    """Also where it has been given something just now, and its counter is a little above the other's."""
+    drive = driver(max_running=1, max_batch_tokens=10)  # a quantum of 40 tokens
+    drive.send(*[generate_request(f"a{i}", prompt(15, i), 1, tenant="a") for i in range(8)])
+    order = []
+    for number in range(3):
+        drive.send(generate_request(f"b{number}", prompt(15, 90 + number), 1, tenant="b"))
+        while f"b{number}" not in order:
+            order += [a.message.request_id for a in drive.step().ended]
+    order += ended(drive)
+    places = [order.index(f"b{number}") for number in range(3)]
+    assert max(places[0], *(b - a for a, b in zip(places, places[1:], strict=False))) <= 2
 
 
 def ended(drive):
