@@ -44,6 +44,7 @@ from gateway.routes import (
 from gateway.routes.table import Route
 from gateway.running import KeyConnections, Running
 from gateway.settings import GatewaySettings
+from gateway.throttle import AdaptiveThrottle
 
 
 def routes() -> list[Route]:
@@ -90,6 +91,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[keys.OBSERVERS] = []
     app[keys.KEYED] = set()
     app[keys.RUNNING] = Running()
+    app[keys.THROTTLE] = AdaptiveThrottle()
     app[keys.KEY_CONNECTIONS] = KeyConnections(settings.max_connections_per_key)
     app.cleanup_ctx.extend(resources.ALL)
     app.on_response_prepare.append(middleware.stamp_answer)

@@ -97,6 +97,10 @@ def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> A
     )
 
 
+def overloaded(retry_after_ms: int) -> ApiError:
+    return unavailable("overloaded", "The model is overloaded.", retry_after_ms)
+
+
 def internal() -> ApiError:
     return ApiError(
         500, "The server had an error while processing your request.", type="server_error", code="internal_error"

@@ -27,6 +27,7 @@ from gateway.spending import OrganizationLimit
 from gateway.stream import Engine
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
+from gateway.throttle import AdaptiveThrottle
 
 SETTINGS = web.AppKey("settings", GatewaySettings)
 ROUTES = web.AppKey("routes", dict[web.AbstractRoute, Route])
@@ -38,6 +39,7 @@ MODELS = web.AppKey("models", Models)
 METERING = web.AppKey("metering", Metering)
 ENGINE = web.AppKey("engine", Engine)
 RUNNING = web.AppKey("running", Running)
+THROTTLE = web.AppKey("throttle", AdaptiveThrottle)
 SPENDING = web.AppKey("spending", OrganizationLimit)
 LAST_USE = web.AppKey("last_use", LastUse)
 KEY_CONNECTIONS = web.AppKey("key_connections", KeyConnections)

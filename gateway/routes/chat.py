@@ -29,7 +29,10 @@ async def create(request: web.Request) -> web.StreamResponse:
 async def _create(
     request: web.Request, value: dict[str, Any], line: tuple[str, int] | None
 ) -> web.StreamResponse:
-    async with quotes.bound(request, value, await plan(request, value, line)) as bound:
+    async with (
+        common.unless_overloaded(request, value),
+        quotes.bound(request, value, await plan(request, value, line)) as bound,
+    ):
         return await answer(request, bound)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
@@ -12,7 +14,8 @@ from aiohttp import web
 from accounting.types import Principal
 from cache.hashing import region_id
 from gateway import body, errors
-from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PREFIXES, PRINCIPAL, RECORD
+from gateway.idempotency import fingerprint
+from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PREFIXES, PRINCIPAL, RECORD, THROTTLE
 from gateway.models import ServedModel
 from gateway.routes.table import MAX_JSON_BYTES
 from gateway.schema.json_body import INLINE_BYTES, decode_object
@@ -43,6 +46,34 @@ async def json_object(request: web.Request) -> dict[str, Any]:
     if len(data) <= INLINE_BYTES:
         return decode_object(data)
     return await in_thread(request, decode_object, data)
+
+
+@asynccontextmanager
+async def unless_overloaded(request: web.Request, value: Mapping[str, Any]) -> AsyncIterator[None]:
+    """Around all that is done for a request. Raises `ApiError` 503 for one that workers would refuse; learns what they
+    refuse. Batch waits, and is refused nowhere."""
+    throttle, tenant, model = (
+        request.app[THROTTLE],
+        request[PRINCIPAL].tenant_id,
+        value.get("model"),
+    )
+    if not isinstance(model, str) or tier_of(request) == "batch":
+        yield
+        return
+    if not throttle.is_open(tenant, model, time.monotonic()):
+        request[RECORD].model = model  # a worker has refused it, so there is one of that name
+        known_by = fingerprint(request.path, value)
+        after_s = throttle.refuse(tenant, model, known_by, time.monotonic())
+        if after_s > 0:
+            raise errors.overloaded(int(after_s * 1000))
+    try:
+        yield
+    except errors.ApiError as error:
+        if error.code == "overloaded" and request[RECORD].worker:
+            known_by = fingerprint(request.path, value)
+            after_s = int(error.headers["retry-after-ms"]) / 1000
+            throttle.refused(tenant, model, known_by, after_s, time.monotonic())
+        raise
 
 
 async def form_of(

@@ -37,7 +37,10 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def _create(request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
-    async with quotes.bound(request, value, await plan(request, value)) as bound:
+    async with (
+        common.unless_overloaded(request, value),
+        quotes.bound(request, value, await plan(request, value)) as bound,
+    ):
         return await answer(request, bound)
 
 

@@ -27,9 +27,7 @@ def of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
                 "The output format cannot be enforced.", None, "unsupported_schema"
             )
         case "overloaded" | "deadline":
-            return errors.unavailable(
-                "overloaded", "The model is overloaded.", failed.retry_after_ms or 1000
-            )
+            return errors.overloaded(failed.retry_after_ms or 1000)
         case "draining" | "wrong_root":
             return upstream_lost()
         case "no_lease" | "internal":

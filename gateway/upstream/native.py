@@ -231,6 +231,8 @@ class WorkerLink:
                 self._connection = await dial(self.registration.address)
         except (OSError, TimeoutError):
             raise LinkDown from None
+        # Before anything is heard: an answer to the worker's hello must not overtake ours.
+        self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True))
         try:
             async with asyncio.TaskGroup() as tasks:
                 beats = tasks.create_task(self._beat(self._connection))
@@ -249,7 +251,6 @@ class WorkerLink:
                     answer.set_exception(LinkDown())
 
     async def _beat(self, connection: Connection) -> None:
-        connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True))
         while True:
             connection.send(Alive())
             if connection.num_queued_bytes > MAX_QUEUED_BYTES:
