@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 
 from workers.engine.fairness import RecentService, VirtualCounters
+from workers.engine.pace import TokenBudget
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.sequence import Sequence
-from workers.engine.step_plan import ARRIVAL_PART, StepPlan, Work
+from workers.engine.step_plan import StepPlan, Work
 from workers.protocol.messages import Tier
 
 HEAVY = 8
@@ -19,9 +20,10 @@ a part of the step only."""
 
 
 class Chunks:
-    def __init__(self, ranks: Ranks, counters: VirtualCounters) -> None:
+    def __init__(self, ranks: Ranks, counters: VirtualCounters, budget: TokenBudget) -> None:
         self._ranks = ranks
         self._counters = counters
+        self._token_budget = budget
         self._recent = {tier: RecentService() for tier in TIERS}
 
     def deal(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
@@ -37,7 +39,7 @@ class Chunks:
             if recent > HEAVY * light:
                 plan.keep_short()
             elif awaited < (recent / HEAVY if tier == "interactive" else math.inf):
-                plan.keep_short(ARRIVAL_PART)
+                plan.expect_arrival(self._token_budget.num_short)
             before = plan.budget
             self._deal_shares(plan, tenants[tenant])
             weight = self._counters.weight(tenant)

@@ -12,6 +12,12 @@ RECOVERY_STEPS = 64
 LEAST_BUDGET = 256
 """Tokens of a step, however slow: below, fixed costs are most of what is paid."""
 
+LEAST_SHORT = 64
+"""Tokens of a step that is kept short for who may arrive, however cheap a step by itself is thought to be."""
+
+SHORT_COSTS = 4
+"""Fixed costs are at most one part in so many of such a step."""
+
 FORGET = 0.98
 """Of the weight of all steps so far, at each step: some 50 of them count."""
 
@@ -115,6 +121,18 @@ class TokenBudget:
             within = self.step_time.tokens_within(self._target_s, num_kv_tokens)
             self.num_tokens = min(self._ceiling, max(LEAST_BUDGET, int(within)))
         return self.num_tokens
+
+    @property
+    def num_short(self) -> int:
+        """Tokens of a step that somebody who asks seldom may have to wait for: as few as fixed costs allow, half the
+        budget at most. A short step costs a slow device little, and there it is worth most."""
+        half = -(-self.num_tokens // 2)
+        if self.step_time.num_steps < MIN_STEPS:
+            return half
+        fixed_s, token_s, _ = self.step_time.fit
+        if token_s <= 0:
+            return half
+        return min(half, max(LEAST_SHORT, int((SHORT_COSTS - 1) * fixed_s / token_s)))
 
     def cut(self, num_tokens: int) -> None:
         """A step of `num_tokens` was too large."""

@@ -38,7 +38,6 @@ from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
 
-
 CREDIT_STEPS = 8
 """A tenant that was idle may be ahead of the others by so many token budgets."""
 
@@ -66,7 +65,7 @@ class Scheduler:
         self.admission = Admission(
             self.ranks, self.holdings, self.deferral, self.counters, limits, sparsity
         )
-        self.chunks = Chunks(self.ranks, self.counters)
+        self.chunks = Chunks(self.ranks, self.counters, self.budget)
         self.sparsity = sparsity
         self._growth = Growth(self.ranks, self.holdings, self.counters, sparsity)
         self.overload = Overload(self.counters)

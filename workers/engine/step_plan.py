@@ -11,9 +11,6 @@ from workers.engine.token_tree import Proposal
 FILL_PART = 4
 """Of the budget that is left, one in so many tokens is dealt out in a step that is kept short."""
 
-ARRIVAL_PART = 2
-"""The same, where nobody waits for the end of the step yet but somebody who asks seldom may come before it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -62,8 +59,14 @@ class StepPlan:
     num_kv_tokens: int = 0
     """Read by attention: positions before each row's own."""
 
-    def keep_short(self, part: int = FILL_PART) -> None:
+    def keep_short(self) -> None:
         """Somebody who asks seldom, or before batch, waits for the end of this step: of what is left over, a part."""
         if not self.short:
             self.short = True
-            self.budget = -(-self.budget // part)
+            self.budget = -(-self.budget // FILL_PART)
+
+    def expect_arrival(self, num_tokens: int) -> None:
+        """Nobody waits for the end of the step yet, but somebody who asks seldom may come before it."""
+        if not self.short:
+            self.short = True
+            self.budget = min(self.budget, num_tokens)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from workers.engine.pace import LEAST_BUDGET, MIN_STEPS, StepTime, TokenBudget
+from workers.engine.pace import LEAST_BUDGET, LEAST_SHORT, MIN_STEPS, StepTime, TokenBudget
 
 A, B, C = 0.008, 30e-6, 20e-9
 
@@ -79,3 +79,19 @@ def test_the_budget_never_falls_below_what_is_worth_a_step():
 
 def test_a_few_steps_foretell_nothing():
     assert budget_after(MIN_STEPS - 1).pace(0, hurried=True) == 2048
+
+
+def test_a_step_kept_short_is_as_short_as_fixed_costs_allow():
+    """Three tokens' time in four at least, half the budget at most."""
+    slow, fast = TokenBudget(512, 10.0), TokenBudget(2048, 10.0)
+    for n in range(100):
+        num_tokens = 100 + 7 * (n % 50)
+        slow.step_ran(num_tokens, 0, 0.004 + 130e-6 * num_tokens)
+        fast.step_ran(num_tokens, 0, 0.008 + 30e-6 * num_tokens)
+    assert slow.num_short == pytest.approx(3 * 0.004 / 130e-6, rel=0.05)
+    assert fast.num_short == pytest.approx(3 * 0.008 / 30e-6, rel=0.05)
+    cheap = TokenBudget(512, 10.0)
+    for n in range(100):
+        cheap.step_ran(100 + n, 0, 130e-6 * (100 + n))
+    assert cheap.num_short == LEAST_SHORT
+    assert budget_after(MIN_STEPS - 1).num_short == 1024
