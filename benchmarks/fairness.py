@@ -233,7 +233,9 @@ def main() -> None:
     told = parser.parse_args()
     if told.http is not None:
         ready = json.loads(told.http.read_text())
-        print(json.dumps(asyncio.run(both(ready, told.seconds, told.requests)), indent=2))
+        print(
+            json.dumps(asyncio.run(both(ready, told.seconds, told.requests, told.only)), indent=2)
+        )
         return
     full = capacity()
     figures: dict[str, object] = {"pace": PACE, "capacity_requests_per_s": full}
