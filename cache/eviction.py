@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from cache.radix import Node
-from cache.usage import Reach, Usage
+from cache.usage import AT_FLOOR, Reach, Usage
 
 Entry = tuple[int, int, int, Node]
 Top = tuple[int, int, int, int, Node]
@@ -242,7 +242,24 @@ class Protection:
         if top is None or (other is not None and other < top):
             top = other
         assert top is not None
+        if top[0] == AT_FLOOR and not reach.floors:
+            return AT_FLOOR, self._coldest_behind(reach)
         return top[0], top[4]
+
+    def _coldest_behind(self, reach: Reach) -> Node:
+        """All leaves are at floors, and what is within reach lies above one: a public prompt that is pinned no longer.
+        The coldest of those that hang on it. O(evictable leaves), for as long as there is such a prompt."""
+        kinds = (self.cold, self.recent) if reach.recent else (self.cold,)
+        entries = [e for kind in kinds for heap in kind.heaps.values() for e in heap.entries()]
+        return min(e for e in entries if e[3].entry is e and self._hangs(e[3], reach))[3]
+
+    def _hangs(self, leaf: Node, reach: Reach) -> bool:
+        node = leaf.parent
+        while node is not None and node.parent is not None and not node.num_protectors:
+            if self.usage.rank(node.tenant) < AT_FLOOR and (reach.recent or not node.is_recent):
+                return True
+            node = node.parent
+        return False
 
     def coldest_of(self, tenant: str, reach: Reach) -> Node | None:
         leaves = [

@@ -143,8 +143,8 @@ class Ownership:
 
     def evict(self, num_blocks: int, reach: Reach, needed_by: str) -> None:
         """Cut that many blocks off the tails of the leaves whose turn it is; they must be within reach. O(log leaves)
-        per leaf + O(blocks). A floor is no promise behind a public prompt that is pinned no longer: the prompt is within
-        reach, and goes after what hangs on it."""
+        per leaf + O(blocks). A floor is no promise behind a public prompt that is pinned no longer, and only there: the
+        prompt is within reach, and goes after what hangs on it."""
         while num_blocks > 0:
             rank, leaf = self.protection.coldest(reach)
             num_cut = min(num_blocks, len(leaf.block_ids))

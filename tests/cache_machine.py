@@ -125,15 +125,28 @@ class CacheMachine(RuleBasedStateMachine):
                 for prefix, (_, node) in left.items()
                 if prefix not in ends and self.may_go(node, reach)
             ]  # fmt: skip
-            rank, _, _, _, victim = min(order)
-            lost = any(
-                victim[end - 1][0] == PUBLIC and not left[victim[:end]][1].num_protectors
-                for end in range(SIZE, len(victim) + 1, SIZE)
-            )
-            assert rank < 2 or reach.floors or lost, "a floor gave way"
+            if min(order)[0] == 2 and not reach.floors:
+                order = [one for one in order if self.hangs(one[-1], left, has, reach)]
+                assert order, "a floor gave way"
+            victim = min(order)[-1]
             has[left.pop(victim)[1].tenant] -= 1
             gone.add(victim)
         return gone
+
+    def hangs(
+        self,
+        victim: Prefix,
+        left: dict[Prefix, tuple[int, Node]],
+        has: dict[str, int],
+        reach: Reach,
+    ) -> bool:
+        """On blocks that are within reach, which only a public prompt's can be."""
+        before = [left[victim[:end]][1] for end in range(SIZE, len(victim), SIZE)]
+        lost = [
+            n for n in before if self.may_go(n, reach) and self.rank(n.tenant, has[n.tenant]) < 2
+        ]
+        assert all(node.region == PUBLIC for node in lost)
+        return bool(lost)
 
     def num_within(
         self, reach: Reach, left: dict[Prefix, tuple[int, Node]], has: dict[str, int]

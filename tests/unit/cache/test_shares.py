@@ -70,6 +70,28 @@ def test_a_floor_gives_way_as_the_last_resort_and_is_counted(
     assert (cache.usage("anna").num_blocks, cache.counts.num_floor_breaches) == (3, 1)
 
 
+def test_behind_a_prompt_that_is_public_no_more_only_what_hangs_on_it_loses_a_floor(
+    cache: PrefixCache, serve: Serve
+) -> None:
+    """The prompt's own blocks are within reach, what hangs on it is not: that goes first, and nobody else's floor."""
+    public, behind = (PathEntry(b"public", -1),), (PathEntry(b"public", 4), PathEntry(b"anna", -1))
+    cache.set_share("anna", floor=6)
+    cache.set_share("bert", floor=5)
+    serve(cache, BERT, prompt(3, 5), tenant="bert")
+    serve(cache, ANNA, prompt(2, 3), tenant="anna")
+    serve(cache, public, prompt(1, 2), tenant="operator")
+    serve(cache, behind, prompt(1, 5), tenant="anna")
+    assert cache.allocate(cache.num_free) is not None
+    for _ in range(5):
+        assert cache.available(SHARED) > 0
+        assert cache.allocate(1) is not None
+        invariants.check(cache, [])
+    assert matched(cache, BERT, prompt(3, 5)) == 5
+    assert matched(cache, ANNA, prompt(2, 3)) == 3
+    assert matched(cache, behind, prompt(1, 5)) == 0
+    assert cache.available(SHARED) == 0
+
+
 def test_floors_beyond_the_pools_share_for_them_are_cut(cache: PrefixCache) -> None:
     cache.set_share("anna", floor=10)
     cache.set_share("bert", floor=10)
