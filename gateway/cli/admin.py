@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.errors import AccountingError
-from gateway.cli.api import ApiFailed
+from gateway.cli.api import ApiFailed, NotThere
 from gateway.cli.common import fail
 from gateway.cli.home import HomeError
 
@@ -40,8 +40,23 @@ def body_of(given: Mapping[str, Any]) -> dict[str, Any]:
 def one_sentence() -> Iterator[None]:
     try:
         yield
+    except NotThere as error:
+        fail(_what_is_not_there() or str(error))
     except (ApiFailed, AccountingError, HomeError) as error:
         fail(str(error))
+
+
+def _what_is_not_there() -> str:
+    """By the command's own arguments, and where to look for others."""
+    ctx = click.get_current_context()
+    arguments = [one.name for one in ctx.command.params if isinstance(one, click.Argument)]
+    named = [str(ctx.params[name]) for name in arguments if name and ctx.params[name]]
+    if not named or ctx.parent is None:
+        return ""
+    group = ctx.parent.command
+    listed = isinstance(group, click.Group) and "list" in group.commands
+    hint = f" `headgate {ctx.parent.info_name} list` shows what there is." if listed else ""
+    return f"Not found: {', '.join(named)}.{hint}"
 
 
 def show_fields(value: dict[str, Any], as_json: bool) -> None:

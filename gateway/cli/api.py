@@ -22,6 +22,10 @@ class ApiFailed(Exception):
     """One sentence: what was asked could not be done."""
 
 
+class NotThere(ApiFailed):
+    """What was asked about does not exist, and the answer does not say what that was."""
+
+
 class _Ready(msgspec.Struct):
     base_url: str
 
@@ -91,7 +95,9 @@ class AdminApi:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._silent(error) from None
         if answer.status != 200:
-            raise ApiFailed(self._object(content)["error"]["message"])
+            error = self._object(content)["error"]
+            nameless = answer.status == 404 and error["code"] is None
+            raise (NotThere if nameless else ApiFailed)(error["message"])
         return content
 
     def _object(self, content: bytes) -> dict[str, Any]:

@@ -38,20 +38,25 @@ if TYPE_CHECKING:
 def main(model: str, out: Path, text: Path | None, tokens: int, alpha: float) -> None:
     """Measures the largest activations of MODEL, for HEADGATE_ENGINE_SMOOTHING."""
     try:
-        measured = _measure(model, text, tokens, alpha, out)
-    except (ModelError, OSError, UnicodeDecodeError) as error:
-        click.echo(f"{error}", err=True)
+        num_norms, num_read = _measure(model, text, tokens, alpha, out)
+    except (ModelError, OSError) as error:
+        click.echo(f"headgate: {error}", err=True)
         sys.exit(1)
-    click.echo(f"{out}: {measured} norms over {tokens} tokens at most.")
+    click.echo(f"{out}: {num_norms} norms over {num_read} tokens.")
 
 
-def _measure(model: str, text: Path | None, tokens: int, alpha: float, out: Path) -> int:
+def _measure(
+    model: str, text: Path | None, tokens: int, alpha: float, out: Path
+) -> tuple[int, int]:
+    """How many norms were measured, over how many tokens."""
     import torch
     from safetensors.torch import save_file
 
     from workers.engine.model import checkpoint, loader, smoothing, support
 
     found = checkpoint.find(model)
+    if not out.absolute().parent.is_dir():  # said before the work, not after it
+        raise ModelError(f"The directory {out.absolute().parent} does not exist.")
     config = loader.read_config(found)
     support.refuse_unsupported(config)
     with torch.inference_mode():
@@ -64,16 +69,19 @@ def _measure(model: str, text: Path | None, tokens: int, alpha: float, out: Path
             start = torch.tensor([[config.bos_token_id or 0]])
             how: dict[str, Any] = {"do_sample": True, "max_new_tokens": min(tokens, 512)}
             torch.manual_seed(0)
-            loaded.generate(start, attention_mask=torch.ones_like(start), **how)
+            written = loaded.generate(start, attention_mask=torch.ones_like(start), **how)
+            num_read = written.shape[1] - 1
         else:
+            num_read = 0
             for row in _rows(found.directory, text, tokens):
                 loaded(input_ids=torch.tensor([row]), use_cache=False)
+                num_read += len(row)
     if not largest:
         raise ModelError(
             f"The model type '{config.model_type}' has no layers that can be smoothed."
         )
     save_file(largest, out, metadata={"alpha": str(alpha)})
-    return len(largest)
+    return len(largest), num_read
 
 
 def _keep(
@@ -89,8 +97,14 @@ def _keep(
 def _rows(directory: Path, text: Path, tokens: int) -> Iterator[list[int]]:
     from tokenizers import Tokenizer
 
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelError(f"The model directory {directory} has no tokenizer.json.")
+    try:
+        content = text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"The text {text} is not UTF-8: {error}.") from None
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    ids = tokenizer.encode(text.read_text(encoding="utf-8")).ids[:tokens]
+    ids = tokenizer.encode(content).ids[:tokens]
     if not ids:
         raise ModelError(f"The text {text} is empty.")
     for start in range(0, len(ids), 512):
@@ -98,4 +112,11 @@ def _rows(directory: Path, text: Path, tokens: int) -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(prog_name="headgate calibrate")
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "safetensors", "tokenizers"):
+            raise
+        needed = f"calibrating a model needs {error.name}: pip install 'headgate[worker]'."
+        print(f"headgate: {needed}", file=sys.stderr)
+        sys.exit(1)

@@ -156,6 +156,10 @@ async def test_an_admin_key_can_be_made_without_one(gateway):
         (("tenants", "list"), {"HEADGATE_API_KEY": ""}, "No admin key"),
         (("tenants", "create", " "), {}, "A name must have 1 to 200 characters."),
         (("keys", "create"), {}, "Give either a tenant or --admin."),
+        (("prefixes", "delete", "prefix_x"), {}, "Not found: prefix_x. `headgate prefixes list` shows what there is."),
+        (("adapters", "remove", "x"), {}, "Not found: x. `headgate adapters list` shows what there is."),
+        (("keys", "show", "key_x"), {}, "Not found: key_x. `headgate keys list` shows what there is."),
+        (("prices", "show", "none@1"), {}, "Not found: none@1. `headgate prices list` shows what there is."),
         (("verify-books",), {"HEADGATE_DATABASE_URL": "sqlite+aiosqlite:////nowhere/x.db"}, "The books cannot be read"),
     ],
 )  # fmt: skip

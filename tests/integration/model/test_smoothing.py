@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,3 +72,38 @@ def test_statistics_of_another_model_and_no_statistics_are_refused(
         start(tiny_model("phi3").directory, quant="w8a8", smoothing=path)
     with pytest.raises(ModelError, match="cannot be read"):
         start(tiny_model("llama").directory, quant="w8a8", smoothing=tmp_path / "none")
+
+
+def refused(*told: object) -> str:
+    result = CliRunner().invoke(calibrate_command.main, [str(one) for one in told])
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.exception
+    assert result.output.count("\n") == 1 and result.output.startswith("headgate: ")
+    return result.output
+
+
+def test_what_cannot_be_measured_or_written_is_one_sentence(tmp_path):
+    model, out = TinyModel.make("llama", tmp_path / "model").directory, tmp_path / "stats"
+    text = tmp_path / "text"
+    assert "model directory /nowhere does not exist" in refused("/nowhere", "--out", out)
+    missing = tmp_path / "none"
+    assert f"{missing} does not exist" in refused(model, "--out", missing / "stats.safetensors")
+    text.write_bytes(b"words")
+    assert "no tokenizer.json" in refused(model, "--out", out, "--text", text)
+    (model / "tokenizer.json").touch()
+    text.write_bytes(b"\xd0 is not UTF-8")
+    assert f"{text} is not UTF-8" in refused(model, "--out", out, "--text", text)
+    assert not out.exists()
+
+
+def test_the_command_calls_itself_what_users_call_it():
+    told = [sys.executable, "-m", calibrate_command.__name__]
+    said = subprocess.run(told, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == 2
+    assert "Usage: headgate calibrate [OPTIONS] MODEL" in said.stderr
+
+
+def test_without_a_text_it_says_how_much_the_model_wrote(tiny_model: TinyModels, tmp_path):
+    out = tmp_path / "stats.safetensors"
+    told = [str(tiny_model("llama").directory), "--out", str(out)]
+    said = CliRunner().invoke(calibrate_command.main, [*told, "--tokens", "20"]).output
+    assert said == f"{out}: 6 norms over 20 tokens.\n"
