@@ -1,5 +1,6 @@
 """All techniques at once: every way of decoding, with and without the cache, in one batch, under chunked prefill, forced
-preemption and speculation in such cells that every pair of these meets; each request has the tokens that it has alone with all of it off."""
+preemption and speculation in such cells that every pair of these meets; each request has the tokens that it has alone with all of it off.
+Formats of numbers and kinds of layers go through the cell that has most of it on."""
 
 from __future__ import annotations
 
@@ -38,6 +39,15 @@ DECODING = {
     },
 }
 CELLS = [(20, False, False), (20, True, True), (512, False, True), (512, True, False)]
+FORMATS = [
+    ("llama", {"kv_dtype": "int8", "quant": "int4"}),
+    ("llama", {"kv_dtype": "fp8", "quant": "w8a8"}),
+    ("llama", {"kv_dtype": "int8", "quant": "llm_int8"}),
+    ("llama", {"quant": "fp8"}),
+    ("gemma2", {"kv_dtype": "int8"}),
+    ("gpt_oss", {}),
+    ("mixtral", {"quant": "int8"}),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,11 +79,10 @@ def choices(drive: Driver, name: str, kind: str) -> list[list[int]]:
     return [drive.tokens[LINK, name, index] for index in range(number)]
 
 
-@pytest.fixture(scope="module")
-def alone(model):
+def each_alone(model, **settings):
     found = {}
     for kind in DECODING:
-        runner = model.runner(num_blocks=96)
+        runner = model.runner(num_blocks=96, **settings)
         drive = Driver(runner, grammars=InlineGrammars(VOCABULARY, 0))
         drive.send(request(kind, "alone", runner.root, cache_read=False, cache_write=False))
         drive.run().check_idle()
@@ -82,10 +91,27 @@ def alone(model):
     return found
 
 
+@pytest.fixture(scope="module")
+def alone(model):
+    return each_alone(model)
+
+
 @pytest.mark.parametrize(("num_batch_tokens", "preempts", "speculates"), CELLS)
 def test_alone_is_together(model, alone, num_batch_tokens, preempts, speculates):
     """Half of the cells run on a device that is one step late."""
-    runner = model.runner(num_blocks=160)
+    check_together(model, alone, num_batch_tokens, preempts, speculates)
+
+
+@pytest.mark.parametrize(("name", "settings"), FORMATS, ids=str)
+def test_alone_is_together_with_rounded_numbers_windows_sinks_and_experts(name, settings, tmp_path):
+    model = TinyModel.make(name, tmp_path)
+    num_batch_tokens, preempts, speculates = CELLS[1]
+    alone = each_alone(model, **settings)
+    check_together(model, alone, num_batch_tokens, preempts, speculates, **settings)
+
+
+def check_together(model, alone, num_batch_tokens, preempts, speculates, **settings):
+    runner = model.runner(num_blocks=160, **settings)
     drive = Driver(
         runner,
         lag=int(speculates),
