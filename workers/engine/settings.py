@@ -43,7 +43,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """A series per tenant on cache metrics: held and retained blocks, block-seconds, evictions."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
 
-    engine_device: str = "auto"
+    engine_device: str = pydantic.Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     engine_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     engine_tensor_parallel: int = pydantic.Field(default=1, ge=1, le=64)
     """Processes (GPUs) that one copy of the model is split over."""
@@ -132,43 +132,53 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     @pydantic.model_validator(mode="after")
     def _decodes_fit_a_step(self) -> WorkerSettings:
         if self.engine_max_running > self.engine_max_batch_tokens:
-            raise ValueError("ENGINE_MAX_RUNNING must not be above ENGINE_MAX_BATCH_TOKENS")
+            raise ValueError(
+                "HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH_TOKENS"
+            )
         return self
 
     @pydantic.model_validator(mode="after")
     def _a_draft_is_a_model(self) -> WorkerSettings:
         if (self.engine_speculate == "draft") != bool(self.engine_draft_model):
-            raise ValueError("ENGINE_SPECULATE=draft and ENGINE_DRAFT_MODEL need each other")
+            raise ValueError(
+                "HEADGATE_ENGINE_SPECULATE=draft and HEADGATE_ENGINE_DRAFT_MODEL need each other"
+            )
         return self
 
     @pydantic.model_validator(mode="after")
     def _what_is_dropped_is_bounded(self) -> WorkerSettings:
         if (self.engine_kv_sparsity == "off") != (self.engine_kv_budget is None):
-            raise ValueError("ENGINE_KV_SPARSITY and ENGINE_KV_BUDGET need each other")
+            raise ValueError(
+                "HEADGATE_ENGINE_KV_SPARSITY and HEADGATE_ENGINE_KV_BUDGET need each other"
+            )
         if self.engine_kv_budget is None:
             return self
         if self.engine_speculate != "off" or self.engine_tensor_parallel > 1:
             raise ValueError(
-                "ENGINE_KV_SPARSITY goes with neither ENGINE_SPECULATE nor ENGINE_TENSOR_PARALLEL"
+                "HEADGATE_ENGINE_KV_SPARSITY goes with neither HEADGATE_ENGINE_SPECULATE nor HEADGATE_ENGINE_TENSOR_PARALLEL"
             )
         return self
 
     @pydantic.model_validator(mode="after")
     def _heads_are_a_file(self) -> WorkerSettings:
         if (self.engine_speculate == "heads") != (self.engine_heads is not None):
-            raise ValueError("ENGINE_SPECULATE=heads and ENGINE_HEADS need each other")
+            raise ValueError(
+                "HEADGATE_ENGINE_SPECULATE=heads and HEADGATE_ENGINE_HEADS need each other"
+            )
         return self
 
     @pydantic.model_validator(mode="after")
     def _a_swap_has_somewhere_to_go(self) -> WorkerSettings:
         if self.engine_preempt == "swap" and not self.engine_host_cache:
-            raise ValueError("ENGINE_PREEMPT=swap needs ENGINE_HOST_CACHE")
+            raise ValueError("HEADGATE_ENGINE_PREEMPT=swap needs HEADGATE_ENGINE_HOST_CACHE")
         if self.engine_shared_cache and not self.engine_host_cache:
-            raise ValueError("ENGINE_SHARED_CACHE needs ENGINE_HOST_CACHE")
+            raise ValueError("HEADGATE_ENGINE_SHARED_CACHE needs HEADGATE_ENGINE_HOST_CACHE")
         if self.engine_shared_cache and 64 % self.engine_block_size:
-            raise ValueError("ENGINE_SHARED_CACHE needs a block size that divides 64")
+            raise ValueError("HEADGATE_ENGINE_SHARED_CACHE needs a block size that divides 64")
         if self.engine_host_cache and self.engine_tensor_parallel > 1:
-            raise ValueError("ENGINE_HOST_CACHE and ENGINE_TENSOR_PARALLEL do not go together")
+            raise ValueError(
+                "HEADGATE_ENGINE_HOST_CACHE and HEADGATE_ENGINE_TENSOR_PARALLEL do not go together"
+            )
         return self
 
     @property
@@ -212,5 +222,7 @@ def load() -> WorkerSettings:
         return WorkerSettings()  # type: ignore[call-arg]  # from the environment
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else "The environment"
+        if not first["loc"]:  # our own words about several
+            raise StartError(f"{first['ctx']['error']}.") from None
+        name = PREFIX + str(first["loc"][0]).upper()
         raise StartError(f"{name}: {first['msg']}.") from None
