@@ -47,10 +47,11 @@ def one_sentence() -> Iterator[None]:
 
 
 def _what_is_not_there() -> str:
-    """By the command's own arguments, and where to look for others."""
+    """By the command's own arguments, and where to look for others. A tenant that is not there is told of by itself."""
     ctx = click.get_current_context()
     arguments = [one.name for one in ctx.command.params if isinstance(one, click.Argument)]
-    named = [str(ctx.params[name]) for name in arguments if name and ctx.params[name]]
+    given = [ctx.params[name] for name in arguments if name and name != "tenant"]
+    named = [value for value in given if isinstance(value, str)]
     if not named or ctx.parent is None:
         return ""
     group = ctx.parent.command

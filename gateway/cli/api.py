@@ -66,7 +66,12 @@ class AdminApi:
     def project(self, name_or_id: str, *, archived: bool = False) -> dict[str, Any]:
         """By id, or by name if that is one project's alone. `archived`: look among those too."""
         if name_or_id.startswith("proj_"):
-            return self.call("GET", f"{PROJECTS}/{name_or_id}")
+            try:
+                return self.call("GET", f"{PROJECTS}/{name_or_id}")
+            except NotThere:
+                raise ApiFailed(
+                    f"No tenant has the id {name_or_id!r}; `headgate tenants list` shows the ids."
+                ) from None
         every = self.every(PROJECTS, {"include_archived": str(archived).lower()})
         found = [p for p in every if p["name"] == name_or_id]
         if len(found) != 1:

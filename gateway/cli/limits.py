@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gateway.cli.admin import OrNone, body_of, one_sentence, show_fields, table
-from gateway.cli.api import PROJECTS, AdminApi
+from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, NotThere
 from gateway.cli.common import home_option, json_option
 
 TENANTS = "/admin/v1/tenants"
@@ -75,13 +75,14 @@ def spend(tenant: str | None, usd: float | None, remove: bool, home: Path, as_js
         api = AdminApi.of(home)
         owner = f"{PROJECTS}/{api.project(tenant)['id']}" if tenant else "/v1/organization"
         path = f"{owner}/spend_limit"
-        if remove:
-            show_fields(api.call("DELETE", path), as_json)
-        elif usd is None:
-            show_fields(api.call("GET", path), as_json)
-        else:
+        if usd is not None:
             body = {"threshold_amount": round(usd * 100), "currency": "USD", "interval": "month"}
             show_fields(api.call("POST", path, body), as_json)
+            return
+        try:
+            show_fields(api.call("DELETE" if remove else "GET", path), as_json)
+        except NotThere:
+            raise ApiFailed("No spend limit is set.") from None
 
 
 @click.group("models-permissions")

@@ -160,6 +160,10 @@ async def test_an_admin_key_can_be_made_without_one(gateway):
         (("adapters", "remove", "x"), {}, "Not found: x. `headgate adapters list` shows what there is."),
         (("keys", "show", "key_x"), {}, "Not found: key_x. `headgate keys list` shows what there is."),
         (("prices", "show", "none@1"), {}, "Not found: none@1. `headgate prices list` shows what there is."),
+        (("keys", "list", "proj_x"), {}, "No tenant has the id 'proj_x'; `headgate tenants list` shows the ids."),
+        (("credits", "correct", "default", "req_x", "1200"), {}, "Not found: req_x. `headgate credits list` shows"),
+        (("limits", "spend"), {}, "headgate: No spend limit is set."),
+        (("limits", "spend", "default"), {}, "headgate: No spend limit is set."),
         (("verify-books",), {"HEADGATE_DATABASE_URL": "sqlite+aiosqlite:////nowhere/x.db"}, "The books cannot be read"),
     ],
 )  # fmt: skip

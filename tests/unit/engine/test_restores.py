@@ -220,6 +220,15 @@ def test_auto_computes_again_where_copies_were_measured_to_be_slower():
     alone(drive)
 
 
+def test_swap_swaps_where_copies_were_measured_to_be_slower_too():
+    drive = driver(num_blocks=22, preempt="swap", seconds_per_block=60.0)
+    drive.scheduler.prefill_rate.add(1000, 1.0)
+    counts = crowd(drive, cache_write=False)
+    assert counts.num_swapped_in == counts.num_swapped_out >= 20
+    assert drive.engine.totals.num_recomputed == 0
+    alone(drive)
+
+
 def test_auto_leaves_to_the_tree_what_stays_there():
     """At its lease bound a sequence goes for nobody's sake: its blocks stay evictable, a swap would be for nothing."""
     drive = driver(num_blocks=60, limits={"lease_wait_s": 0.0, "lease_silence_s": 99.0})
