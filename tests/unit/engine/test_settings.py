@@ -89,7 +89,7 @@ def test_a_draft_model_and_its_setting_need_each_other(monkeypatch, proposer, dr
     monkeypatch.setenv("HEADGATE_ENGINE_SPECULATE", proposer)
     monkeypatch.setenv("HEADGATE_ENGINE_DRAFT_MODEL", draft)
     with pytest.raises(
-        StartError, match="^HEADGATE_ENGINE_SPECULATE=draft and HEADGATE_ENGINE_DRAFT_MODEL "
+        StartError, match=r"^HEADGATE_ENGINE_SPECULATE=draft and HEADGATE_ENGINE_DRAFT_MODEL "
     ):
         settings.load()
 
@@ -103,7 +103,7 @@ def test_more_running_sequences_than_a_step_has_tokens_is_refused(monkeypatch):
     monkeypatch.setenv("HEADGATE_ENGINE_MAX_RUNNING", "100")
     monkeypatch.setenv("HEADGATE_ENGINE_MAX_BATCH_TOKENS", "50")
     with pytest.raises(
-        StartError, match="^HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH"
+        StartError, match=r"^HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH"
     ):
         settings.load()
 
