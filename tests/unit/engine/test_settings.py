@@ -103,7 +103,8 @@ def test_more_running_sequences_than_a_step_has_tokens_is_refused(monkeypatch):
     monkeypatch.setenv("HEADGATE_ENGINE_MAX_RUNNING", "100")
     monkeypatch.setenv("HEADGATE_ENGINE_MAX_BATCH_TOKENS", "50")
     with pytest.raises(
-        StartError, match=r"^HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH"
+        StartError,
+        match=r"^HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH",
     ):
         settings.load()
 
