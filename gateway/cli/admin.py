@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -15,6 +16,8 @@ from accounting.errors import AccountingError
 from gateway.cli.api import ApiFailed, NotThere
 from gateway.cli.common import fail
 from gateway.cli.home import HomeError
+
+FIELDS = ("field", "value")
 
 
 class OrNone(click.IntRange):
@@ -62,7 +65,7 @@ def _what_is_not_there() -> str:
 
 def show_fields(value: dict[str, Any], as_json: bool) -> None:
     """Every field on a line of its own."""
-    print_rows(value, as_json, ("field", "value"), list(value.items()))
+    print_rows(value, as_json, FIELDS, list(value.items()))
 
 
 def show(value: dict[str, Any], as_json: bool, field: str) -> None:
@@ -85,10 +88,19 @@ def print_rows(
     drawn = Table(box=None, pad_edge=False)
     for name in columns:
         drawn.add_column(name, overflow="fold")
+    one_a_line = tuple(columns) == FIELDS
     for row in rows:
-        drawn.add_row(*("" if cell is None else str(cell) for cell in row))
+        names = row[:1] * 2 if one_a_line else columns
+        drawn.add_row(*(_cell(name, cell) for name, cell in zip(names, row, strict=True)))
     # Never cut: what is piped into a file or another program must be whole.
     console = Console()
     if not console.is_terminal:
         console = Console(width=250)
     console.print(drawn)
+
+
+def _cell(name: str, cell: Any) -> str:
+    """Times of the API are Unix seconds; people read them in UTC."""
+    if type(cell) is int and (name.endswith("_at") or name in ("from", "until")):
+        return f"{datetime.fromtimestamp(cell, UTC):%Y-%m-%d %H:%M:%S}"
+    return "" if cell is None else str(cell)

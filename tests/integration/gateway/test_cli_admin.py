@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ async def test_tenants_are_renamed_listed_and_archived(gateway):
     assert await headgate(gateway, "tenants", "archive", "apex", "--yes") == (0, "archived\n")
     assert "apex" not in (await headgate(gateway, "tenants", "list"))[1]
     assert "apex" in (await headgate(gateway, "tenants", "list", "--all"))[1]
+
+
+async def test_times_are_read_by_people_in_tables_and_by_programs_in_json(gateway):
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    await headgate(gateway, "tenants", "create", "acme")
+    for arguments in (("tenants", "list"), ("tenants", "show", "acme"), ("prices", "list")):
+        _, output = await headgate(gateway, *arguments)
+        assert f" {day} " in output, output
+    _, output = await headgate(gateway, "tenants", "show", "acme", "--json")
+    assert type(json.loads(output)["created_at"]) is int
 
 
 async def test_usage_and_costs_name_the_tenant(gateway):
