@@ -90,7 +90,7 @@ def print_rows(
         drawn.add_column(name, overflow="fold")
     one_a_line = tuple(columns) == FIELDS
     for row in rows:
-        names = row[:1] * 2 if one_a_line else columns
+        names = (row[0], row[0]) if one_a_line else columns
         drawn.add_row(*(_cell(name, cell) for name, cell in zip(names, row, strict=True)))
     # Never cut: what is piped into a file or another program must be whole.
     console = Console()

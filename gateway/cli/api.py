@@ -100,9 +100,9 @@ class AdminApi:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._silent(error) from None
         if answer.status != 200:
-            error = self._object(content)["error"]
-            nameless = answer.status == 404 and error["code"] is None
-            raise (NotThere if nameless else ApiFailed)(error["message"])
+            refused = self._object(content)["error"]
+            nameless = answer.status == 404 and refused["code"] is None
+            raise (NotThere if nameless else ApiFailed)(refused["message"])
         return content
 
     def _object(self, content: bytes) -> dict[str, Any]:
