@@ -1,8 +1,9 @@
-"""Layers of the Llama family for rows of one token: all of them in one call of every thread of a team.
+"""Layers of the Llama family for rows of few tokens: all of them in one call of every thread of a team.
 
-Knows addresses, rows and layers. Does not know sequences, nor how a model was loaded. A layer is five stages, each cut
-into pieces that whichever thread is free takes; a stage begins when the pieces of the one before are done, not when
-all threads are there, so one that comes late holds nobody up.
+Knows addresses, rows and layers. Does not know sequences, nor how a model was loaded. A line is one token: products and
+norms know lines only, attention goes through those of a row one after another, so a row of several tokens has the bits
+of as many rows of one. A layer is five stages, each cut into pieces that whichever thread is free takes; a stage begins
+when the pieces of the one before are done, not when all threads are there, so one that comes late holds nobody up.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kernels.cpu.product import FLOATS, PAIRED, add_bias, panel_product
 from kernels.cpu.team import finish
 
 JOB = (
+    "lines",
     "rows",
     "layers",
     "hidden",
@@ -35,13 +37,14 @@ JOB = (
     "narrow",  # KV is bfloat16, else float32
     "layer_words",  # [layers, len(LAYER)]
     "layer_numbers",  # [layers, len(NUMBERS)] float32
-    "states",  # [rows, hidden] float32, changed in place
-    "projected",  # [rows, (heads + 2 kv_heads) * head_dim] float32
-    "attended",  # [rows, heads * head_dim], inputs of a product
-    "gated",  # [rows, inner], inputs of a product
+    "states",  # [lines, hidden] float32, changed in place
+    "projected",  # [lines, (heads + 2 kv_heads) * head_dim] float32
+    "attended",  # [lines, heads * head_dim], inputs of a product
+    "gated",  # [lines, inner], inputs of a product
     "turns",  # [positions, head_dim] float32 (`pointwise.rotate`)
-    "positions",  # [rows]: of the tokens
-    "places",  # [rows]: where their keys go, counted in the row's KV
+    "positions",  # [lines]: of the tokens
+    "starts",  # [rows + 1]: first line of each row
+    "places",  # [rows]: where the key of the first line goes, counted in the row's KV
     "tables",  # [rows]: addresses of int64 block ids
     "counters",  # [1 + 10 * layers, 8], zeros: threads; then pieces of each stage that were taken, and that are done
     "private",  # of each thread: `private_bytes`
@@ -70,8 +73,8 @@ LAYER = (
 NUMBERS = ("eps_before", "eps_behind", "eps_heads", "scale")
 
 (
-    _ROWS, _LAYERS, _HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _INNER, _BLOCK_SIZE, _KIND, _NARROW, _LAYER_WORDS,
-    _LAYER_NUMBERS, _STATES, _PROJECTED, _ATTENDED, _GATED, _TURNS, _POSITIONS, _PLACES, _TABLES, _COUNTERS,
+    _LINES, _ROWS, _LAYERS, _HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _INNER, _BLOCK_SIZE, _KIND, _NARROW, _LAYER_WORDS,
+    _LAYER_NUMBERS, _STATES, _PROJECTED, _ATTENDED, _GATED, _TURNS, _POSITIONS, _STARTS, _PLACES, _TABLES, _COUNTERS,
     _PRIVATE, _NORMED_BYTES, _TILE_BYTES, _PRIVATE_BYTES,
 ) = range(0, 8 * len(JOB), 8)  # fmt: skip
 (
@@ -117,10 +120,10 @@ def decode(job):
 
 @njit(nogil=True)
 def _normed(job, weight, eps, private):
-    """Rows as inputs of a product; each thread makes its own."""
+    """Lines as inputs of a product; each thread makes its own."""
     hidden, narrow = integer_at(job + _HIDDEN), integer_at(job + _KIND) == PAIRED
     x = integer_at(job + _STATES)
-    for _ in range(integer_at(job + _ROWS)):
+    for _ in range(integer_at(job + _LINES)):
         rms_norm(private, x, weight, hidden, eps, narrow)
         x += 4 * hidden
         private += (2 if narrow else 4) * hidden
@@ -133,7 +136,11 @@ def _panel_bytes(kind, num_inputs):
 
 @njit(nogil=True)
 def _project(job, layer, eps, private, stage):
-    rows, hidden, kind = integer_at(job + _ROWS), integer_at(job + _HIDDEN), integer_at(job + _KIND)
+    lines, hidden, kind = (
+        integer_at(job + _LINES),
+        integer_at(job + _HIDDEN),
+        integer_at(job + _KIND),
+    )
     heads = integer_at(job + _HEADS) + 2 * integer_at(job + _KV_HEADS)
     width = heads * integer_at(job + _HEAD_DIM)
     pieces, bias = width // 64, integer_at(layer + _QKV_BIAS)
@@ -146,9 +153,9 @@ def _project(job, layer, eps, private, stage):
             ready = True
         panel = integer_at(layer + _QKV) + piece * _panel_bytes(kind, hidden)
         out = integer_at(job + _PROJECTED) + 256 * piece
-        panel_product(kind, panel, private, x_stride, hidden, out, 4 * width, rows)
+        panel_product(kind, panel, private, x_stride, hidden, out, 4 * width, lines)
         if bias != 0:
-            add_bias(out, 4 * width, rows, bias + 256 * piece)
+            add_bias(out, 4 * width, lines, bias + 256 * piece)
         add_at(stage + 64, 1)
         piece = add_at(stage, 1)
     finish(stage + 64, pieces)
@@ -159,31 +166,36 @@ def _attend(job, layer, numbers, private, stage):
     rows, kv_heads = integer_at(job + _ROWS), integer_at(job + _KV_HEADS)
     piece = add_at(stage, 1)
     while piece < rows * kv_heads:
-        _attend_head(job, layer, numbers, private, piece % rows, piece // rows)
+        row, kv_head = piece % rows, piece // rows
+        starts = integer_at(job + _STARTS) + 8 * row
+        first, place = integer_at(starts), integer_at(integer_at(job + _PLACES) + 8 * row)
+        table = integer_at(integer_at(job + _TABLES) + 8 * row)
+        for line in range(first, integer_at(starts + 8)):
+            _attend_head(job, layer, numbers, private, line, place + line - first, table, kv_head)
         add_at(stage + 64, 1)
         piece = add_at(stage, 1)
     finish(stage + 64, rows * kv_heads)
 
 
 @njit(nogil=True)
-def _attend_head(job, layer, numbers, private, row, kv_head):
-    """One row's query heads of a KV head: the new key and value are stored, then all are attended over."""
+def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
+    """A line's query heads of a KV head: its key and value are stored, then all up to them are attended over."""
     heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
     head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
     narrow, groups = integer_at(job + _NARROW) != 0, heads // kv_heads
-    line = 4 * head_dim
+    width = 4 * head_dim
     query = private
-    key = query + groups * line
-    out = key + line
-    scratch = out + groups * line
+    key = query + groups * width
+    out = key + width
+    scratch = out + groups * width
     eps, scale = number_at(numbers + _EPS_HEADS), number_at(numbers + _SCALE)
-    turns = integer_at(job + _TURNS) + integer_at(integer_at(job + _POSITIONS) + 8 * row) * line
-    projected = integer_at(job + _PROJECTED) + row * (heads + 2 * kv_heads) * line
+    turns = integer_at(job + _TURNS) + integer_at(integer_at(job + _POSITIONS) + 8 * line) * width
+    projected = integer_at(job + _PROJECTED) + line * (heads + 2 * kv_heads) * width
     for head in range(groups):
-        to = query + head * line
+        to = query + head * width
         _turned(
             to,
-            projected + (kv_head * groups + head) * line,
+            projected + (kv_head * groups + head) * width,
             integer_at(layer + _NORM_QUERY),
             eps,
             turns,
@@ -192,7 +204,7 @@ def _attend_head(job, layer, numbers, private, row, kv_head):
         )
     _turned(
         key,
-        projected + (heads + kv_head) * line,
+        projected + (heads + kv_head) * width,
         integer_at(layer + _NORM_KEY),
         eps,
         turns,
@@ -200,10 +212,6 @@ def _attend_head(job, layer, numbers, private, row, kv_head):
         1.0,
     )
 
-    place, table = (
-        integer_at(integer_at(job + _PLACES) + 8 * row),
-        integer_at(integer_at(job + _TABLES) + 8 * row),
-    )
     token_bytes = head_dim * (2 if narrow else 4)
     head_bytes = block_size * token_bytes
     half_bytes = kv_heads * head_bytes
@@ -213,7 +221,7 @@ def _attend_head(job, layer, numbers, private, row, kv_head):
         + integer_at(table + 8 * (place // block_size)) * (2 * half_bytes)
         + place % block_size * token_bytes
     )
-    value = projected + (heads + kv_heads + kv_head) * line
+    value = projected + (heads + kv_heads + kv_head) * width
     _copy(slot, key, head_dim, narrow)
     _copy(slot + half_bytes, value, head_dim, narrow)
 
@@ -236,7 +244,7 @@ def _attend_head(job, layer, numbers, private, row, kv_head):
     )
     as_pairs = integer_at(job + _KIND) == PAIRED
     size = head_dim * (2 if as_pairs else 4)
-    to = integer_at(job + _ATTENDED) + (row * heads + kv_head * groups) * size
+    to = integer_at(job + _ATTENDED) + (line * heads + kv_head * groups) * size
     _copy(to, out, groups * head_dim, as_pairs)
 
 
@@ -260,19 +268,23 @@ def _copy(out, x, size, narrow):
 @njit(nogil=True)
 def _add_product(job, x, num_inputs, weight, bias, private, stage):
     """To the states."""
-    rows, hidden, kind = integer_at(job + _ROWS), integer_at(job + _HIDDEN), integer_at(job + _KIND)
+    lines, hidden, kind = (
+        integer_at(job + _LINES),
+        integer_at(job + _HIDDEN),
+        integer_at(job + _KIND),
+    )
     x_stride = num_inputs * (2 if kind == PAIRED else 4)
     tile = private + integer_at(job + _NORMED_BYTES)
     piece = add_at(stage, 1)
     while piece < hidden // 64:
         panel = weight + piece * _panel_bytes(kind, num_inputs)
-        panel_product(kind, panel, x, x_stride, num_inputs, tile, 256, rows)
+        panel_product(kind, panel, x, x_stride, num_inputs, tile, 256, lines)
         if bias != 0:
-            add_bias(tile, 256, rows, bias + 256 * piece)
-        for row in range(rows):
-            to = integer_at(job + _STATES) + 4 * row * hidden + 256 * piece
+            add_bias(tile, 256, lines, bias + 256 * piece)
+        for line in range(lines):
+            to = integer_at(job + _STATES) + 4 * line * hidden + 256 * piece
             for at in range(0, 256, 64):
-                store(to + at, load(to + at) + load(tile + 256 * row + at))
+                store(to + at, load(to + at) + load(tile + 256 * line + at))
         add_at(stage + 64, 1)
         piece = add_at(stage, 1)
     finish(stage + 64, hidden // 64)
@@ -280,7 +292,11 @@ def _add_product(job, x, num_inputs, weight, bias, private, stage):
 
 @njit(nogil=True)
 def _gate(job, layer, eps, private, stage):
-    rows, hidden, kind = integer_at(job + _ROWS), integer_at(job + _HIDDEN), integer_at(job + _KIND)
+    lines, hidden, kind = (
+        integer_at(job + _LINES),
+        integer_at(job + _HIDDEN),
+        integer_at(job + _KIND),
+    )
     inner, bias = integer_at(job + _INNER), integer_at(layer + _GATE_UP_BIAS)
     pieces, panel_bytes, as_pairs = inner // 64, _panel_bytes(kind, hidden), kind == PAIRED
     x_stride = hidden * (2 if as_pairs else 4)
@@ -293,15 +309,15 @@ def _gate(job, layer, eps, private, stage):
             _normed(job, integer_at(layer + _NORM_BEHIND), eps, private)
             ready = True
         panel = integer_at(layer + _GATE_UP) + piece * panel_bytes
-        panel_product(kind, panel, private, x_stride, hidden, gate, 256, rows)
-        panel_product(kind, panel + pieces * panel_bytes, private, x_stride, hidden, up, 256, rows)
+        panel_product(kind, panel, private, x_stride, hidden, gate, 256, lines)
+        panel_product(kind, panel + pieces * panel_bytes, private, x_stride, hidden, up, 256, lines)
         if bias != 0:
-            add_bias(gate, 256, rows, bias + 256 * piece)
-            add_bias(up, 256, rows, bias + 256 * (pieces + piece))
-        for row in range(rows):
-            to = integer_at(job + _GATED) + (row * inner + 64 * piece) * (2 if as_pairs else 4)
+            add_bias(gate, 256, lines, bias + 256 * piece)
+            add_bias(up, 256, lines, bias + 256 * (pieces + piece))
+        for line in range(lines):
+            to = integer_at(job + _GATED) + (line * inner + 64 * piece) * (2 if as_pairs else 4)
             for at in range(0, 256, 64):
-                product = silu_mul(load(gate + 256 * row + at), load(up + 256 * row + at))
+                product = silu_mul(load(gate + 256 * line + at), load(up + 256 * line + at))
                 if as_pairs:
                     store_bf16(to + at // 2, product)
                 else:

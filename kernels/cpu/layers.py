@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family over rows of one token, as one call.
+"""Decoder layers of the Llama family over rows of few tokens, as one call.
 
 Knows tensors: weights in panels, paged KV of a layer, rows. Does not know sequences or models.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -75,43 +76,48 @@ class DecoderLayers:
         self,
         states: torch.Tensor,
         positions: torch.Tensor,
+        starts: Sequence[int],
         places: Sequence[int],
         tables: Sequence[torch.Tensor],
         kv: Sequence[torch.Tensor],
         first: int = 0,
     ) -> None:
-        """`states` `[num_rows, hidden]` float32 is changed in place. `places`: where a row's key goes, and the last one
-        that it sees. `tables`: int64 ids of each row's blocks. `kv`: of each layer from the `first` one on,
-        `[num_blocks, 2, KVH, block_size, head_dim]`."""
+        """`states` `[num_lines, hidden]` float32, a line for each token, is changed in place. `starts`: the first line of
+        each row, and the number of all at the end. `places`: where the key of a row's first line goes; those of the
+        others follow, and each line sees all up to its own. `tables`: int64 ids of each row's blocks. `kv`: of each
+        layer from the `first` one on, `[num_blocks, 2, KVH, block_size, head_dim]`."""
         _, _, kv_heads, block_size, head_dim = kv[0].shape
-        rows, heads, found = len(states), self._heads, functions()
+        lines, rows, heads, found = len(states), len(places), self._heads, functions()
         assert found is not None
         assert states.dtype == torch.float32 and states.is_contiguous(), states.dtype
         assert states.shape[1] == self._hidden and positions.dtype == torch.int64, states.shape
-        assert len(places) == len(tables) == len(positions) == rows, (rows, len(places))
+        assert len(positions) == lines == starts[-1], (lines, starts)
+        assert len(tables) == rows == len(starts) - 1, (rows, starts)
         assert all(table.dtype == torch.int64 and table.is_contiguous() for table in tables)
-        assert all(len(t) * block_size > p for t, p in zip(tables, places, strict=True))
+        ends = [p + end - start for p, (start, end) in zip(places, pairwise(starts), strict=True)]
+        assert all(len(t) * block_size >= end for t, end in zip(tables, ends, strict=True))
         words, numbers = self._words[first : first + len(kv)], self._numbers[first:]
         words[:, _KV] = torch.tensor([layer.data_ptr() for layer in kv])
         narrow = kv[0].dtype == torch.bfloat16
         width = (heads + 2 * kv_heads) * head_dim
-        projected = torch.empty((rows, width))
-        attended = torch.empty((rows, heads * head_dim), dtype=self._input_dtype)
-        gated = torch.empty((rows, self._inner), dtype=self._input_dtype)
+        projected = torch.empty((lines, width))
+        attended = torch.empty((lines, heads * head_dim), dtype=self._input_dtype)
+        gated = torch.empty((lines, self._inner), dtype=self._input_dtype)
         groups = heads // kv_heads
         attending = 4 * (scratch_floats(groups) + (2 * groups + 1) * head_dim)
-        normed, tile = 4 * rows * self._hidden, 4 * rows * PANEL
+        normed, tile = 4 * lines * self._hidden, 4 * lines * PANEL
         private_bytes = -(-max(normed + 2 * tile, attending) // 64) * 64
         threads = team.size()
         private = torch.empty(threads * private_bytes, dtype=torch.uint8)
         counters = torch.zeros((1 + 2 * _STAGES * len(kv)) * COUNTERS, dtype=torch.int64)
-        where, addresses = torch.tensor(places), torch.tensor([t.data_ptr() for t in tables])
+        begun, where = torch.tensor(starts), torch.tensor(places)
+        addresses = torch.tensor([table.data_ptr() for table in tables])
         job = (
-            rows, len(kv), self._hidden, heads, kv_heads, head_dim, self._inner, block_size,
+            lines, rows, len(kv), self._hidden, heads, kv_heads, head_dim, self._inner, block_size,
             self._kind, narrow, words.data_ptr(), numbers.data_ptr(), states.data_ptr(),
             projected.data_ptr(), attended.data_ptr(), gated.data_ptr(), self._turns.data_ptr(),
-            positions.data_ptr(), where.data_ptr(), addresses.data_ptr(), counters.data_ptr(), private.data_ptr(),
-            normed, tile, private_bytes,
+            positions.data_ptr(), begun.data_ptr(), where.data_ptr(), addresses.data_ptr(), counters.data_ptr(),
+            private.data_ptr(), normed, tile, private_bytes,
         )  # fmt: skip
         assert len(job) == len(JOB)
         team.run(found.decode, torch.tensor(job))

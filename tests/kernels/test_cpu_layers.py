@@ -1,10 +1,11 @@
-"""The compiled decoder layers: against their definition in float64 over paged KV with poisoned slots, and a row alone
-against the same row among others."""
+"""The compiled decoder layers: against their definition in float64 over paged KV with poisoned slots, a row alone
+against the same row among others, and a row of several tokens against as many of one."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -25,15 +26,19 @@ from kernels.reference.pointwise import rotate
 HIDDEN, INNER, MAX_POSITIONS = 64, 128, 2048
 LENS = [1, 15, 16, 17, 64, 65, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 130]
 """Around blocks, registers and chunks."""
+SOME_LENS, SOME = [5, 16, 18, 1, 80, CHUNK + 2, CHUNK + 9, 700], [5, 2, 9, 1, 16, 3, 9, 1]
+"""Rows of several tokens, over the borders of blocks and chunks."""
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 """Of the largest number, by the dtype of KV and weights: keys and values are rounded to it."""
 
 
 @dataclass
 class Case:
-    """Rows of these lengths, the new token among them, over layers with random weights."""
+    """Rows of these lengths, the new tokens among them, over layers with random weights."""
 
     lens: list[int]
+    news: list[int] = field(default_factory=list)
+    """New tokens of each row; empty: one of each."""
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
@@ -48,6 +53,7 @@ class Case:
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(sum(self.lens) + self.head_dim)
         order = torch.randperm(400 + sum(self.lens), generator=self._random).tolist()
+        self.news = self.news or [1] * len(self.lens)
         self.tables = []
         for length in self.lens:
             count = -(-length // self.block_size)
@@ -58,8 +64,13 @@ class Case:
         self.weights = [self._layer() for _ in range(self.num_layers)]
         angles = self._normal(MAX_POSITIONS, self.head_dim // 2)
         self.turns = torch.cat((angles.cos(), angles.sin()), dim=1)
-        self.states = self._normal(len(self.lens), HIDDEN)
-        self.positions = torch.tensor(self.lens) + 2  # not the places: tokens may have been dropped
+        places = [
+            torch.arange(length - new, length)
+            for length, new in zip(self.lens, self.news, strict=True)
+        ]
+        self.states = [self._normal(len(of_row), HIDDEN) for of_row in places]
+        # Not the places: tokens may have been dropped.
+        self.positions = [of_row + 3 for of_row in places]
 
     def _normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self._random)
@@ -67,8 +78,8 @@ class Case:
     def _poisoned(self, shape: tuple[int, ...]) -> torch.Tensor:
         """What was never written may hold anything."""
         kv = torch.full(shape, float("nan"))
-        for table, length in zip(self.tables, self.lens, strict=True):
-            for place in range(length - 1):
+        for table, length, new in zip(self.tables, self.lens, self.news, strict=True):
+            for place in range(length - new):
                 slot = kv[table[place // self.block_size], :, :, place % self.block_size]
                 slot.copy_(self._normal(*slot.shape))
         return kv.to(self.dtype)
@@ -98,21 +109,37 @@ class Case:
     def run(self, rows: list[int] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """States of these rows behind all layers, and what KV is then."""
         rows = list(range(len(self.lens))) if rows is None else rows
-        states, kv = self.states[rows], [layer.clone() for layer in self.kv]
+        kv = [layer.clone() for layer in self.kv]
+        return self.call([(row, 0, self.news[row]) for row in rows], kv), kv
+
+    def steps(self, row: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """One row, a call for each of its tokens."""
+        kv = [layer.clone() for layer in self.kv]
+        found = [self.call([(row, new, new + 1)], kv) for new in range(self.news[row])]
+        return torch.cat(found), kv
+
+    def call(self, parts: list[tuple[int, int, int]], kv: list[torch.Tensor]) -> torch.Tensor:
+        """Of rows, each with some of its new tokens."""
         weights = [self._packed(layer) for layer in self.weights]
         assert all(layers.fits(layer, kv[0]) for layer in weights)
         decode = DecoderLayers(weights, self.turns, self.heads)
-        places = [self.lens[row] - 1 for row in rows]
-        decode(states, self.positions[rows], places, [self.tables[row] for row in rows], kv)
-        return states, kv
+        states = torch.cat([self.states[row][first:end] for row, first, end in parts])
+        positions = torch.cat([self.positions[row][first:end] for row, first, end in parts])
+        starts = [0, *accumulate(end - first for _, first, end in parts)]
+        places = [self.lens[row] - self.news[row] + first for row, first, _ in parts]
+        tables = [self.tables[row] for row, _, _ in parts]
+        decode(states, positions, starts, places, tables, kv)
+        return states
 
     def defined(self) -> torch.Tensor:
-        found = [self._row(row) for row in range(len(self.lens))]
-        return torch.stack(found)
+        return torch.cat([self._row(row) for row in range(len(self.lens))])
 
     def _row(self, row: int) -> torch.Tensor:
         x, length, table = self.states[row].double(), self.lens[row], self.tables[row]
-        turns = self.turns[self.positions[row]][None].double()
+        new, turns = len(x), self.turns[self.positions[row]].double()
+        places = torch.arange(length)
+        ahead = places - places[length - new :, None]
+        hidden = (ahead > 0) | (ahead <= -self.window if self.window else False)
         for layer, kv in zip(self.weights, self.kv, strict=True):
             wide = {k: None if v is None else v.double() for k, v in layer.items()}
 
@@ -120,21 +147,23 @@ class Case:
                 return F.linear(x, wide[name], wide[f"{name}_bias"])
 
             heads = linear("qkv", F.rms_norm(x, (HIDDEN,), wide["norm_before"], 1e-5))
-            heads = heads.view(-1, self.head_dim)
-            query, key, value = heads.split((self.heads, self.kv_heads, self.kv_heads))
+            heads = heads.view(new, -1, self.head_dim)
+            sizes = (self.heads, self.kv_heads, self.kv_heads)
+            query, key, value = heads.split(sizes, dim=1)
             if self.normed:
                 query = F.rms_norm(query, (self.head_dim,), wide["norm_query"], 1e-4)
                 key = F.rms_norm(key, (self.head_dim,), wide["norm_key"], 1e-4)
-            query, key = (rotate(part[None], turns, False)[0] for part in (query, key))
-            old = kv[table].double().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : length - 1]
-            new = torch.stack((key, value))[:, :, None].to(self.dtype).double()
-            keys, values = torch.cat((old, new), dim=2)[:, :, -self.window if self.window else 0 :]
-            asking = query.view(self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
-            attended = ((asking @ keys.mT).softmax(-1) @ values).flatten()
+            query, key = (rotate(part, turns, False) for part in (query, key))
+            old = kv[table].double().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : length - new]
+            own = torch.stack((key, value)).transpose(1, 2).to(self.dtype).double()
+            keys, values = torch.cat((old, own), dim=2)
+            asking = query.view(new, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
+            scores = asking @ keys.mT
+            scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
+            attended = (scores.softmax(-1) @ values).flatten(1)
             x = x + linear("output", attended)
-            gate, up = linear("gate_up", F.rms_norm(x, (HIDDEN,), wide["norm_behind"], 1e-6)).chunk(
-                2
-            )
+            behind = F.rms_norm(x, (HIDDEN,), wide["norm_behind"], 1e-6)
+            gate, up = linear("gate_up", behind).chunk(2, dim=-1)
             x = x + linear("down", F.silu(gate) * up)
         return x
 
@@ -172,6 +201,7 @@ def test_every_block_size(block_size: int) -> None:
 @pytest.mark.parametrize("window", [1, 12, 65, CHUNK, CHUNK + 7])
 def test_a_window_hides_what_lies_before_it(window: int) -> None:
     check(Case(LENS, window=window))
+    check(Case(SOME_LENS, SOME, window=window))
 
 
 def test_biases_and_norms_of_heads_are_applied() -> None:
@@ -200,14 +230,38 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, thre
     torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("window", [0, 12])
+def test_tokens_of_a_row_have_the_bits_of_one_after_another(
+    dtype: torch.dtype, threads: int, window: int
+) -> None:
+    case = Case(SOME_LENS, SOME, dtype=dtype, window=window, normed=True)
+    torch.set_num_threads(threads)
+    together, kv = case.run()
+    torch.set_num_threads(1)
+    for row, found in enumerate(together.split(SOME)):
+        alone, own = case.steps(row)
+        assert torch.equal(found, alone), SOME_LENS[row]
+        for mine, theirs in zip(own, kv, strict=True):
+            assert torch.equal(mine[case.tables[row]].nan_to_num(7.0), theirs[case.tables[row]].nan_to_num(7.0))  # fmt: skip
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_several_tokens_are_those_of_float64(dtype: torch.dtype, block_size: int) -> None:
+    check(Case(SOME_LENS, SOME, dtype=dtype, block_size=block_size, biased=True))
+
+
 def test_only_the_new_slots_are_written() -> None:
-    case = Case([1, 16, 17, 40])
+    case = Case([1, 16, 17, 40, 35], [1, 1, 1, 1, 4])
     _, kv = case.run()
     for before, behind in zip(case.kv, kv, strict=True):
-        for table, length in zip(case.tables, case.lens, strict=True):
-            slot = (int(table[(length - 1) // 16]), slice(None), slice(None), (length - 1) % 16)
-            assert behind[slot].isfinite().all()
-            before[slot] = behind[slot]
+        for table, length, new in zip(case.tables, case.lens, case.news, strict=True):
+            for place in range(length - new, length):
+                slot = (int(table[place // 16]), slice(None), slice(None), place % 16)
+                assert behind[slot].isfinite().all()
+                before[slot] = behind[slot]
         assert torch.equal(before.nan_to_num(7.0), behind.nan_to_num(7.0))
 
 

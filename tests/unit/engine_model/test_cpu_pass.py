@@ -12,7 +12,7 @@ from tiny_models import Driven, TinyModel, drive
 from kernels.cpu import compiled
 from workers.engine.layers import linear
 from workers.engine.model import cpu_pass
-from workers.engine.model.cpu_pass import CpuPass
+from workers.engine.model.cpu_pass import SHORT, CpuPass
 from workers.engine.plan import Draw, Row
 from workers.engine.runner import ModelRunner
 from workers.protocol.messages import SamplingParams
@@ -110,6 +110,59 @@ def test_single_tokens_take_the_compiled_layers_whoever_is_beside_them(
     plain = seen_logits(runner, rows[:1])[0]
     limit = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
     assert (logits[0] - plain).abs().max() <= limit * plain.abs().max()
+
+
+@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_guesses_are_proved_with_the_bits_of_single_steps_whoever_is_beside_them(
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+) -> None:
+    needs_panels(monkeypatch)
+    runner = tiny_model(name).runner(dtype=dtype)
+    start, num_guesses = 5, SHORT - 1
+    first, end = PROMPT[:start], start + 1 + num_guesses
+    table, others = [[*range(at, at + 7)] for at in (1, 10)], [[9], PROMPT[:3], PROMPT]
+    runner.execute([Row(first, 0, table[0])])
+    steps = [
+        seen_logits(runner, [Row([PROMPT[at]], at, table[0], (drawing(PROMPT[: at + 1]),))])
+        for at in range(start, end)
+    ]
+    draws = tuple(drawing(PROMPT[: at + 1]) for at in range(start, end))
+    for beside in ([], others):
+        runner.execute([Row(first, 0, table[1])])
+        rows = [Row(p, 0, [*range(20 + 8 * i, 28 + 8 * i)]) for i, p in enumerate(beside)]
+        guessed = Row(PROMPT[start:end], start, table[1], draws, num_proposed=num_guesses)
+        assert torch.equal(seen_logits(runner, [*rows, guessed]), torch.cat(steps))
+
+
+def test_a_row_takes_the_compiled_layers_by_its_own_length(
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_panels(monkeypatch)
+    runner = tiny_model("llama").runner()
+    taken: list[int] = []
+    compiled_rows = runner.loaded.hidden_states._decode
+    run_long = runner.loaded.hidden_states.run_long
+
+    def short(hidden: torch.Tensor, *rest: object) -> None:
+        taken.append(len(hidden))
+        compiled_rows(hidden, *rest)
+
+    def long(layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+        taken.append(-len(hidden))
+        run_long(layers, hidden, positions)
+
+    monkeypatch.setattr(runner.loaded.hidden_states, "_decode", short)
+    monkeypatch.setattr(runner.loaded.hidden_states, "run_long", long)
+    for lens, expected in [
+        ([SHORT], [SHORT]),
+        ([SHORT + 1], [-SHORT - 1]),
+        ([SHORT + 1, 1, SHORT, 2, SHORT + 2], [SHORT + 3, -2 * SHORT - 3]),
+    ]:
+        rows = [Row(PROMPT[:n], 0, [*range(1 + 8 * i, 9 + 8 * i)]) for i, n in enumerate(lens)]
+        runner.execute(rows)
+        assert taken == expected
+        taken.clear()
 
 
 def test_without_the_compiled_functions_torch_computes_the_same_tokens(

@@ -2,7 +2,7 @@
 
 Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
 only where each agrees with itself called by transformers. Where products are computed in float32, weights and KV may be
-of 16 bits and everything between them is float32. Rows of one token take the compiled layers (`kernels.cpu`) where
+of 16 bits and everything between them is float32. Rows of few tokens take the compiled layers (`kernels.cpu`) where
 there are any, whoever is beside them in the step.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from bisect import bisect_right
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from kernels.batch import Slots
+from kernels.batch import PagedBatch, Slots
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVShape, KVStore
 from workers.engine.layers.linear import MIN_ROWS, PackedLinear
@@ -29,6 +30,9 @@ from workers.engine.model.packing import pack
 from workers.engine.plan import Row
 
 log = logging.getLogger(__name__)
+
+SHORT = 16
+"""Tokens of a row that takes the compiled layers, at most."""
 
 
 class CpuPass:
@@ -54,7 +58,7 @@ class CpuPass:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether rows of one token take the compiled layers."""
+        """Whether short rows take the compiled layers."""
         return self._decode is not None
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -66,25 +70,28 @@ class CpuPass:
         """`hidden` `[num_tokens, hidden]`, float32, is overwritten with what these layers make of it."""
         step = self._step.context
         assert step is not None, "a pass outside a step"
-        end = 0
-        if step.decode is not None and self._decode is not None and self._are_plain(step):
-            end = step.decode.num_rows
-            self._decode(hidden[:end], positions[:end], step.decode, layers)
-        if end == 0:
-            self._run(layers, hidden, positions)
-        elif end < len(step.slots):
-            slots = Slots(step.slots.slots[end:], step.slots.block_size)
-            self._step.context = dataclasses.replace(step, slots=slots, decode=None)
-            self._run(layers, hidden[end:], positions[end:])
+        short = self._short_rows(step)
+        end = sum(batch.starts[-1] for batch in short)
+        if self._decode is not None and short:
+            self._decode(hidden[:end], positions[:end], short, layers)
+        if end < len(step.slots):
+            self._step.context = _behind(step, end)
+            self.run_long(layers, hidden[end:], positions[end:])
             self._step.context = step
 
-    def _are_plain(self, step: StepContext) -> bool:
-        """Whether rows take nothing but the layers: no adapters beside products, no device rows, no one who looks in."""
-        plain = [layer.linears for layer in self.layers] == self._linears
-        assert step.decode is not None
-        return plain and step.decode.given is None and step.shared is None and step.mass is None
+    def _short_rows(self, step: StepContext) -> list[PagedBatch]:
+        """For the compiled layers; they come first. A step with more than the layers (adapters beside products, device
+        rows, someone who looks in) has none."""
+        batches = [batch for batch in (step.decode, step.prefill) if batch is not None]
+        is_plain = self._decode is not None and step.shared is None and step.mass is None
+        is_plain = is_plain and all(batch.given is None for batch in batches)
+        if not is_plain or [layer.linears for layer in self.layers] != self._linears:
+            return []
+        parts = [batch.part(0, _num_short(batch)) for batch in batches]
+        return [part for part in parts if part.num_rows]
 
-    def _run(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+    def run_long(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+        """`run` with torch's operations, whatever the rows."""
         turns = self._cos[positions][:, None], self._sin[positions][:, None]
         for index in layers:
             layer, (before, behind) = self.layers[index], self._norms[index]
@@ -118,6 +125,21 @@ class CpuPass:
         self._ops.kv_write(kv, key[:number], value[:number], step.slots, scales)
         call = Call(query, key, value, layer.scale, layer.window, 0.0, None)
         return layer.paged.attend_written(call, step).view(num_tokens, -1)
+
+
+def _num_short(batch: PagedBatch) -> int:
+    return bisect_right(batch.query_lens, SHORT)  # shorter rows come first (`pack`)
+
+
+def _behind(step: StepContext, num_tokens: int) -> StepContext:
+    """The step without its short rows, which have so many tokens."""
+    if num_tokens == 0:
+        return step
+    slots, chunks = Slots(step.slots.slots[num_tokens:], step.slots.block_size), step.prefill
+    if chunks is not None:
+        first = _num_short(chunks)
+        chunks = chunks.part(first, chunks.num_rows) if first < chunks.num_rows else None
+    return dataclasses.replace(step, slots=slots, decode=None, prefill=chunks)
 
 
 def _norm(norm: nn.Module) -> RmsNorm:
@@ -165,7 +187,7 @@ def _difference(
     model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, trial: StepSlot
 ) -> float:
     """Largest difference of a layer from itself as transformers calls it, on a chunk and a single token behind it,
-    relative to the largest output."""
+    relative to the largest output; as short rows take it, and as long ones."""
     layer = mine.layers[index]
     weight = layer.norms[0].weight
     x = torch.randn((6, len(weight)), generator=torch.Generator().manual_seed(1)).to(weight)
@@ -176,10 +198,13 @@ def _difference(
     trial.context = whole.context
     embeddings = model.base_model.rotary_emb(x[None], whole.positions[None])
     expected = layer(x[None], position_embeddings=embeddings)[0].float()
-    found = x.to(torch.float32, copy=True)
-    for start, number in ((0, 5), (5, 1)):
-        packed = pack([Row([0] * number, start, [3, 1])], 4, weight.device)
-        trial.context = packed.context
-        mine.run(range(index, index + 1), found[start : start + number], packed.positions)
+    errors = []
+    for run in (mine.run, mine.run_long):
+        found = x.to(torch.float32, copy=True)
+        for start, number in ((0, 5), (5, 1)):
+            packed = pack([Row([0] * number, start, [3, 1])], 4, weight.device)
+            trial.context = packed.context
+            run(range(index, index + 1), found[start : start + number], packed.positions)
+        errors.append((found - expected).abs().max() / expected.abs().max())
     layer.paged = served
-    return ((found - expected).abs().max() / expected.abs().max()).item()
+    return float(torch.stack(errors).max())  # NaN stays NaN

@@ -1,4 +1,4 @@
-"""The rows of one token of a step through the compiled layers (`kernels.cpu`).
+"""The short rows of a step through the compiled layers (`kernels.cpu`).
 
 Knows the hand-written layers and paged rows. Does not know what else is in the step.
 """
@@ -6,6 +6,7 @@ Knows the hand-written layers and paged rows. Does not know what else is in the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,11 +30,20 @@ class DecodeRows:
         self._compiled = DecoderLayers(weights, turns, layers[0].num_heads)
 
     def __call__(
-        self, hidden: torch.Tensor, positions: torch.Tensor, batch: PagedBatch, layers: range
+        self,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        batches: Sequence[PagedBatch],
+        layers: range,
     ) -> None:
-        """`hidden` `[num_rows, hidden]`, float32, is overwritten with what these layers make of it."""
+        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with what these layers make of it; the batches' rows
+        lie in it one behind the other."""
         kv = [self._layers[index].paged.kv[0] for index in layers]
-        self._compiled(hidden, positions, batch.context_lens, batch.block_tables, kv, layers.start)
+        lens = [number for batch in batches for number in batch.query_lens]
+        starts = [0, *accumulate(lens)]
+        places = [place for batch in batches for place in batch.context_lens]
+        tables = [table for batch in batches for table in batch.block_tables]
+        self._compiled(hidden, positions, starts, places, tables, kv, layers.start)
 
 
 def build(layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int) -> DecodeRows | None:
