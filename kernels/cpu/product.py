@@ -27,19 +27,34 @@ _VECTORS = PANEL // NUM
 _BYTES = 4 * PANEL
 """Of a panel, per float32 input or per pair of bfloat16 inputs."""
 _ROWS = 4
+"""Of a tile over a whole panel."""
+_MORE_ROWS = 8
+"""Of one over half a panel."""
+_HALF = _BYTES // 2
 _AHEAD = 64
 """Inputs, or pairs of them, by which the weight is asked for before it is used."""
 
 
 @intrinsic
 def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:  # fmt: skip
-    """Sums of up to `_ROWS` rows and one panel, which fill half of the 32 registers; `num`: inputs, or pairs of them."""
+    """Sums of up to `_ROWS` rows and one panel, or of more, up to `_MORE_ROWS`, and half of one: they fill half of the 32
+    registers. `num`: inputs, or pairs of them."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, rows, *rest = args
+        integer = rows.type
+        last = builder.sub(rows, integer(1))
+        # The last row stands in for those that are missing.
+        some = [_smaller(builder, integer(row), last) for row in range(_MORE_ROWS)]
 
         def of_kind(number: int) -> None:
-            tiles = {n: partial(_emit, builder, number, n, *rest) for n in range(1, _ROWS + 1)}
+            tiles = {
+                n: partial(
+                    _emit, builder, number, [integer(row) for row in range(n)], _VECTORS, *rest
+                )
+                for n in range(1, _ROWS + 1)
+            }
+            tiles[_MORE_ROWS] = partial(_emit, builder, number, some, _VECTORS // 2, *rest)
             emit.choose(builder, rows, tiles)
 
         kinds = (FLOATS, WIDENED, PAIRED)
@@ -49,10 +64,15 @@ def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, 
     return types.void(*[types.int64] * 8), build
 
 
+def _smaller(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
 def _emit(
     builder: ir.IRBuilder,
     kind: int,
-    rows: int,
+    rows: list[ir.Value],
+    vectors: int,
     panel: ir.Value,
     x: ir.Value,
     x_stride: ir.Value,
@@ -62,14 +82,14 @@ def _emit(
 ) -> None:
     integer = panel.type
     step_bytes = 8 if kind == WIDENED else 4
-    x_rows = [builder.add(x, builder.mul(x_stride, integer(row))) for row in range(rows)]
+    x_rows = [builder.add(x, builder.mul(x_stride, row)) for row in rows]
 
     def step(place: ir.Value, sums: emit.Vectors) -> emit.Vectors:
         at = builder.add(panel, builder.mul(place, integer(_BYTES)))
-        for line in range(_BYTES // 64):
+        for line in range(vectors):
             emit.prefetch(builder, builder.add(at, integer(_AHEAD * _BYTES + 64 * line)))
         numbers = [builder.add(row, builder.mul(place, integer(step_bytes))) for row in x_rows]
-        for weights, behind, spread, multiply in _steps(builder, at, kind):
+        for weights, behind, spread, multiply in _steps(builder, at, kind, vectors):
             inputs = [spread(builder, builder.add(at, integer(behind))) for at in numbers]
             sums = [
                 [multiply(builder, w, number, old) for w, old in zip(weights, line, strict=True)]
@@ -77,18 +97,18 @@ def _emit(
             ]
         return sums
 
-    zeros = [[ir.Constant(emit.VECTOR, [0.0] * NUM)] * _VECTORS for _ in range(rows)]
-    for row, line in enumerate(emit.loop(builder, num, zeros, step)):
-        first = builder.add(out, builder.mul(stride, integer(row)))
+    zeros = [[ir.Constant(emit.VECTOR, [0.0] * NUM)] * vectors for _ in rows]
+    for row, line in zip(rows, emit.loop(builder, num, zeros, step), strict=True):
+        first = builder.add(out, builder.mul(stride, row))
         for v, found in enumerate(line):
             at = builder.add(first, integer(64 * v))
             builder.store(found, emit.pointer(builder, at, emit.VECTOR)).align = 4
 
 
-def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int) -> list[Any]:
+def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int, vectors: int) -> list[Any]:
     """What is done with the panel's next 256 bytes: weights, where their input lies behind the first one, how it is
     spread over the lanes, how the two are multiplied."""
-    places = [builder.add(at, at.type(64 * v)) for v in range(_VECTORS)]
+    places = [builder.add(at, at.type(64 * v)) for v in range(vectors)]
     if kind == FLOATS:
         weights = [emit.load_floats(builder, place) for place in places]
         return [(weights, 0, emit.load_number, emit.fused)]
@@ -105,17 +125,21 @@ def panel_product(kind, panel, x, x_stride, num_inputs, out, stride, num_rows):
     """`out` `[num_rows, 64]` float32 = `x` `[num_rows, num_inputs]` times a panel; `out`'s rows are `stride` bytes
     apart, those of `x` `x_stride`."""
     num = num_inputs if kind == FLOATS else num_inputs // 2
-    for row in range(0, num_rows, _ROWS):
-        _tile(
-            kind,
-            num_rows - row,
-            panel,
-            x + row * x_stride,
-            x_stride,
-            num,
-            out + row * stride,
-            stride,
-        )
+    row = 0
+    while row < num_rows:
+        some = min(num_rows - row, _MORE_ROWS)
+        for part in range(0, _HALF if some <= _ROWS else _BYTES, _HALF):
+            _tile(
+                kind,
+                some,
+                panel + part,
+                x + row * x_stride,
+                x_stride,
+                num,
+                out + row * stride + part,
+                stride,
+            )
+        row += some
 
 
 @njit(nogil=True)
