@@ -43,7 +43,7 @@ def test_a_product_is_that_of_float64(
     dtype: torch.dtype, paired: bool, sizes: tuple[int, int]
 ) -> None:
     weight, tiles = packed(*sizes, dtype, paired)
-    for number in (1, 2, 3, 4, 5, 7, 8, 33):
+    for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 33):
         x = rows(number, tiles)
         found = panels.product(x, tiles)
         expected = x.double() @ weight.double().T
@@ -58,10 +58,10 @@ def test_a_row_has_the_same_bits_among_any_others_and_on_two_threads(
     dtype: torch.dtype, paired: bool
 ) -> None:
     _, tiles = packed(200, 96, dtype, paired)
-    x = rows(11, tiles)
+    x = rows(21, tiles)
     together = panels.product(x, tiles)
-    for number in (1, 2, 3, 4, 6):
-        for start in range(0, 11 - number):
+    for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16):
+        for start in range(0, 22 - number):
             some = panels.product(x[start : start + number], tiles)
             assert torch.equal(some, together[start : start + number])
     torch.set_num_threads(2)
