@@ -56,7 +56,8 @@ class Speculation:
                 asks.append(ask)
         if asks:
             for place, ask, found in zip(places, asks, self._proposer.propose(asks), strict=True):
-                self._add(plan, place, ask, found)
+                if found:
+                    self._add(plan, place, ask, found)
 
     def _expect(self, sequence: Sequence, plan: StepPlan) -> None:
         """Its last token is in flight. If something will be proposed behind it, the next plan waits for this one."""
@@ -116,13 +117,14 @@ class Speculation:
     def _drafting(self, sequence: Sequence) -> Drafting | None:
         """None for a sequence with an adapter, whose text the model as it is does not foresee, and for beams, which
         draw together. Device rows count tokens that are drawn, so there none for a sequence with penalties."""
+        if sequence.drafting is not None:
+            return sequence.drafting
         attempt = sequence.attempt
         if attempt.message.adapter or attempt.search is not None:
             return None
         if not self._counts_guesses and penalizes(attempt.message.sampling):
             return None
-        if sequence.drafting is None:
-            sequence.drafting = Drafting(wants_hidden=self._proposer.needs_hidden)
+        sequence.drafting = Drafting(wants_hidden=self._proposer.needs_hidden)
         return sequence.drafting
 
     def forget(self, region: bytes | None) -> None:
@@ -135,7 +137,7 @@ class Speculation:
         drafting = sequence.drafting
         if drafting is None:
             return
-        if target := outcome.proposal.target:
+        if outcome.proposal.tokens and (target := outcome.proposal.target):
             num_right = min(len(outcome.nodes), target)
             drafting.acceptance.observe(target, num_right, len(sequence.tokens))
         self._proposer.learn(sequence, drafting, outcome)
