@@ -230,13 +230,16 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, thre
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", ["floats", "widened", "paired"])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("window", [0, 12])
 def test_tokens_of_a_row_have_the_bits_of_one_after_another(
-    dtype: torch.dtype, threads: int, window: int
+    way: str, threads: int, window: int
 ) -> None:
-    case = Case(SOME_LENS, SOME, dtype=dtype, window=window, normed=True)
+    if way == "paired" and not has_bf16_products():
+        pytest.skip("this CPU does not multiply pairs of bfloat16")
+    dtype = torch.float32 if way == "floats" else torch.bfloat16
+    case = Case(SOME_LENS, SOME, dtype=dtype, window=window, normed=True, paired=way == "paired")
     torch.set_num_threads(threads)
     together, kv = case.run()
     torch.set_num_threads(1)
