@@ -230,12 +230,15 @@ def main() -> None:
     parser.add_argument("--only", default="", help="one scenario")
     parser.add_argument("--http", type=Path, metavar="READY_FILE", help="of a running server")
     parser.add_argument("--requests", type=int, default=100, help="of the victim, with --http")
+    parser.add_argument("--input-tokens", type=int, default=256, help="of a request, with --http")
+    parser.add_argument("--output-tokens", type=int, default=32)
     told = parser.parse_args()
     if told.http is not None:
         ready = json.loads(told.http.read_text())
-        print(
-            json.dumps(asyncio.run(both(ready, told.seconds, told.requests, told.only)), indent=2)
+        figures = both(
+            ready, told.seconds, told.requests, told.only, told.input_tokens, told.output_tokens
         )
+        print(json.dumps(asyncio.run(figures), indent=2))
         return
     full = capacity()
     figures: dict[str, object] = {"pace": PACE, "capacity_requests_per_s": full}

@@ -23,7 +23,9 @@ from serve import Load, Record, closed_loop, open_loop, report
 FLOOD = 10.0
 NUM_EQUALS = 4
 CLIENTS = 12
-"""Of each tenant in a closed loop."""
+"""In the closed loop that measures the capacity."""
+BACKLOG_CLIENTS = 96
+"""Of each of the equals: more than a worker runs at a time (256), or nobody would wait and nothing be shared out."""
 
 
 async def new_tenant(ready: dict[str, Any], name: str) -> str:
@@ -112,7 +114,7 @@ async def backlog(base: Load, ready: dict[str, Any], run_id: str, seconds: float
     """Equal weight, unequal prompts: what a tenant is charged is its prompt tokens and twice its output tokens."""
     shapes = [(64, 16), (128, 16), (192, 8), (32, 32)]
     loads = [
-        replace(base, api_key=await new_tenant(ready, f"equal{n}-{run_id}"), concurrency=CLIENTS,
+        replace(base, api_key=await new_tenant(ready, f"equal{n}-{run_id}"), concurrency=BACKLOG_CLIENTS,
                 input_tokens=shapes[n][0], output_tokens=shapes[n][1], seed=n * 10**6)
         for n in range(NUM_EQUALS)
     ]  # fmt: skip
@@ -126,11 +128,16 @@ async def backlog(base: Load, ready: dict[str, Any], run_id: str, seconds: float
 
 
 async def both(
-    ready: dict[str, Any], seconds: float, num_requests: int, only: str
+    ready: dict[str, Any],
+    seconds: float,
+    num_requests: int,
+    only: str,
+    input_tokens: int,
+    output_tokens: int,
 ) -> dict[str, Any]:
     base = Load(
         base_url=ready["base_url"].removesuffix("/v1") + "/v1",
-        api_key="", model=ready["model"], input_tokens=128, output_tokens=16,
+        api_key="", model=ready["model"], input_tokens=input_tokens, output_tokens=output_tokens,
     )  # fmt: skip
     run_id = str(int(time.time()))
     figures: dict[str, Any] = {}
