@@ -1,10 +1,12 @@
 """Fairness in simulated time: the real engine, scheduler and cache, a device whose steps take a + b * tokens + c * kv.
 
     python benchmarks/fairness.py            # all scenarios, a table and JSON on stdout
-    python benchmarks/fairness.py --http F   # flood and backlog through the server whose ready file F is, in real time
+    python benchmarks/fairness.py --model D  # flood and backlog in real time: a model of this machine in the same engine
+    python benchmarks/fairness.py --http F   # the same through the server whose ready file F is
 
 flood     one tenant sends ten times what the device can do, another a tenth of its share: the other's p99 time to first
           token, as a ratio to the same requests sent to an idle device
+slow      the same flood on a slow device (a CPU's pace), with requests of three lengths
 backlog   four tenants of equal weight who always have more to send: Jain index of tokens served
 batch     interactive load with and without a batch lane that never ends: p99 time to first token, as a ratio; and the
           share of the budget left over that batch got
@@ -23,9 +25,11 @@ import json
 import random
 import statistics
 import sys
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -33,9 +37,20 @@ from fairness_http import both
 from fakes import generate_request, scripted_engine
 from simulation import BlindRunner
 
-from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
+from workers.protocol.messages import (
+    Failed,
+    Finished,
+    GenerateRequest,
+    SamplingParams,
+    StepFrame,
+)
+
+if TYPE_CHECKING:
+    from workers.engine.runner import ModelRunner
 
 PACE = (0.008, 30e-6, 20e-9)
+SLOW_PACE = (0.004, 130e-6, 100e-9)
+"""Of a small model on two cores: fixed costs are small, tokens are not."""
 NUM_BLOCKS = 16_000
 IDLE_S = 0.002
 """A round without work takes the clock on by so much."""
@@ -57,52 +72,84 @@ class Client:
         return self.first - self.at
 
 
+class Simulated:
+    """A device of a known pace, and time that its steps take on."""
+
+    def __init__(self, pace: tuple[float, float, float] = PACE) -> None:
+        self.now = 0.0
+        self.max_batch_tokens, self.max_running = (2048, 128) if pace == PACE else (512, 256)
+        self.runner = BlindRunner(pace, num_blocks=NUM_BLOCKS, max_model_len=40_000)
+        self.runner.elapse = self.wait
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def rest(self, before: float, *, busy: bool) -> None:
+        """Behind a round that began at `before`."""
+        if self.now == before:
+            self.now += IDLE_S
+
+
+class Real:
+    """A loaded model, and the clock on the wall."""
+
+    max_batch_tokens, max_running = 512, 64
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._start = time.perf_counter()
+
+    @property
+    def now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def rest(self, before: float, *, busy: bool) -> None:
+        if not busy:
+            time.sleep(IDLE_S / 4)
+
+
 @dataclass
 class World:
-    """An engine, a clock, and everybody who sends to it. Clients are given in any order."""
+    """An engine on a device, and everybody who sends to it. Clients are given in any order."""
 
     clients: list[Client]
     patient: bool = False
     """Come again when told."""
+    device: Simulated | Real = field(default_factory=Simulated)
     num_tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Prompt and output tokens that ended requests and streams got, by tenant."""
-    now: float = 0.0
-    totals: object = None
 
     def run(self, until: float) -> World:
-        runner = BlindRunner(PACE, num_blocks=NUM_BLOCKS, max_model_len=40_000)
-        runner.elapse = self._elapse
+        device = self.device
         engine = scripted_engine(
-            runner, max_batch_tokens=2048, max_running=128, clock=lambda: self.now
+            device.runner,
+            max_batch_tokens=device.max_batch_tokens,
+            max_running=device.max_running,
+            clock=lambda: device.now,
         )
         coming = [(client.at, number) for number, client in enumerate(self.clients)]
         heapq.heapify(coming)
         by_id = {client.request.request_id: client for client in self.clients}
         number_of = {id(client): number for number, client in enumerate(self.clients)}
-        while self.now < until and (coming or engine.attempts):
+        while device.now < until and (coming or engine.attempts):
             inbox = []
-            while coming and coming[0][0] <= self.now:
+            while coming and coming[0][0] <= device.now:
                 inbox.append((1, self.clients[heapq.heappop(coming)[1]].request))
-            before = self.now
+            before = device.now
             out = engine.step(inbox)
-            if self.now == before:
-                self.now += IDLE_S
-            self.totals = engine.totals
+            device.rest(before, busy=bool(out.steps or engine.num_in_flight))
             for _, message in out.messages:
                 if isinstance(message, StepFrame):
                     self._deltas(message, by_id)
                 elif isinstance(message, Finished):
-                    by_id[message.request_id].ended = self.now
+                    by_id[message.request_id].ended = device.now
                 elif isinstance(message, Failed):
                     client = by_id[message.request_id]
                     after_s = message.retry_after_ms / 1000
                     client.refusals.append(after_s)
                     if self.patient:
-                        heapq.heappush(coming, (self.now + after_s, number_of[id(client)]))
+                        heapq.heappush(coming, (device.now + after_s, number_of[id(client)]))
         return self
-
-    def _elapse(self, seconds: float) -> None:
-        self.now += seconds
 
     def _deltas(self, frame: StepFrame, by_id: dict[str, Client]) -> None:
         for delta in frame.deltas:
@@ -110,7 +157,7 @@ class World:
             tenant = client.request.tenant
             self.num_tokens[tenant] += len(delta.tokens)
             if client.first < 0:
-                client.first = self.now
+                client.first = self.device.now
                 self.num_tokens[tenant] += len(client.request.prompt)
 
 
@@ -124,6 +171,7 @@ def poisson(
     output: tuple[int, int] = (20, 80),
     tier: str = "interactive",
     since: float = 0.0,
+    **fields: Any,
 ) -> list[Client]:
     """Requests of one tenant, `rate` a second, no two prompts alike."""
     rng = random.Random(f"{tenant}/{seed}")
@@ -132,7 +180,8 @@ def poisson(
         name = f"{tenant}{len(clients)}"
         head = [rng.randrange(256) for _ in range(16)]
         tokens = (head + [98] * rng.randint(*prompt))[: rng.randint(*prompt)]
-        request = generate_request(name, tokens, rng.randint(*output), tenant=tenant, tier=tier)
+        num_output = rng.randint(*output)
+        request = generate_request(name, tokens, num_output, tenant=tenant, tier=tier, **fields)
         clients.append(Client(at, request))
     return clients
 
@@ -143,12 +192,17 @@ def p99(clients: list[Client]) -> float:
     return values[min(len(values) - 1, int(0.99 * len(values)))]
 
 
+def percentiles(clients: list[Client]) -> dict[str, float]:
+    values = sorted(c.ttft for c in clients if c.first >= 0)
+    return {f"p{p}": values[min(len(values) - 1, p * len(values) // 100)] for p in (50, 90, 95, 99)}
+
+
 def capacity(seconds: float = 20.0) -> float:
     """Requests per second that end when there is always more to do."""
     clients = poisson("load", 400, seconds, 0)
     world = World(clients).run(seconds)
     done = [c for c in clients if seconds / 2 < c.ended]
-    assert world.now >= seconds
+    assert world.device.now >= seconds
     return len(done) / (seconds / 2)
 
 
@@ -179,6 +233,39 @@ def _flood(full: float, seconds: float, prompt: tuple[int, int]) -> dict[str, fl
     }  # fmt: skip
 
 
+def slow(full: float, seconds: float) -> dict[str, dict[str, float]]:
+    """The flood on a slow device, where the step under way weighs more, with prompts and outputs of three lengths."""
+    return {
+        f"{prompt} and {output}": _slow(prompt, output)
+        for prompt, output in ((128, 16), (512, 64), (1024, 64))
+    }
+
+
+def _slow(prompt: int, output: int) -> dict[str, float]:
+    def arrivals(
+        tenant: str, rate: float, until: float, seed: int, since: float = 0.0
+    ) -> list[Client]:
+        lens = (prompt, prompt), (output, output)
+        return poisson(tenant, rate, until, seed, prompt=lens[0], output=lens[1], since=since)
+
+    def run(clients: list[Client], until: float) -> World:
+        return World(clients, device=Simulated(SLOW_PACE)).run(until)
+
+    load = arrivals("load", 400, 20.0, 0)
+    run(load, 20.0)
+    full = sum(client.ended > 10.0 for client in load) / 10.0
+    rate = 0.1 * full / 2
+    seconds = 5 + 150 / rate
+    alone, among = (arrivals("victim", rate, seconds, 1, since=5.0) for _ in range(2))
+    run(alone, seconds + 5)
+    run(among + arrivals("flood", 10 * full, seconds, 2), seconds + 5)
+    return {
+        "alone_p99_s": p99(alone), "flood_p99_s": p99(among), "ratio": p99(among) / p99(alone),
+        "median_ratio": statistics.median(c.ttft for c in among) / statistics.median(c.ttft for c in alone),
+        "requests": len(among), "target": 1.5,
+    }  # fmt: skip
+
+
 def backlog(full: float, seconds: float) -> dict[str, float]:
     """Tenants differ in prompt and output length: equal service is equal charge (1 a prompt token, 2 an output token)."""
     shapes = {"chat": ((200, 1000), (20, 80)), "short": ((50, 100), (20, 40)),
@@ -186,15 +273,20 @@ def backlog(full: float, seconds: float) -> dict[str, float]:
     clients = []
     for number, (tenant, (prompt, output)) in enumerate(shapes.items()):
         clients += poisson(tenant, 3 * full, seconds, number, prompt=prompt, output=output)
-    charges: dict[str, float] = defaultdict(float)
     World(clients).run(seconds)
+    return {**jain_of(clients), "target": 0.95}
+
+
+def jain_of(clients: list[Client]) -> dict[str, float]:
+    """Of what each tenant's ended requests are charged."""
+    charges = dict.fromkeys((client.request.tenant for client in clients), 0.0)
     for client in clients:
         if client.ended >= 0:
             message = client.request
             charges[message.tenant] += len(message.prompt) + 2 * message.max_tokens
-    values = [charges[tenant] for tenant in shapes]
+    values = list(charges.values())
     jain = sum(values) ** 2 / (len(values) * sum(v * v for v in values))
-    return {"jain": jain, "target": 0.95, **{f"charge_{t}": charges[t] for t in shapes}}
+    return {"jain": jain, **{f"charge_{tenant}": value for tenant, value in charges.items()}}
 
 
 def batch(full: float, seconds: float) -> dict[str, float]:
@@ -224,13 +316,64 @@ def overload(full: float, seconds: float) -> dict[str, float]:
     }  # fmt: skip
 
 
+def real(told: argparse.Namespace) -> dict[str, Any]:
+    """Flood and backlog on this machine, nothing between the arrivals and the engine's inbox."""
+    from workers.engine.runner import ModelRunner, RunnerSettings
+
+    runner = ModelRunner(
+        RunnerSettings(told.model, device="cpu", num_blocks=NUM_BLOCKS // 2, max_model_len=2048)
+    )
+
+    def arrivals(
+        tenant: str, rate: float, until: float, seed: int, since: float = 0.0, **lens: Any
+    ) -> list[Client]:
+        fixed = {
+            "prompt": (told.input_tokens, told.input_tokens), "output": (told.output_tokens, told.output_tokens),
+            "root": runner.root, "sampling": SamplingParams(seed=0, temperature=0.0, ignore_eos=True),
+        }  # fmt: skip
+        return poisson(tenant, rate, until, seed, since=since, **{**fixed, **lens})
+
+    def run(clients: list[Client], until: float) -> World:
+        return World(clients, device=Real(runner)).run(until)
+
+    run(arrivals("warm", 400, 5.0, 0), 5.0)
+    measured = arrivals("load", 400, 10.0, 1)
+    run(measured, 10.0)
+    full = sum(client.ended > 5.0 for client in measured) / 5.0
+    rate = 0.1 * full / 2
+    seconds = 2 + told.requests / rate
+    alone, among = (arrivals("victim", rate, seconds, 2, since=2.0) for _ in range(2))
+    run(alone, seconds + 5)
+    run(among + arrivals("flood", 10 * full, seconds, 3), seconds + 5)
+    times = [percentiles(clients) for clients in (alone, among)]
+    ratio = {name: times[1][name] / times[0][name] for name in times[0]}
+    print("flood", full, times, ratio, file=sys.stderr)
+    lens = told.input_tokens, told.output_tokens
+    shapes = [lens, (2 * lens[0], lens[1]), (lens[0], 2 * lens[1]), (lens[0] // 2, lens[1])]
+    equals = [
+        client for number, (prompt, output) in enumerate(shapes)
+        for client in arrivals(f"equal{number}", 2 * full, told.seconds, number, prompt=(prompt, prompt), output=(output, output))
+    ]  # fmt: skip
+    run(equals, told.seconds)
+    return {
+        "capacity_requests_per_s": full, "tokens": lens,
+        "flood": {"alone_s": times[0], "flood_s": times[1], "ratio": ratio, "requests": len(among), "target": 1.5},
+        "backlog": jain_of(equals) | {"target": 0.95},
+    }  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, per scenario")
     parser.add_argument("--only", default="", help="one scenario")
     parser.add_argument("--http", type=Path, metavar="READY_FILE", help="of a running server")
-    parser.add_argument("--requests", type=int, default=100, help="of the victim, with --http")
-    parser.add_argument("--input-tokens", type=int, default=256, help="of a request, with --http")
+    parser.add_argument("--model", metavar="DIRECTORY", help="runs it here, in real time")
+    parser.add_argument(
+        "--requests", type=int, default=110, help="of the victim, with --http and --model"
+    )
+    parser.add_argument(
+        "--input-tokens", type=int, default=256, help="of a request, with --http and --model"
+    )
     parser.add_argument("--output-tokens", type=int, default=32)
     told = parser.parse_args()
     if told.http is not None:
@@ -240,9 +383,12 @@ def main() -> None:
         )
         print(json.dumps(asyncio.run(figures), indent=2))
         return
+    if told.model is not None:
+        print(json.dumps(real(told), indent=2))
+        return
     full = capacity()
     figures: dict[str, object] = {"pace": PACE, "capacity_requests_per_s": full}
-    for scenario in (flood, backlog, batch, overload):
+    for scenario in (flood, slow, backlog, batch, overload):
         if told.only in ("", scenario.__name__):
             figures[scenario.__name__] = scenario(full, told.seconds)
             print(scenario.__name__, figures[scenario.__name__], file=sys.stderr)
