@@ -375,12 +375,14 @@ def main() -> None:
         "--input-tokens", type=int, default=256, help="of a request, with --http and --model"
     )
     parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument(
+        "--clients", type=int, default=96, help="of each backlogged tenant, with --http"
+    )
     told = parser.parse_args()
     if told.http is not None:
         ready = json.loads(told.http.read_text())
-        figures = both(
-            ready, told.seconds, told.requests, told.only, told.input_tokens, told.output_tokens
-        )
+        lens = told.input_tokens, told.output_tokens
+        figures = both(ready, told.seconds, told.requests, told.only, lens, told.clients)
         print(json.dumps(asyncio.run(figures), indent=2))
         return
     if told.model is not None:

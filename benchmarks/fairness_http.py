@@ -24,8 +24,6 @@ FLOOD = 10.0
 NUM_EQUALS = 4
 CLIENTS = 12
 """In the closed loop that measures the capacity."""
-BACKLOG_CLIENTS = 96
-"""Of each of the equals: more than a worker runs at a time (256), or nobody would wait and nothing be shared out."""
 
 
 async def new_tenant(ready: dict[str, Any], name: str) -> str:
@@ -88,6 +86,8 @@ async def flood(
     keys = [await new_tenant(ready, f"{name}-{run_id}") for name in ("victim", "flood")]
     warm = await until(10.0, replace(base, api_key=keys[1], concurrency=CLIENTS, seed=7))
     full = sum(not r.error for r in warm) / 10.0
+    if not full:
+        raise SystemExit("Nothing ended within ten seconds: is something else running here?")
     victim = replace(base, api_key=keys[0], rate=0.05 * full, num_requests=num_requests)
     alone = report(victim, await drive(victim), 1.0)
     print("capacity", full, "alone", alone["ttft_ms"], file=sys.stderr)
@@ -110,11 +110,14 @@ async def flood(
     }
 
 
-async def backlog(base: Load, ready: dict[str, Any], run_id: str, seconds: float) -> dict[str, Any]:
-    """Equal weight, unequal prompts: what a tenant is charged is its prompt tokens and twice its output tokens."""
+async def backlog(
+    base: Load, ready: dict[str, Any], run_id: str, seconds: float, num_clients: int
+) -> dict[str, Any]:
+    """Equal weight, unequal prompts: what a tenant is charged is its prompt tokens and twice its output tokens. With
+    fewer clients in all than a worker runs at a time nobody waits, and nothing is shared out."""
     shapes = [(64, 16), (128, 16), (192, 8), (32, 32)]
     loads = [
-        replace(base, api_key=await new_tenant(ready, f"equal{n}-{run_id}"), concurrency=BACKLOG_CLIENTS,
+        replace(base, api_key=await new_tenant(ready, f"equal{n}-{run_id}"), concurrency=num_clients,
                 input_tokens=shapes[n][0], output_tokens=shapes[n][1], seed=n * 10**6)
         for n in range(NUM_EQUALS)
     ]  # fmt: skip
@@ -132,17 +135,17 @@ async def both(
     seconds: float,
     num_requests: int,
     only: str,
-    input_tokens: int,
-    output_tokens: int,
+    num_tokens: tuple[int, int],
+    num_clients: int,
 ) -> dict[str, Any]:
     base = Load(
         base_url=ready["base_url"].removesuffix("/v1") + "/v1",
-        api_key="", model=ready["model"], input_tokens=input_tokens, output_tokens=output_tokens,
+        api_key="", model=ready["model"], input_tokens=num_tokens[0], output_tokens=num_tokens[1],
     )  # fmt: skip
     run_id = str(int(time.time()))
     figures: dict[str, Any] = {}
     if only in ("", "backlog"):
-        figures["backlog"] = await backlog(base, ready, run_id, seconds)
+        figures["backlog"] = await backlog(base, ready, run_id, seconds, num_clients)
         print("backlog", figures["backlog"], file=sys.stderr)
     if only in ("", "flood"):
         figures["flood"] = await flood(base, ready, run_id, num_requests)
