@@ -82,11 +82,12 @@ def script(tokens: Sequence[int], draw: Draw, eos_every: int = 0) -> int:
     return LETTERS[(state >> 8) % len(LETTERS)]
 
 
-def allowed(token: int, mask: bytes | None) -> int:
-    """The next token from there on, round and round, that the mask has."""
-    if mask is None:
+def allowed(token: int, mask: bytes | None, banned: Sequence[int] = ()) -> int:
+    """The next token from there on, round and round, that the mask has and nothing bans."""
+    if mask is None and token not in banned:
         return token
-    bits = int.from_bytes(mask, "little")
+    bits = -1 if mask is None else int.from_bytes(mask, "little")
+    bits &= ~sum(1 << t for t in set(banned))
     assert bits, "an empty mask"
     return next(t for t in chain(range(token, VOCAB_SIZE), range(token)) if bits >> t & 1)
 
@@ -243,7 +244,7 @@ class ScriptedRunner:
             assert is_thinned(known, [*draw.prompt, *draw.output], self.block_size), (
                 "drawn behind other tokens than told"
             )
-            token = allowed(script(known, draw, self._eos_every), draw.mask)
+            token = allowed(script(known, draw, self._eos_every), draw.mask, draw.banned)
             k = draw.params.logprobs
             drawn.append(Drawn(token, logprob_of(token, k) if k >= 0 else None))
         return RowResult(tuple(drawn), prompt_logprobs, mass=self._mass(row))

@@ -70,8 +70,8 @@ class Chunks:
         sequence, num_tokens, num_draws = work
         attempt = sequence.attempt
         forks = num_draws > 0 and (len(attempt.unforked) > 1 or attempt.search is not None)
-        masked = num_draws > 0 and attempt.grammar is not None  # the next mask needs this token
-        if forks or masked or attempt.wants_prompt_logprobs:
+        needed = num_draws > 0 and attempt.needs_last_token
+        if forks or needed or attempt.wants_prompt_logprobs:
             plan.holds_next = True
         if num_draws and attempt.unforked and not (forks or attempt.wants_prompt_logprobs):
             sequence.take_index(attempt.take_unforked(1)[0])

@@ -12,11 +12,12 @@ from collections.abc import Callable, Set
 from cache.namespaces import segments
 from workers.engine.errors import Refusal
 from workers.engine.plan import LoadedAdapter, StepRunner
+from workers.engine.sampling.bans import Bans, bans_of
 from workers.engine.sequence import Attempt
 from workers.engine.sparsity import Sparsity
 from workers.engine.step_plan import Limits
 from workers.protocol.frames import MAX_FRAME_BYTES
-from workers.protocol.messages import GenerateRequest
+from workers.protocol.messages import GenerateRequest, SamplingParams
 
 MAX_WAITING = 10_000
 OVERLOAD_RETRY_MS = 1000
@@ -67,6 +68,7 @@ class Intake:
             eos_token_ids=self._runner.eos_token_ids,
             max_len=self._limits.max_len,
             adapter=self._adapter(message.adapter),
+            bans=self._bans(message.sampling),
         )
         try:
             segments(attempt.path, self._runner.block_size)
@@ -76,6 +78,12 @@ class Intake:
         if message.deadline_ms:
             heapq.heappush(self._deadlines, (attempt.deadline, attempt.serial, attempt))
         return attempt
+
+    def _bans(self, sampling: SamplingParams) -> Bans | None:
+        try:
+            return bans_of(sampling, self._runner.eos_token_ids, self._runner.vocab_size)
+        except ValueError as error:
+            raise Refusal("internal", f"the request has bans of everything: {error}") from None
 
     def _adapter(self, name: str) -> LoadedAdapter | None:
         if not name:
@@ -97,6 +105,9 @@ class Intake:
         faults = {
             "an empty prompt": not message.prompt,
             "a token id outside of the vocabulary": self._foreign_ids(message),
+            "a bad word without tokens": not all(sampling.bad_words),
+            "a grammar, and bans beside it": bool(message.grammar)
+            and bool(sampling.bad_words or sampling.allowed_token_ids),
             "a seed that is not an unsigned 64-bit number": not 0 <= sampling.seed < 2**64,
             "no choice at all": message.num_choices < 1,
             "a negative bound": min(message.max_tokens, message.num_output_spent) < 0,
@@ -118,7 +129,9 @@ class Intake:
 
     def _foreign_ids(self, message: GenerateRequest) -> bool:
         size = self._runner.vocab_size
+        sampling = message.sampling
         runs = [message.prompt, *(output for _, output in message.resume)]
+        runs += [*sampling.bad_words, sampling.allowed_token_ids]
         return any(run and (min(run) < 0 or max(run) >= size) for run in runs)
 
     def _bad_resume(self, message: GenerateRequest) -> bool:

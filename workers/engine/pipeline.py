@@ -68,18 +68,21 @@ def _wants_hidden(sequence: Sequence) -> bool:
 def _row_with_guesses(work: Work, proposal: Proposal) -> Row:
     """Behind the token drawn last stand the guesses; each draw has those of its branch in its output."""
     sequence, start = work.sequence, work.sequence.num_scheduled
-    attempt, length = sequence.attempt, len(sequence.tokens)
+    attempt, num_prompt = sequence.attempt, len(sequence.attempt.prompt)
+    bans, mask = attempt.bans, _mask(sequence)
     branches = [proposal.path(node) for node in range(ROOT, len(proposal.tokens))]
+    outputs = [[*sequence.output, *branch] if branch else sequence.output for branch in branches]
     draws = tuple(
         Draw(
             attempt.message.sampling,
             sequence.seed,
-            length + len(branch),
+            num_prompt + len(output),
             attempt.prompt,
-            [*sequence.output, *branch] if branch else sequence.output,
-            proposal.masks[place] if proposal.masks else None,
+            output,
+            proposal.masks[place] if proposal.masks else mask,
+            () if bans is None else bans.behind(output),
         )
-        for place, branch in enumerate(branches)
+        for place, output in enumerate(outputs)
     )
     tokens = sequence.tokens[start:]
     tokens.extend(proposal.tokens)
@@ -101,13 +104,24 @@ def _draws(sequence: Sequence, num_draws: int) -> tuple[Draw, ...]:
     if attempt.search is not None:
         params = SamplingParams(seed=0, temperature=0.0, logprobs=attempt.search.num_offered)
         return (Draw(params, 0, position, attempt.prompt, sequence.output),)
-    mask = None if sequence.automaton is None else sequence.automaton.mask
+    mask, bans = _mask(sequence), attempt.bans
     if not attempt.unforked:
-        return (Draw(params, sequence.seed, position, attempt.prompt, sequence.output, mask),)
+        banned = () if bans is None else bans.behind(sequence.output)
+        return (
+            Draw(params, sequence.seed, position, attempt.prompt, sequence.output, mask, banned),
+        )
+    banned = () if bans is None else bans.behind(())
     return tuple(
-        Draw(params, seed, position, attempt.prompt, (), mask)
+        Draw(params, seed, position, attempt.prompt, (), mask, banned)
         for seed in attempt.seeds(attempt.unforked[:num_draws])
     )
+
+
+def _mask(sequence: Sequence) -> bytes | None:
+    if sequence.automaton is not None:
+        return sequence.automaton.mask
+    bans = sequence.attempt.bans
+    return None if bans is None else bans.mask
 
 
 @dataclass(slots=True, eq=False)

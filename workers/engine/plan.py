@@ -37,7 +37,9 @@ class Draw:
     """Output ids of this choice as far as they are collected: without the pending one. Penalties count them; a runner
     with lag 1 keeps its own counts on the device and starts them from here when the row does not end with PENDING."""
     mask: bytes | None = None
-    """Tokens that may be drawn (sampling/grammar.py); None: any."""
+    """Tokens that may be drawn (sampling/grammar.py, sampling/bans.py); None: any."""
+    banned: Sequence[int] = ()
+    """Of these, tokens that may not be drawn."""
 
 
 @dataclass(frozen=True, slots=True)

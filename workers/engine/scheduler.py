@@ -233,7 +233,7 @@ class Scheduler:
                 continue
             if self._growth.is_due(sequence) and not self._growth.take([sequence], plan):
                 continue
-            plan.holds_next |= sequence.automaton is not None  # the next mask needs this token
+            plan.holds_next |= attempt.needs_last_token
             lease.in_flight += 1
             plan.budget -= 1
             plan.work.append(Work(sequence, 1, 1))

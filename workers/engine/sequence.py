@@ -17,6 +17,7 @@ from cache.namespaces import NamespacePath, PathEntry
 from cache.retention import Range
 from workers.engine.plan import LoadedAdapter
 from workers.engine.record import PromptAccount, Residency
+from workers.engine.sampling.bans import Bans
 from workers.engine.sampling.beam import BeamSearch
 from workers.engine.sampling.grammar import Automaton, Compiled, begin
 from workers.engine.sampling.params import choice_seed
@@ -248,6 +249,7 @@ class Attempt:
         eos_token_ids: tuple[int, ...],
         max_len: int,
         adapter: LoadedAdapter | None = None,
+        bans: Bans | None = None,
     ) -> None:
         self.message = message
         self.adapter = -1 if adapter is None else adapter.slot
@@ -297,6 +299,7 @@ class Attempt:
         self.cache_report = CacheReport()
         self._reported = False
         self._events: list[TimelineEvent] = []
+        self.bans = bans
         self.grammar: Compiled | None = None
         self.drawn = bool(message.resume)
         """Each sequence stands for its own choice; before, the first one carries them all."""
@@ -319,6 +322,11 @@ class Attempt:
         """Its automaton, if there is a grammar, behind its output. Raises `GrammarError`."""
         if self.grammar is not None:
             sequence.automaton = begin(self.grammar, self.end_ids, sequence.output)
+
+    @property
+    def needs_last_token(self) -> bool:
+        """What may be drawn next depends on the token drawn last: no step is launched before that is known."""
+        return self.grammar is not None or (self.bans is not None and self.bans.needs_last)
 
     @property
     def key(self) -> tuple[int, str]:

@@ -56,7 +56,7 @@ class Hello(Frame, frozen=True, tag="hello"):
 
 
 class SamplingParams(Frame, frozen=True):
-    """How one request draws its tokens. The order of application: penalties, bias, min_tokens, temperature,
+    """How one request draws its tokens. The order of application: penalties, bias, min_tokens and bans, temperature,
     top-k, top-p, min-p. `temperature` 0 is greedy."""
 
     seed: int
@@ -76,6 +76,10 @@ class SamplingParams(Frame, frozen=True):
     ignore_eos: bool = False
     min_tokens: int = 0
     """Below this no end token, own or given, can be drawn."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """The last token of each cannot be drawn where the ones before it were drawn last; the prompt does not count."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """If any: no other token can be drawn, end tokens included."""
 
 
 class BeamParams(Frame, frozen=True):

@@ -23,6 +23,11 @@ GRAMMAR = 'root ::= "<" [a-z]{4,9} (" " [0-9]{1,4})? ">"'
 SAMPLED = SamplingParams(seed=5, temperature=1.0, top_p=0.9, stop_token_ids=tuple(range(40, 60)))
 LOOPING = SamplingParams(seed=6, temperature=0.9, logit_bias=((7, 40.0),), min_tokens=1000)
 PENALISED = SamplingParams(seed=7, temperature=0.7, frequency_penalty=0.6, min_tokens=1000)
+FEW = tuple(range(40, 50))
+BANNED = SamplingParams(
+    seed=10, temperature=0.9, min_tokens=1000, allowed_token_ids=FEW,
+    bad_words=((43,), *((token, token + 1) for token in FEW), (44, 40, 44), (46, 46)),
+)  # fmt: skip
 
 DECODING = {
     "greedy": {"sampling": GREEDY},
@@ -30,6 +35,8 @@ DECODING = {
     "looping": {"sampling": LOOPING},
     "penalised": {"sampling": PENALISED},
     "parallel": {"sampling": SAMPLED, "num_choices": 3},
+    "banned": {"sampling": BANNED},
+    "parallel-banned": {"sampling": BANNED, "num_choices": 3},
     "grammar": {"sampling": SamplingParams(seed=8), "grammar": GRAMMAR},
     "parallel-grammar": {"sampling": SamplingParams(seed=9), "grammar": GRAMMAR, "num_choices": 2},
     "beam": {

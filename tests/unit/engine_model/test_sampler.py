@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import torch
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
@@ -19,6 +21,7 @@ from transformers import (
 from kernels import dispatch
 from workers.engine.plan import Draw
 from workers.engine.sampling import processors
+from workers.engine.sampling.bans import Bans
 from workers.engine.sampling.params import choice_seed
 from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.protocol.messages import SamplingParams
@@ -72,6 +75,35 @@ def test_logit_bias_is_added_as_transformers_adds_it() -> None:
         torch.tensor([PROMPT]), logits
     )
     torch.testing.assert_close(processed(logits, params), expected[0])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bad_words_are_banned_as_transformers_bans_them(seed: int) -> None:
+    """Over few tokens, so that most histories end in the beginning of a word."""
+    source = random.Random(seed)
+    words = {
+        tuple(source.choices(range(10, 16), k=source.choice((1, 2, 2, 3, 4)))) for _ in range(20)
+    }
+    output = source.choices(range(10, 16), k=30)
+    logits = logits_of(seed)
+    params = msgspec.structs.replace(GREEDY, bad_words=tuple(words), logit_bias=((11, 3.0),))
+    banned = Bans(params, EOS, VOCAB).behind(output)
+    drawn = dataclasses.replace(draw(params, output), banned=banned)
+    edits = processors.edit_tensors([drawn], VOCAB, EOS, logits.device)
+    out = torch.empty_like(logits)
+    dispatch.choose(logits.device).logits(out, logits, edits, torch.ones(1))
+    chain = LogitsProcessorList(
+        [
+            SequenceBiasLogitsProcessor([[[11], 3.0]]),
+            NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=list(EOS)),
+        ]
+    )
+    expected = chain(torch.tensor([output]), logits)
+    torch.testing.assert_close(out, expected)
+    assert out.isinf().sum() == len(banned)
+    assert (
+        processors.needs_processing(drawn) and SAMPLER.draw(logits, [drawn])[0].token not in banned
+    )
 
 
 def test_no_end_token_can_be_drawn_below_min_tokens() -> None:

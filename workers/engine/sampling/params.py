@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from workers.protocol.messages import SamplingParams
 
@@ -14,6 +15,11 @@ def choice_seed(seed: int, index: int) -> int:
         return seed
     text = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
+    """Every token that may end a choice, whether or not the model's own ones do here."""
+    return [*eos_token_ids, *params.stop_token_ids]
 
 
 def penalizes(params: SamplingParams) -> bool:

@@ -7,6 +7,7 @@ ids on the host; only rows that use a table have a line in it.
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Sequence
 
@@ -15,9 +16,8 @@ import torch
 from kernels.draws import NO_TOKEN, EditTensors, num_words
 from kernels.reference.logits import pack_bits
 from workers.engine.plan import Draw
-from workers.engine.sampling.params import penalizes
+from workers.engine.sampling.params import end_tokens, penalizes
 from workers.engine.transport import upload
-from workers.protocol.messages import SamplingParams
 
 
 def needs_processing(draw: Draw) -> bool:
@@ -26,6 +26,7 @@ def needs_processing(draw: Draw) -> bool:
         penalizes(params)
         or bool(params.logit_bias)
         or draw.mask is not None
+        or bool(draw.banned)
         or _num_output(draw) < params.min_tokens
     )
 
@@ -78,11 +79,6 @@ def mask_words(draws: Sequence[Draw]) -> array[int]:
     return array("i", b"".join(draw.mask for draw in draws if draw.mask is not None))
 
 
-def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
-    """Every token that may end a choice, whether or not the model's own ones do here."""
-    return [*eos_token_ids, *params.stop_token_ids]
-
-
 def _num_output(draw: Draw) -> int:
     """A token that is not known yet counted too."""
     return draw.position - len(draw.prompt)
@@ -91,6 +87,7 @@ def _num_output(draw: Draw) -> int:
 def biases(draw: Draw, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
     """Rising by token; a ban is a bias of -inf."""
     found = list(draw.params.logit_bias)
+    found += [(token, -math.inf) for token in draw.banned]
     if _num_output(draw) < draw.params.min_tokens:
-        found += [(token, float("-inf")) for token in end_tokens(draw.params, eos_token_ids)]
+        found += [(token, -math.inf) for token in end_tokens(draw.params, eos_token_ids)]
     return sorted(found)
