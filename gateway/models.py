@@ -31,6 +31,8 @@ class ServedModel:
     max_output_tokens: int | None
     defaults: Defaults
     created: int
+    end_ids: tuple[int, ...] = ()
+    """Of the model's own tokens those that end a text."""
     base: str = ""
     """With an adapter: the id of the model it belongs to."""
     adapter: str = ""
@@ -59,6 +61,19 @@ class ServedModel:
         """Runs in a thread. Raises `ApiError` 400."""
         self._check_bytes(len(text.encode()), "prompt")
         return self.tokenizer.encode_plain(text, add_special_tokens)
+
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it begins a text and as it follows a space. Runs in a thread. Raises `ApiError` 400."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            for text in (bare, f" {bare}") if bare else (word,):
+                ids = tuple(self.tokenizer.encode_plain(text, add_special_tokens=False))
+                if not ids:
+                    raise errors.invalid("A word has no tokens.", "bad_words")
+                found[ids] = None
+        # What ends with another one is banned by it.
+        return tuple(ids for ids in found if not any(ids[i:] in found for i in range(1, len(ids))))
 
     def _check_bytes(self, num_bytes: int, param: str) -> None:
         """A prompt that must be too long is refused before it costs a tokenization."""
@@ -172,6 +187,7 @@ def load(name: str, source: ModelSource) -> ServedModel:
         max_output_tokens=source.max_output_tokens,
         defaults=_defaults(directory / "generation_config.json"),
         created=created,
+        end_ids=_end_ids(directory / "generation_config.json", text_config),
     )
 
 
@@ -185,6 +201,15 @@ def _defaults(path: Path) -> Defaults:
         name: config[name] for name in Defaults.__struct_fields__ if config.get(name) is not None
     }
     return msgspec.convert(known, Defaults, strict=False)
+
+
+def _end_ids(path: Path, text_config: dict[str, Any]) -> tuple[int, ...]:
+    """As a worker finds them: the generation settings win over the configuration."""
+    given = _json(path).get("eos_token_id") if path.is_file() else None
+    ids = text_config.get("eos_token_id") if given is None else given
+    return msgspec.convert(
+        [] if ids is None else ids if isinstance(ids, list) else [ids], tuple[int, ...]
+    )
 
 
 def fingerprint(root: str) -> str:

@@ -44,6 +44,7 @@ async def plan(
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
     form = await common.form_of(request, fields, fields.response_format)
+    bad_words = await common.bad_words_of(request, fields, model)
     prompt = await common.in_thread(request, model.encode_chat, fields.messages)
     record = request[RECORD]
     record.mark("tokenized")
@@ -53,7 +54,7 @@ async def plan(
         principal=request[PRINCIPAL],
         model=model,
         prompt=prompt,
-        sampling=sampling_params(fields, model.defaults, fields.num_logprobs),
+        sampling=sampling_params(fields, model.defaults, fields.num_logprobs, bad_words),
         num_choices=fields.num_drawn,
         num_shown=fields.num_choices,
         beams=beams_of(fields),

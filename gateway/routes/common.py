@@ -19,7 +19,7 @@ from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PREFIXES, PRINCIPAL, RECO
 from gateway.models import ServedModel
 from gateway.routes.table import MAX_JSON_BYTES
 from gateway.schema.json_body import INLINE_BYTES, decode_object
-from gateway.schema.sampling import SamplingFields, check_constrained
+from gateway.schema.sampling import SamplingFields, check_bans, check_constrained
 from gateway.structured import form as structured
 from gateway.structured.form import Form, ResponseFormat
 from workers.protocol.messages import Region, Tier
@@ -86,6 +86,18 @@ async def form_of(
     if form is not None:
         check_constrained(fields)
     return form
+
+
+async def bad_words_of(
+    request: web.Request, fields: SamplingFields, model: ServedModel
+) -> tuple[tuple[int, ...], ...]:
+    """The words not to be drawn, as tokens; something else can be drawn. Raises `ApiError` 400."""
+    words: tuple[tuple[int, ...], ...] = ()
+    if fields.bad_words is not None:
+        words = await in_thread(request, model.encode_bad_words, fields.bad_words)
+    if words or fields.allowed_token_ids is not None:
+        check_bans(fields, words, model.tokenizer.vocab_size, model.end_ids)
+    return words
 
 
 def served_model(request: web.Request, name: str) -> ServedModel:

@@ -53,10 +53,12 @@ async def plan(request: web.Request, value: dict[str, Any]) -> Plan:
     if len(texts) * fields.num_drawn > MAX_CHOICES:
         raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
     form = await common.form_of(request, fields)
+    bad_words = await common.bad_words_of(request, fields, model)
     prompts = await common.in_thread(request, _encode, model, texts)
     request[RECORD].mark("tokenized")
     request[RECORD].num_prompt_tokens = sum(map(len, prompts))
-    orders = _orders(request, fields, model, prompts, form, common.end_user(value))
+    end_user = common.end_user(value)
+    orders = _orders(request, fields, model, prompts, form, bad_words, end_user)
     shape = CompletionShape(model.tokenizer, fields.num_logprobs, num_choices=fields.num_choices)
     before_text = _Echoes(shape, prompts) if fields.echo else _nothing
     return Plan(fields, orders, shape, ignored, before_text)
@@ -75,6 +77,7 @@ def _orders(
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
     form: Form | None,
+    bad_words: tuple[tuple[int, ...], ...],
     end_user: str,
 ) -> list[Order]:
     """The first has the request's own id, the others ids of their own: each is a ledger entry."""
@@ -86,7 +89,7 @@ def _orders(
         principal=request[PRINCIPAL],
         model=model,
         prompt=prompts[0],
-        sampling=sampling_params(fields, model.defaults, num_logprobs),
+        sampling=sampling_params(fields, model.defaults, num_logprobs, bad_words),
         num_choices=fields.num_drawn,
         num_shown=fields.num_choices,
         beams=beams_of(fields),

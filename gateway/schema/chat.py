@@ -26,8 +26,6 @@ UNSUPPORTED = {
     "chat_template": "The model's own template is used.",
     "chat_template_kwargs": "No template switches are offered for this model.",
     "truncate_prompt_tokens": "",
-    "allowed_token_ids": "Use 'logit_bias' instead.",
-    "bad_words": "Use 'logit_bias' instead.",
     "return_token_ids": "",
     "prompt_logprobs": "",
     "continue_final_message": "",

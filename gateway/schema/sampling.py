@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -17,11 +18,15 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 100
+MAX_ALLOWED_TOKENS = 16_384
 INT64 = 2**63
 
 Bound = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Tokens = tuple[Annotated[int, Meta(ge=0)], ...]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -54,6 +59,12 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    bad_words: (
+        Annotated[tuple[BadWord, ...], Meta(min_length=1, max_length=MAX_BAD_WORDS)] | None
+    ) = None
+    allowed_token_ids: (
+        Annotated[Tokens, Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None
+    ) = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     service_tier: str | None = None
@@ -111,6 +122,8 @@ def check_constrained(fields: SamplingFields) -> None:
         "stop_token_ids": bool(fields.stop_token_ids),
         "ignore_eos": bool(fields.ignore_eos),
         "min_tokens": bool(fields.min_tokens),
+        "bad_words": bool(fields.bad_words),
+        "allowed_token_ids": bool(fields.allowed_token_ids),
         "include_stop_str_in_output": bool(fields.include_stop_str_in_output),
         "use_beam_search": bool(fields.use_beam_search),
     }
@@ -123,11 +136,28 @@ def check_vocabulary(fields: SamplingFields, vocab_size: int) -> None:
     """Ids that the model does not have. Raises `ApiError` 400."""
     if any(token >= vocab_size for token in fields.stop_token_ids or ()):
         raise errors.invalid("A token id is outside of the vocabulary.", "stop_token_ids")
+    if any(token >= vocab_size for token in fields.allowed_token_ids or ()):
+        raise errors.invalid("A token id is outside of the vocabulary.", "allowed_token_ids")
     bias = fields.logit_bias or {}
     if len(bias) > MAX_LOGIT_BIAS:
         raise errors.invalid(f"At most {MAX_LOGIT_BIAS} entries are allowed.", "logit_bias")
     if any(not (key.isascii() and key.isdigit() and int(key[:12]) < vocab_size) for key in bias):
         raise errors.invalid("A key is not a token id of the vocabulary.", "logit_bias")
+
+
+def check_bans(
+    fields: SamplingFields,
+    bad_words: Sequence[Sequence[int]],
+    vocab_size: int,
+    end_ids: Sequence[int],
+) -> None:
+    """Something is left to be drawn as the first token. Raises `ApiError` 400."""
+    banned = {word[0] for word in bad_words if len(word) == 1}
+    if fields.min_tokens:
+        banned.update(end_ids, fields.stop_token_ids or ())
+    if all(token in banned for token in fields.allowed_token_ids or range(vocab_size)):
+        name = "bad_words" if fields.allowed_token_ids is None else "allowed_token_ids"
+        raise errors.invalid("No token is left that may be drawn.", name)
 
 
 class Defaults(msgspec.Struct, frozen=True):
@@ -140,8 +170,13 @@ class Defaults(msgspec.Struct, frozen=True):
     repetition_penalty: float = 1.0
 
 
-def sampling_params(fields: SamplingFields, defaults: Defaults, logprobs: int) -> SamplingParams:
-    """`logprobs`: -1 for none. A seed is drawn where the client gave none."""
+def sampling_params(
+    fields: SamplingFields,
+    defaults: Defaults,
+    logprobs: int,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> SamplingParams:
+    """`logprobs`: -1 for none. `bad_words`: as tokens. A seed is drawn where the client gave none."""
     seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**64
     return SamplingParams(
         seed=seed,
@@ -157,6 +192,8 @@ def sampling_params(fields: SamplingFields, defaults: Defaults, logprobs: int) -
         stop_token_ids=fields.stop_token_ids or (),
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,
+        bad_words=bad_words,
+        allowed_token_ids=fields.allowed_token_ids or (),
     )
 
 

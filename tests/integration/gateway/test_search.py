@@ -102,6 +102,8 @@ async def test_a_search_behind_each_prompt_with_logprobs_and_echo(gateway: Runni
         (CHAT, {"use_beam_search": True, "stop": ["x"]}, "stop"),
         (CHAT, {"use_beam_search": True, "min_tokens": 3}, "min_tokens"),
         (CHAT, {"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"),
+        (CHAT, {"use_beam_search": True, "bad_words": ["x"]}, "bad_words"),
+        (COMPLETIONS, {"use_beam_search": True, "allowed_token_ids": [5]}, "allowed_token_ids"),
         (
             CHAT,
             {"use_beam_search": True, "response_format": {"type": "json_object"}},

@@ -131,6 +131,8 @@ async def test_a_json_object_is_one(shared_gateway: RunningGateway) -> None:
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": JSON_SCHEMA, "stop": ["x"]}, "invalid_value", "stop"),
         ({"response_format": JSON_SCHEMA, "extra_body": {"min_tokens": 3}}, "invalid_value", "min_tokens"),
+        ({"response_format": JSON_SCHEMA, "extra_body": {"bad_words": ["x"]}}, "invalid_value", "bad_words"),
+        ({"response_format": JSON_SCHEMA, "extra_body": {"allowed_token_ids": [120]}}, "invalid_value", "allowed_token_ids"),
         ({"response_format": JSON_SCHEMA, "extra_body": {"ignore_eos": True}}, "invalid_value", "ignore_eos"),
         ({"response_format": JSON_SCHEMA, "extra_body": {"structured_outputs": {"regex": "a"}}}, "invalid_value",
          "structured_outputs"),
