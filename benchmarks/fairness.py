@@ -1,6 +1,7 @@
 """Fairness in simulated time: the real engine, scheduler and cache, a device whose steps take a + b * tokens + c * kv.
 
     python benchmarks/fairness.py            # all scenarios, a table and JSON on stdout
+    python benchmarks/fairness.py --policy fcfs   # the same in the order of arrival: the baseline
     python benchmarks/fairness.py --model D  # flood and backlog in real time: a model of this machine in the same engine
     python benchmarks/fairness.py --http F   # the same through the server whose ready file F is
 
@@ -37,6 +38,7 @@ from fairness_http import both
 from fakes import generate_request, scripted_engine
 from simulation import BlindRunner
 
+from workers.engine.policy import Policy
 from workers.protocol.messages import (
     Failed,
     Finished,
@@ -116,6 +118,7 @@ class World:
     patient: bool = False
     """Come again when told."""
     device: Simulated | Real = field(default_factory=Simulated)
+    policy: Policy = "fair"
     num_tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Prompt and output tokens that ended requests and streams got, by tenant."""
 
@@ -125,6 +128,7 @@ class World:
             device.runner,
             max_batch_tokens=device.max_batch_tokens,
             max_running=device.max_running,
+            policy=self.policy,
             clock=lambda: device.now,
         )
         coming = [(client.at, number) for number, client in enumerate(self.clients)]
@@ -206,15 +210,18 @@ def capacity(seconds: float = 20.0) -> float:
     return len(done) / (seconds / 2)
 
 
-def flood(full: float, seconds: float) -> dict[str, dict[str, float]]:
+def flood(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, float | None]]:
     """Short prompts fit one step, so waiting for the step under way weighs most; long ones take several."""
     return {
-        "long_prompts": _flood(full, seconds, (1000, 6000)),
-        "short_prompts": _flood(full, seconds, (200, 1000)),
+        "long_prompts": _flood(full, seconds, policy, (1000, 6000)),
+        "short_prompts": _flood(full, seconds, policy, (200, 1000)),
     }
 
 
-def _flood(full: float, seconds: float, prompt: tuple[int, int]) -> dict[str, float]:
+def _flood(
+    full: float, seconds: float, policy: Policy, prompt: tuple[int, int]
+) -> dict[str, float | None]:
+    """Times are of those who were let in."""
     # A tenth of the share of one among two; a request of the flood has 600 tokens.
     rate = 0.1 * full / 2 * 600 / (sum(prompt) / 2)
     seconds = max(seconds, 5 + 150 / rate)
@@ -223,25 +230,34 @@ def _flood(full: float, seconds: float, prompt: tuple[int, int]) -> dict[str, fl
         return poisson("victim", rate, seconds, 1, prompt=prompt, since=5.0)
 
     alone, among = victims(), victims()
-    World(alone).run(seconds + 5)
-    World(among + poisson("flood", 10 * full, seconds, 2)).run(seconds + 5)
+    World(alone, policy=policy).run(seconds + 5)
+    World(among + poisson("flood", 10 * full, seconds, 2), policy=policy).run(seconds + 5)
     refused = sum(bool(c.refusals) for c in among)
     return {
-        "alone_p99_s": p99(alone), "flood_p99_s": p99(among), "ratio": p99(among) / p99(alone),
-        "median_ratio": statistics.median(c.ttft for c in among) / statistics.median(c.ttft for c in alone),
+        "alone_p99_s": p99(alone), **_beside(alone, among),
         "requests": len(among), "refused": refused, "target": 1.5,
     }  # fmt: skip
 
 
-def slow(full: float, seconds: float) -> dict[str, dict[str, float]]:
+def _beside(alone: list[Client], among: list[Client]) -> dict[str, float | None]:
+    """With fewer than 100 who were let in there is no 99th percentile."""
+    served = [c.ttft for c in among if c.first >= 0]
+    slowest = p99(among) if len(served) >= 100 else None
+    return {
+        "flood_p99_s": slowest, "ratio": None if slowest is None else slowest / p99(alone),
+        "median_ratio": statistics.median(served) / statistics.median(c.ttft for c in alone) if served else None,
+    }  # fmt: skip
+
+
+def slow(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, float | None]]:
     """The flood on a slow device, where the step under way weighs more, with prompts and outputs of three lengths."""
     return {
-        f"{prompt} and {output}": _slow(prompt, output)
+        f"{prompt} and {output}": _slow(prompt, output, policy)
         for prompt, output in ((128, 16), (512, 64), (1024, 64))
     }
 
 
-def _slow(prompt: int, output: int) -> dict[str, float]:
+def _slow(prompt: int, output: int, policy: Policy) -> dict[str, float | None]:
     def arrivals(
         tenant: str, rate: float, until: float, seed: int, since: float = 0.0
     ) -> list[Client]:
@@ -249,7 +265,7 @@ def _slow(prompt: int, output: int) -> dict[str, float]:
         return poisson(tenant, rate, until, seed, prompt=lens[0], output=lens[1], since=since)
 
     def run(clients: list[Client], until: float) -> World:
-        return World(clients, device=Simulated(SLOW_PACE)).run(until)
+        return World(clients, device=Simulated(SLOW_PACE), policy=policy).run(until)
 
     load = arrivals("load", 400, 20.0, 0)
     run(load, 20.0)
@@ -260,20 +276,18 @@ def _slow(prompt: int, output: int) -> dict[str, float]:
     run(alone, seconds + 5)
     run(among + arrivals("flood", 10 * full, seconds, 2), seconds + 5)
     return {
-        "alone_p99_s": p99(alone), "flood_p99_s": p99(among), "ratio": p99(among) / p99(alone),
-        "median_ratio": statistics.median(c.ttft for c in among) / statistics.median(c.ttft for c in alone),
-        "requests": len(among), "target": 1.5,
+        "alone_p99_s": p99(alone), **_beside(alone, among), "requests": len(among), "target": 1.5,
     }  # fmt: skip
 
 
-def backlog(full: float, seconds: float) -> dict[str, float]:
+def backlog(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     """Tenants differ in prompt and output length: equal service is equal charge (1 a prompt token, 2 an output token)."""
     shapes = {"chat": ((200, 1000), (20, 80)), "short": ((50, 100), (20, 40)),
               "long": ((2000, 4000), (10, 20)), "talk": ((50, 200), (100, 200))}  # fmt: skip
     clients = []
     for number, (tenant, (prompt, output)) in enumerate(shapes.items()):
         clients += poisson(tenant, 3 * full, seconds, number, prompt=prompt, output=output)
-    World(clients).run(seconds)
+    World(clients, policy=policy).run(seconds)
     return {**jain_of(clients), "target": 0.95}
 
 
@@ -289,14 +303,14 @@ def jain_of(clients: list[Client]) -> dict[str, float]:
     return {"jain": jain, **{f"charge_{tenant}": value for tenant, value in charges.items()}}
 
 
-def batch(full: float, seconds: float) -> dict[str, float]:
+def batch(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     def chats() -> list[Client]:
         return [c for i in range(4) for c in poisson(f"chat{i}", 0.7 * full / 4, seconds, i)]
 
     alone, beside = chats(), chats()
-    World(alone).run(seconds + 5)
+    World(alone, policy=policy).run(seconds + 5)
     lane = poisson("jobs", full, seconds, 9, tier="batch")
-    world = World(beside + lane).run(seconds)
+    world = World(beside + lane, policy=policy).run(seconds)
     return {
         "alone_p99_s": p99(alone), "batch_p99_s": p99(beside), "ratio": p99(beside) / p99(alone),
         "batch_tokens": world.num_tokens["jobs"],
@@ -305,9 +319,9 @@ def batch(full: float, seconds: float) -> dict[str, float]:
     }  # fmt: skip
 
 
-def overload(full: float, seconds: float) -> dict[str, float]:
+def overload(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     clients = [c for i in range(4) for c in poisson(f"t{i}", 2 * full / 4, seconds, i)]
-    World(clients, patient=True).run(3 * seconds + 130)
+    World(clients, patient=True, policy=policy).run(3 * seconds + 130)
     told = [c for c in clients if c.refusals and c.refusals[0] <= 120]
     again = sum(len(c.refusals) > 1 for c in told)
     return {
@@ -366,6 +380,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, per scenario")
     parser.add_argument("--only", default="", help="one scenario")
+    parser.add_argument(
+        "--policy", choices=("fair", "fcfs"), default="fair", help="of the simulated engine"
+    )
     parser.add_argument("--http", type=Path, metavar="READY_FILE", help="of a running server")
     parser.add_argument("--model", metavar="DIRECTORY", help="runs it here, in real time")
     parser.add_argument(
@@ -389,10 +406,14 @@ def main() -> None:
         print(json.dumps(real(told), indent=2))
         return
     full = capacity()
-    figures: dict[str, object] = {"pace": PACE, "capacity_requests_per_s": full}
+    figures: dict[str, object] = {
+        "pace": PACE,
+        "policy": told.policy,
+        "capacity_requests_per_s": full,
+    }
     for scenario in (flood, slow, backlog, batch, overload):
         if told.only in ("", scenario.__name__):
-            figures[scenario.__name__] = scenario(full, told.seconds)
+            figures[scenario.__name__] = scenario(full, told.seconds, told.policy)
             print(scenario.__name__, figures[scenario.__name__], file=sys.stderr)
     print(json.dumps(figures, indent=2))
 

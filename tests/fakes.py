@@ -38,6 +38,7 @@ from workers.engine.plan import (
     RowResult,
     Ticket,
 )
+from workers.engine.policy import Policy
 from workers.engine.restores import Preempt
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.sparsity import DECAY, Sparsity
@@ -316,6 +317,7 @@ def scripted_engine(
     host: ScriptedHost | None = None,
     preempt: Preempt = "auto",
     sparsity: Sparsity | None = None,
+    policy: Policy = "fair",
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
@@ -341,6 +343,7 @@ def scripted_engine(
         host=host,
         preempt=preempt,
         sparsity=sparsity,
+        policy=policy,
         clock=clock,
     )
 

@@ -6,6 +6,7 @@ Nothing here reads a clock or a global random state, so one seed is one history.
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from fakes import ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import LinkClosed
 from workers.engine.plan import Drawn, RowResult
+from workers.engine.sequence import Status
 from workers.protocol.messages import Cancel, ExtendLease
 
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
@@ -91,6 +93,7 @@ class Trace:
             device=shape["device"],
             host=self._host(),
             preempt=shape.get("preempt", "auto"),
+            policy=shape.get("policy", "fair"),
             max_batch_tokens=shape["max_batch_tokens"],
             max_running=shape["max_running"],
             **shape.get("limits", {}),
@@ -98,6 +101,9 @@ class Trace:
         drive.now = now
         drive.eos_every = shape["eos_every"]
         _watch_order(drive.scheduler)
+        _watch_rows(drive.engine)
+        if shape.get("policy") == "fcfs":
+            watch_arrivals(drive.engine)
         if shape.get("host"):
             drive.cache.owners.offers.num_hits = shape["host"]["num_hits"]
         return drive
@@ -199,6 +205,8 @@ class Trace:
             self.drive.send(self._handed_over(old, key, attempt), link=key[0])
 
     def _count_tiers(self):
+        steps = [record for output in self.drive.outputs for record in output.steps]
+        self.tiers["num_preempted"] += sum(record.num_preempted for record in steps)
         restores = self.drive.scheduler.restores
         if restores is not None:
             self.tiers += Counter(asdict(restores.counts))
@@ -258,10 +266,82 @@ def _watch_order(scheduler):
     scheduler.admission._enter = watched_entry
 
 
+def _watch_rows(engine):
+    """Every row of a step has the whole of its sequence; who was preempted has nothing, once its last step is over."""
+    scheduler, launched = engine.scheduler, engine.scheduler.launched
+
+    def watched(plan):
+        for sequence, num_tokens, _ in plan.work:
+            assert sequence.status is Status.RUNNING
+            assert not sequence.restoring
+            end = sequence.place + num_tokens
+            assert len(sequence.block_ids) * engine.cache.block_size >= end, "partly resident"
+        for attempt in engine.attempts.values():
+            for sequence in attempt.sequences:
+                if sequence.status is not Status.RUNNING and sequence.handle is None:
+                    assert sequence.block_ids == []
+                    assert sequence.num_computed == sequence.num_scheduled == 0
+        launched(plan)
+
+    scheduler.launched = watched
+
+
+def watch_arrivals(engine, broken=None):
+    """Of a tier nobody enters, is dealt a chunk, or keeps its blocks before one that came earlier. `broken`: counts
+    instead of raising."""
+    scheduler = engine.scheduler
+    preempt, enter = scheduler.ranks.preempt, scheduler.admission._enter
+    shrink, deal = scheduler.shrink, scheduler.chunks.deal
+    rows = []
+
+    def law(holds, otherwise):
+        if broken is not None:
+            broken[otherwise] += not holds
+        else:
+            assert holds, otherwise
+
+    def watched_preempt(sequence, now, plan=None):
+        tier = sequence.attempt.message.tier
+        if plan is not None:
+            beside = scheduler.running[tier]
+        else:  # at its bound, or the latest row of a step that did not fit
+            beside = [s for s in rows if s.attempt.message.tier == tier]
+        own = sequence.attempt.together(sequence)
+        later = [s for s in beside if s.order > sequence.order and s not in own]
+        law(all(s.status is not Status.RUNNING for s in later), "a later one keeps its blocks")
+        preempt(sequence, now, plan)
+
+    def watched_shrink(plan, live):
+        rows[:] = [work.sequence for work in live]
+        lost = shrink(plan, live)
+        rows.clear()
+        return lost
+
+    def watched_entry(sequence, plan):
+        tier = sequence.attempt.message.tier
+        wanting = [s for a in engine.attempts.values() for s in a.sequences
+                   if a.message.tier == tier and s.status in (Status.WAITING, Status.PREEMPTED)]  # fmt: skip
+        law(sequence is min(wanting, key=lambda s: s.order), "an earlier one waits")
+        enter(sequence, plan)
+
+    def watched_deal(plan, tier, prefills):
+        num_rows = len(plan.work)
+        deal(plan, tier, prefills)
+        dealt = {work.sequence: work.num_tokens for work in plan.work[num_rows:]}
+        by_arrival = iter(sorted(prefills, key=lambda s: s.order))
+        for sequence in by_arrival:  # the last token may wait for a lease
+            if sequence.num_unscheduled - dealt.get(sequence, 0) > 1:
+                break
+        law(all(s not in dealt for s in by_arrival), "a chunk before an earlier one's")
+
+    scheduler.ranks.preempt, scheduler.admission._enter = watched_preempt, watched_entry
+    scheduler.shrink, scheduler.chunks.deal = watched_shrink, watched_deal
+
+
 # --- histories out of one number ---
 
 
-def history(seed):
+def history(seed, policy="fair"):
     """The trace of a seed."""
     rng = random.Random(seed)
     shape = {
@@ -277,6 +357,7 @@ def history(seed):
         },
         "host": rng.choice([None, _host_shape(rng), _host_shape(rng)]),
         "preempt": rng.choice(["auto", "recompute", "swap"]),
+        "policy": policy,
     }
     arrivals = [_arrival(rng) for _ in range(rng.randint(1, 8))]
     if shape["host"] and rng.random() < 0.3:
@@ -321,9 +402,9 @@ def _arrival(rng):
     }
 
 
-def play(seed):
+def play(seed, policy="fair"):
     """Plays and checks the history of a seed; returns what it did, for comparing two runs."""
-    trace = history(seed)
+    trace = history(seed, policy)
     drive = trace.play()
     trace.check()
     endings = {key: (type(e).__name__, e.usage) for key, e in sorted(drive.endings.items())}
@@ -331,4 +412,43 @@ def play(seed):
     return drive.now, len(drive.outputs), dict(drive.tokens), endings, counts
 
 
-__all__ = ["LINK", "TEXT", "BlindRunner", "PacedRunner", "Trace", "history", "paced_driver", "play"]
+def play_all(chosen, policy="fair"):
+    """Returns how many sequences were preempted, how many handed over to a fresh worker, and what went through the tiers."""
+    counts = Counter()
+    for seed in chosen:
+        try:
+            counts += play(seed, policy)[-1]
+        except Exception as error:
+            error.add_note(f"replay: HEADGATE_SIMULATION_SEED={seed}")
+            raise
+    return counts
+
+
+CHUNK = 100
+"""Small enough for a busy machine to play within the time limit of a test."""
+
+
+def seeds(start, stop, chunk):
+    told = os.environ.get("HEADGATE_SIMULATION_SEED")
+    return [[int(told)]] if told else [range(i, i + chunk) for i in range(start, stop, chunk)]
+
+
+def name_of(chosen):
+    return f"from-{chosen[0]}"
+
+
+__all__ = [
+    "CHUNK",
+    "LINK",
+    "TEXT",
+    "BlindRunner",
+    "PacedRunner",
+    "Trace",
+    "history",
+    "name_of",
+    "paced_driver",
+    "play",
+    "play_all",
+    "seeds",
+    "watch_arrivals",
+]

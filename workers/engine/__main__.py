@@ -159,6 +159,7 @@ def build_engine(
         host=store,
         preempt=told.engine_preempt,
         sparsity=sparse,
+        policy=told.engine_policy,
     )
     if told.engine_shared_cache and store is not None:
         where = opening.open_store(

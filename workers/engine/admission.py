@@ -138,10 +138,13 @@ class Admission:
     def _kept_free(self, sequence: Sequence, running: list[Sequence]) -> int:
         """Places that are not for this one: so that interactive arrivals need not preempt batch, and a tenant that has
         nothing here need not wait for one that has much."""
-        message = sequence.attempt.message
-        if message.tier == "batch":
+        if sequence.attempt.message.tier == "batch":
             return self._limits.max_running // 8
-        others = all(s.attempt.message.tenant != message.tenant for s in running)
+        return self._kept_for_newcomers(sequence, running)
+
+    def _kept_for_newcomers(self, sequence: Sequence, running: list[Sequence]) -> int:
+        tenant = sequence.attempt.message.tenant
+        others = all(s.attempt.message.tenant != tenant for s in running)
         return 0 if others else self._limits.max_running // 16
 
     def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:

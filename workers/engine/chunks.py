@@ -51,20 +51,23 @@ class Chunks:
             if plan.budget == 0:
                 return
             share = max(1, plan.budget // (len(prefills) - position))
-            num_tokens = min(sequence.num_unscheduled, share)
-            num_draws = 0
-            if num_tokens == sequence.num_unscheduled and sequence.in_search:
-                num_tokens -= 1  # the last token waits for the other beams
-                if num_tokens == 0:
-                    continue
-            elif num_tokens == sequence.num_unscheduled:
-                num_draws = self._draws_within_lease(sequence)
-                if num_draws < 0:
-                    num_tokens -= 1  # the last token waits for the lease: its logits are wanted
+            self._deal_at_most(plan, sequence, share)
+
+    def _deal_at_most(self, plan: StepPlan, sequence: Sequence, share: int) -> None:
+        num_tokens = min(sequence.num_unscheduled, share)
+        num_draws = 0
+        if num_tokens == sequence.num_unscheduled and sequence.in_search:
+            num_tokens -= 1  # the last token waits for the other beams
             if num_tokens == 0:
-                self._ranks.park(sequence.attempt, plan.now, plan.step)
-                continue
-            self._deal_chunk(plan, Work(sequence, num_tokens, max(0, num_draws)))
+                return
+        elif num_tokens == sequence.num_unscheduled:
+            num_draws = self._draws_within_lease(sequence)
+            if num_draws < 0:
+                num_tokens -= 1  # the last token waits for the lease: its logits are wanted
+        if num_tokens == 0:
+            self._ranks.park(sequence.attempt, plan.now, plan.step)
+            return
+        self._deal_chunk(plan, Work(sequence, num_tokens, max(0, num_draws)))
 
     def _deal_chunk(self, plan: StepPlan, work: Work) -> None:
         sequence, num_tokens, num_draws = work

@@ -28,6 +28,7 @@ from workers.engine.outbox import Outbox
 from workers.engine.peek import peek
 from workers.engine.pipeline import Pipeline, row_of
 from workers.engine.plan import StepRunner
+from workers.engine.policy import Policy
 from workers.engine.record import Rate, StepRecord, StepTotals
 from workers.engine.restores import Preempt
 from workers.engine.scheduler import Scheduler
@@ -118,6 +119,7 @@ class Engine:
         host: HostBlocks | None = None,
         preempt: Preempt = "auto",
         sparsity: Sparsity | None = None,
+        policy: Policy = "fair",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`lag`: use what the runner offers of it. `host`: where the host tier of the cache has its bytes, if it has one.
@@ -125,7 +127,7 @@ class Engine:
         assert sparsity is None or speculation is None
         self.runner = runner
         self.cache = cache
-        self.scheduler = Scheduler(cache, limits, host, preempt, sparsity)
+        self.scheduler = Scheduler(cache, limits, host, preempt, sparsity, policy)
         self.scheduler.speculation = speculation
         self.totals = StepTotals()
         self._outbox = Outbox()

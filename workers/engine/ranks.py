@@ -7,6 +7,7 @@ the planner's.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from operator import attrgetter
 
 from cache.usage import COLD, LAST_RESORT, SHARED, Reach
@@ -15,7 +16,7 @@ from workers.engine.floor import BatchFloor
 from workers.engine.holdings import Holdings
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.step_plan import Limits, StepPlan
-from workers.engine.waiting import WaitingQueue
+from workers.engine.waiting import Waiting
 from workers.protocol.messages import ExtendLease, Tier
 
 TIERS: tuple[Tier, ...] = ("interactive", "batch")
@@ -27,7 +28,7 @@ class Ranks:
     def __init__(
         self,
         holdings: Holdings,
-        waiting: dict[Tier, WaitingQueue],
+        waiting: Mapping[Tier, Waiting],
         deferral: Deferral,
         floor: BatchFloor,
     ) -> None:

@@ -18,16 +18,14 @@ a preempted one waits; and a plan that lacks blocks while a step is in flight is
 from __future__ import annotations
 
 from cache.prefix_cache import PrefixCache, Probe
-from workers.engine.admission import Admission
-from workers.engine.chunks import Chunks
 from workers.engine.deferral import Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.floor import BatchFloor
-from workers.engine.growth import Growth
 from workers.engine.holdings import Holdings
 from workers.engine.host_port import HostBlocks
-from workers.engine.overload import Arrival, Overload
+from workers.engine.overload import Arrival
 from workers.engine.pace import TokenBudget
+from workers.engine.policy import POLICIES, Policy
 from workers.engine.ranks import TIERS, Ranks
 from workers.engine.record import Rate, StepRecord
 from workers.engine.restores import Preempt, Restores
@@ -35,7 +33,6 @@ from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, Work
-from workers.engine.waiting import WaitingQueue
 from workers.protocol.messages import ExtendLease, Tier
 
 CREDIT_STEPS = 8
@@ -50,7 +47,9 @@ class Scheduler:
         host: HostBlocks | None = None,
         preempt: Preempt = "auto",
         sparsity: Sparsity | None = None,
+        policy: Policy = "fair",
     ) -> None:
+        parts = POLICIES[policy]
         self.cache = cache
         self.limits = limits
         self.counters = VirtualCounters(CREDIT_STEPS * limits.max_batch_tokens)
@@ -60,22 +59,22 @@ class Scheduler:
         self.restores = None if host is None else Restores(cache, host, self.prefill_rate, preempt)
         self.holdings = Holdings(cache, limits.max_running, self.restores)
         self.deferral = Deferral(cache)
-        waiting = {tier: self._waiting_queue() for tier in TIERS}
+        waiting = {
+            tier: parts.queue(self.counters, self._look, lambda: self.budget.num_tokens)
+            for tier in TIERS
+        }
         self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
-        self.admission = Admission(
+        self.admission = parts.admission(
             self.ranks, self.holdings, self.deferral, self.counters, limits, sparsity
         )
-        self.chunks = Chunks(self.ranks, self.counters, self.budget)
+        self.chunks = parts.chunks(self.ranks, self.counters, self.budget)
         self.sparsity = sparsity
-        self._growth = Growth(self.ranks, self.holdings, self.counters, sparsity)
-        self.overload = Overload(self.counters)
+        self._growth = parts.growth(self.ranks, self.holdings, self.counters, sparsity)
+        self.overload = parts.overload(self.counters)
         self.speculation: Speculation | None = None
         self._num_preempted_before = 0
         self._num_cached_before = 0
         self._num_kv_tokens = 0
-
-    def _waiting_queue(self) -> WaitingQueue:
-        return WaitingQueue(self.counters, self._look, lambda: self.budget.num_tokens)
 
     def _look(self, sequence: Sequence) -> Probe:
         """How far the tree goes for a waiting sequence, and where it ends."""

@@ -126,6 +126,10 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_preempt: Literal["auto", "recompute", "swap"] = "auto"
     """What becomes of the blocks of a sequence that has to make room: computed again, kept in the host cache, or
     whichever was measured to be faster."""
+    engine_policy: Literal["fair", "fcfs"] = "fair"
+    """Whose turn it is inside a tier. fair: tenants in shares by their weights, inside a tenant the longest cached prefix.
+    fcfs: whoever came first, whoever's it is; the latest is preempted first. A baseline: one tenant's flood is everybody's
+    wait."""
     engine_lag: Literal["auto", "off"] = "auto"
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 

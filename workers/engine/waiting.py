@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from typing import Protocol
 
 from cache.prefix_cache import BlockKey, Probe
 from workers.engine.fairness import TenantOrder, VirtualCounters
@@ -30,6 +31,40 @@ QUANTUM_STEPS = 4
 
 Look = Callable[[Sequence], Probe]
 Order = tuple[int, int]
+
+
+class Waiting(Protocol):
+    """The sequences of a tier that never ran, in the order in which they are to."""
+
+    num_uncached: int
+    """Prompt tokens that somebody has yet to compute, as far as is known."""
+    num_taken: int
+    """Of those, tokens whose sequences have entered."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def uncached(self) -> dict[str, int]:
+        """By tenant."""
+        ...
+
+    def push(self, sequence: Sequence) -> None: ...
+
+    def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
+        """Who is next. Where somebody may be overtaken: of those that `waits` does not hold back."""
+        ...
+
+    def take(self, sequence: Sequence) -> None:
+        """It enters."""
+        ...
+
+    def remove(self, sequence: Sequence) -> int:
+        """It leaves, whatever for. Returns its uncached tokens. O(log waiting)."""
+        ...
+
+    def committed(self, keys: Iterable[BlockKey]) -> None:
+        """These blocks are in the tree now."""
+        ...
 
 
 class Group:
@@ -221,13 +256,11 @@ class TenantQueue:
 
 
 class WaitingQueue:
-    """Of one tier."""
+    """Of one tier, in fair shares of its tenants."""
 
     def __init__(self, counters: VirtualCounters, look: Look, budget: Callable[[], int]) -> None:
         self.num_uncached = 0
-        """Prompt tokens that somebody has yet to compute, as far as is known."""
         self.num_taken = 0
-        """Of those, tokens whose sequences have entered."""
         self._counters = counters
         self._look = look
         self._budget = budget
@@ -245,7 +278,6 @@ class WaitingQueue:
 
     @property
     def uncached(self) -> dict[str, int]:
-        """By tenant."""
         return {tenant: queue.num_uncached for tenant, queue in self._tenants.items()}
 
     def push(self, sequence: Sequence) -> None:
@@ -260,7 +292,6 @@ class WaitingQueue:
         self._num_items += 1
 
     def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
-        """Who is next, of those that `waits` does not hold back."""
         if (
             self._chosen is not None
             and self._quantum_left > 0
@@ -278,7 +309,6 @@ class WaitingQueue:
         return None
 
     def take(self, sequence: Sequence) -> None:
-        """It enters."""
         queue = self._tenants[sequence.attempt.message.tenant]
         num_uncached = self.remove(sequence)
         self.num_taken += num_uncached
@@ -292,7 +322,6 @@ class WaitingQueue:
         self._quantum_left -= max(1, num_uncached)
 
     def remove(self, sequence: Sequence) -> int:
-        """It leaves, whatever for. Returns its uncached tokens. O(log waiting)."""
         tenant = sequence.attempt.message.tenant
         queue = self._tenants[tenant]
         with _Counted(self, queue):
@@ -307,7 +336,7 @@ class WaitingQueue:
         return num_uncached
 
     def committed(self, keys: Iterable[BlockKey]) -> None:
-        """These blocks are in the tree now. O(keys + groups that missed one of them)."""
+        """O(keys + groups that missed one of them)."""
         if not self._by_key:
             return
         for key in keys:

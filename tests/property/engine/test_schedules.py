@@ -5,35 +5,9 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-
 import pytest
 import simulation
-
-CHUNK = 100
-"""Small enough for a busy machine to play within the time limit of a test."""
-
-
-def seeds(start, stop, chunk):
-    told = os.environ.get("HEADGATE_SIMULATION_SEED")
-    return [[int(told)]] if told else [range(i, i + chunk) for i in range(start, stop, chunk)]
-
-
-def name_of(chosen):
-    return f"from-{chosen[0]}"
-
-
-def play_all(chosen):
-    """Returns how many sequences were handed over to a fresh worker, and what went through the tiers."""
-    counts = Counter()
-    for seed in chosen:
-        try:
-            counts += simulation.play(seed)[-1]
-        except Exception as error:
-            error.add_note(f"replay: HEADGATE_SIMULATION_SEED={seed}")
-            raise
-    return counts
+from simulation import CHUNK, name_of, play_all, seeds
 
 
 @pytest.mark.parametrize("chosen", seeds(0, 2000, CHUNK), ids=name_of)

@@ -41,6 +41,7 @@ def test_only_the_model_has_to_be_named(monkeypatch, tmp_path):
         ("HEADGATE_ENGINE_UNHEARD_OF", "1"),
         ("HEADGATE_ENGINE_HOST_CACHE", "-1"),
         ("HEADGATE_ENGINE_PREEMPT", "never"),
+        ("HEADGATE_ENGINE_POLICY", "random"),
         ("HEADGATE_ENGINE_SHARED_CACHE", "somewhere"),
         ("HEADGATE_ENGINE_DEVICE", "tpu"),
     ],
