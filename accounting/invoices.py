@@ -59,14 +59,20 @@ class InvoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[Line] = []
 
 
+def refuse_early(period: str, now_ms: int) -> None:
+    """Raises ConflictError while it cannot be closed yet."""
+    _, end = bounds(period)
+    if now_ms < (end + LATENESS_S) * 1000:
+        raise ConflictError(f"The period {period} closes 48 hours after its end.")
+
+
 async def close(
     database: Database, tenant_id: str, period: str, *, issuer: str, now_ms: int, actor: str
 ) -> InvoiceInfo:
     """The invoice of that period: made now, or as it was made before. Raises ConflictError if it is too early, if an
     earlier month is open, if there is nothing to invoice, or if rows and sums differ."""
     start, end = bounds(period)
-    if now_ms < (end + LATENESS_S) * 1000:
-        raise ConflictError(f"The period {period} closes 48 hours after its end.")
+    refuse_early(period, now_ms)
     async with database.read() as conn:
         # The long part, beside everybody else's work: what is posted from `mark` on is read under the lock.
         known = await _known(conn, tenant_id, period)

@@ -32,7 +32,8 @@ def invoice() -> None:
 @home_option
 @json_option
 def close(period: str, tenant: str | None, home: Path, as_json: bool) -> None:
-    """One invoice for each tenant, reconciled to every ledger row. Closing again gives the same invoice."""
+    """One invoice for each tenant that has none yet, reconciled to every ledger row. Closing again with --tenant gives the
+    same invoice."""
     with one_sentence():
         api = AdminApi.of(home)
         if tenant is not None:
@@ -41,6 +42,12 @@ def close(period: str, tenant: str | None, home: Path, as_json: bool) -> None:
             _print(made, [made], as_json)
             return
         answer = api.call("POST", INVOICES, {"period": period})
+        if not (answer["data"] or as_json):
+            click.echo(
+                f"Nothing to close in {period}: nobody used anything in it, or its invoices were made before"
+                f" (`headgate invoice list --period {period}`)."
+            )
+            return
         _print(answer["data"], answer["data"], as_json)
 
 

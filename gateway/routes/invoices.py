@@ -31,6 +31,7 @@ async def close(request: web.Request) -> web.Response:
     if wanted.project_id is not None:
         return reply(shapes.invoice(await _close(request, wanted.project_id, wanted.period)))
     async with reading(request) as conn:
+        invoices.refuse_early(wanted.period, time.time_ns() // 1_000_000)  # with nobody due as well
         due = await invoices.due_tenants(conn, wanted.period)
     made = [shapes.invoice(await _close(request, tenant_id, wanted.period)) for tenant_id in due]
     return reply(listing(made, has_more=False))

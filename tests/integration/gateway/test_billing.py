@@ -199,6 +199,20 @@ async def test_an_operator_prices_closes_and_credits_at_the_command_line(gateway
     assert "CN-000001" in (await headgate(gateway, "credits", "list"))[1]
 
 
+async def test_a_close_with_nothing_to_close_says_so(gateway):
+    await used(gateway, "acme")
+    code, said = await headgate(gateway, "invoice", "close", "--period", "2099-01")
+    assert (code, said) == (1, "headgate: The period 2099-01 closes 48 hours after its end.\n")
+    await headgate(gateway, "invoice", "close", "--period", PERIOD)
+    for period in (PERIOD, "2025-01"):
+        code, said = await headgate(gateway, "invoice", "close", "--period", period)
+        assert code == 0
+        assert said.startswith(f"Nothing to close in {period}: ")
+        assert f"`headgate invoice list --period {period}`" in said
+    _, answered = await headgate(gateway, "invoice", "close", "--period", "2025-01", "--json")
+    assert json.loads(answered) == []
+
+
 async def test_usage_and_costs_read_every_page_by_every_group(gateway):
     tenant = await used(gateway, "acme")
     month = ("--from", "2025-09-01", "--to", "2025-10-01")
