@@ -145,9 +145,10 @@ class Queued:
 def test_the_queue_names_the_earliest_whenever_it_was_pushed(actions):
     """Against a plain model: a dict and `min`."""
     queue = ArrivalQueue(VirtualCounters(), lambda sequence: Probe(3, None), lambda: 8)
-    present, num_taken = {}, 0
+    present, num_taken, seen = {}, 0, set()
     for action, number in actions:
-        if action == "push" and number not in present:
+        if action == "push" and number not in seen:  # nobody arrives twice
+            seen.add(number)
             sequence = Queued((number, 0), [0] * (number + 3))
             present[number] = sequence
             queue.push(sequence)
