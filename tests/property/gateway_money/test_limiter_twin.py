@@ -260,7 +260,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             self.runner.run(self.connect())
 
         async def connect(self) -> None:
-            self.link = limiter_link(url, timeout_s=5)
+            self.link = limiter_link(url, timeout_s=30)
             await self.link.command("FLUSHDB")
             self.database = Database(database_url)
             self.limiter = Limiter(
