@@ -418,7 +418,7 @@ def play_all(chosen, policy="fair"):
     for seed in chosen:
         try:
             counts += play(seed, policy)[-1]
-        except Exception as error:
+        except Exception as error:  # raised again: only told how to play it once more
             error.add_note(f"replay: HEADGATE_SIMULATION_SEED={seed}")
             raise
     return counts
