@@ -1,7 +1,8 @@
 """Steps of a CPU worker without HTTP: decode and prefill of random weights, as ratios to reading the weights once.
 
 The floor of a decode step is the time in which this machine, with the same threads, reads as many bytes as the step's
-weights have; it is measured in the same run. `--profile` adds where the time of a step goes, by operation. `--unfused`
+weights have. A read is timed before each step, because the memory's speed can change by half within a second where a
+host is shared; a ratio is the median of those pairs. `--profile` adds where the time of a step goes, by operation. `--unfused`
 runs each model a second time with transformers' layers as they are, step by step beside the first: the ratio is what
 fusing gains (1 for the Llama family, whose layers are hand-written).
 
@@ -88,9 +89,13 @@ def weights_read(name: str, itemsize: int) -> int:
     return sum(p.numel() for p in model.parameters()) * itemsize
 
 
-def read_bytes_per_s() -> float:
-    values = torch.ones(READ_BYTES // 4)
-    return READ_BYTES / min(seconds(values.sum) for _ in range(7))
+class Floor:
+    def __init__(self, num_bytes: int) -> None:
+        self._values, self._share = torch.ones(READ_BYTES // 4), num_bytes / READ_BYTES
+
+    def __call__(self) -> float:
+        """Seconds in which so many bytes are read now."""
+        return self._share * seconds(self._values.sum)
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -120,9 +125,6 @@ class Case:
             for row in range(self.num_rows)
         )
 
-    def decode(self, steps: int) -> list[float]:
-        return sorted(self.steps(steps))
-
     def steps(self, number: int) -> Iterator[float]:
         """Seconds of each."""
         last = [1] * self.num_rows
@@ -136,17 +138,19 @@ class Case:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     runner = build(name, options.dtype, options.threads)
-    floor = weights_read(name, 4 if options.dtype == "float32" else 2) / read_bytes_per_s()
-    report: dict[str, Any] = {"floor_ms": round(1000 * floor, 3)}
+    floor = Floor(weights_read(name, 4 if options.dtype == "float32" else 2))
+    report: dict[str, Any] = {}
     for num_rows in options.rows:
         case = Case(runner, num_rows, options.context)
         prefill = min(case.prefill() for _ in range(2))
-        times = case.decode(options.steps)
+        pairs = [(floor(), step) for step in case.steps(options.steps)]
+        floors, steps = zip(*pairs, strict=True)
         report[f"{num_rows} rows"] = {
             "prefill_tokens_per_s": round(num_rows * options.context / prefill),
-            "decode_ms": round(1000 * times[len(times) // 2], 3),
-            "decode_best_ms": round(1000 * times[0], 3),
-            "to_floor": round(times[len(times) // 2] / floor, 3),
+            "decode_ms": round(1000 * statistics.median(steps), 3),
+            "decode_best_ms": round(1000 * min(steps), 3),
+            "floor_ms": round(1000 * statistics.median(floors), 3),
+            "to_floor": round(statistics.median(step / read for read, step in pairs), 3),
         }
         if options.profile:
             profile(case)
@@ -172,7 +176,7 @@ def gains(name: str, fused: ModelRunner, options: argparse.Namespace) -> dict[st
 
 def profile(case: Case) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
-        case.decode(20)
+        list(case.steps(20))
     print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=25), file=sys.stderr)
 
 

@@ -101,13 +101,6 @@ class PagedBatch:
     def num_rows(self) -> int:
         return len(self.query_lens)
 
-    def part(self, first: int, end: int) -> Self:
-        """Some of the rows, next to each other. Not of given tensors."""
-        assert self.given is None, "rows on the device are not cut"
-        tables = self.block_tables[first:end]
-        lens = self.query_lens[first:end], self.context_lens[first:end]
-        return type(self)(*lens, tables, self.block_size)
-
     @cached_property
     def starts(self) -> list[int]:
         """First query of each row in the packed order, and the number of all queries at the end."""

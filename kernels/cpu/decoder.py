@@ -1,9 +1,10 @@
-"""Layers of the Llama family for rows of few tokens: all of them in one call of every thread of a team.
+"""Layers of the Llama family over the tokens of a step: all of them in one call of every thread of a team.
 
-Knows addresses, rows and layers. Does not know sequences, nor how a model was loaded. A line is one token: products and
-norms know lines only, attention goes through those of a row one after another, so a row of several tokens has the bits
-of as many rows of one. A layer is five stages, each cut into pieces that whichever thread is free takes; a stage begins
-when the pieces of the one before are done, not when all threads are there, so one that comes late holds nobody up.
+Knows addresses, lines and layers. Does not know sequences, nor how a model was loaded. A line is one token: products and
+norms know lines only, and attention goes through those of a part one after another, each over all that lies before it;
+so a token has the same bits however its prompt is cut into steps and whoever is beside it. A layer is a few stages, each
+cut into pieces that the threads share (`team`); a stage begins when the pieces of the one before are done, not when all
+threads are there, so one that comes late holds nobody up.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ from kernels.cpu.lanes import (
     store_bf16,
 )
 from kernels.cpu.pointwise import rms_norm, rotate, silu_mul
-from kernels.cpu.product import FLOATS, PAIRED, add_bias, panel_product
-from kernels.cpu.team import finish
+from kernels.cpu.product import (
+    PAIRED,
+    PANEL,
+    PANEL_BYTES,
+    add_bias,
+    panel_bytes,
+    panel_product,
+)
+from kernels.cpu.team import LINE, done, finish, stage_bytes, take
 
 JOB = (
     "lines",
-    "rows",
+    "parts",
     "layers",
     "hidden",
     "heads",
@@ -43,16 +51,22 @@ JOB = (
     "gated",  # [lines, inner], inputs of a product
     "turns",  # [positions, head_dim] float32 (`pointwise.rotate`)
     "positions",  # [lines]: of the tokens
-    "starts",  # [rows + 1]: first line of each row
-    "places",  # [rows]: where the key of the first line goes, counted in the row's KV
-    "tables",  # [rows]: addresses of int64 block ids
-    "counters",  # [1 + 10 * layers, 8], zeros: threads; then pieces of each stage that were taken, and that are done
+    "part_words",  # [parts, len(PART)]
+    "stores",  # keys and values are stored before anyone attends, else by whoever attends to them
+    "normed",  # [lines, hidden], inputs of a product; 0: each thread norms all lines for itself
+    "threads",
+    "counters",  # one of threads, then those of each stage (`team`), zeros
     "private",  # of each thread: `private_bytes`
-    "normed_bytes",
-    "tile_bytes",
     "private_bytes",
 )
 """Words of a call, int64: sizes, and addresses of what lies elsewhere."""
+PART = (
+    "first",
+    "end",
+    "place",  # where the key of the first line goes, counted in the row's KV
+    "table",  # address of the row's int64 block ids
+)
+"""Lines of one row, next to each other: a piece of attention is one of these and a KV head."""
 LAYER = (
     "qkv",
     "qkv_bias",
@@ -73,18 +87,24 @@ LAYER = (
 NUMBERS = ("eps_before", "eps_behind", "eps_heads", "scale")
 
 (
-    _LINES, _ROWS, _LAYERS, _HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _INNER, _BLOCK_SIZE, _KIND, _NARROW, _LAYER_WORDS,
-    _LAYER_NUMBERS, _STATES, _PROJECTED, _ATTENDED, _GATED, _TURNS, _POSITIONS, _STARTS, _PLACES, _TABLES, _COUNTERS,
-    _PRIVATE, _NORMED_BYTES, _TILE_BYTES, _PRIVATE_BYTES,
+    _LINES, _PARTS, _LAYERS, _HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _INNER, _BLOCK_SIZE, _KIND, _NARROW, _LAYER_WORDS,
+    _LAYER_NUMBERS, _STATES, _PROJECTED, _ATTENDED, _GATED, _TURNS, _POSITIONS, _PART_WORDS, _STORES, _NORMED,
+    _THREADS, _COUNTERS, _PRIVATE, _PRIVATE_BYTES,
 ) = range(0, 8 * len(JOB), 8)  # fmt: skip
+_FIRST, _END, _PLACE, _TABLE = range(0, 8 * len(PART), 8)
 (
     _QKV, _QKV_BIAS, _OUTPUT, _OUTPUT_BIAS, _GATE_UP, _GATE_UP_BIAS, _DOWN, _DOWN_BIAS, _NORM_BEFORE, _NORM_BEHIND,
     _NORM_QUERY, _NORM_KEY, _KV, _WINDOW,
 ) = range(0, 8 * len(LAYER), 8)  # fmt: skip
 _EPS_BEFORE, _EPS_BEHIND, _EPS_HEADS, _SCALE = range(0, 4 * len(NUMBERS), 4)
-_LAYER_BYTES, _NUMBER_BYTES = 8 * len(LAYER), 4 * len(NUMBERS)
-_STAGE_BYTES = 128
-"""Two counters, each on a line of its own."""
+_PART_BYTES, _LAYER_BYTES, _NUMBER_BYTES = 8 * len(PART), 8 * len(LAYER), 4 * len(NUMBERS)
+
+STAGES = 8
+"""Of a layer, at most."""
+LINES_AT_ONCE = 64
+"""Whose outputs of a panel a thread keeps to itself before it goes on with them."""
+_NORMED_AT_ONCE = 8
+TILE_BYTES = LINES_AT_ONCE * PANEL_BYTES
 
 
 @njit(nogil=True)
@@ -93,138 +113,158 @@ def decode(job):
     counters = integer_at(job + _COUNTERS)
     thread = add_at(counters, 1)
     private = integer_at(job + _PRIVATE) + thread * integer_at(job + _PRIVATE_BYTES)
-    stage = counters + 64
+    stage, size = counters + LINE, stage_bytes(integer_at(job + _THREADS))
+    heads_width = integer_at(job + _HEADS) * integer_at(job + _HEAD_DIM)
+    attended, gated = integer_at(job + _ATTENDED), integer_at(job + _GATED)
+    inner = integer_at(job + _INNER)
     for index in range(integer_at(job + _LAYERS)):
         layer = integer_at(job + _LAYER_WORDS) + index * _LAYER_BYTES
         numbers = integer_at(job + _LAYER_NUMBERS) + index * _NUMBER_BYTES
-        _project(job, layer, number_at(numbers + _EPS_BEFORE), private, stage)
-        _attend(job, layer, numbers, private, stage + _STAGE_BYTES)
-        heads_width = integer_at(job + _HEADS) * integer_at(job + _HEAD_DIM)
-        x, weight, bias = (
-            integer_at(job + _ATTENDED),
-            integer_at(layer + _OUTPUT),
-            integer_at(layer + _OUTPUT_BIAS),
-        )
-        _add_product(job, x, heads_width, weight, bias, private, stage + 2 * _STAGE_BYTES)
-        _gate(job, layer, number_at(numbers + _EPS_BEHIND), private, stage + 3 * _STAGE_BYTES)
-        x, weight, bias = (
-            integer_at(job + _GATED),
-            integer_at(layer + _DOWN),
-            integer_at(layer + _DOWN_BIAS),
-        )
-        _add_product(
-            job, x, integer_at(job + _INNER), weight, bias, private, stage + 4 * _STAGE_BYTES
-        )
-        stage += 5 * _STAGE_BYTES
+        weight, eps = integer_at(layer + _NORM_BEFORE), number_at(numbers + _EPS_BEFORE)
+        x = _normed(job, weight, eps, private, thread, stage)
+        _project(job, layer, x, thread, stage + size)
+        if integer_at(job + _STORES) != 0:
+            _store(job, layer, numbers, private, thread, stage + 2 * size)
+        _attend(job, layer, numbers, private, thread, stage + 3 * size)
+        weight, bias = integer_at(layer + _OUTPUT), integer_at(layer + _OUTPUT_BIAS)
+        _add_product(job, attended, heads_width, weight, bias, private, thread, stage + 4 * size)
+        weight, eps = integer_at(layer + _NORM_BEHIND), number_at(numbers + _EPS_BEHIND)
+        x = _normed(job, weight, eps, private, thread, stage + 5 * size)
+        _gate(job, layer, x, private, thread, stage + 6 * size)
+        weight, bias = integer_at(layer + _DOWN), integer_at(layer + _DOWN_BIAS)
+        _add_product(job, gated, inner, weight, bias, private, thread, stage + 7 * size)
+        stage += STAGES * size
 
 
 @njit(nogil=True)
-def _normed(job, weight, eps, private):
-    """Lines as inputs of a product; each thread makes its own."""
+def _normed(job, weight, eps, private, thread, stage):
+    """Where the lines are as inputs of a product. Few of them each thread norms for itself, behind what it keeps there
+    of a panel: that is done before threads have met."""
+    lines, threads = integer_at(job + _LINES), integer_at(job + _THREADS)
+    shared = integer_at(job + _NORMED)
+    if shared == 0:
+        own = private + 2 * TILE_BYTES
+        _norm_lines(job, weight, eps, own, 0, lines)
+        return own
+    pieces = (lines + _NORMED_AT_ONCE - 1) // _NORMED_AT_ONCE
+    piece = take(stage, thread, threads, pieces)
+    while piece < pieces:
+        first = piece * _NORMED_AT_ONCE
+        _norm_lines(job, weight, eps, shared, first, min(lines, first + _NORMED_AT_ONCE))
+        done(stage, threads)
+        piece = take(stage, thread, threads, pieces)
+    finish(stage, threads, pieces)
+    return shared
+
+
+@njit(nogil=True)
+def _norm_lines(job, weight, eps, out, first, end):
     hidden, narrow = integer_at(job + _HIDDEN), integer_at(job + _KIND) == PAIRED
     x = integer_at(job + _STATES)
-    for _ in range(integer_at(job + _LINES)):
-        rms_norm(private, x, weight, hidden, eps, narrow)
-        x += 4 * hidden
-        private += (2 if narrow else 4) * hidden
+    for line in range(first, end):
+        to = out + line * hidden * (2 if narrow else 4)
+        rms_norm(to, x + 4 * line * hidden, weight, hidden, eps, narrow)
 
 
 @njit(nogil=True)
-def _panel_bytes(kind, num_inputs):
-    return num_inputs * (256 if kind == FLOATS else 128)
-
-
-@njit(nogil=True)
-def _project(job, layer, eps, private, stage):
-    lines, hidden, kind = (
-        integer_at(job + _LINES),
-        integer_at(job + _HIDDEN),
-        integer_at(job + _KIND),
-    )
+def _project(job, layer, x, thread, stage):
+    lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
+    kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
     heads = integer_at(job + _HEADS) + 2 * integer_at(job + _KV_HEADS)
     width = heads * integer_at(job + _HEAD_DIM)
-    pieces, bias = width // 64, integer_at(layer + _QKV_BIAS)
+    pieces, bias = width // PANEL, integer_at(layer + _QKV_BIAS)
     x_stride = hidden * (2 if kind == PAIRED else 4)
-    ready = False
-    piece = add_at(stage, 1)
+    piece = take(stage, thread, threads, pieces)
     while piece < pieces:
-        if not ready:
-            _normed(job, integer_at(layer + _NORM_BEFORE), eps, private)
-            ready = True
-        panel = integer_at(layer + _QKV) + piece * _panel_bytes(kind, hidden)
-        out = integer_at(job + _PROJECTED) + 256 * piece
-        panel_product(kind, panel, private, x_stride, hidden, out, 4 * width, lines)
+        panel = integer_at(layer + _QKV) + piece * panel_bytes(kind, hidden)
+        out = integer_at(job + _PROJECTED) + PANEL_BYTES * piece
+        panel_product(kind, panel, x, x_stride, hidden, out, 4 * width, lines)
         if bias != 0:
-            add_bias(out, 4 * width, lines, bias + 256 * piece)
-        add_at(stage + 64, 1)
-        piece = add_at(stage, 1)
-    finish(stage + 64, pieces)
+            add_bias(out, 4 * width, lines, bias + PANEL_BYTES * piece)
+        done(stage, threads)
+        piece = take(stage, thread, threads, pieces)
+    finish(stage, threads, pieces)
 
 
 @njit(nogil=True)
-def _attend(job, layer, numbers, private, stage):
-    rows, kv_heads = integer_at(job + _ROWS), integer_at(job + _KV_HEADS)
-    piece = add_at(stage, 1)
-    while piece < rows * kv_heads:
-        row, kv_head = piece % rows, piece // rows
-        starts = integer_at(job + _STARTS) + 8 * row
-        first, place = integer_at(starts), integer_at(integer_at(job + _PLACES) + 8 * row)
-        table = integer_at(integer_at(job + _TABLES) + 8 * row)
-        for line in range(first, integer_at(starts + 8)):
-            _attend_head(job, layer, numbers, private, line, place + line - first, table, kv_head)
-        add_at(stage + 64, 1)
-        piece = add_at(stage, 1)
-    finish(stage + 64, rows * kv_heads)
+def _store(job, layer, numbers, private, thread, stage):
+    pieces, threads = integer_at(job + _PARTS), integer_at(job + _THREADS)
+    piece = take(stage, thread, threads, pieces)
+    while piece < pieces:
+        part = integer_at(job + _PART_WORDS) + piece * _PART_BYTES
+        first, place = integer_at(part + _FIRST), integer_at(part + _PLACE)
+        for line in range(first, integer_at(part + _END)):
+            for kv_head in range(integer_at(job + _KV_HEADS)):
+                to = place + line - first
+                _store_head(
+                    job, layer, numbers, private, line, to, integer_at(part + _TABLE), kv_head
+                )
+        done(stage, threads)
+        piece = take(stage, thread, threads, pieces)
+    finish(stage, threads, pieces)
+
+
+@njit(nogil=True)
+def _attend(job, layer, numbers, private, thread, stage):
+    parts, threads = integer_at(job + _PARTS), integer_at(job + _THREADS)
+    pieces, stored = parts * integer_at(job + _KV_HEADS), integer_at(job + _STORES) != 0
+    piece = take(stage, thread, threads, pieces)
+    while piece < pieces:
+        part, kv_head = integer_at(job + _PART_WORDS) + piece % parts * _PART_BYTES, piece // parts
+        first, table = integer_at(part + _FIRST), integer_at(part + _TABLE)
+        for line in range(first, integer_at(part + _END)):
+            place = integer_at(part + _PLACE) + line - first
+            if not stored:
+                _store_head(job, layer, numbers, private, line, place, table, kv_head)
+            _attend_head(job, layer, numbers, private, line, place, table, kv_head)
+        done(stage, threads)
+        piece = take(stage, thread, threads, pieces)
+    finish(stage, threads, pieces)
+
+
+@njit(nogil=True)
+def _store_head(job, layer, numbers, private, line, place, table, kv_head):
+    """A line's key, turned, and its value."""
+    heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
+    head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
+    narrow = integer_at(job + _NARROW) != 0
+    width = 4 * head_dim
+    projected = integer_at(job + _PROJECTED) + line * (heads + 2 * kv_heads) * width
+    key, value = (
+        projected + (heads + kv_head) * width,
+        projected + (heads + kv_heads + kv_head) * width,
+    )
+    weight, eps = integer_at(layer + _NORM_KEY), number_at(numbers + _EPS_HEADS)
+    _turned(job, private, key, weight, eps, line, 1.0)
+    token_bytes = head_dim * (2 if narrow else 4)
+    half_bytes = kv_heads * block_size * token_bytes
+    block = integer_at(table + 8 * (place // block_size)) * 2 * half_bytes
+    slot = (
+        integer_at(layer + _KV) + block + (kv_head * block_size + place % block_size) * token_bytes
+    )
+    _copy(slot, private, head_dim, narrow)
+    _copy(slot + half_bytes, value, head_dim, narrow)
 
 
 @njit(nogil=True)
 def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
-    """A line's query heads of a KV head: its key and value are stored, then all up to them are attended over."""
+    """A line's query heads of a KV head, over all tokens up to its own."""
     heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
     head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
     narrow, groups = integer_at(job + _NARROW) != 0, heads // kv_heads
     width = 4 * head_dim
     query = private
-    key = query + groups * width
-    out = key + width
+    out = query + groups * width
     scratch = out + groups * width
-    eps, scale = number_at(numbers + _EPS_HEADS), number_at(numbers + _SCALE)
-    turns = integer_at(job + _TURNS) + integer_at(integer_at(job + _POSITIONS) + 8 * line) * width
     projected = integer_at(job + _PROJECTED) + line * (heads + 2 * kv_heads) * width
+    weight = integer_at(layer + _NORM_QUERY)
+    eps, scale = number_at(numbers + _EPS_HEADS), number_at(numbers + _SCALE)
     for head in range(groups):
-        to = query + head * width
-        _turned(
-            to,
-            projected + (kv_head * groups + head) * width,
-            integer_at(layer + _NORM_QUERY),
-            eps,
-            turns,
-            head_dim,
-            scale,
-        )
-    _turned(
-        key,
-        projected + (heads + kv_head) * width,
-        integer_at(layer + _NORM_KEY),
-        eps,
-        turns,
-        head_dim,
-        1.0,
-    )
-
-    token_bytes = head_dim * (2 if narrow else 4)
-    head_bytes = block_size * token_bytes
+        x = projected + (kv_head * groups + head) * width
+        _turned(job, query + head * width, x, weight, eps, line, scale)
+    head_bytes = block_size * head_dim * (2 if narrow else 4)
     half_bytes = kv_heads * head_bytes
     keys = integer_at(layer + _KV) + kv_head * head_bytes
-    slot = (
-        keys
-        + integer_at(table + 8 * (place // block_size)) * (2 * half_bytes)
-        + place % block_size * token_bytes
-    )
-    value = projected + (heads + kv_heads + kv_head) * width
-    _copy(slot, key, head_dim, narrow)
-    _copy(slot + half_bytes, value, head_dim, narrow)
-
     window = integer_at(layer + _WINDOW)
     first = max(0, place + 1 - window) if window > 0 else 0
     attend(
@@ -249,11 +289,13 @@ def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
 
 
 @njit(nogil=True)
-def _turned(out, x, weight, eps, turns, head_dim, scale):
+def _turned(job, out, x, weight, eps, line, scale):
+    head_dim = integer_at(job + _HEAD_DIM)
     if weight != 0:
         rms_norm(out, x, weight, head_dim, eps, False)
         x = out
-    rotate(out, x, turns, head_dim, scale)
+    position = integer_at(integer_at(job + _POSITIONS) + 8 * line)
+    rotate(out, x, integer_at(job + _TURNS) + 4 * position * head_dim, head_dim, scale)
 
 
 @njit(nogil=True)
@@ -266,62 +308,64 @@ def _copy(out, x, size, narrow):
 
 
 @njit(nogil=True)
-def _add_product(job, x, num_inputs, weight, bias, private, stage):
+def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
     """To the states."""
-    lines, hidden, kind = (
-        integer_at(job + _LINES),
-        integer_at(job + _HIDDEN),
-        integer_at(job + _KIND),
-    )
+    lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
+    kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
+    pieces = hidden // PANEL
     x_stride = num_inputs * (2 if kind == PAIRED else 4)
-    tile = private + integer_at(job + _NORMED_BYTES)
-    piece = add_at(stage, 1)
-    while piece < hidden // 64:
-        panel = weight + piece * _panel_bytes(kind, num_inputs)
-        panel_product(kind, panel, x, x_stride, num_inputs, tile, 256, lines)
-        if bias != 0:
-            add_bias(tile, 256, lines, bias + 256 * piece)
-        for line in range(lines):
-            to = integer_at(job + _STATES) + 4 * line * hidden + 256 * piece
-            for at in range(0, 256, 64):
-                store(to + at, load(to + at) + load(tile + 256 * line + at))
-        add_at(stage + 64, 1)
-        piece = add_at(stage, 1)
-    finish(stage + 64, hidden // 64)
+    piece = take(stage, thread, threads, pieces)
+    while piece < pieces:
+        panel = weight + piece * panel_bytes(kind, num_inputs)
+        for first in range(0, lines, LINES_AT_ONCE):
+            some, rows = min(lines - first, LINES_AT_ONCE), x + first * x_stride
+            panel_product(kind, panel, rows, x_stride, num_inputs, private, PANEL_BYTES, some)
+            if bias != 0:
+                add_bias(private, PANEL_BYTES, some, bias + PANEL_BYTES * piece)
+            to = integer_at(job + _STATES) + 4 * first * hidden + PANEL_BYTES * piece
+            for line in range(some):
+                for at in range(0, PANEL_BYTES, 64):
+                    store(to + at, load(to + at) + load(private + PANEL_BYTES * line + at))
+                to += 4 * hidden
+        done(stage, threads)
+        piece = take(stage, thread, threads, pieces)
+    finish(stage, threads, pieces)
 
 
 @njit(nogil=True)
-def _gate(job, layer, eps, private, stage):
-    lines, hidden, kind = (
-        integer_at(job + _LINES),
-        integer_at(job + _HIDDEN),
-        integer_at(job + _KIND),
-    )
+def _gate(job, layer, x, private, thread, stage):
+    lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
+    kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
     inner, bias = integer_at(job + _INNER), integer_at(layer + _GATE_UP_BIAS)
-    pieces, panel_bytes, as_pairs = inner // 64, _panel_bytes(kind, hidden), kind == PAIRED
+    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), kind == PAIRED
     x_stride = hidden * (2 if as_pairs else 4)
-    gate = private + integer_at(job + _NORMED_BYTES)
-    up = gate + integer_at(job + _TILE_BYTES)
-    ready = False
-    piece = add_at(stage, 1)
+    gate, up = private, private + TILE_BYTES
+    piece = take(stage, thread, threads, pieces)
     while piece < pieces:
-        if not ready:
-            _normed(job, integer_at(layer + _NORM_BEHIND), eps, private)
-            ready = True
-        panel = integer_at(layer + _GATE_UP) + piece * panel_bytes
-        panel_product(kind, panel, private, x_stride, hidden, gate, 256, lines)
-        panel_product(kind, panel + pieces * panel_bytes, private, x_stride, hidden, up, 256, lines)
-        if bias != 0:
-            add_bias(gate, 256, lines, bias + 256 * piece)
-            add_bias(up, 256, lines, bias + 256 * (pieces + piece))
-        for line in range(lines):
-            to = integer_at(job + _GATED) + (line * inner + 64 * piece) * (2 if as_pairs else 4)
-            for at in range(0, 256, 64):
-                product = silu_mul(load(gate + 256 * line + at), load(up + 256 * line + at))
-                if as_pairs:
-                    store_bf16(to + at // 2, product)
-                else:
-                    store(to + at, product)
-        add_at(stage + 64, 1)
-        piece = add_at(stage, 1)
-    finish(stage + 64, pieces)
+        panel = integer_at(layer + _GATE_UP) + piece * size
+        other = panel + pieces * size
+        for first in range(0, lines, LINES_AT_ONCE):
+            some, rows = min(lines - first, LINES_AT_ONCE), x + first * x_stride
+            panel_product(kind, panel, rows, x_stride, hidden, gate, PANEL_BYTES, some)
+            panel_product(kind, other, rows, x_stride, hidden, up, PANEL_BYTES, some)
+            if bias != 0:
+                add_bias(gate, PANEL_BYTES, some, bias + PANEL_BYTES * piece)
+                add_bias(up, PANEL_BYTES, some, bias + PANEL_BYTES * (pieces + piece))
+            to = integer_at(job + _GATED) + (first * inner + PANEL * piece) * (2 if as_pairs else 4)
+            _silu_mul_lines(gate, up, to, inner, some, as_pairs)
+        done(stage, threads)
+        piece = take(stage, thread, threads, pieces)
+    finish(stage, threads, pieces)
+
+
+@njit(nogil=True)
+def _silu_mul_lines(gate, up, out, inner, lines, as_pairs):
+    """Of a panel."""
+    for line in range(lines):
+        row = PANEL_BYTES * line
+        for at in range(0, PANEL_BYTES, 64):
+            product = silu_mul(load(gate + row + at), load(up + row + at))
+            if as_pairs:
+                store_bf16(out + line * inner * 2 + at // 2, product)
+            else:
+                store(out + line * inner * 4 + at, product)

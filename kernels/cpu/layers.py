@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family over rows of few tokens, as one call.
+"""Decoder layers of the Llama family over the tokens of a step, as one call.
 
 Knows tensors: weights in panels, paged KV of a layer, rows. Does not know sequences or models.
 """
@@ -14,12 +14,15 @@ import torch
 from kernels.cpu import team
 from kernels.cpu.attention import scratch_floats
 from kernels.cpu.compiled import functions
-from kernels.cpu.decoder import JOB, LAYER, NUMBERS
+from kernels.cpu.decoder import JOB, LAYER, NUMBERS, PART, STAGES, TILE_BYTES
 from kernels.cpu.emit import NUM
-from kernels.cpu.panels import COUNTERS, Panels
+from kernels.cpu.panels import Panels
 from kernels.cpu.product import PANEL
 
-_STAGES = 5
+PART_LINES = 16
+"""Lines of a part at most. A step with longer rows stores all keys before anyone attends."""
+_OWN_LINES = 16
+"""So many are normed by each thread for itself, which takes less time than meeting."""
 _KV = LAYER.index("kv")
 
 
@@ -87,40 +90,52 @@ class DecoderLayers:
         others follow, and each line sees all up to its own. `tables`: int64 ids of each row's blocks. `kv`: of each
         layer from the `first` one on, `[num_blocks, 2, KVH, block_size, head_dim]`."""
         _, _, kv_heads, block_size, head_dim = kv[0].shape
-        lines, rows, heads, found = len(states), len(places), self._heads, functions()
+        lines, heads, found = len(states), self._heads, functions()
         assert found is not None
         assert states.dtype == torch.float32 and states.is_contiguous(), states.dtype
         assert states.shape[1] == self._hidden and positions.dtype == torch.int64, states.shape
         assert len(positions) == lines == starts[-1], (lines, starts)
-        assert len(tables) == rows == len(starts) - 1, (rows, starts)
+        assert len(tables) == len(places) == len(starts) - 1, (len(tables), starts)
         assert all(table.dtype == torch.int64 and table.is_contiguous() for table in tables)
         ends = [p + end - start for p, (start, end) in zip(places, pairwise(starts), strict=True)]
         assert all(len(t) * block_size >= end for t, end in zip(tables, ends, strict=True))
         words, numbers = self._words[first : first + len(kv)], self._numbers[first:]
         words[:, _KV] = torch.tensor([layer.data_ptr() for layer in kv])
-        narrow = kv[0].dtype == torch.bfloat16
-        width = (heads + 2 * kv_heads) * head_dim
-        projected = torch.empty((lines, width))
-        attended = torch.empty((lines, heads * head_dim), dtype=self._input_dtype)
-        gated = torch.empty((lines, self._inner), dtype=self._input_dtype)
-        groups = heads // kv_heads
-        attending = 4 * (scratch_floats(groups) + (2 * groups + 1) * head_dim)
-        normed, tile = 4 * lines * self._hidden, 4 * lines * PANEL
-        private_bytes = -(-max(normed + 2 * tile, attending) // 64) * 64
-        threads = team.size()
+        narrow, dtype = kv[0].dtype == torch.bfloat16, self._input_dtype
+        parts = _parts(starts, places, tables)
+        projected = torch.empty((lines, (heads + 2 * kv_heads) * head_dim))
+        attended = torch.empty((lines, heads * head_dim), dtype=dtype)
+        gated = torch.empty((lines, self._inner), dtype=dtype)
+        shared = lines > _OWN_LINES
+        normed = torch.empty((lines if shared else 0, self._hidden), dtype=dtype)
+        groups, threads = heads // kv_heads, team.size()
+        attending = 4 * (scratch_floats(groups) + 2 * groups * head_dim)
+        own = 0 if shared else 4 * lines * self._hidden
+        private_bytes = -(-max(own + 2 * TILE_BYTES, attending) // 64) * 64
         private = torch.empty(threads * private_bytes, dtype=torch.uint8)
-        counters = torch.zeros((1 + 2 * _STAGES * len(kv)) * COUNTERS, dtype=torch.int64)
-        begun, where = torch.tensor(starts), torch.tensor(places)
-        addresses = torch.tensor([table.data_ptr() for table in tables])
+        stages = STAGES * len(kv) * team.stage_bytes(threads)
+        counters = torch.zeros(team.LINE + stages, dtype=torch.uint8)
         job = (
-            lines, rows, len(kv), self._hidden, heads, kv_heads, head_dim, self._inner, block_size,
-            self._kind, narrow, words.data_ptr(), numbers.data_ptr(), states.data_ptr(),
-            projected.data_ptr(), attended.data_ptr(), gated.data_ptr(), self._turns.data_ptr(),
-            positions.data_ptr(), begun.data_ptr(), where.data_ptr(), addresses.data_ptr(), counters.data_ptr(),
-            private.data_ptr(), normed, tile, private_bytes,
+            lines, len(parts), len(kv), self._hidden, heads, kv_heads, head_dim, self._inner, block_size,
+            self._kind, narrow, words.data_ptr(), numbers.data_ptr(), states.data_ptr(), projected.data_ptr(),
+            attended.data_ptr(), gated.data_ptr(), self._turns.data_ptr(), positions.data_ptr(),
+            parts.data_ptr(), len(parts) > len(places), normed.data_ptr() if shared else 0,
+            threads, counters.data_ptr(), private.data_ptr(), private_bytes,
         )  # fmt: skip
         assert len(job) == len(JOB)
         team.run(found.decode, torch.tensor(job))
+
+
+def _parts(
+    starts: Sequence[int], places: Sequence[int], tables: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """`[parts, len(PART)]`: rows cut after every `PART_LINES` lines."""
+    found = [
+        (first, min(first + PART_LINES, end), place + first - start, table.data_ptr())
+        for (start, end), place, table in zip(pairwise(starts), places, tables, strict=True)
+        for first in range(start, end, PART_LINES)
+    ]
+    return torch.tensor(found).view(-1, len(PART))
 
 
 def _word(layer: LayerWeights, name: str) -> int:

@@ -12,15 +12,13 @@ import torch
 
 from kernels.cpu import emit, team
 from kernels.cpu.compiled import functions
+from kernels.cpu.pages import in_large_pages
 from kernels.cpu.product import FLOATS, PAIRED, PANEL, WIDENED
-
-COUNTERS = 8
-"""int64 of a line of the cache: counters of different threads do not share one."""
 
 
 @dataclass(frozen=True)
 class Panels:
-    """`tensor`: float32 `[panels, in_features, 64]` or bfloat16 `[panels, in_features / 2, 64, 2]`; outputs behind the
+    """`tensor`: float32 `[panels, in_features, 32]` or bfloat16 `[panels, in_features / 2, 32, 2]`; outputs behind the
     last one are zeros."""
 
     tensor: torch.Tensor
@@ -47,10 +45,10 @@ def pack(weight: torch.Tensor, paired: bool = False) -> Panels:
     padded = torch.nn.functional.pad(weight, (0, 0, 0, num * PANEL - out_features))
     if weight.dtype == torch.float32:
         tensor = padded.view(num, PANEL, in_features).transpose(1, 2)
-        return Panels(tensor.contiguous(), in_features, out_features, FLOATS)
+        return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, FLOATS)
     tensor = padded.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
     kind = PAIRED if paired else WIDENED
-    return Panels(tensor.contiguous(), in_features, out_features, kind)
+    return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, kind)
 
 
 def product(x: torch.Tensor, weight: Panels) -> torch.Tensor:
@@ -61,8 +59,9 @@ def product(x: torch.Tensor, weight: Panels) -> torch.Tensor:
     assert found is not None
     x, width = x.contiguous(), num * PANEL
     out = torch.empty((len(x), width))
-    counters = torch.zeros(COUNTERS, dtype=torch.int64)
+    threads = team.size()
+    counters = torch.zeros(team.LINE + team.stage_bytes(threads), dtype=torch.uint8)
     words = (len(x), weight.kind, x.data_ptr(), x.stride(0) * x.itemsize, weight.in_features, num)
-    where = (weight.tensor.data_ptr(), out.data_ptr(), 4 * width, counters.data_ptr())
+    where = (weight.tensor.data_ptr(), out.data_ptr(), 4 * width, threads, counters.data_ptr())
     team.run(found.multiply, torch.tensor(words + where))
     return out if width == weight.out_features else out[:, : weight.out_features].contiguous()

@@ -1,8 +1,9 @@
-"""Rows times a weight in panels of 64 outputs: the tile that every linear layer of a decode step is made of.
+"""Rows times a weight in panels of 32 outputs: the tile that every linear layer of a decode step is made of.
 
-Knows panels and rows. Does not know layers. A panel holds 64 outputs for one input after another (float32) or for one
-pair of inputs after another (bfloat16); that is also how oneDNN keeps a weight, so both read the same memory. An
-output is one lane's sum over the inputs in their order: its bits do not depend on the rows or panels beside it.
+Knows panels and rows. Does not know layers. A panel holds 32 outputs for one input after another (float32) or for one
+pair of inputs after another (bfloat16), and is read from its first byte to its last: what a core fetches ahead is what
+it needs next. An output is one lane's sum over the inputs in their order: its bits do not depend on the rows or panels
+beside it.
 """
 
 from __future__ import annotations
@@ -17,44 +18,42 @@ from numba.extending import intrinsic
 
 from kernels.cpu import emit
 from kernels.cpu.lanes import NUM, add_at, integer_at, load, store
+from kernels.cpu.team import LINE, take
 
 FLOATS, WIDENED, PAIRED = 0, 1, 2
 """Weights and inputs of float32; weights of bfloat16 that are widened, inputs of float32; both of bfloat16, multiplied in
 pairs by an instruction of the CPU's."""
 
-PANEL = 64
+PANEL = 32
+PANEL_BYTES = 4 * PANEL
+"""Of a panel, per float32 input or per pair of bfloat16 inputs; also of a row's outputs."""
 _VECTORS = PANEL // NUM
-_BYTES = 4 * PANEL
-"""Of a panel, per float32 input or per pair of bfloat16 inputs."""
-_ROWS = 4
-"""Of a tile over a whole panel."""
-_MORE_ROWS = 8
-"""Of one over half a panel."""
-_HALF = _BYTES // 2
+_FEW_ROWS, _ROWS = 4, 8
+"""Of a tile: each number up to the first has one of its own, more share one that fills half of the 32 registers."""
 _AHEAD = 64
 """Inputs, or pairs of them, by which the weight is asked for before it is used."""
+_MOST_FREE = 8
+"""So many multiplications hide behind reading 128 bytes: with no more of them the core asks ahead well enough itself,
+and better than it is told to."""
 
 
 @intrinsic
 def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:  # fmt: skip
-    """Sums of up to `_ROWS` rows and one panel, or of more, up to `_MORE_ROWS`, and half of one: they fill half of the 32
-    registers. `num`: inputs, or pairs of them."""
+    """Sums of up to `_ROWS` rows and a panel. `num`: inputs, or pairs of them."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, rows, *rest = args
         integer = rows.type
         last = builder.sub(rows, integer(1))
-        # The last row stands in for those that are missing.
-        some = [_smaller(builder, integer(row), last) for row in range(_MORE_ROWS)]
 
         def of_kind(number: int) -> None:
             tiles = {
-                n: partial(
-                    _emit, builder, number, [integer(row) for row in range(n)], _VECTORS, *rest
-                )
-                for n in range(1, _ROWS + 1)
+                n: partial(_emit, builder, number, [integer(row) for row in range(n)], *rest)
+                for n in range(1, _FEW_ROWS + 1)
             }
-            tiles[_MORE_ROWS] = partial(_emit, builder, number, some, _VECTORS // 2, *rest)
+            # The last row stands in for those that are missing.
+            some = [_smaller(builder, integer(row), last) for row in range(_ROWS)]
+            tiles[_ROWS] = partial(_emit, builder, number, some, *rest)
             emit.choose(builder, rows, tiles)
 
         kinds = (FLOATS, WIDENED, PAIRED)
@@ -72,7 +71,6 @@ def _emit(
     builder: ir.IRBuilder,
     kind: int,
     rows: list[ir.Value],
-    vectors: int,
     panel: ir.Value,
     x: ir.Value,
     x_stride: ir.Value,
@@ -83,13 +81,14 @@ def _emit(
     integer = panel.type
     step_bytes = 8 if kind == WIDENED else 4
     x_rows = [builder.add(x, builder.mul(x_stride, row)) for row in rows]
+    multiplications = len(rows) * _VECTORS * (2 if kind == WIDENED else 1)
 
     def step(place: ir.Value, sums: emit.Vectors) -> emit.Vectors:
-        at = builder.add(panel, builder.mul(place, integer(_BYTES)))
-        for line in range(vectors):
-            emit.prefetch(builder, builder.add(at, integer(_AHEAD * _BYTES + 64 * line)))
+        at = builder.add(panel, builder.mul(place, integer(PANEL_BYTES)))
+        for line in range(_VECTORS if multiplications > _MOST_FREE else 0):
+            emit.prefetch(builder, builder.add(at, integer(_AHEAD * PANEL_BYTES + 64 * line)))
         numbers = [builder.add(row, builder.mul(place, integer(step_bytes))) for row in x_rows]
-        for weights, behind, spread, multiply in _steps(builder, at, kind, vectors):
+        for weights, behind, spread, multiply in _steps(builder, at, kind):
             inputs = [spread(builder, builder.add(at, integer(behind))) for at in numbers]
             sums = [
                 [multiply(builder, w, number, old) for w, old in zip(weights, line, strict=True)]
@@ -97,7 +96,7 @@ def _emit(
             ]
         return sums
 
-    zeros = [[ir.Constant(emit.VECTOR, [0.0] * NUM)] * vectors for _ in rows]
+    zeros = [[ir.Constant(emit.VECTOR, [0.0] * NUM)] * _VECTORS for _ in rows]
     for row, line in zip(rows, emit.loop(builder, num, zeros, step), strict=True):
         first = builder.add(out, builder.mul(stride, row))
         for v, found in enumerate(line):
@@ -105,10 +104,10 @@ def _emit(
             builder.store(found, emit.pointer(builder, at, emit.VECTOR)).align = 4
 
 
-def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int, vectors: int) -> list[Any]:
-    """What is done with the panel's next 256 bytes: weights, where their input lies behind the first one, how it is
+def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int) -> list[Any]:
+    """What is done with the panel's next `PANEL_BYTES`: weights, where their input lies behind the first one, how it is
     spread over the lanes, how the two are multiplied."""
-    places = [builder.add(at, at.type(64 * v)) for v in range(vectors)]
+    places = [builder.add(at, at.type(64 * v)) for v in range(_VECTORS)]
     if kind == FLOATS:
         weights = [emit.load_floats(builder, place) for place in places]
         return [(weights, 0, emit.load_number, emit.fused)]
@@ -121,32 +120,25 @@ def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int, vectors: int) -> list
 
 
 @njit(nogil=True)
+def panel_bytes(kind, num_inputs):
+    return num_inputs * (PANEL_BYTES if kind == FLOATS else PANEL_BYTES // 2)
+
+
+@njit(nogil=True)
 def panel_product(kind, panel, x, x_stride, num_inputs, out, stride, num_rows):
-    """`out` `[num_rows, 64]` float32 = `x` `[num_rows, num_inputs]` times a panel; `out`'s rows are `stride` bytes
+    """`out` `[num_rows, PANEL]` float32 = `x` `[num_rows, num_inputs]` times a panel; `out`'s rows are `stride` bytes
     apart, those of `x` `x_stride`."""
     num = num_inputs if kind == FLOATS else num_inputs // 2
-    row = 0
-    while row < num_rows:
-        some = min(num_rows - row, _MORE_ROWS)
-        for part in range(0, _HALF if some <= _ROWS else _BYTES, _HALF):
-            _tile(
-                kind,
-                some,
-                panel + part,
-                x + row * x_stride,
-                x_stride,
-                num,
-                out + row * stride + part,
-                stride,
-            )
-        row += some
+    for row in range(0, num_rows, _ROWS):
+        some = min(num_rows - row, _ROWS)
+        _tile(kind, some, panel, x + row * x_stride, x_stride, num, out + row * stride, stride)
 
 
 @njit(nogil=True)
 def add_bias(out, stride, num_rows, bias):
-    """Of a panel: 64 float32."""
+    """Of a panel: `PANEL` float32."""
     for row in range(num_rows):
-        for at in range(0, 256, 64):
+        for at in range(0, PANEL_BYTES, 64):
             to = out + row * stride + at
             store(to, load(to) + load(bias + at))
 
@@ -161,24 +153,27 @@ PRODUCT = (
     "weight",
     "out",
     "out_stride",
+    "threads",
     "counters",
 )
-"""Words of a call, int64; strides in bytes; `counters` `[2, 8]`, zeros."""
+"""Words of a call, int64; strides in bytes; `counters`: one of threads, then those of a stage (`team`), zeros."""
 (
-    _NUM_ROWS, _KIND, _X, _X_STRIDE, _INPUTS, _PANELS, _WEIGHT, _OUT, _OUT_STRIDE, _COUNTERS,
+    _NUM_ROWS, _KIND, _X, _X_STRIDE, _INPUTS, _PANELS, _WEIGHT, _OUT, _OUT_STRIDE, _THREADS, _COUNTERS,
 ) = range(0, 8 * len(PRODUCT), 8)  # fmt: skip
 
 
 @njit(nogil=True)
 def multiply(job):
     """What a thread does."""
-    counter, kind = integer_at(job + _COUNTERS), integer_at(job + _KIND)
+    counters, kind = integer_at(job + _COUNTERS), integer_at(job + _KIND)
+    threads, pieces = integer_at(job + _THREADS), integer_at(job + _PANELS)
     inputs = integer_at(job + _INPUTS)
-    panel_bytes = inputs * (256 if kind == FLOATS else 128)
-    piece = add_at(counter, 1)
-    while piece < integer_at(job + _PANELS):
+    size = panel_bytes(kind, inputs)
+    thread, stage = add_at(counters, 1), counters + LINE
+    piece = take(stage, thread, threads, pieces)
+    while piece < pieces:
         panel_product(
-            kind, integer_at(job + _WEIGHT) + piece * panel_bytes, integer_at(job + _X), integer_at(job + _X_STRIDE),
-            inputs, integer_at(job + _OUT) + 256 * piece, integer_at(job + _OUT_STRIDE), integer_at(job + _NUM_ROWS),
+            kind, integer_at(job + _WEIGHT) + piece * size, integer_at(job + _X), integer_at(job + _X_STRIDE),
+            inputs, integer_at(job + _OUT) + PANEL_BYTES * piece, integer_at(job + _OUT_STRIDE), integer_at(job + _NUM_ROWS),
         )  # fmt: skip
-        piece = add_at(counter, 1)
+        piece = take(stage, thread, threads, pieces)

@@ -1,4 +1,5 @@
-"""The threads of torch: a compiled function runs in each of them, as torch's own parallel loops do.
+"""The threads of torch: a compiled function runs in each of them, as torch's own parallel loops do, and how they share
+the pieces of a stage.
 
 Knows libgomp's entry, or that of a library in its place. A team of our own would fight with torch's for the cores:
 libgomp's threads spin for a while after each loop.
@@ -15,9 +16,11 @@ from pathlib import Path
 import torch
 from numba import njit, types
 
-from kernels.cpu.lanes import pause, seen_at
+from kernels.cpu.lanes import add_at, pause, seen_at
 
 _LIBRARY = re.compile(r"/lib(gomp|iomp5|omp)[^/]*\.so[.\d]*$")
+LINE = 64
+"""Bytes of a line of the cache: counters of different threads do not share one."""
 _PATIENCE = 4096
 """Looks at a counter before a thread lets others have its core."""
 
@@ -25,10 +28,34 @@ _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 @njit(nogil=True)
-def finish(counter, number):
-    """Waits until so many pieces of a stage are done."""
-    looks = 0
-    while seen_at(counter) < number:
+def stage_bytes(threads):
+    """Of a stage's counters, zeros at first: pieces that each thread's run has given away, then pieces that are done."""
+    return LINE * (threads + 1)
+
+
+@njit(nogil=True)
+def take(stage, thread, threads, pieces):
+    """A piece that nobody has taken; `pieces` if there is none left. Each thread goes through a run of its own, and
+    then helps the others with theirs: neighbours lie side by side in memory, and a core that reads on and on reads
+    faster than one that reads every other piece."""
+    for further in range(threads):
+        owner = (thread + further) % threads
+        piece = pieces * owner // threads + add_at(stage + LINE * owner, 1)
+        if piece < pieces * (owner + 1) // threads:
+            return piece
+    return pieces
+
+
+@njit(nogil=True)
+def done(stage, threads):
+    add_at(stage + LINE * threads, 1)
+
+
+@njit(nogil=True)
+def finish(stage, threads, pieces):
+    """Waits until the pieces of a stage are done."""
+    counter, looks = stage + LINE * threads, 0
+    while seen_at(counter) < pieces:
         pause()
         looks += 1
         if looks % _PATIENCE == 0:

@@ -28,6 +28,8 @@ LENS = [1, 15, 16, 17, 64, 65, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 130]
 """Around blocks, registers and chunks."""
 SOME_LENS, SOME = [5, 16, 18, 1, 80, CHUNK + 2, CHUNK + 9, 700], [5, 2, 9, 1, 16, 3, 9, 1]
 """Rows of several tokens, over the borders of blocks and chunks."""
+LONG_LENS, LONG = [17, 40, 1, 90, 300, CHUNK + 60, 33], [17, 33, 1, 65, 129, 100, 2]
+"""With rows of more than a part."""
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
 """Of the largest number, by the dtype of KV and weights: keys and values are rounded to it."""
 
@@ -202,6 +204,7 @@ def test_every_block_size(block_size: int) -> None:
 def test_a_window_hides_what_lies_before_it(window: int) -> None:
     check(Case(LENS, window=window))
     check(Case(SOME_LENS, SOME, window=window))
+    check(Case(LONG_LENS, LONG, window=window))
 
 
 def test_biases_and_norms_of_heads_are_applied() -> None:
@@ -233,19 +236,22 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, thre
 @pytest.mark.parametrize("way", ["floats", "widened", "paired"])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("window", [0, 12])
+@pytest.mark.parametrize(
+    ("lens", "news"), [(SOME_LENS, SOME), (LONG_LENS, LONG)], ids=["some", "long"]
+)
 def test_tokens_of_a_row_have_the_bits_of_one_after_another(
-    way: str, threads: int, window: int
+    way: str, threads: int, window: int, lens: list[int], news: list[int]
 ) -> None:
     if way == "paired" and not has_bf16_products():
         pytest.skip("this CPU does not multiply pairs of bfloat16")
     dtype = torch.float32 if way == "floats" else torch.bfloat16
-    case = Case(SOME_LENS, SOME, dtype=dtype, window=window, normed=True, paired=way == "paired")
+    case = Case(lens, news, dtype=dtype, window=window, normed=True, paired=way == "paired")
     torch.set_num_threads(threads)
     together, kv = case.run()
     torch.set_num_threads(1)
-    for row, found in enumerate(together.split(SOME)):
+    for row, found in enumerate(together.split(news)):
         alone, own = case.steps(row)
-        assert torch.equal(found, alone), SOME_LENS[row]
+        assert torch.equal(found, alone), lens[row]
         for mine, theirs in zip(own, kv, strict=True):
             assert torch.equal(mine[case.tables[row]].nan_to_num(7.0), theirs[case.tables[row]].nan_to_num(7.0))  # fmt: skip
 
@@ -254,10 +260,12 @@ def test_tokens_of_a_row_have_the_bits_of_one_after_another(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_of_several_tokens_are_those_of_float64(dtype: torch.dtype, block_size: int) -> None:
     check(Case(SOME_LENS, SOME, dtype=dtype, block_size=block_size, biased=True))
+    check(Case(LONG_LENS, LONG, dtype=dtype, block_size=block_size, biased=True))
 
 
-def test_only_the_new_slots_are_written() -> None:
-    case = Case([1, 16, 17, 40, 35], [1, 1, 1, 1, 4])
+@pytest.mark.parametrize("more", [3, 50])
+def test_only_the_new_slots_are_written(more: int) -> None:
+    case = Case([1, 16, 17, 40, 35, 90], [1, 1, 1, 1, 4, more])
     _, kv = case.run()
     for before, behind in zip(case.kv, kv, strict=True):
         for table, length, new in zip(case.tables, case.lens, case.news, strict=True):

@@ -108,7 +108,9 @@ class Commit:
     def _learn(self, work: Work, result: RowResult) -> None:
         """A decode row without guesses."""
         speculation, sequence = self._scheduler.speculation, work.sequence
-        if speculation is not None and sequence.drafting is not None and work.num_draws == 1:
+        if speculation is None or not speculation.needs_hidden:
+            return
+        if sequence.drafting is not None and work.num_draws == 1:
             told = Outcome(NOTHING, (result.drawn[0].token,), hidden=result.hidden)
             speculation.observe(sequence, told)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tiny_models import Driven, TinyModel, drive
 from kernels.cpu import compiled
 from workers.engine.layers import linear
 from workers.engine.model import cpu_pass
-from workers.engine.model.cpu_pass import SHORT, CpuPass
+from workers.engine.model.cpu_pass import CpuPass
 from workers.engine.plan import Draw, Row
 from workers.engine.runner import ModelRunner
 from workers.protocol.messages import SamplingParams
@@ -89,7 +90,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(
 
 @pytest.mark.parametrize("name", FAMILY)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_single_tokens_take_the_compiled_layers_whoever_is_beside_them(
+def test_rows_take_the_compiled_layers_whoever_is_beside_them(
     tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
 ) -> None:
     needs_panels(monkeypatch)
@@ -105,7 +106,7 @@ def test_single_tokens_take_the_compiled_layers_whoever_is_beside_them(
         logits.append(seen_logits(runner, rows)[0])
     assert torch.equal(logits[0], logits[1])
     assert torch.equal(logits[0], logits[2])
-    monkeypatch.setattr(runner.loaded.hidden_states, "_decode", None)
+    monkeypatch.setattr(runner.loaded.hidden_states, "_compiled", None)
     runner.execute([Row(PROMPT[:-1], 0, tables[0])])
     plain = seen_logits(runner, rows[:1])[0]
     limit = {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
@@ -119,8 +120,8 @@ def test_guesses_are_proved_with_the_bits_of_single_steps_whoever_is_beside_them
 ) -> None:
     needs_panels(monkeypatch)
     runner = tiny_model(name).runner(dtype=dtype)
-    start, num_guesses = 5, SHORT - 1
-    first, end = PROMPT[:start], start + 1 + num_guesses
+    start, end = 5, 23
+    first, num_guesses = PROMPT[:start], end - start - 1
     table, others = [[*range(at, at + 7)] for at in (1, 10)], [[9], PROMPT[:3], PROMPT]
     runner.execute([Row(first, 0, table[0])])
     steps = [
@@ -135,34 +136,57 @@ def test_guesses_are_proved_with_the_bits_of_single_steps_whoever_is_beside_them
         assert torch.equal(seen_logits(runner, [*rows, guessed]), torch.cat(steps))
 
 
-def test_a_row_takes_the_compiled_layers_by_its_own_length(
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cuts", [[1], [24], [3, 4, 21], [16, 17], [*range(1, 25)]], ids=str)
+def test_a_prompt_has_the_same_bits_however_it_is_cut(
+    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, dtype: str, cuts: list[int]
+) -> None:
+    needs_panels(monkeypatch)
+    runner = tiny_model("qwen3").runner(dtype=dtype)
+    whole = last_logits(runner)
+    with torch.inference_mode():
+        kv = runner.store.layer(0)[0][1:8].clone()
+        runner.store.layer(0)[0].fill_(float("nan"))
+    table, logits = [*range(1, 8)], None
+    for first, end in pairwise([0, *cuts, len(PROMPT)]):
+        row = Row(PROMPT[first:end], first, table, (drawing(PROMPT[:end]),))
+        logits = seen_logits(runner, [row])[0]
+    assert torch.equal(logits, whole)
+    filled = runner.store.layer(0)[0][1:8]
+    for place in range(len(PROMPT)):
+        slot = (place // runner.block_size, slice(None), slice(None), place % runner.block_size)
+        assert torch.equal(filled[slot], kv[slot])
+
+
+def test_trees_alone_are_left_to_torchs_operations(
     tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_panels(monkeypatch)
     runner = tiny_model("llama").runner()
     taken: list[int] = []
-    compiled_rows = runner.loaded.hidden_states._decode
-    run_long = runner.loaded.hidden_states.run_long
+    compiled_rows = runner.loaded.hidden_states._compiled
+    run_plain = runner.loaded.hidden_states.run_plain
 
-    def short(hidden: torch.Tensor, *rest: object) -> None:
+    def in_one_call(hidden: torch.Tensor, *rest: object) -> None:
         taken.append(len(hidden))
         compiled_rows(hidden, *rest)
 
-    def long(layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+    def plain(layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
         taken.append(-len(hidden))
-        run_long(layers, hidden, positions)
+        run_plain(layers, hidden, positions)
 
-    monkeypatch.setattr(runner.loaded.hidden_states, "_decode", short)
-    monkeypatch.setattr(runner.loaded.hidden_states, "run_long", long)
-    for lens, expected in [
-        ([SHORT], [SHORT]),
-        ([SHORT + 1], [-SHORT - 1]),
-        ([SHORT + 1, 1, SHORT, 2, SHORT + 2], [SHORT + 3, -2 * SHORT - 3]),
-    ]:
-        rows = [Row(PROMPT[:n], 0, [*range(1 + 8 * i, 9 + 8 * i)]) for i, n in enumerate(lens)]
-        runner.execute(rows)
-        assert taken == expected
-        taken.clear()
+    monkeypatch.setattr(runner.loaded.hidden_states, "_compiled", in_one_call)
+    monkeypatch.setattr(runner.loaded.hidden_states, "run_plain", plain)
+    rows = [Row(PROMPT[:n], 0, [*range(1 + 8 * i, 9 + 8 * i)]) for i, n in enumerate([17, 1, 4])]
+    runner.execute(rows)
+    assert taken == [22]
+    taken.clear()
+    draws = tuple(drawing(PROMPT[:4]) for _ in range(3))
+    tree = Row(PROMPT[3:6], 3, [*range(30, 38)], draws, num_proposed=2, parents=(-1, -1))
+    runner.execute([Row(PROMPT[:3], 0, [*range(30, 38)])])
+    taken.clear()
+    runner.execute([rows[0], tree, rows[1]])
+    assert taken == [18, -3]
 
 
 def test_without_the_compiled_functions_torch_computes_the_same_tokens(

@@ -114,6 +114,7 @@ class Adapters:
             slots = [-1] * len(packed.token_ids)
             for row, start in zip(rows, packed.starts, strict=True):
                 slots[start : start + len(row.tokens)] = [row.adapter] * len(row.tokens)
+        packed.context.adapted = bool(self._sites)
         self._tokens.set(slots, self._max_adapters, self._ops)
 
     def _make_places(self) -> None:

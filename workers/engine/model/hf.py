@@ -52,6 +52,9 @@ class StepContext:
     """Decode rows whose common prefix is read once for all of them."""
     mass: MassProbe | None = None
     """Is told of every layer, if a row wants it."""
+    adapted: bool = False
+    """Adapters stand beside the products, whether a row takes one or not: what a row computes does not follow from who
+    is beside it."""
 
 
 @dataclass(slots=True)

@@ -31,11 +31,10 @@ class PackedStep:
 def pack(
     rows: Sequence[Row], block_size: int, device: torch.device, min_tokens: int = 1
 ) -> PackedStep:
-    """Rows with one token come first: their attention is another kernel's. Chunks follow, shorter ones before longer
-    ones, then trees. Behind the rows the pass is filled up to `min_tokens` tokens that belong to nobody."""
+    """Rows with one token come first: their attention is another kernel's. Chunks follow, then trees. Behind the rows
+    the pass is filled up to `min_tokens` tokens that belong to nobody."""
     decode = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
     prefill = [i for i, row in enumerate(rows) if len(row.tokens) != 1 and not row.parents]
-    prefill.sort(key=lambda index: len(rows[index].tokens))
     trees = [index for index, row in enumerate(rows) if row.parents]
     order = decode + prefill + trees
     token_ids: list[int] = []

@@ -97,7 +97,7 @@ class Proposer(Protocol):
     needs_blocks: bool = False
     """It writes KV of its own for what it proposes: blocks are taken before it is asked."""
     needs_hidden: bool = False
-    """It is told the last hidden states of the rows."""
+    """It is told the last hidden states of the rows, and so of every step, not only of those with proposals."""
 
     def propose(self, asks: Seq[Ask]) -> list[Guess]:
         """For each ask what may come next, nothing if nothing is worth a try."""
@@ -109,7 +109,7 @@ class Proposer(Protocol):
         return True
 
     def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
-        """Behind each step, with or without proposals; the tokens are the sequence's already."""
+        """The tokens are the sequence's already."""
 
     def forget(self, region: bytes | None) -> None:
         """The texts of a namespace region are to be gone; None: those of every region."""

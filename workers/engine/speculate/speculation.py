@@ -34,6 +34,8 @@ class Speculation:
         self._max_step_tokens = max_step_tokens
         self._takes_trees = takes_trees
         self._counts_guesses = counts_guesses
+        self.needs_hidden = proposer.needs_hidden
+        """Of every step, with proposals or without; others are told of those with proposals only."""
 
     # --- a plan that is complete but for proposals ---
 
@@ -72,9 +74,12 @@ class Speculation:
         if drafting is None:
             return None
         attempt, length = sequence.attempt, len(sequence.tokens)
+        wanted = drafting.acceptance.num_wanted(length, most)
+        if not wanted:
+            return None
         # The row draws one token more than it proposes.
         room = min(most, plan.budget, attempt.lease.left, attempt.end_len - length - 1)
-        wanted = drafting.acceptance.num_wanted(length, room)
+        wanted = min(wanted, room)
         if self._proposer.needs_blocks and wanted > 0:
             wanted = self._fit(sequence, wanted)
         return Ask(sequence, drafting, wanted, room) if wanted > 0 else None

@@ -1,4 +1,4 @@
-"""The short rows of a step through the compiled layers (`kernels.cpu`).
+"""Rows of a step through the compiled layers (`kernels.cpu`).
 
 Knows the hand-written layers and paged rows. Does not know what else is in the step.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.cpu.panels import Panels
 
 
-class DecodeRows:
+class CompiledRows:
     def __init__(self, layers: Sequence[LlamaLayer], weights: Sequence[LayerWeights], turns: torch.Tensor) -> None:  # fmt: skip
         from kernels.cpu.layers import DecoderLayers  # needs numba
 
@@ -46,7 +46,9 @@ class DecodeRows:
         self._compiled(hidden, positions, starts, places, tables, kv, layers.start)
 
 
-def build(layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int) -> DecodeRows | None:
+def build(
+    layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int
+) -> CompiledRows | None:
     """None where a product is not in panels, where sizes do not fall on whole ones, or over KV of 8 bits."""
     if not all(_in_panels(linear) for layer in layers for linear in layer.linears):
         return None
@@ -56,7 +58,7 @@ def build(layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int) -
     if not all(fits(each, layer.paged.kv[0]) for each, layer in zip(weights, layers, strict=True)):
         return None
     turns = rope_table(rotary, max_positions, torch.device("cpu"))
-    return DecodeRows(layers, weights, turns)
+    return CompiledRows(layers, weights, turns)
 
 
 def _in_panels(linear: nn.Module) -> bool:
