@@ -37,7 +37,7 @@ class Chunks:
         for tenant in sorted(tenants, key=lambda t: services.of(t, plan.now)):
             recent = services.of(tenant, plan.now)
             if recent > HEAVY * light:
-                plan.keep_short()
+                plan.fill_up(self._token_budget.num_short)
             elif awaited < (recent / HEAVY if tier == "interactive" else math.inf):
                 plan.expect_arrival(self._token_budget.num_short)
             before = plan.budget
@@ -54,7 +54,7 @@ class Chunks:
             self._deal_at_most(plan, sequence, share)
 
     def _deal_at_most(self, plan: StepPlan, sequence: Sequence, share: int) -> None:
-        num_tokens = min(sequence.num_unscheduled, share)
+        num_tokens = plan.stretch(share, sequence.num_unscheduled)
         num_draws = 0
         if num_tokens == sequence.num_unscheduled and sequence.in_search:
             num_tokens -= 1  # the last token waits for the other beams

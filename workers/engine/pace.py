@@ -18,8 +18,9 @@ LEAST_SHORT = 64
 SHORT_COSTS = 4
 """Fixed costs are at most one part in so many of such a step."""
 
-FORGET = 0.98
-"""Of the weight of all steps so far, at each step: some 50 of them count."""
+FORGET = 0.99
+"""Of the weight of all steps so far, at each step: some 100 of them count. Fewer are too much alike while short steps
+follow each other: fixed costs are then taken for larger than they are, and short steps become long ones."""
 
 MIN_STEPS = 8
 """Nothing is foretold from fewer."""
@@ -121,6 +122,11 @@ class TokenBudget:
             within = self.step_time.tokens_within(self._target_s, num_kv_tokens)
             self.num_tokens = min(self._ceiling, max(LEAST_BUDGET, int(within)))
         return self.num_tokens
+
+    @property
+    def slack(self) -> int:
+        """Tokens that the device's memory takes beyond those of the pace."""
+        return self._ceiling - self.num_tokens
 
     @property
     def num_short(self) -> int:

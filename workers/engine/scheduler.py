@@ -148,6 +148,7 @@ class Scheduler:
             step,
             now,
             self.budget.pace(self._num_kv_tokens, hurried=self.ranks.present("interactive")),
+            self.budget.slack,
             ahead,
             num_preempted=self._num_preempted_before,
             num_cached_tokens=self._num_cached_before,

@@ -8,8 +8,12 @@ from typing import NamedTuple
 from workers.engine.sequence import Sequence
 from workers.engine.token_tree import Proposal
 
+REST_PART = 8
+"""A rest of a prompt that is one in so many of what a step takes of it is not left for another step."""
+
 FILL_PART = 4
-"""Of the budget that is left, one in so many tokens is dealt out in a step that is kept short."""
+"""Batch gets one in so many tokens of what is left of a step that is kept short; prompts get it of a short step that
+streams fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class StepPlan:
     now: float
     budget: int
     """Tokens not yet dealt out."""
+    slack: int = 0
+    """Tokens that the step may have beyond its budget, which is less than the device's memory takes."""
     ahead: bool = False
     """A step is in flight. Nobody is preempted then: what it gives back may be enough."""
     holds_next: bool = False
@@ -60,13 +66,34 @@ class StepPlan:
     """Read by attention: positions before each row's own."""
 
     def keep_short(self) -> None:
-        """Somebody who asks seldom, or before batch, waits for the end of this step: of what is left over, a part."""
+        """Somebody may come before batch while this step runs: of what is left over, a part."""
         if not self.short:
-            self.short = True
+            self.short, self.slack = True, 0
             self.budget = -(-self.budget // FILL_PART)
 
+    def stretch(self, num_tokens: int, num_left: int) -> int:
+        """What a step takes of a prompt with `num_left` tokens that has a share of `num_tokens`: all of it, if another
+        step would be paid for a small rest."""
+        rest = num_left - num_tokens
+        if rest <= 0:
+            return num_left
+        if rest > min(num_tokens // REST_PART, self.slack):
+            return num_tokens
+        self.slack -= rest
+        self.budget += rest
+        return num_left
+
+    def fill_up(self, num_tokens: int) -> None:
+        """Somebody who asks seldom waits for the end of this step: it has so many tokens, or what it has already."""
+        self._bound(num_tokens, 0)
+
     def expect_arrival(self, num_tokens: int) -> None:
-        """Nobody waits for the end of the step yet, but somebody who asks seldom may come before it."""
+        """Nobody waits for the end of the step yet, but somebody who asks seldom may come before it: it has so many
+        tokens. Streams that take them all leave prompts a part all the same."""
+        self._bound(num_tokens, -(-num_tokens // FILL_PART))
+
+    def _bound(self, num_tokens: int, least: int) -> None:
         if not self.short:
-            self.short = True
-            self.budget = min(self.budget, num_tokens)
+            self.short, self.slack = True, 0
+            dealt = sum(work.num_tokens for work in self.work)
+            self.budget = min(self.budget, max(least, num_tokens - dealt))
