@@ -6,6 +6,7 @@ refused everywhere within 5 s. Knows neither SQL nor how a key is hashed: those 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
 import logging
@@ -25,6 +26,8 @@ from gateway.addresses import Network, networks, within
 logger = logging.getLogger(__name__)
 
 FRESH_S = 60.0
+RENEW_S = 40.0
+"""A key in use is looked up again behind its requests' backs, before one of them would have to wait for it."""
 OUTAGE_S = 600.0
 """While SQL is away, what was fresh when it went is believed so long."""
 MAX_REMEMBERED = 50_000
@@ -117,6 +120,8 @@ class Authenticator:
         self._clock = clock
         self._wall = wall
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._asking: dict[bytes, asyncio.Task[_Known]] = {}
+        """One lookup of a key at a time, however many requests wait for it."""
         self._throttle = BadKeyThrottle(clock)
         self._epoch: int | None = None
         self._confirmed = clock()
@@ -125,13 +130,14 @@ class Authenticator:
     def saw_epoch(self, epoch: int) -> None:
         """The epoch read from SQL. Another one than before: nothing remembered is valid any more."""
         if epoch != self._epoch:
-            self._known.clear()
+            self.forget()
             self._epoch = epoch
         self._confirmed = self._clock()
 
     def forget(self) -> None:
-        """A revocation was announced; ask again from now on."""
+        """A revocation was announced; ask again from now on. What is being read may be from before."""
         self._known.clear()
+        self._asking.clear()
 
     async def authenticate(self, headers: Headers, address: str) -> Principal:
         """Raises `ApiError`: 401, 429 for an address with too many bad keys, 503 without SQL."""
@@ -143,6 +149,8 @@ class Authenticator:
             if blocked_ms := self._throttle.blocked_ms(address):
                 raise too_many_bad_keys(blocked_ms)
             known = await self._ask(key, name, known) if key and self._well_formed(key) else None
+        elif key and known.principal is not None and self._age(known) >= RENEW_S:
+            self._begin_lookup(key, name)
         principal = known.principal_at(address, self._wall()) if known else None
         if principal is None:
             self._throttle.punish(address)
@@ -150,18 +158,40 @@ class Authenticator:
         return principal
 
     def _believes(self, known: _Known) -> bool:
-        return self._clock() - known.loaded < FRESH_S
+        return self._age(known) < FRESH_S
+
+    def _age(self, known: _Known) -> float:
+        return self._clock() - known.loaded
 
     async def _ask(self, key: str, name: bytes, known: _Known | None) -> _Known:
         try:
-            principal = await self._lookup(key)
+            self._begin_lookup(key, name)
+            return await asyncio.shield(self._asking[name])
         except LookupFailed:
             return self._during_outage(known)
-        known = self._known[name] = _Known.of(principal, self._clock())
+
+    def _begin_lookup(self, key: str, name: bytes) -> None:
+        if name not in self._asking:
+            task = self._asking[name] = asyncio.create_task(self._read(key, name))
+            # Perhaps nobody waits for it.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _read(self, key: str, name: bytes) -> _Known:
+        this = asyncio.current_task()
+        try:
+            known = _Known.of(await self._lookup(key), self._clock())
+            if self._asking.get(name) is this:
+                self._remember(name, known)
+            return known
+        finally:
+            if self._asking.get(name) is this:
+                del self._asking[name]
+
+    def _remember(self, name: bytes, known: _Known) -> None:
+        self._known[name] = known
         self._known.move_to_end(name)
         if len(self._known) > MAX_REMEMBERED:
             self._known.popitem(last=False)
-        return known
 
     def _during_outage(self, known: _Known | None) -> _Known:
         was_fresh = known is not None and self._confirmed - known.loaded < FRESH_S

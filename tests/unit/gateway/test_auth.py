@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ class Bench:
         self.keys: dict[str, Principal] = {"good": GOOD}
         self.num_lookups = 0
         self.down = False
+        self.answers = asyncio.Event()
+        """Unset: SQL takes its time."""
+        self.answers.set()
         self.auth = Authenticator(
             self._lookup, lambda key: not key.startswith("!"), lambda: self.now, lambda: self.now
         )
@@ -35,9 +39,11 @@ class Bench:
 
     async def _lookup(self, key: str) -> Principal | None:
         self.num_lookups += 1
+        found = self.keys.get(key)
+        await self.answers.wait()
         if self.down:
             raise LookupFailed
-        return self.keys.get(key)
+        return found
 
     async def ask(self, key: str, address: str = "192.0.2.1") -> int:
         try:
@@ -69,6 +75,69 @@ async def test_a_known_key_is_not_looked_up_again_for_a_minute() -> None:
     bench.now += 61
     assert await bench.ask("good") == 200
     assert bench.num_lookups == 2
+
+
+async def test_who_asks_at_the_same_time_waits_for_one_lookup() -> None:
+    bench = Bench()
+    bench.answers.clear()
+    asking = [asyncio.create_task(bench.ask("good")) for _ in range(50)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    await asyncio.sleep(0)
+    bench.answers.set()
+    assert await asyncio.gather(*asking[1:]) == [200] * 49
+    assert bench.num_lookups == 1
+
+
+@pytest.mark.parametrize(("age", "num_lookups"), [(39, 1), (41, 2)])
+async def test_a_key_in_use_is_looked_up_again_before_anybody_waits_for_it(
+    age: float, num_lookups: int
+) -> None:
+    bench = Bench()
+    await bench.ask("good")
+    bench.now += age
+    bench.answers.clear()
+    assert [await bench.ask("good") for _ in range(5)] == [200] * 5
+    await asyncio.sleep(0)
+    assert bench.num_lookups == num_lookups
+    bench.answers.set()
+    await asyncio.sleep(0.01)
+    bench.now += 30
+    assert await bench.ask("good") == 200
+    assert bench.num_lookups == 2, "39 s: looked up now; 41 s: fresh since then"
+
+
+async def test_a_lookup_behind_the_back_that_fails_changes_nothing() -> None:
+    bench = Bench()
+    await bench.ask("good")
+    bench.now += 50
+    bench.down = True
+    assert [await bench.ask("good"), await bench.ask("good")] == [200, 200]
+    await asyncio.sleep(0.01)
+    bench.down = False
+    assert await bench.ask("good") == 200
+    await asyncio.sleep(0.01)
+    bench.now += 50
+    bench.answers.clear()
+    assert await bench.ask("good") == 200, "renewed by the one that did not fail"
+    bench.answers.set()
+
+
+async def test_what_was_being_read_when_a_revocation_came_is_not_remembered() -> None:
+    bench = Bench()
+    await bench.ask("good")
+    bench.now += 50
+    bench.answers.clear()
+    assert await bench.ask("good") == 200  # begins to read, before the revocation
+    await asyncio.sleep(0)
+    del bench.keys["good"]
+    bench.auth.forget()
+    later = asyncio.create_task(bench.ask("good"))
+    await asyncio.sleep(0)
+    bench.answers.set()
+    assert await later == 401
+    assert await bench.ask("good") == 401
+    assert bench.num_lookups == 3
 
 
 async def test_a_new_epoch_and_an_announcement_forget_everything() -> None:
