@@ -7,6 +7,7 @@ finish → the rest end with `server_draining` → everything is settled → exi
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -44,10 +45,16 @@ async def serve(settings: GatewaySettings) -> None:
         except SlotTaken as error:
             raise SettingsError(f"Slot {settings.slot} is in use: {error}.") from None
         await ops.setup()
+        # What is there stays, and a full collection of all modules' objects would stop every stream for 0.1 s.
+        gc.collect()
+        gc.freeze()
         await web.UnixSite(ops, str(_own_socket_path(settings))).start()
         site = web.SockSite(runner, listening_socket(settings), backlog=BACKLOG)
         await site.start()
-        logger.info("gateway_ready", extra={"slot": settings.slot, "url": site.name})
+        logger.info(
+            "gateway_ready",
+            extra={"slot": settings.slot, "url": site.name, "num_frozen": gc.get_freeze_count()},
+        )
         draining = asyncio.create_task(_drain_when_asked(app, settings, site))
         await stop.wait()
         lifecycle.draining.set()

@@ -80,6 +80,13 @@ def main() -> None:
 @click.option(
     "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas."
 )
+@click.option(
+    "--threads",
+    envvar="HEADGATE_THREADS",
+    type=click.IntRange(min=1),
+    help="Threads of a worker on this CPU. One core fewer than there are keeps answers steady under load from many"
+    " clients, at some speed.  [default: all cores, shared among the workers]",
+)
 @tensor_parallel_option
 @click.option(
     "--gateways",
@@ -97,8 +104,8 @@ def main() -> None:
     "--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it."
 )
 @draft_model_option
-def up(home: Path, host: str, port: int, model: str | None, workers: int, tensor_parallel: int, gateways: int,
-       ready_file: Path | None, no_migrate: bool, draft_model: str | None) -> None:  # fmt: skip
+def up(home: Path, host: str, port: int, model: str | None, workers: int, threads: int | None,
+       tensor_parallel: int, gateways: int, ready_file: Path | None, no_migrate: bool, draft_model: str | None) -> None:  # fmt: skip
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
     from accounting.errors import SchemaError
     from gateway.cli.supervisor import ChildFailed
@@ -111,6 +118,7 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, tensor
         port=port,
         model=model,
         num_workers=workers,
+        num_threads=threads,
         tensor_parallel=tensor_parallel,
         num_gateways=gateways,
         ready_file=ready_file,

@@ -54,6 +54,8 @@ class Options:
     redis_url: str | None = None
     migrate: bool = True
     tensor_parallel: int = 1
+    num_threads: int | None = None
+    """Of a worker; None: the cores, shared among the workers."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -264,7 +266,7 @@ class Up:
 
     def _worker(self, slot: int) -> Spec:
         assert self.model is not None
-        threads = max(1, (os.cpu_count() or 1) // self.options.num_workers)
+        shared = max(1, (os.cpu_count() or 1) // self.options.num_workers)
         num_ranks = self.options.tensor_parallel
         env = self._env(
             HEADGATE_SLOT=str(slot),
@@ -272,7 +274,7 @@ class Up:
             HEADGATE_MODEL_ID=self.model.id,
             HEADGATE_WORKER_ADDRESS=f"unix:{self.home.run / f'worker-{slot}.sock'}",
             HEADGATE_OPS_FD=str(self._ops[slot].fileno()),
-            HEADGATE_THREADS=os.environ.get("HEADGATE_THREADS", str(threads)),
+            HEADGATE_THREADS=str(self.options.num_threads or shared),
             HEADGATE_ENGINE_TENSOR_PARALLEL=str(num_ranks),
             **share(visible_devices(os.environ), slot, self.options.num_workers, num_ranks),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import queue
@@ -137,7 +138,11 @@ class Service:
                 self.ready = True
                 logger.info(
                     "worker serves",
-                    extra={"event": "worker_ready", "address": self.identity.address},
+                    extra={
+                        "event": "worker_ready",
+                        "address": self.identity.address,
+                        "num_frozen": gc.get_freeze_count(),
+                    },
                 )
                 await self._until_drained()
                 for helper in helpers:

@@ -11,7 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,29 @@ async def ready(home: Path, slot: int = 0, **expected: Any) -> Any:
     raise AssertionError(f"not ready: {status} {body}")
 
 
+@asynccontextmanager
+async def one_process(home: Path, redis_url: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """Over books of its own, ready."""
+    await prepare_home(home, f"sqlite+aiosqlite:///{home / 'headgate.db'}")
+    process = start(environment(home, redis_url))
+    try:
+        await ready(home)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_no_full_collection_goes_through_what_was_imported(
+    tmp_path: Path, redis_url: str
+) -> None:
+    async with one_process(tmp_path, redis_url) as process:
+        process.send_signal(signal.SIGTERM)
+        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+    (line,) = [line for line in log.decode().splitlines() if "gateway_ready" in line]
+    assert json.loads(line)["num_frozen"] > 50_000
+
+
 async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigterm(
     tmp_path: Path, redis_url: str, listener: socket.socket
 ) -> None:
@@ -142,18 +166,12 @@ async def _post(session: aiohttp.ClientSession, body: Any) -> int:
 async def test_post_drain_on_the_ops_socket_makes_it_unready(
     tmp_path: Path, redis_url: str
 ) -> None:
-    await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
-    process = start(environment(tmp_path, redis_url))
-    try:
-        await ready(tmp_path)
+    async with one_process(tmp_path, redis_url) as process:
         assert await ops(tmp_path, "/drain", method="POST") == (202, {"status": "draining"})
         assert (await ops(tmp_path, "/readyz"))[0] == 503
         assert (await ops(tmp_path, "/livez"))[0] == 200
         process.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(process.wait, 15) == 0
-    finally:
-        process.kill()
-        process.communicate()
 
 
 async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: str) -> None:

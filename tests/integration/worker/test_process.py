@@ -63,6 +63,8 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
             line = await asyncio.wait_for(process.stderr.readline(), 50)
             assert line, "the worker ended before it was ready"
             events.append(json.loads(line)["event"])
+        # No full collection goes through what was imported.
+        assert json.loads(line)["num_frozen"] > 100_000
         gateway = await GatewayLink.dial(address)
         hello = await gateway.of(Hello)
         assert (hello.model, hello.num_blocks) == ("tiny", 64)
