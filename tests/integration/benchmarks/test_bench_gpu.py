@@ -28,7 +28,7 @@ def test_every_part_gives_figures_and_nothing_fails(command, tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     record = json.loads(out.read_text())

@@ -259,7 +259,10 @@ async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqli
         await link.close()
 
 
-async def test_a_gateway_that_died_holds_nobody_up_for_long(own_redis, limiter_of) -> None:
+async def test_a_gateway_that_died_holds_nobody_up_for_long(
+    own_redis, limiter_of, monkeypatch
+) -> None:
+    monkeypatch.setattr("gateway.rebuild.WAIT_S", 2.0)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     living, dead = (limiter_of(link, slot) for slot, link in enumerate(links))
     for number, limiter in enumerate((living, dead)):
