@@ -3,11 +3,15 @@
 Services: `HEADGATE_TEST_DATABASE_URL` and `HEADGATE_TEST_REDIS_URL` if set; else PostgreSQL on its standard local
 port if something answers there; Redis is always a server of the test run's own (a test may flush or kill it).
 A skip for a missing service says why; with CI set it is an error.
+
+No test's outcome hangs on how fast a disk is: `tmp_path` lies in memory where there is enough (a shared disk may stand
+still for seconds, and refuse requests, as it should), and commits of PostgreSQL's test databases do not wait for one.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,6 +31,10 @@ if os.environ.get("HEADGATE_TEST_GPU") != "1":
 
     del os.environ["TRITON_INTERPRET"]
     triton.knobs.runtime.interpret = True
+
+IN_MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 4 << 30
+if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ENOUGH_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
@@ -127,11 +135,18 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     plain = base.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(plain, autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
     try:
         yield base.rsplit("/", 1)[0] + f"/{name}"
     finally:
         with psycopg.connect(plain, autocommit=True) as connection:
             connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still for two seconds refuses no test's request."""
+    monkeypatch.setattr("gateway.rebuild.WAIT_S", 20.0)
 
 
 @pytest.fixture

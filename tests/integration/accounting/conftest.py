@@ -48,6 +48,7 @@ def postgresql_url() -> Iterator[str]:
     server = create_engine(base, isolation_level="AUTOCOMMIT")
     with server.connect() as conn:
         conn.execute(text(f'CREATE DATABASE "{name}"'))
+        conn.execute(text(f'ALTER DATABASE "{name}" SET synchronous_commit = off'))
     url = base.rsplit("/", 1)[0] + f"/{name}"
     try:
         migrate.upgrade(url)

@@ -55,12 +55,6 @@ class OwnRedis:
         self.process.send_signal(number)
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine whose disk stalls for two seconds refuses no test's request."""
-    monkeypatch.setattr("gateway.rebuild.WAIT_S", 20.0)
-
-
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
     directory = tmp_path / "redis"

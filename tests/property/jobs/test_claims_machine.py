@@ -408,6 +408,7 @@ def test_on_postgresql() -> None:
     name = f"hg_jobs_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(base.replace("+psycopg", ""), autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"')
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
         try:
             url = base.rsplit("/", 1)[0] + f"/{name}"
             migrate.upgrade(url)
