@@ -144,9 +144,12 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still for two seconds refuses no test's request."""
-    monkeypatch.setattr("gateway.rebuild.WAIT_S", 20.0)
+def patient() -> Iterator[None]:
+    """A machine that stands still for two seconds refuses no test's request. Not by the test's own `monkeypatch`, which
+    is to be undone before the servers that a test asks for first are stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.rebuild.WAIT_S", 20.0)
+        yield
 
 
 @pytest.fixture
