@@ -1,6 +1,8 @@
 """How long a step takes, learned from those that ran, and how many tokens the next one may therefore have. Pure.
 
-t = a + b * tokens + c * kv_tokens, least squares over recent steps, older ones forgotten (engine.md 3.2). Knows numbers
+t = a + b * tokens + c * kv_tokens, least squares over recent steps (engine.md 3.2). A step makes those of its own size be
+forgotten, no others: while all steps have the same size, as in a flood, what fixed costs are is known from before, and
+not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). Knows numbers
 only; whose tokens they are is the planner's.
 """
 
@@ -18,9 +20,11 @@ LEAST_SHORT = 64
 SHORT_COSTS = 4
 """Fixed costs are at most one part in so many of such a step."""
 
-FORGET = 0.99
-"""Of the weight of all steps so far, at each step: some 100 of them count. Fewer are too much alike while short steps
-follow each other: fixed costs are then taken for larger than they are, and short steps become long ones."""
+FORGET = 0.97
+"""Of the weight of all steps of one size so far, at each such step: some thirty of them count."""
+
+STALL = 4.0
+"""A step that takes more than so many times what was foretold was held up by something else, and counts as this."""
 
 MIN_STEPS = 8
 """Nothing is foretold from fewer."""
@@ -31,6 +35,12 @@ UNITS = (1.0, 256.0, 65536.0)
 RIDGE = 1e-4
 """Where steps are too much alike to tell the terms apart, the smallest coefficients that fit."""
 
+Sums = tuple[float, ...]
+"""Of 1, x, y, x², xy, y², t, xt, yt over steps with x tokens and y KV tokens (in `UNITS`) that took t."""
+_NOTHING: Sums = (0.0,) * 9
+_PRODUCTS = ((0, 1, 2), (1, 3, 4), (2, 4, 5))
+_RESULTS = (6, 7, 8)
+
 
 class StepTime:
     """The fit. `add` and the first question behind it are O(1): sums of products, three equations."""
@@ -39,21 +49,28 @@ class StepTime:
         self.num_steps = 0
         self.largest = 0.0
         """Tokens of the largest step not forgotten."""
-        self._products = [[0.0] * 3 for _ in range(3)]
-        self._results = [0.0] * 3
+        self._sums = _NOTHING
+        self._of_size: dict[int, Sums] = {}
+        """Parts of the sums, by the size of steps: from one power of two to the next."""
         self._fit: tuple[float, float, float] | None = None
 
     def add(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
         """A step that took no time at all (a clock that stands) says nothing."""
         if seconds <= 0:
             return
+        if self.num_steps >= MIN_STEPS:
+            seconds = min(seconds, STALL * self.predict(num_tokens, num_kv_tokens))
         self.num_steps += 1
         self.largest = max(self.largest * FORGET, float(num_tokens))
-        terms = (1.0, num_tokens / UNITS[1], num_kv_tokens / UNITS[2])
-        for row, term in enumerate(terms):
-            self._results[row] = FORGET * self._results[row] + term * seconds
-            for column, other in enumerate(terms):
-                self._products[row][column] = FORGET * self._products[row][column] + term * other
+        one, x, y = 1.0, num_tokens / UNITS[1], num_kv_tokens / UNITS[2]
+        told = (one, x, y, x * x, x * y, y * y, seconds, x * seconds, y * seconds)
+        size = num_tokens.bit_length()
+        before = self._of_size.get(size, _NOTHING)
+        now = tuple(FORGET * old + new for old, new in zip(before, told, strict=True))
+        self._of_size[size] = now
+        self._sums = tuple(
+            total - old + new for total, old, new in zip(self._sums, before, now, strict=True)
+        )
         self._fit = None
 
     @property
@@ -83,10 +100,10 @@ class StepTime:
 
     def _solve(self, terms: list[int]) -> list[float]:
         """Gaussian elimination on the terms given, the others being 0; sums of squares, so pivots are positive."""
-        weight = self._products[0][0]
+        sums, ridge = self._sums, RIDGE * self._sums[0]
         rows = [
-            [self._products[r][c] + (RIDGE * weight if r == c else 0.0) for c in terms]
-            + [self._results[r]]
+            [sums[_PRODUCTS[r][c]] + (ridge if r == c else 0.0) for c in terms]
+            + [sums[_RESULTS[r]]]
             for r in terms
         ]
         size = len(terms)

@@ -58,6 +58,27 @@ def test_a_device_that_became_slower_is_noticed():
     assert step_time.predict(1000, 0) == pytest.approx(3 * took(1000, 0), rel=0.1)
 
 
+def test_fixed_costs_stay_known_while_all_steps_are_of_one_size():
+    """A flood fills every step: nothing in those tells fixed costs from those of tokens."""
+    step_time = StepTime()
+    for n in range(40):
+        step_time.add(1 + n % 3, 300, 0.001)
+    rng = random.Random(3)
+    for _ in range(2000):
+        step_time.add(256, 7000, 0.013 * rng.uniform(0.9, 1.1))
+    fixed_s, token_s, _ = step_time.fit
+    assert fixed_s < 0.0015
+    assert step_time.predict(256, 7000) == pytest.approx(0.013, rel=0.05)
+    assert token_s > 0
+
+
+def test_a_step_that_something_held_up_moves_the_prediction_little():
+    step_time = fed()
+    before = step_time.predict(1000, 200_000)
+    step_time.add(1000, 200_000, 100 * before)
+    assert step_time.predict(1000, 200_000) == pytest.approx(before, rel=0.1)
+
+
 def budget_after(steps, *, limit=2048, target_s=0.05):
     budget = TokenBudget(limit, target_s)
     for n in range(steps):
