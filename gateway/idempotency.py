@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -66,7 +67,7 @@ async def once(
     if key is None:
         request[ATTEMPT] = Attempt.of(
             request[RECORD].request_id, request[PRINCIPAL], request.headers,
-            lambda: fingerprint(request.path, value),
+            partial(fingerprint, request.path, value),  # not the request itself: it holds this
         )  # fmt: skip
         return await run()
     if line is not None and value.get("stream"):
