@@ -44,8 +44,8 @@ logger = logging.getLogger("workers.engine")
 
 EXIT_CONFIG = 78
 """sysexits.h: the supervisor does not restart what ends with it."""
-GC_ALLOCATIONS = 10_000
-"""After so many the collector looks at what is new, after a hundred times as many at all that requests hold."""
+GC_THRESHOLDS = (700, 5, 100)
+"""What is new is looked at often and in small parts, everything that requests hold seldom: steps wait for it."""
 
 
 def main() -> int:
@@ -83,7 +83,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     # What is there stays, and a full collection of torch's and transformers' objects would stop every row for 0.25 s.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_ALLOCATIONS)
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         asyncio.run(serve(service, OpsServer(service, metrics.registry), told))
     except OSError as error:
