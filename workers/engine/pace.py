@@ -59,7 +59,8 @@ class StepTime:
         if seconds <= 0:
             return
         if self.num_steps >= MIN_STEPS:
-            seconds = min(seconds, STALL * self.predict(num_tokens, num_kv_tokens))
+            bound = STALL * self.predict(num_tokens, num_kv_tokens)
+            seconds = min(seconds, bound or seconds)  # a fit may foretell nothing at all
         self.num_steps += 1
         self.largest = max(self.largest * FORGET, float(num_tokens))
         one, x, y = 1.0, num_tokens / UNITS[1], num_kv_tokens / UNITS[2]

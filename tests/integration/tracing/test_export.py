@@ -130,12 +130,14 @@ async def test_a_dead_collector_costs_the_requests_nothing(monkeypatch, free_por
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port}")
     monkeypatch.setattr(tracing, "SHUTDOWN_S", 0.2)
     traces = tracing.Tracing(1.0, (), tracing.exporter())
-    started = time.perf_counter()
-    for number in range(600):
-        traces.observe(ended(f"req_{number}"))
-    spent = time.perf_counter() - started
+    spent = []
+    for _ in range(3):  # of which one at least has the machine for itself
+        started = time.perf_counter()
+        for number in range(600):
+            traces.observe(ended(f"req_{number}"))
+        spent.append(time.perf_counter() - started)
     assert traces.num_dropped > 1000, "a full queue drops and counts"
-    assert spent < 5.0, "one batch's retries take seven seconds"
+    assert min(spent) < 2.0
     closing = time.perf_counter()
     await traces.close()
     assert time.perf_counter() - closing < 2.0

@@ -79,6 +79,16 @@ def test_a_step_that_something_held_up_moves_the_prediction_little():
     assert step_time.predict(1000, 200_000) == pytest.approx(before, rel=0.1)
 
 
+def test_what_was_foretold_to_take_no_time_is_learned_all_the_same():
+    step_time = StepTime()
+    for n in range(100):
+        step_time.add(1, 10_000 * n, max(1e-6, 1e-6 * (n - 20)))
+    assert step_time.predict(1, 0) == 0
+    for _ in range(100):
+        step_time.add(1, 0, 0.01)
+    assert step_time.predict(1, 0) > 0.005
+
+
 def budget_after(steps, *, limit=2048, target_s=0.05):
     budget = TokenBudget(limit, target_s)
     for n in range(steps):
