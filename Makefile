@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model format clean
+.PHONY: help setup serve test test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -29,6 +29,12 @@ serve: setup ## start gateway, worker, jobs and embedded services on 127.0.0.1:8
 
 test: setup ## all tests; starts embedded services where none answer
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+
+# What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
+CPUS ?= avx2 avx512 avx512_bf16 amx
+test-cpus: setup ## the engine's own tests as on CPUs of other kinds
+	set -e; for kind in $(CPUS); do echo "as on $$kind"; HEADGATE_ENGINE_CPU=$$kind OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) \
+	  --dist loadfile tests/kernels tests/unit/engine_model tests/integration/model tests/integration/parallel $(ARGS); done
 
 # Not `setup`: a machine with a GPU brings its own torch and Triton. GPU_PYTHON names the interpreter that has them.
 GPU_PYTHON ?= $(PYTHON)
@@ -59,6 +65,9 @@ aot: setup $(VENV)/triton-$(OLDER_TRITON) ## compile every kernel configuration 
 $(VENV)/triton-$(OLDER_TRITON): | setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --target $@.new triton==$(OLDER_TRITON)
 	mv $@.new $@
+
+configuration: setup ## write docs/configuration.md and the known names from the settings classes
+	PYTHONPATH=. $(BIN)/python ops/configuration.py
 
 format: setup ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .

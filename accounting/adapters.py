@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import changes
 from accounting.adapter_models import Adapter
-from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.ids import new_id
 from accounting.models import Tenant
 from accounting.paging import Page, newest_first
@@ -59,19 +59,20 @@ async def create(
         known = select(func.count()).select_from(Tenant).where(Tenant.id == tenant_id)
         if not await conn.scalar(known):
             raise NotFoundError
-    of_model = select(Adapter.name).where(Adapter.model == model, Adapter.deleted_at.is_(None))
-    names = set(await conn.scalars(of_model))
-    if name in names:
-        raise ConflictError("The model has an adapter of this name already.")
-    if len(names) >= MAX_PER_MODEL:
-        raise ConflictError(f"A model has at most {MAX_PER_MODEL} adapters.")
     info = AdapterInfo(new_id("adapter"), model, name, path, tenant_id, now)
-    await conn.execute(insert(Adapter).values(**msgspec.structs.asdict(info)))
     detail = {"model": model, "name": name, "path": path}
+    # First, as it makes others wait who would take the same name.
     await changes.record(
         conn, "adapter.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id,
         detail=detail,
     )  # fmt: skip
+    of_model = select(Adapter.name).where(Adapter.model == model, Adapter.deleted_at.is_(None))
+    names = set(await conn.scalars(of_model))
+    if name in names:
+        raise NameTakenError("The model has an adapter of this name already.")
+    if len(names) >= MAX_PER_MODEL:
+        raise ConflictError(f"A model has at most {MAX_PER_MODEL} adapters.")
+    await conn.execute(insert(Adapter).values(**msgspec.structs.asdict(info)))
     return info
 
 
@@ -88,7 +89,9 @@ async def list_adapters(
     conn: AsyncConnection, *, after: str | None, limit: int
 ) -> Page[AdapterInfo]:
     query = select(Adapter.__table__).where(Adapter.deleted_at.is_(None))
-    page = await newest_first(conn, query, Adapter.created_at, Adapter.id, after, limit)
+    page = await newest_first(
+        conn, query, Adapter.created_at, Adapter.id, after, limit, ever=select(Adapter.__table__)
+    )
     return Page([_info(row) for row in page.items], page.has_more)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import audit, changes, events, outbox
 from accounting.changes import SYSTEM
 from accounting.credentials import Kind, batch_credential, generate, keyed_hash, parse, verify
+from accounting.db import among
 from accounting.errors import InvalidError, NotFoundError
 from accounting.ids import new_id
 from accounting.models import ApiKey, AuthEpoch
@@ -32,7 +33,7 @@ MAX_NETWORKS = 100
 
 # The text of keys is credentials.py's; callers find all of a key's verbs here.
 __all__ = [
-    "batch_credential", "change", "create", "ended_streams", "find", "generate", "get", "is_genuine", "keyed_hash",
+    "batch_credential", "change", "create", "ended_streams", "find", "generate", "genuine", "get", "is_genuine", "keyed_hash",
     "list_keys", "lookup", "parse", "revoke", "revoke_leaked", "rotate", "set_limits", "touch", "verify",
 ]  # fmt: skip
 
@@ -87,18 +88,35 @@ async def lookup(conn: AsyncConnection, public_id: str) -> Row[Any] | None:
 async def is_genuine(
     conn: AsyncConnection, pepper: bytes, public_id: str, value: str, now: int
 ) -> bool:
-    """The secret, or the one before it while the two overlap. An unknown id takes the time that a wrong secret does:
-    one narrow row comes back for both, and the same is compared."""
+    """An unknown id takes the time that a wrong secret does: one narrow row comes back for both, and the same is
+    compared."""
     query = (
         select(ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
         .select_from(AuthEpoch)
         .outerjoin(ApiKey, ApiKey.public_id == public_id)
         .where(AuthEpoch.id == 1)
     )
-    row = (await conn.execute(query)).one()
-    overlaps = (row.previous_until or 0) > now
-    current = verify(pepper, value, row.hash)
-    previous = verify(pepper, value, row.previous_hash if overlaps else None)
+    return _matches(pepper, value, (await conn.execute(query)).one(), now)
+
+
+async def genuine(
+    conn: AsyncConnection, pepper: bytes, values: Collection[str], now: int
+) -> set[str]:
+    """Those of `values` that are secrets of keys, ended ones included: one statement however many they are."""
+    ids = {value: key.public_id for value in values if (key := parse(value)) is not None}
+    query = select(ApiKey.public_id, ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
+    rows = await conn.execute(query.where(among(conn, ApiKey.public_id, set(ids.values()))))
+    by_id = {row.public_id: row for row in rows}
+    return {
+        value for value, key_id in ids.items() if _matches(pepper, value, by_id.get(key_id), now)
+    }
+
+
+def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
+    """The secret, or the one before it while the two overlap. `row`: with both hashes; None compares the same."""
+    overlaps = row is not None and (row.previous_until or 0) > now
+    current = verify(pepper, value, row.hash if row is not None else None)
+    previous = verify(pepper, value, row.previous_hash if row is not None and overlaps else None)
     return current or previous
 
 
@@ -113,7 +131,10 @@ async def get(conn: AsyncConnection, tenant_id: str, key_id: str) -> ApiKeyInfo:
 async def list_keys(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
 ) -> Page[ApiKeyInfo]:
-    page = await newest_first(conn, _living(tenant_id), ApiKey.created_at, ApiKey.id, after, limit)
+    page = await newest_first(
+        conn, _living(tenant_id), ApiKey.created_at, ApiKey.id, after, limit,
+        ever=select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id),
+    )  # fmt: skip
     return Page([key_info(row) for row in page.items], page.has_more)
 
 

@@ -27,7 +27,7 @@ State = Literal[
 InvalidLines = Literal["reject", "skip"]
 
 WINDOWS = {"24h": 86_400}
-ENDPOINTS = frozenset({"/v1/chat/completions"})
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 DOORBELL, QUEUE = "headgate.look", "headgate.batch"
 """Name and queue of the message that says "there is work", and nothing else."""
 RING_EXPIRES_S = 30
@@ -83,7 +83,7 @@ async def create(
 ) -> BatchInfo:
     """NotFoundError for an input file that the tenant does not have; InvalidError for one that is no input."""
     if endpoint not in ENDPOINTS:
-        raise InvalidError("This endpoint cannot be used in a batch.", "endpoint")
+        raise InvalidError(f"A batch's endpoint is one of {', '.join(ENDPOINTS)}.", "endpoint")
     if completion_window not in WINDOWS:
         raise InvalidError("The completion window must be '24h'.", "completion_window")
     file = await files.get(conn, tenant_id, input_file_id, now)

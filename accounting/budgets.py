@@ -100,10 +100,13 @@ async def list_budgets(
     after: str | None = None,
     limit: int = 20,
 ) -> Page[Budget]:
-    query = _living()
+    query, ever = _living(), select(*_COLUMNS)
     if tenant_id is not None:
-        query = query.where(BudgetRow.tenant_id == tenant_id)
-    page = await newest_first(conn, query, BudgetRow.created_at, BudgetRow.id, after, limit)
+        mine = BudgetRow.tenant_id == tenant_id
+        query, ever = query.where(mine), ever.where(mine)
+    page = await newest_first(
+        conn, query, BudgetRow.created_at, BudgetRow.id, after, limit, ever=ever
+    )
     return Page(await _with_adjustments(conn, page.items), page.has_more)
 
 

@@ -7,8 +7,8 @@ block. On SQLite a writer begins IMMEDIATE, so it waits for its turn at the star
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import cache
 from typing import Any, Literal
 
@@ -31,13 +31,32 @@ from sqlalchemy import (
     text,
 )  # fmt: skip
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import InstrumentedAttribute
+
+from accounting.errors import DatabaseUnreachable, DatabaseUrlError
 
 Dialect = Literal["sqlite", "postgresql"]
 
 BUSY_TIMEOUT_MS = 5_000
+DRIVERS = ("sqlite+aiosqlite", "postgresql+psycopg")
+_URL_FORMS = (
+    "HEADGATE_DATABASE_URL is postgresql+psycopg://user:password@host/database, or"
+    " sqlite+aiosqlite:///path."
+)
+_PATIENCE = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
+"""libpq takes these in seconds, but `tcp_user_timeout` in milliseconds."""
+MAX_SQLITE_ROWS = 16
+"""One INSERT has no more: each number of rows is a statement that the driver keeps, and long ones take half a megabyte each."""
+MIN_READERS = 4
 _WRITES = "headgate_writes"
 _EACH = (
     text("SELECT value FROM json_each(:ids)")
@@ -51,33 +70,46 @@ class Database:
     """One per process and event loop. `close()` must be awaited before the loop ends."""
 
     def __init__(self, url: str, *, pool_size: int = 8) -> None:
-        parsed = make_url(url)
-        if parsed.drivername not in ("sqlite+aiosqlite", "postgresql+psycopg"):
-            raise ValueError(
-                f"database URL must begin with sqlite+aiosqlite:// or postgresql+psycopg://, not {parsed.drivername}://"
-            )
+        parsed = parsed_url(url)
         self.url = url
         """With its password: for a process that is to open the same."""
         self.dialect: Dialect = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
-        self._engine = create_async_engine(
-            parsed,
-            pool_size=pool_size,
-            max_overflow=pool_size,
-            pool_timeout=BUSY_TIMEOUT_MS / 1000,
-            pool_pre_ping=self.dialect == "postgresql",
-        )
-        self._readers, self._writers = self._with_isolation()
+        connect = self._sqlite if self.dialect == "sqlite" else self._postgresql
+        self._readers, self._writers = connect(parsed, pool_size)
         # SQLite has one writer; inside a process a queue of coroutines is kinder than the busy handler's polling.
         self._turn = asyncio.Lock() if self.dialect == "sqlite" else None
 
-    def _with_isolation(self) -> tuple[AsyncEngine, AsyncEngine]:
-        if self.dialect == "sqlite":
-            sqlite_transactions(self._engine.sync_engine)
-            return self._engine, self._engine.execution_options(**{_WRITES: True})
-        readers = self._engine.execution_options(
+    def _sqlite(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
+        """Connections are kept, since each is a thread and has caches of its own; the last one used is the next.
+        Writing has one of its own: the long statements of inserts are prepared once, and no reader is waited for."""
+        readers, writers = (
+            create_async_engine(
+                url,
+                pool_size=size,
+                max_overflow=0,
+                pool_use_lifo=True,
+                pool_timeout=BUSY_TIMEOUT_MS / 1000,
+                insertmanyvalues_page_size=MAX_SQLITE_ROWS,
+            )
+            for size in (max(pool_size, MIN_READERS), 1)
+        )
+        for engine in (readers, writers):
+            sqlite_transactions(engine.sync_engine)
+        return readers, writers.execution_options(**{_WRITES: True})
+
+    def _postgresql(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
+        engine = create_async_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_timeout=BUSY_TIMEOUT_MS / 1000,
+            pool_pre_ping=True,
+            connect_args=driver_options(url),
+        )
+        readers = engine.execution_options(
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
-        return readers, self._engine
+        return readers, engine
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -94,7 +126,46 @@ class Database:
             yield await stack.enter_async_context(self._writers.begin())
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        for engine in (self._readers, self._writers):
+            await engine.dispose()
+
+
+def parsed_url(url: str) -> URL:
+    """Raises `DatabaseUrlError`."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise DatabaseUrlError(f"The database URL cannot be read. {_URL_FORMS}") from None
+    if parsed.drivername not in DRIVERS:
+        raise DatabaseUrlError(
+            f"The database URL must be of SQLite or PostgreSQL, not {parsed.drivername}://. {_URL_FORMS}"
+        )
+    return parsed
+
+
+def driver_options(url: URL) -> dict[str, Any]:
+    """Arguments for the driver, of what the URL does not say: a server that is silent is given up within seconds."""
+    if url.get_backend_name() == "sqlite":
+        return {}
+    return {name: value for name, value in _PATIENCE.items() if name not in url.query}
+
+
+@contextmanager
+def reaching(url: URL) -> Iterator[None]:
+    """Raises `DatabaseUnreachable` for what a driver raises on connecting: one sentence, without the password."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise DatabaseUnreachable(
+            f"The database {url.render_as_string()} cannot be used: {first_line(error)}. See that it runs"
+            " and may be used from here, or set HEADGATE_DATABASE_URL."
+        ) from None
+
+
+def first_line(error: SQLAlchemyError) -> str:
+    """The driver's own words, without the statement, as the end of a sentence."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    return said.splitlines()[0].rstrip(".")[:300] if said else type(error).__name__
 
 
 def sqlite_transactions(engine: Any) -> None:

@@ -23,8 +23,24 @@ class ConflictError(AccountingError):
     """The object's state forbids it: archived tenant, overlapping price interval."""
 
 
+class NoRoomError(AccountingError):
+    """The tenant's files would take more room than its quota."""
+
+
+class NameTakenError(ConflictError):
+    """Another object has the name, and is found by it."""
+
+
 class KeyReusedError(AccountingError):
     """An Idempotency-Key that stands for another request."""
+
+
+class DatabaseUrlError(AccountingError, ValueError):
+    """The database URL cannot be read, or names a database that is not served."""
+
+
+class DatabaseUnreachable(AccountingError):
+    """Nothing can be asked of the database."""
 
 
 class SchemaError(AccountingError):

@@ -10,8 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import audit
 from accounting.batch_models import Batch, File
-from accounting.errors import NotFoundError
+from accounting.errors import NoRoomError, NotFoundError
 from accounting.ids import new_id
+from accounting.models import Tenant
 from accounting.paging import Page, newest_first
 
 DEFAULT_EXPIRY_S = 30 * 86_400
@@ -44,8 +45,12 @@ async def create(
     now: int,
     expires_after_s: int = DEFAULT_EXPIRY_S,
     actor: str | None = None,
+    most_bytes: int | None = None,
 ) -> FileInfo:
-    """After the bytes are on disk, in the transaction that needs the file to exist. `actor` None: made by Headgate."""
+    """After the bytes are on disk, in the transaction that needs the file to exist. `actor` None: made by Headgate.
+    `most_bytes`: of all files of the tenant; NoRoomError beyond it, however many are created at the same time."""
+    if most_bytes is not None:
+        await _check_room(conn, tenant_id, num_bytes, most_bytes)
     info = FileInfo(
         id=new_id("file"), tenant_id=tenant_id, purpose=purpose, name=name, num_bytes=num_bytes,
         sha256=sha256, storage_key=storage_key, created_at=now, expires_at=now + expires_after_s,
@@ -57,6 +62,16 @@ async def create(
             detail={"purpose": purpose, "bytes": num_bytes},
         )  # fmt: skip
     return info
+
+
+async def _check_room(
+    conn: AsyncConnection, tenant_id: str, num_bytes: int, most_bytes: int
+) -> None:
+    # The tenant's row is the turn: whoever comes next sees what this transaction adds.
+    mine = select(Tenant.id).where(Tenant.id == tenant_id)
+    await conn.execute(mine.with_for_update(key_share=True))
+    if await tenant_bytes(conn, tenant_id) + num_bytes > most_bytes:
+        raise NoRoomError("The files of your project take up all of their space.")
 
 
 async def get(conn: AsyncConnection, tenant_id: str, file_id: str, now: int) -> FileInfo:
@@ -81,8 +96,9 @@ async def list_files(
     if purpose is not None:
         query = query.where(File.purpose == purpose)
     page = await newest_first(
-        conn, query, File.created_at, File.id, after, limit, oldest_first=oldest_first
-    )
+        conn, query, File.created_at, File.id, after, limit, oldest_first=oldest_first,
+        ever=select(File.__table__).where(File.tenant_id == tenant_id),
+    )  # fmt: skip
     return Page([_info(row) for row in page.items], page.has_more)
 
 

@@ -1,4 +1,7 @@
-"""Lists by key, newest first unless asked otherwise: a page goes on behind the last object the caller saw. Knows no table."""
+"""Lists by key, newest first unless asked otherwise: a page goes on behind the last object the caller saw. Knows no table.
+
+Times of creation are whole seconds; ids, which carry their moment (ids.py), give the order within one.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,22 @@ async def newest_first(
     after: str | None,
     limit: int,
     *,
+    ever: Select[Any] | None = None,
     oldest_first: bool = False,
+    created_at: int | None = None,
 ) -> Page[Row[Any]]:
-    """`after` must be an id that `query` itself could return: another tenant's is unknown here."""
+    """`after` must be an id that `ever` could return, which has what `query` lists and what has ended since: a caller
+    may end objects between two pages. Another tenant's is unknown here. `created_at`: when `after` was made, where no
+    row says so any more."""
     if after is not None:
-        seen = (await conn.execute(query.where(id_ == after))).first()
-        if seen is None:
+        seen = (await conn.execute((query if ever is None else ever).where(id_ == after))).first()
+        at = created_at if seen is None else seen.created_at
+        if at is None:
             raise InvalidError("The object named in 'after' does not exist.", "after")
         if oldest_first:
-            newer = and_(created == seen.created_at, id_ > after)
-            query = query.where(or_(created > seen.created_at, newer))
+            query = query.where(or_(created > at, and_(created == at, id_ > after)))
         else:
-            older = and_(created == seen.created_at, id_ < after)
-            query = query.where(or_(created < seen.created_at, older))
+            query = query.where(or_(created < at, and_(created == at, id_ < after)))
     order = (created, id_) if oldest_first else (created.desc(), id_.desc())
     rows = (await conn.execute(query.order_by(*order).limit(limit + 1))).all()
     return Page(list(rows[:limit]), len(rows) > limit)

@@ -83,6 +83,7 @@ async def list_prefixes(
         PublicPrefix.id,
         after,
         limit,
+        ever=select(PublicPrefix.__table__),
     )
     return Page([_info(row) for row in page.items], page.has_more)
 

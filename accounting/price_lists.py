@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -12,7 +13,10 @@ from accounting.errors import InvalidError, NotFoundError
 from accounting.invoice_models import PriceResidency
 from accounting.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion
 from accounting.paging import Page
+from accounting.prices import covers
 from accounting.types import Rates, Tier
+
+TIERS: tuple[Tier, ...] = ("batch", "interactive")
 
 
 class PricedModel(msgspec.Struct, frozen=True):
@@ -73,6 +77,25 @@ async def list_versions(
         query = query.where(behind > tuple_(sheet, -version))
     rows = (await conn.execute(query)).all()
     return Page([await _with_rates(conn, row) for row in rows[:limit]], len(rows) > limit)
+
+
+async def at(conn: AsyncConnection, sheet: str, at_ms: int) -> SheetVersion | None:
+    """The version in force at one moment."""
+    row = (
+        await conn.execute(
+            _versions().where(PriceSheetVersion.sheet_id == sheet, covers(PriceSheetVersion, at_ms))
+        )
+    ).first()
+    return None if row is None else await _with_rates(conn, row)
+
+
+def unpriced(found: SheetVersion | None, models: Collection[str]) -> list[tuple[str, Tier]]:
+    """Which of these models have no rates there, and in which tier."""
+    rates = () if found is None else found.rates
+    priced = {(rate.model, rate.tier) for rate in rates}
+    return [
+        (model, tier) for model in sorted(models) for tier in TIERS if (model, tier) not in priced
+    ]
 
 
 async def versions_of(conn: AsyncConnection, sheet: str) -> list[SheetVersion]:

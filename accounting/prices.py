@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, sele
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.db import insert_new
-from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.invoice_models import PriceResidency, RollupMonth
 from accounting.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
 from accounting.pricing import MAX_RATE
@@ -22,6 +22,8 @@ from accounting.types import TOKEN_CLASSES, Price, Rates, Tier
 
 DEFAULT_SHEET = "standard"
 """In force for every tenant without an assignment of its own."""
+
+DEFAULT_CURRENCY = "USD"
 
 FOR_EVER = 2**62
 """Later than any time."""
@@ -38,11 +40,9 @@ ResidencyTable = Mapping[str, tuple[int, int]]
 async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now: int) -> None:
     if "@" in sheet_id or not sheet_id:
         raise InvalidError("A price sheet needs a name without '@'.", "sheet")
-    if await conn.scalar(select(PriceSheet.id).where(PriceSheet.id == sheet_id)) is not None:
-        raise ConflictError("A price sheet of that name exists.")
-    await conn.execute(
-        insert(PriceSheet).values(id=sheet_id, currency=currency.upper(), created_at=now)
-    )
+    sheet = {"id": sheet_id, "currency": currency.upper(), "created_at": now}
+    if not await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,)):
+        raise NameTakenError("A price sheet of that name exists.")
 
 
 async def currency_of(conn: AsyncConnection, sheet_id: str) -> str:
@@ -106,8 +106,8 @@ async def assign(
     sheet_id: str,
     from_ms: int,
     until_ms: int | None = None,
-) -> None:
-    """From `from_ms` on the tenant pays by that sheet. One currency per tenant, for ever."""
+) -> bool:
+    """From `from_ms` on the tenant pays by that sheet. One currency per tenant, for ever. False: it does already."""
     if until_ms is not None and until_ms <= from_ms:
         raise InvalidError("A price must end after it begins.", "until")
     currency = await currency_of(conn, sheet_id)
@@ -119,10 +119,12 @@ async def assign(
         raise ConflictError("A tenant has one currency.")
     mine = PriceAssignment.tenant_id == tenant_id
     ends = func.coalesce(PriceAssignment.until_ms, FOR_EVER)
-    overlapping = select(PriceAssignment.from_ms, PriceAssignment.until_ms).where(
+    overlapping = select(PriceAssignment.__table__).where(
         mine, ends > from_ms, PriceAssignment.from_ms < (until_ms or FOR_EVER)
     )
     for row in (await conn.execute(overlapping)).all():
+        if row.sheet_id == sheet_id and row.from_ms <= from_ms and row.until_ms == until_ms:
+            return False
         # What began before and had no end yet ends now; all else stands in the way.
         if row.until_ms is not None or row.from_ms >= from_ms:
             raise ConflictError("The price interval overlaps with an earlier one.")
@@ -136,6 +138,7 @@ async def assign(
             tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms, until_ms=until_ms
         )
     )
+    return True
 
 
 async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
@@ -147,6 +150,20 @@ async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
     )
     charged = select(RollupMonth.currency).where(RollupMonth.tenant_id == tenant_id)
     return {*(await conn.execute(own)).scalars(), *(await conn.execute(charged)).scalars()}
+
+
+async def currencies(
+    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
+) -> dict[str, str]:
+    """In which each tenant pays at one moment. Two statements."""
+    sheets = await _own_sheets(conn, tenant_ids, at_ms)
+    named = {DEFAULT_SHEET, *sheets.values()}
+    query = select(PriceSheet.id, PriceSheet.currency).where(PriceSheet.id.in_(sorted(named)))
+    found = {row.id: row.currency for row in await conn.execute(query)}
+    return {
+        tenant_id: found.get(sheets.get(tenant_id, DEFAULT_SHEET), DEFAULT_CURRENCY)
+        for tenant_id in tenant_ids
+    }
 
 
 async def price_for(
@@ -166,16 +183,13 @@ async def highest_rates(
     """Of every token class the highest rate in force for each tenant, whatever the model and tier. Two statements."""
     if not tenant_ids:
         return {}
-    own = select(PriceAssignment.tenant_id, PriceAssignment.sheet_id).where(
-        PriceAssignment.tenant_id.in_(sorted(tenant_ids)), _covers(PriceAssignment, at_ms)
-    )
-    sheets = {row.tenant_id: row.sheet_id for row in await conn.execute(own)}
+    sheets = await _own_sheets(conn, tenant_ids, at_ms)
     query = (
         select(PriceRate.sheet_id, *(func.max(getattr(PriceRate, name)) for name in TOKEN_CLASSES))
         .join(PriceSheetVersion, _IS_OF_VERSION)
         .where(
             PriceRate.sheet_id.in_(sorted({DEFAULT_SHEET, *sheets.values()})),
-            _covers(PriceSheetVersion, at_ms),
+            covers(PriceSheetVersion, at_ms),
         )
         .group_by(PriceRate.sheet_id)
     )
@@ -204,7 +218,7 @@ async def residency_price(
         .join(PriceSheet, PriceSheet.id == PriceResidency.sheet_id)
         .where(
             PriceResidency.sheet_id == _sheet_of(tenant_id, at_ms), PriceResidency.model == model,
-            _covers(PriceSheetVersion, at_ms),
+            covers(PriceSheetVersion, at_ms),
         )
     )  # fmt: skip
     row = (await conn.execute(query)).first()
@@ -250,7 +264,7 @@ async def bootstrap(
     model: str,
     rates: Mapping[Tier, Rates],
     now_ms: int,
-    currency: str = "USD",
+    currency: str = DEFAULT_CURRENCY,
 ) -> str:
     """Makes sure that the default sheet prices `model`; what it prices already is left alone. Returns its version."""
     sheet = {"id": DEFAULT_SHEET, "currency": currency, "created_at": now_ms // 1000}
@@ -266,26 +280,37 @@ async def bootstrap(
     return await add_version(conn, DEFAULT_SHEET, {**known, **missing}, from_ms)
 
 
+async def _own_sheets(
+    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
+) -> dict[str, str]:
+    """Of those tenants that have a sheet of their own then."""
+    own = select(PriceAssignment.tenant_id, PriceAssignment.sheet_id).where(
+        PriceAssignment.tenant_id.in_(sorted(tenant_ids)), covers(PriceAssignment, at_ms)
+    )
+    return {row.tenant_id: row.sheet_id for row in await conn.execute(own)}
+
+
 def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
     return (
         select(PriceRate.__table__, PriceSheet.currency)
         .join(PriceSheetVersion, _IS_OF_VERSION)
         .join(PriceSheet, PriceSheet.id == PriceRate.sheet_id)
-        .where(PriceRate.sheet_id == _sheet_of(tenant_id, at_ms), _covers(PriceSheetVersion, at_ms))
+        .where(PriceRate.sheet_id == _sheet_of(tenant_id, at_ms), covers(PriceSheetVersion, at_ms))
     )
 
 
 def _sheet_of(tenant_id: str, at_ms: int) -> ColumnElement[str]:
     """Its own, or the default one."""
     own = select(PriceAssignment.sheet_id).where(
-        PriceAssignment.tenant_id == tenant_id, _covers(PriceAssignment, at_ms)
+        PriceAssignment.tenant_id == tenant_id, covers(PriceAssignment, at_ms)
     )
     return func.coalesce(own.scalar_subquery(), DEFAULT_SHEET)
 
 
-def _covers(
+def covers(
     table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int
 ) -> ColumnElement[bool]:
+    """In force then."""
     return and_(table.from_ms <= at_ms, or_(table.until_ms.is_(None), table.until_ms > at_ms))
 
 

@@ -9,19 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from accounting import ledger
 from accounting.db import upsert
 from accounting.idempotency_models import UnheardAttempt as Attempt
-from accounting.models import LedgerEntry
+from accounting.models import ApiKey, LedgerEntry
 
 WITHIN_MS = 120_000
 """A repeat comes at most so long after the attempt ended."""
 MAX_MOVED = 2
 """Attempts of one fingerprint in a day: SDKs repeat twice."""
+MAX_MOVED_OF_KEY = 60
+"""Engine requests of one key whose attempts ended in an hour. A body with something new in it each time has a new
+fingerprint each time, and what is taken back was computed: without a bound a tenant could use three times what it pays
+for. One a minute is what a bad network does to a busy client; beyond it attempts are paid for."""
+HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 MAX_AT_ONCE = 500
 
@@ -57,10 +62,20 @@ async def replace(
         if row.replaced_by is None and row.ended_at_ms >= started_at_ms - WITHIN_MS
     ]
     chosen = list(dict.fromkeys(waiting))[: max(0, MAX_MOVED - len(replaced))]
+    if not chosen or await _num_moved(conn, key_id, started_at_ms) >= MAX_MOVED_OF_KEY:
+        return 0
     done = await conn.execute(
         update(Attempt).where(Attempt.attempt_id.in_(chosen)).values(replaced_by=retry_id)
     )
     return done.rowcount
+
+
+async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
+    """Engine requests of the key in the hour before `now_ms`. Who counts has the key for himself until he commits."""
+    await conn.execute(select(ApiKey.id).where(ApiKey.id == key_id).with_for_update(key_share=True))
+    recent = Attempt.replaced_by.is_not(None) & (Attempt.ended_at_ms > now_ms - HOUR_MS)
+    query = select(func.count()).where(Attempt.key_id == key_id, recent)
+    return int(await conn.scalar(query) or 0)
 
 
 async def move(conn: AsyncConnection) -> list[str]:

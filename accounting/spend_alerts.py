@@ -85,6 +85,7 @@ async def list_alerts(
     page = await newest_first(
         conn, _living(tenant_id), SpendAlert.created_at, SpendAlert.id, after, limit,
         oldest_first=oldest_first,
+        ever=select(SpendAlert.__table__).where(SpendAlert.tenant_id == tenant_id),
     )  # fmt: skip
     return Page([_info(row) for row in page.items], page.has_more)
 

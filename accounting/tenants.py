@@ -1,6 +1,6 @@
 """Tenants, their service accounts and their limits. Every change raises the auth epoch and is audited.
 
-The operator's own tenant is not one of them: it is neither listed nor found here.
+Tenants that are not archived have a name each of their own, since commands find them by it. The operator's own tenant is not one of them: it is neither listed nor found here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import api_keys, batches, changes, events, outbox, shares, time_zones
 from accounting.changes import SYSTEM
 from accounting.db import upsert
-from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.ids import new_id
 from accounting.models import ApiKey, ModelLimit, ServiceAccount, Tenant
 from accounting.paging import Page, newest_first
@@ -28,15 +28,21 @@ from accounting.types import (
     TenantInfo,
 )  # fmt: skip
 
+ID_PREFIX = "proj_"
+
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
+    """Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
     tenant_id = new_id("proj")
     version = await changes.record(
         conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
     )
     await conn.execute(
-        insert(Tenant).values(id=tenant_id, name=_name(name), created_at=now, version=version)
+        insert(Tenant).values(
+            id=tenant_id, name=_tenant_name(name), created_at=now, version=version
+        )
     )
+    await _check_only_one(conn, name)
     return await get(conn, tenant_id)
 
 
@@ -55,15 +61,20 @@ async def list_tenants(
     include_archived: bool = False,
 ) -> Page[TenantInfo]:
     query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
-    page = await newest_first(conn, query, Tenant.created_at, Tenant.id, after, limit)
+    ever = select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
+    page = await newest_first(conn, query, Tenant.created_at, Tenant.id, after, limit, ever=ever)
     return Page([_tenant(row) for row in page.items], page.has_more)
 
 
 async def rename(
     conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM
 ) -> TenantInfo:
+    """Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
     await living(conn, tenant_id)
-    return await _change(conn, tenant_id, {"name": _name(name)}, "project.updated", now, actor)
+    values = {"name": _tenant_name(name)}
+    tenant = await _change(conn, tenant_id, values, "project.updated", now, actor)
+    await _check_only_one(conn, name)
+    return tenant
 
 
 async def archive(
@@ -246,8 +257,9 @@ async def list_service_accounts(
 ) -> Page[ServiceAccountInfo]:
     query = _accounts(tenant_id)
     page = await newest_first(
-        conn, query, ServiceAccount.created_at, ServiceAccount.id, after, limit
-    )
+        conn, query, ServiceAccount.created_at, ServiceAccount.id, after, limit,
+        ever=select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id),
+    )  # fmt: skip
     return Page([_account(row) for row in page.items], page.has_more)
 
 
@@ -276,9 +288,15 @@ async def rename_service_account(
 
 
 async def delete_service_account(
-    conn: AsyncConnection, tenant_id: str, account_id: str, *, now: int, actor: str = SYSTEM
+    conn: AsyncConnection,
+    tenant_id: str,
+    account_id: str,
+    *,
+    now: int,
+    end_streams: bool = False,
+    actor: str = SYSTEM,
 ) -> None:
-    """Its keys are revoked with it."""
+    """Its keys are revoked with it. `end_streams`: what runs under them ends too, on every gateway."""
     await get_service_account(conn, tenant_id, account_id)
     version = await changes.record(
         conn,
@@ -288,10 +306,11 @@ async def delete_service_account(
         tenant_id=tenant_id,
         object_id=account_id,
     )
+    ended = {"streams_ended": version} if end_streams else {}
     revoked = await conn.execute(
         update(ApiKey)
         .where(ApiKey.service_account_id == account_id, ApiKey.revoked_at.is_(None))
-        .values(revoked_at=now, version=version)
+        .values(revoked_at=now, version=version, **ended)
         .returning(ApiKey.id)
     )
     keys = sorted(revoked.scalars())
@@ -349,6 +368,26 @@ def _name(name: str) -> str:
     if not name.strip() or len(name) > 200:
         raise InvalidError("A name must have 1 to 200 characters.", "name")
     return name
+
+
+def _tenant_name(name: str) -> str:
+    if name.startswith(ID_PREFIX):
+        raise InvalidError(
+            f"A project's name must not begin with '{ID_PREFIX}', as ids do.", "name"
+        )
+    return _name(name)
+
+
+async def _check_only_one(conn: AsyncConnection, name: str) -> None:
+    """Of tenants that are not archived, once the change is written: whoever raised the auth epoch holds its row until
+    the commit, so of two that take a name at once the later one sees the first. A unique index would say no more, and
+    could not be made where older versions let a name be given twice."""
+    others = Tenant.id != OPERATOR_TENANT, Tenant.status != "archived"
+    same = select(func.count()).where(Tenant.name == name, *others)
+    if int(await conn.scalar(same) or 0) > 1:
+        raise NameTakenError(
+            "Another project has this name: choose another one, or archive that project first."
+        )
 
 
 async def _change(

@@ -22,7 +22,7 @@ from accounting.db import upsert
 from accounting.egress import Egress
 from accounting.errors import ConflictError, InvalidError, NotFoundError
 from accounting.events import Event
-from accounting.ids import new_id
+from accounting.ids import made_at, new_id
 from accounting.outbox_models import Outbox, OutboxLane, Webhook
 from accounting.paging import Page, newest_first
 from accounting.types import OPERATOR_TENANT
@@ -91,7 +91,8 @@ async def create(
     webhook_id, secret = new_id("webhook"), secrets.token_bytes(SECRET_BYTES)
     await conn.execute(
         insert(Webhook).values(
-            id=webhook_id, tenant_id=tenant_id, url=url, created_at=now,
+            id=webhook_id, tenant_id=tenant_id, url=url,
+            created_at=made_at("webhook", webhook_id),  # its id alone gives its place once it is removed
             events=None if types is None else sorted(set(types)),
             secret=sealing.seal(_key(master), secret, webhook_id.encode()),
         )
@@ -115,7 +116,11 @@ async def list_webhooks(
     limit: int = 20,
 ) -> Page[WebhookInfo]:
     query = _all() if tenant_id is None else _all().where(Webhook.tenant_id == tenant_id)
-    page = await newest_first(conn, query, Webhook.created_at, Webhook.id, after, limit)
+    # A removed one leaves no row.
+    gone = None if after is None else made_at("webhook", after)
+    page = await newest_first(
+        conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone
+    )
     return Page(await _with_counts(conn, page.items), page.has_more)
 
 

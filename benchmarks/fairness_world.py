@@ -17,6 +17,7 @@ from fakes import generate_request, scripted_engine
 from simulation import BlindRunner
 
 from workers.engine.policy import Policy
+from workers.engine.settings import WorkerSettings
 from workers.protocol.messages import (
     Failed,
     Finished,
@@ -31,6 +32,8 @@ PACE = (0.008, 30e-6, 20e-9)
 SLOW_PACE = (0.004, 130e-6, 100e-9)
 """Of a small model on two cores: fixed costs are small, tokens are not."""
 NUM_BLOCKS = 16_000
+TARGET_S = WorkerSettings.model_fields["engine_ttft_target_ms"].default / 1000
+"""Of a worker at its default settings: who would wait longer is refused."""
 IDLE_S = 0.002
 """A round without work takes the clock on by so much."""
 
@@ -106,6 +109,7 @@ class World:
             max_batch_tokens=device.max_batch_tokens,
             max_running=device.max_running,
             policy=self.policy,
+            ttft_s=TARGET_S,
             clock=lambda: device.now,
         )
         coming = [(client.at, number) for number, client in enumerate(self.clients)]

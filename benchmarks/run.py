@@ -26,7 +26,9 @@ from typing import Any
 
 import serve
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+from workers.engine import dtypes
 
 ROOT = Path(__file__).resolve().parent.parent
 READ_BYTES = 1 << 30
@@ -153,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--quick", action="store_true", help="a smoke run: fewer and shorter requests"
@@ -170,7 +172,9 @@ def main() -> None:
         home = Path(temporary)
         sizes = make_model(home / "bench-llama-100m")
         bandwidth = read_bandwidth(arguments.threads)
-        num_bytes = sizes["num_parameters"] * (2 if arguments.dtype == "bfloat16" else 4)
+        config = AutoConfig.from_pretrained(home / "bench-llama-100m")
+        chosen = dtypes.of_model(arguments.dtype, torch.device("cpu"), config)
+        num_bytes = sizes["num_parameters"] * chosen.dtype.itemsize
         with headgate_up(
             home, home / "bench-llama-100m", arguments.dtype, arguments.threads
         ) as ready:
@@ -183,7 +187,7 @@ def main() -> None:
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     machine = {
         "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": arguments.threads,
-        "dtype": arguments.dtype, "torch": torch.__version__, "python": platform.python_version(), "date": date,
+        "dtype": chosen.name, "torch": torch.__version__, "python": platform.python_version(), "date": date,
     }  # fmt: skip
     result = {"command": "make bench", "machine": machine, "summary": summary, "runs": runs}
     text = f"{table(runs)}\n\n{json.dumps(summary, indent=2)}\n"

@@ -11,22 +11,24 @@ and counted.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache.namespaces import Segment
 from cache.radix import ChildKey, Node, token_slice
+from cache.tier_owners import UNLIMITED, Owner, Owners
 
 NO_SLOT = -1
-UNLIMITED = 1 << 62
 
 
 class Copy:
     """One block of one prefix."""
 
-    __slots__ = ("children", "gone", "key", "num_pins", "parent", "slot", "tenant")
+    __slots__ = (
+        "children", "gone", "key", "num_pins", "parent", "queued", "slot", "tenant", "used",
+    )  # fmt: skip
 
     def __init__(self, parent: Copy | None, key: ChildKey, slot: int, tenant: str) -> None:
         self.parent = parent
@@ -38,6 +40,15 @@ class Copy:
         """Readers of the slot: it is not given to anybody else before they are through."""
         self.gone = False
         """Dropped while somebody read it: nobody finds it any more, its slot goes with its last reader."""
+        self.used = 0
+        """A number that grows from use to use; of a path the first block has the largest."""
+        self.queued = False
+        """Whether its owner's queue of those that may go has it."""
+
+    @property
+    def is_free_to_go(self) -> bool:
+        """Nothing hangs on it and nobody reads it."""
+        return not self.children and not self.num_pins
 
 
 class Written(NamedTuple):
@@ -58,19 +69,6 @@ class TierCounts:
     num_swapped: int = 0
 
 
-@dataclass(slots=True)
-class _Tenant:
-    copies: OrderedDict[Copy, None] = field(default_factory=OrderedDict)
-    """The longest unused first: children before parents."""
-    num_swapped: int = 0
-    """Slots with blocks of its preempted sequences."""
-    quota: int = UNLIMITED
-
-    @property
-    def num_slots(self) -> int:
-        return len(self.copies) + self.num_swapped
-
-
 class HostTier:
     def __init__(self, num_slots: int, block_size: int) -> None:
         self.num_slots = num_slots
@@ -78,9 +76,10 @@ class HostTier:
         self.counts = TierCounts()
         self.root = Copy(None, (b"", b""), NO_SLOT, "")
         self._free = list(range(num_slots - 1, -1, -1))
-        self._tenants: dict[str, _Tenant] = {}
+        self._owners = Owners()
         self._gone: set[Copy] = set()
         self._swapped: dict[int, str] = {}
+        self._num_uses = 0
 
     @property
     def num_free(self) -> int:
@@ -88,13 +87,11 @@ class HostTier:
 
     def num_of(self, tenant: str) -> int:
         """Slots of a tenant. O(1)."""
-        mine = self._tenants.get(tenant)
-        return mine.num_slots if mine else 0
+        return self._owners.of(tenant).num_slots
 
     def set_quota(self, tenant: str, num_slots: int | None) -> None:
         """What it has beyond that goes when it writes next."""
-        if num_slots is not None or tenant in self._tenants:
-            self._of(tenant).quota = UNLIMITED if num_slots is None else num_slots
+        self._owners.set_quota(tenant, UNLIMITED if num_slots is None else num_slots)
 
     # --- finding ---
 
@@ -128,6 +125,7 @@ class HostTier:
             if copy.gone and not copy.num_pins:
                 self._gone.remove(copy)
                 self._free.append(copy.slot)
+            self._queue(copy)
 
     def hit(self, copies: Sequence[Copy]) -> None:
         """They were used: blocks of one path in order."""
@@ -166,9 +164,12 @@ class HostTier:
                 slot = self._take_slot(tenant)
                 copy.num_pins -= 1
                 if slot is None:
+                    self._queue(copy)
                     break
                 child = copy.children[key] = Copy(copy, key, slot, tenant)
-                self._of(tenant).copies[child] = None
+                child.used = self._next_use()
+                self._owners.add(tenant, copies=1)
+                self._queue(child)
                 self.counts.num_written += 1
                 written.append(Written(block, child))
             copy = child
@@ -184,14 +185,14 @@ class HostTier:
                 self.give_back(slots)
                 return None
             self._swapped[slot] = tenant
-            self._of(tenant).num_swapped += 1
+            self._owners.add(tenant, swapped=1)
             slots.append(slot)
         self.counts.num_swapped += num_slots
         return slots
 
     def give_back(self, slots: Iterable[int]) -> None:
         for slot in slots:
-            self._tenants[self._swapped.pop(slot)].num_swapped -= 1
+            self._owners.add(self._swapped.pop(slot), swapped=-1)
             self._free.append(slot)
 
     # --- going ---
@@ -221,9 +222,10 @@ class HostTier:
     def _unlink(self, top: Copy) -> int:
         assert top.parent is not None
         del top.parent.children[top.key]
+        self._queue(top.parent)
         below = list(self.copies(top))
         for copy in below:
-            del self._tenants[copy.tenant].copies[copy]
+            self._owners.add(copy.tenant, copies=-1)
             copy.parent = None
             copy.children = {}
             copy.gone = True
@@ -236,13 +238,14 @@ class HostTier:
     # --- slots ---
 
     def _take_slot(self, tenant: str) -> int | None:
-        mine = self._of(tenant)
+        """O(log tenants + log copies), amortised."""
+        mine = self._owners.of(tenant)
         if mine.num_slots >= mine.quota:
             slot = self._reuse(mine)
         elif self._free:
             return self._free.pop()
         else:
-            largest = max(self._tenants.values(), key=lambda one: one.num_slots)
+            largest = self._owners.largest()
             slot = None
             if largest.num_slots > mine.num_slots + 1:
                 slot = self._reuse(largest)
@@ -252,27 +255,30 @@ class HostTier:
             self.counts.num_refused += 1
         return slot
 
-    def _reuse(self, owner: _Tenant) -> int | None:
+    def _reuse(self, owner: Owner) -> int | None:
         """The slot of its coldest copy that nothing hangs on and nobody reads."""
-        for copy in owner.copies:
-            if not copy.children and not copy.num_pins:
-                self._unlink(copy)
-                self.counts.num_evicted += 1
-                return self._free.pop()
-        return None
+        copy = owner.coldest()
+        if copy is None:
+            return None
+        self._unlink(copy)
+        self.counts.num_evicted += 1
+        return self._free.pop()
 
     def _touch(self, copy: Copy) -> None:
         # From the end up: whoever hangs on a copy is never younger than it.
         one: Copy | None = copy
         while one is not None and one.parent is not None:
-            self._tenants[one.tenant].copies.move_to_end(one)
+            one.used = self._next_use()
             one = one.parent
 
-    def _of(self, tenant: str) -> _Tenant:
-        mine = self._tenants.get(tenant)
-        if mine is None:
-            mine = self._tenants[tenant] = _Tenant()
-        return mine
+    def _next_use(self) -> int:
+        self._num_uses += 1
+        return self._num_uses
+
+    def _queue(self, copy: Copy) -> None:
+        """To be called whenever a copy may have become free to go."""
+        if copy.parent is not None and copy.is_free_to_go:
+            self._owners.of(copy.tenant).queue(copy)
 
     def _key(self, region: bytes, tokens: Sequence[int], block: int) -> ChildKey:
         size = self.block_size
@@ -298,19 +304,13 @@ class HostTier:
             found[copy.tenant] += 1
             if copy.gone or copy.parent is None or copy.parent.children.get(copy.key) is not copy:
                 yield f"(11) the copy in slot {copy.slot} hangs in the wrong place"
-            if copy not in self._tenants[copy.tenant].copies:
+            if copy.is_free_to_go and not copy.queued:
                 yield f"(11) the copy in slot {copy.slot} has no place in the order of use"
+            if any(child.used > copy.used for child in copy.children.values()):
+                yield f"(11) slot {copy.slot} comes too early in the order of use"
         if places != Counter(range(self.num_slots)):
             yield f"(11) slots are not in one place each: {places}"
-        swapped = Counter(self._swapped.values())
-        for tenant, mine in self._tenants.items():
-            if (len(mine.copies), mine.num_swapped) != (found[tenant], swapped[tenant]):
-                yield f"(11) {tenant!r} has {found[tenant]} copies and {swapped[tenant]} swapped blocks"
-            seen: set[Copy] = set()
-            for copy in mine.copies:
-                if any(c.tenant == tenant and c not in seen for c in copy.children.values()):
-                    yield f"(11) slot {copy.slot} comes too early in the order of use"
-                seen.add(copy)
+        yield from self._owners.broken(found, Counter(self._swapped.values()))
         for copy in self._gone:
             if not copy.num_pins or not copy.gone:
                 yield f"(11) slot {copy.slot} waits for readers that it does not have"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
 import uvloop
@@ -11,8 +12,13 @@ from gateway.cli.supervisor import EXIT_CONFIG
 from gateway.server import serve
 from gateway.telemetry import logs
 
+M_ARENA_MAX = -8
+"""Of malloc.h."""
+NUM_ARENAS = 2
+
 
 def main() -> int:
+    few_arenas()
     try:
         loaded = settings.load()
         logs.configure(loaded.log_level)
@@ -21,6 +27,16 @@ def main() -> int:
         print(f"headgate gateway: {error}", file=sys.stderr)
         return EXIT_CONFIG
     return 0
+
+
+def few_arenas() -> None:
+    """Before there are threads. glibc gives each an arena of its own, which keeps what its largest transaction or check
+    took: with a thread for each connection to SQLite that is many times what one of them takes."""
+    mallopt = getattr(
+        ctypes.CDLL(None), "mallopt", None
+    )  # other C libraries have none, and no arenas
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, NUM_ARENAS)
 
 
 if __name__ == "__main__":

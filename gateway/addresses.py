@@ -6,6 +6,10 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LOOPBACK: tuple[Network, ...] = (
+    ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"),
+)  # fmt: skip
+THIS_MACHINE = "127.0.0.1"
 
 
 def networks(values: Iterable[str]) -> tuple[Network, ...]:
@@ -25,10 +29,10 @@ def within(address: str, inside: Iterable[Network]) -> bool:
 
 def client_address(peer: str, forwarded_for: Sequence[str], trusted: Sequence[Network]) -> str:
     """The last hop that is no listed proxy: each proxy appends whom it was asked by, and what stands further left is
-    the client's own word. `peer` "": a unix socket, whose other end is one of ours."""
+    the client's own word. `peer` "": a unix socket, whose other end is on this machine."""
     hops = [hop.strip() for value in forwarded_for for hop in value.split(",")]
-    address = peer
-    while hops and (not address or within(address, trusted)):
+    address = peer or THIS_MACHINE
+    while hops and within(address, trusted):
         hop = hops.pop()
         if not _is_address(hop):
             return address
@@ -42,3 +46,27 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class UnlistedProxy:
+    """Finds the operator's own proxy that nobody listed, and says so once. A stranger's header is no sign of one."""
+
+    def __init__(self, trusted: Sequence[Network]) -> None:
+        self._trusted = trusted
+        self._is_told = False
+
+    def hint(self, peer: str, forwarded_for: Sequence[str]) -> str | None:
+        """One sentence for the log."""
+        near = peer or THIS_MACHINE
+        if not forwarded_for or self._is_told or within(near, self._trusted) or not _is_near(near):
+            return None
+        self._is_told = True
+        return (
+            f"A proxy at {near} sends X-Forwarded-For and is not listed in HEADGATE_TRUSTED_NETWORKS: its word is ignored, "
+            "and all its clients count as one address; list it if it is yours and sets this header itself."
+        )
+
+
+def _is_near(address: str) -> bool:
+    """Of this machine or a private network."""
+    return _is_address(address) and ipaddress.ip_address(address).is_private

@@ -20,13 +20,13 @@ from accounting import ledger, pricing
 from accounting.db import Database
 from accounting.types import Outcome, Posting, Price, Principal, Tier, Usage
 from gateway import limit_replies
-from gateway.errors import ApiError, unavailable
+from gateway.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
 from gateway.journal import Journal, JournalPoisoned
 from gateway.journal_records import Opened
 from gateway.leases import Extension, Lease, ladder
 from gateway.limits import Ladder, Limiter, ReservationEnded, Verdict
 from gateway.price_cache import PriceCache, PricesUnknown
-from gateway.redis_link import LimiterUnavailable
+from gateway.redis_link import BooksUnavailable, LimiterUnavailable
 from gateway.rules import BudgetUse, Holder, Rule
 from gateway.settlement import Ending, decide
 
@@ -73,10 +73,12 @@ class Settled:
     charge_micro_units: int
     currency: str
     price_version: str
+    usage: Usage
+    """What was billed."""
 
     @classmethod
     def of(cls, posting: Posting) -> Settled:
-        return cls(posting.charge.total, posting.currency, posting.price_version)
+        return cls(posting.charge.total, posting.currency, posting.price_version, posting.usage)
 
 
 class Admission:
@@ -122,7 +124,7 @@ class Admission:
         except JournalPoisoned as reason:
             self.detach(self.limiter.release(holder, never_admitted=True))
             self.journal.forget(ask.request_id)
-            raise _metering_unavailable() from reason
+            raise self._cannot_write() from reason
         except asyncio.CancelledError:
             # The OPEN is written all the same: it gets its end, as any other.
             self.detach(self._undo_open(opened, holder))
@@ -161,21 +163,26 @@ class Admission:
             self.journal.forget(posting.request_id)
 
     def _check_metering(self) -> None:
-        if not self.journal.is_writable or self._backlog.is_full:
-            raise _metering_unavailable()
+        if not self.journal.is_writable:
+            raise self._cannot_write()
+        if self._backlog.is_full:
+            raise database_unavailable("The database has taken no charges for too long.")
+
+    def _cannot_write(self) -> ApiError:
+        if self.journal.is_full:
+            return disk_full()
+        return unavailable("metering_unavailable", "Usage cannot be recorded right now.", 2000)
 
     async def price(self, tenant_id: str, model: str, tier: Tier, *, base: str = "") -> Price:
-        """In force now; `base`: whose price it has where it has none of its own. Raises `ApiError` 503 for an unknown one."""
+        """In force now; `base`: whose price it has where it has none of its own. Raises `ApiError` 403 where there is none."""
         try:
             price = await self._prices.price(tenant_id, model, tier)
             if price is None and base:
                 price = await self._prices.price(tenant_id, base, tier)
         except PricesUnknown as reason:
-            raise unavailable(
-                "database_unavailable", "Prices cannot be read right now."
-            ) from reason
+            raise database_unavailable("Prices cannot be read right now.") from reason
         if price is None:
-            raise unavailable("price_unknown", "This model has no price for your project.", None)
+            raise price_unknown()
         return price
 
     async def _reserve(self, ask: Ask, holder: Holder, price: Price) -> Verdict:
@@ -194,6 +201,10 @@ class Admission:
             if isinstance(reason, asyncio.CancelledError):
                 raise
             log.warning("limiter_unavailable", extra={"reason": str(reason)})
+            if isinstance(reason, BooksUnavailable):
+                raise database_unavailable(
+                    "Rate limits must be read anew, and the database does not answer."
+                ) from reason
             raise unavailable(
                 "limiter_unavailable", "Rate limits cannot be checked right now."
             ) from reason
@@ -354,10 +365,6 @@ def _opened(ask: Ask, holder: Holder, price: Price, verdict: Verdict, now_ms: in
         line_no=ask.line_no,
         end_user=holder.end_user_place,
     )
-
-
-def _metering_unavailable() -> ApiError:
-    return unavailable("metering_unavailable", "Usage cannot be recorded right now.", 2000)
 
 
 def _now_ms() -> int:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from gateway import keys, middleware, resources
+from gateway.addresses import UnlistedProxy
+from gateway.intake import Intake
 from gateway.lifecycle import Detached, Lifecycle
 from gateway.routes import (
     adapters,
@@ -26,7 +28,6 @@ from gateway.routes import (
     health,
     invoices,
     limits,
-    metrics,
     models,
     organization,
     prefixes,
@@ -51,7 +52,6 @@ def routes() -> list[Route]:
     """Every route of the base URL. A room that is not here does not exist."""
     return [
         *health.ROUTES,
-        *metrics.ROUTES,
         *description.ROUTES,
         *models.ROUTES,
         *chat.ROUTES,
@@ -92,7 +92,9 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[keys.KEYED] = set()
     app[keys.RUNNING] = Running()
     app[keys.THROTTLE] = AdaptiveThrottle()
+    app[keys.INTAKE] = Intake(settings.body_bytes_held, settings.body_bytes_per_minute)
     app[keys.KEY_CONNECTIONS] = KeyConnections(settings.max_connections_per_key)
+    app[keys.UNLISTED_PROXY] = UnlistedProxy(settings.trusted_networks)
     app.cleanup_ctx.extend(resources.ALL)
     app.on_response_prepare.append(middleware.stamp_answer)
     add_routes(app, routes())
@@ -100,6 +102,9 @@ def create_app(settings: GatewaySettings) -> web.Application:
 
 
 def add_routes(app: web.Application, table: Sequence[Route]) -> None:
+    """What needs no key answers HEAD as well, without a body: load balancers and monitors probe by it."""
     app[keys.ROUTES] = {
-        app.router.add_route(route.method, route.path, route.handler): route for route in table
+        app.router.add_route(method, route.path, route.handler): route
+        for route in table
+        for method in ((route.method, "HEAD") if route.scope == "none" else (route.method,))
     }

@@ -1,7 +1,9 @@
 """A key in a header → a `Principal`, or a constant 401 (security.md section 6).
 
 Remembers answers for at most 60 s and forgets all of them when the revocation epoch moves, so a revoked key is
-refused everywhere within 5 s. Knows neither SQL nor how a key is hashed: those come in as functions.
+refused everywhere within 5 s. An address that sends many bad keys is told 429 instead of 401 and locks nobody out: a
+well-formed key is always looked up, at a price that `key_lookups` bounds. Knows neither SQL nor how a key is hashed:
+those come in as functions.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -22,6 +25,7 @@ from multidict import CIMultiDictProxy
 from accounting.types import Principal
 from gateway import errors
 from gateway.addresses import Network, networks, within
+from gateway.key_lookups import LookupFailed
 
 logger = logging.getLogger(__name__)
 
@@ -29,18 +33,17 @@ FRESH_S = 60.0
 RENEW_S = 40.0
 """A key in use is looked up again behind its requests' backs, before one of them would have to wait for it."""
 OUTAGE_S = 600.0
+LOOKED_AT = 100
 """While SQL is away, what was fresh when it went is believed so long."""
 MAX_REMEMBERED = 50_000
+MAX_UNKNOWN = 10_000
+"""Kept apart, so that keys which somebody makes up push out no real one."""
 BAD_KEYS_BURST = 60
 BAD_KEYS_PER_S = 1.0
 MAX_KEY_CHARS = 256
 
 _BEARER = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]+)")
 Headers = CIMultiDictProxy[str]
-
-
-class LookupFailed(Exception):
-    """The record of truth cannot be asked now."""
 
 
 def presented_key(headers: Headers) -> str | None:
@@ -120,6 +123,8 @@ class Authenticator:
         self._clock = clock
         self._wall = wall
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._unknown: OrderedDict[bytes, _Known] = OrderedDict()
+        """Of keys that the lookup did not find."""
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
         """One lookup of a key at a time, however many requests wait for it."""
         self._throttle = BadKeyThrottle(clock)
@@ -134,28 +139,48 @@ class Authenticator:
             self._epoch = epoch
         self._confirmed = self._clock()
 
+    @property
+    def silent_s(self) -> float:
+        """Since SQL last answered."""
+        return self._clock() - self._confirmed
+
+    @property
+    def serves_without_sql(self) -> bool:
+        """Some key is remembered that is let in while SQL does not answer."""
+        if self.silent_s > OUTAGE_S:
+            return False
+        latest = islice(reversed(self._known.values()), LOOKED_AT)
+        return any(
+            known.principal is not None and self._confirmed - known.loaded < FRESH_S
+            for known in latest
+        )
+
     def forget(self) -> None:
         """A revocation was announced; ask again from now on. What is being read may be from before."""
         self._known.clear()
+        self._unknown.clear()
         self._asking.clear()
 
     async def authenticate(self, headers: Headers, address: str) -> Principal:
-        """Raises `ApiError`: 401, 429 for an address with too many bad keys, 503 without SQL."""
+        """Raises `ApiError`: 401, 429 for a bad key from an address with too many of them, 503 without SQL."""
         key = presented_key(headers)
         # A plain hash is enough for a name in memory; the keyed one is in SQL.
         name = hashlib.blake2b(key.encode(), digest_size=16).digest() if key else b""
-        known = self._known.get(name)
+        known = self._known.get(name) or self._unknown.get(name)
         if known is None or not self._believes(known):
-            if blocked_ms := self._throttle.blocked_ms(address):
-                raise too_many_bad_keys(blocked_ms)
             known = await self._ask(key, name, known) if key and self._well_formed(key) else None
         elif key and known.principal is not None and self._age(known) >= RENEW_S:
             self._begin_lookup(key, name)
         principal = known.principal_at(address, self._wall()) if known else None
         if principal is None:
-            self._throttle.punish(address)
-            raise errors.unauthorized()
+            raise self._refusal(address)
         return principal
+
+    def _refusal(self, address: str) -> errors.ApiError:
+        if blocked_ms := self._throttle.blocked_ms(address):
+            return too_many_bad_keys(blocked_ms)
+        self._throttle.punish(address)
+        return errors.unauthorized()
 
     def _believes(self, known: _Known) -> bool:
         return self._age(known) < FRESH_S
@@ -188,10 +213,13 @@ class Authenticator:
                 del self._asking[name]
 
     def _remember(self, name: bytes, known: _Known) -> None:
-        self._known[name] = known
-        self._known.move_to_end(name)
-        if len(self._known) > MAX_REMEMBERED:
-            self._known.popitem(last=False)
+        self._known.pop(name, None)
+        self._unknown.pop(name, None)
+        is_key = known.principal is not None
+        kept, most = (self._known, MAX_REMEMBERED) if is_key else (self._unknown, MAX_UNKNOWN)
+        kept[name] = known
+        if len(kept) > most:
+            kept.popitem(last=False)
 
     def _during_outage(self, known: _Known | None) -> _Known:
         was_fresh = known is not None and self._confirmed - known.loaded < FRESH_S

@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import hdrs, web
 
 from gateway import errors
-from gateway.keys import EXPECTS_CONTINUE, SETTINGS
+from gateway.keys import EXPECTS_CONTINUE, SETTINGS, SHARE
 from gateway.routes.table import Route
 
 MIN_BYTES_PER_S = 1024
@@ -25,13 +25,22 @@ def check_head(request: web.Request, route: Route) -> None:
             raise errors.ApiError(
                 415, "The body must be application/json.", code="unsupported_media_type"
             )
-    if request.content_length is not None and request.content_length > route.max_body_bytes:
-        raise errors.too_large()
+    most = most_bytes(request, route)
+    if request.content_length is not None and request.content_length > most:
+        raise _too_large(most)
+
+
+def most_bytes(request: web.Request, route: Route) -> int:
+    """Of JSON, the operator's bound: a longer body is longer than any context."""
+    most = request.app[SETTINGS].json_body_bytes if route.json_body else route.max_body_bytes
+    return min(most, route.max_body_bytes)
 
 
 async def read(request: web.Request, max_bytes: int) -> bytes:
-    """The whole body. Raises `ApiError`: 413 before more than the limit is held, 408 if it comes too slowly,
-    400 if its framing is broken."""
+    """The whole body. Raises `ApiError`: 413 before more than the limit is held, 429 before more is held than the
+    tenant may, 408 if it comes too slowly, 400 if its framing is broken."""
+    share = request[SHARE]
+    share.take_up_to(request.content_length or 0)
     await send_continue(request)
     loop = asyncio.get_running_loop()
     body_s = request.app[SETTINGS].body_s
@@ -42,7 +51,8 @@ async def read(request: web.Request, max_bytes: int) -> bytes:
             while chunk := await request.content.readany():
                 parts += chunk
                 if len(parts) > max_bytes:
-                    raise errors.too_large()
+                    raise _too_large(max_bytes)
+                share.take_up_to(len(parts))
                 # A large body may take longer than body_s, as long as it keeps the rate.
                 limit.reschedule(started + max(body_s, len(parts) / MIN_BYTES_PER_S))
     except TimeoutError:
@@ -50,6 +60,10 @@ async def read(request: web.Request, max_bytes: int) -> bytes:
     except web.RequestPayloadError:
         raise errors.invalid("The request body is not valid HTTP.") from None
     return bytes(parts)
+
+
+def _too_large(most: int) -> errors.ApiError:
+    return errors.too_large(f"The request body is too large: at most {most:,} bytes are taken.")
 
 
 async def send_continue(request: web.Request) -> None:

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 EVERY_S = 60.0
 QUIET_MS = 120_000
 """An ending and its engine record come apart; after this long both are there."""
+PIECE_MS = 10_000
+"""A check takes memory for all that it compares, and a connection keeps what it once took."""
 ACTOR = "system"
 
 Span = tuple[int, int]
@@ -75,7 +77,7 @@ class Bookkeeping:
 
     async def once(self, now_ms: int) -> None:
         until_ms = now_ms - QUIET_MS
-        self._suspect.add((self._checked_until_ms, until_ms))
+        self._suspect.update(_pieces(self._checked_until_ms, until_ms))
         self._checked_until_ms = until_ms
         failures = await self._seal(now_ms)
         if self._closes:
@@ -133,6 +135,11 @@ class Bookkeeping:
             self._failures.labels(equation).set(len(names))
             if names:
                 logger.error("books_differ", extra={"equation": equation, "failures": names[:20]})
+
+
+def _pieces(since_ms: int, until_ms: int) -> list[Span]:
+    starts = range(since_ms, until_ms, PIECE_MS)
+    return [(start, min(start + PIECE_MS, until_ms)) for start in starts]
 
 
 def _failures(equation: EquationResult) -> list[Failure]:

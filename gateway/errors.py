@@ -1,11 +1,12 @@
 """One table from error to status, code and headers, in OpenAI's shape (api.md 1.3). HTTP statuses live here alone.
 
 Raise `ApiError` (by the helpers below) anywhere before the first byte of a reply; after it an error is an event
-(`sse.py`). No key, object id, path, version or traceback ever enters a message.
+(`sse.py`). No key, object id, file's path, version or traceback ever enters a message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +68,31 @@ def forbidden(code: str, message: str) -> ApiError:
     return ApiError(403, message, code=code)
 
 
+def price_unknown() -> ApiError:
+    """Not a 503: a repeat cannot help until somebody has changed the prices."""
+    return forbidden(
+        "price_unknown", "This model has no price for your project: ask the operator for one."
+    )
+
+
 def not_found(message: str = "Not found.", code: str | None = None) -> ApiError:
     return ApiError(404, message, code=code)
+
+
+def unknown_url(asked: str) -> ApiError:
+    """`asked`: method and path, safe to show."""
+    return not_found(
+        f"Unknown request URL: {asked}. Headgate offers /v1/chat/completions, /v1/completions, /v1/models, /v1/files, "
+        "/v1/batches and what else GET /openapi.json lists.",
+        "unknown_url",
+    )  # fmt: skip
+
+
+def method_not_allowed(asked: str, allowed: Iterable[str]) -> ApiError:
+    methods = ", ".join(sorted(allowed))
+    return ApiError(
+        405, f"{asked} is not offered: use {methods}.", code="method_not_allowed", headers={"allow": methods}
+    )  # fmt: skip
 
 
 def model_not_found() -> ApiError:
@@ -78,8 +102,8 @@ def model_not_found() -> ApiError:
     )  # fmt: skip
 
 
-def conflict(message: str) -> ApiError:
-    return ApiError(409, message, code="conflict", headers={"x-should-retry": "false"})
+def conflict(message: str, code: str = "conflict") -> ApiError:
+    return ApiError(409, message, code=code, headers={"x-should-retry": "false"})
 
 
 def too_large(message: str = "Request body too large.") -> ApiError:
@@ -99,6 +123,20 @@ def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> A
 
 def overloaded(retry_after_ms: int) -> ApiError:
     return unavailable("overloaded", "The model is overloaded.", retry_after_ms)
+
+
+def no_worker(message: str = "No worker serves this model now.") -> ApiError:
+    return unavailable("no_worker", message)
+
+
+def disk_full() -> ApiError:
+    return unavailable(
+        "disk_full", "The server's disk is full: nothing new is let in until it has room.", 2000
+    )
+
+
+def database_unavailable(message: str) -> ApiError:
+    return unavailable("database_unavailable", message)
 
 
 def internal() -> ApiError:

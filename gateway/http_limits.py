@@ -39,13 +39,14 @@ class ConnectionLimits:
     keepalive_s: float
     max_connections: int
     max_per_address: int
-    trusted: tuple[Network, ...]
+    unlimited: tuple[Network, ...]
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> ConnectionLimits:
         return cls(
             settings.first_byte_s, settings.headers_s, settings.keepalive_s,
-            settings.max_connections, settings.max_connections_per_address, settings.trusted_networks,
+            settings.max_connections, settings.max_connections_per_address,
+            settings.trusted_networks + settings.unlimited_networks,
         )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ class Addresses:
         """Counts a connection in, or says no. Each yes needs one `leave`."""
         if self.total >= self._limits.max_connections:
             return False
-        if self._open[address] >= self._limits.max_per_address and not self.trusts(address):
+        if self._open[address] >= self._limits.max_per_address and not self.is_unlimited(address):
             return False
         self._open[address] += 1
         self.total += 1
@@ -73,9 +74,9 @@ class Addresses:
         if not self._open[address]:
             del self._open[address]
 
-    def trusts(self, address: str) -> bool:
+    def is_unlimited(self, address: str) -> bool:
         """A peer without an IP address came by a unix socket."""
-        return not address or within(address, self._limits.trusted)
+        return not address or within(address, self._limits.unlimited)
 
 
 class GatewayProtocol(RequestHandler):

@@ -8,16 +8,13 @@ keys of their own, which nobody else may use.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import msgspec
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -31,6 +28,7 @@ from gateway.keys import (
     CLAIMED_KEY,
     DATABASE,
     DETACHED,
+    FINGERPRINT,
     KEYED,
     LIFECYCLE,
     PRINCIPAL,
@@ -65,25 +63,19 @@ async def once(
     """`run`, unless the request's key has run or runs. `line`: the batch line that the key names. Raises `ApiError`."""
     key = _own_key(request) if line is None else replies.line_key(*line)
     if key is None:
+        known_by = request[FINGERPRINT].digest  # not the request itself: it holds this
         request[ATTEMPT] = Attempt.of(
-            request[RECORD].request_id, request[PRINCIPAL], request.headers,
-            partial(fingerprint, request.path, value),  # not the request itself: it holds this
-        )  # fmt: skip
+            request[RECORD].request_id, request[PRINCIPAL], request.headers, known_by
+        )
         return await run()
     if line is not None and value.get("stream"):
         raise errors.invalid("A batch line cannot be streamed.", "stream", "unsupported_parameter")
-    task = request.app[DETACHED].spawn(_keyed(request, key, value, line, run), "keyed request")
+    task = request.app[DETACHED].spawn(_keyed(request, key, line, run), "keyed request")
     request[RECORD].settling = task
     ended: web.StreamResponse | _Replay | errors.ApiError = await asyncio.shield(task)
     if isinstance(ended, errors.ApiError):
         raise ended
     return await _replay(request, ended) if isinstance(ended, _Replay) else ended
-
-
-def fingerprint(path: str, value: Mapping[str, Any]) -> bytes:
-    """Canonical body and path; tenant or key are beside it wherever it lies."""
-    canonical = msgspec.json.encode(value, order="deterministic")
-    return hashlib.sha256(path.encode() + b"\0" + canonical).digest()
 
 
 def _own_key(request: web.Request) -> str | None:
@@ -104,7 +96,6 @@ def _own_key(request: web.Request) -> str | None:
 async def _keyed(
     request: web.Request,
     key: str,
-    value: Mapping[str, Any],
     line: tuple[str, int] | None,
     run: Callable[[], Awaitable[web.StreamResponse]],
 ) -> web.StreamResponse | _Replay | errors.ApiError:
@@ -113,7 +104,7 @@ async def _keyed(
     keyed.add(request_id)
     try:
         with request.app[LIFECYCLE].running():
-            claimed = await _claim(request, key, fingerprint(request.path, value), line)
+            claimed = await _claim(request, key, request[FINGERPRINT].digest(), line)
             if isinstance(claimed, _Replay):
                 return claimed
             return await _run(request, claimed, run)

@@ -10,7 +10,6 @@ is let in until there is room for it again. Knows payload types, not SQL, and no
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import logging
 import os
@@ -27,7 +26,7 @@ import msgspec
 from accounting.types import Posting
 from gateway import journal_records as records
 from gateway import segments
-from gateway.ballast import BALLAST_BYTES, Ballast
+from workers.protocol.ballast import BALLAST_BYTES, Ballast, is_full
 from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader, segment_name
 
 log = logging.getLogger(__name__)
@@ -101,6 +100,11 @@ class Journal:
     def is_writable(self) -> bool:
         """Requests may be let in: what they end with will find room."""
         return self._failure is None and self._ballast.is_held
+
+    @property
+    def is_full(self) -> bool:
+        """Not writable, and for want of room alone."""
+        return not self.is_writable and (self._failure is None or is_full(self._failure))
 
     @property
     def durable_seq(self) -> int:
@@ -280,7 +284,7 @@ class Journal:
     def _revive(self) -> bool:
         if self._failure is None:
             return self._ballast.take()
-        if _is_full(self._failure):
+        if is_full(self._failure):
             self._ballast.give_up()
         with self._written:
             try:
@@ -367,10 +371,6 @@ def _take_slot(directory: Path) -> int:
         os.close(lock)
         raise SlotTaken(f"another process owns {directory}") from None
     return lock
-
-
-def _is_full(failure: Exception) -> bool:
-    return isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _resolve(futures: list[asyncio.Future[None]], failure: OSError | None) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
+
+from gateway.checks import Check, Report, report
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +27,8 @@ class Lifecycle:
         """False once the grace of a drain is over: what still arrives on open connections gets 503."""
         self.on_cut: set[Callable[[], None]] = set()
         """What runs registers here how it is told to end now."""
-        self.faults: list[Callable[[], str | None]] = []
-        """Each names what makes this process unready, or None."""
+        self.checks: Callable[[], Iterable[Check]] = tuple
+        """What it depends on, as of now."""
         self.num_workers: Callable[[], dict[str, int]] = dict
         """Linked workers per model, for the operator's probe."""
         self.num_running = 0
@@ -58,13 +60,13 @@ class Lifecycle:
             return False
         return True
 
-    def unready(self) -> str | None:
-        """Why this process may not take traffic, as one fixed word."""
+    def report(self) -> Report:
+        """Whether this process may take traffic, and what is missing."""
         if not self.started:
-            return "starting"
+            return Report("starting")
         if self.draining.is_set():
-            return "draining"
-        return next((fault for check in self.faults if (fault := check())), None)
+            return Report("draining")
+        return report(self.checks())
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:

@@ -13,6 +13,7 @@ from gateway.errors import ApiError, retry_headers
 from gateway.limits import Money, Peek, Verdict, Window
 from gateway.rules import COUNTED, BudgetUse, Holder, Rule
 
+MINUTE_MS, BUCKET_MS = 60_000, 1_000
 WORDS = {
     "requests_per_minute": "requests per min (RPM)",
     "tokens_per_minute": "tokens per min (TPM)",
@@ -40,7 +41,8 @@ def headers(holder: Holder, verdict: Verdict) -> dict[str, str]:
 def refused(
     holder: Holder, verdict: Verdict, model: str, prompt_tokens: int, least_output: int
 ) -> ApiError:
-    """The 429. `retry-after` is the time after which the same request fits at every level, if nobody else comes."""
+    """The 429. `retry-after` is the time after which the same request fits at every level, if nobody else comes, but for
+    a second at the end of a minute (`_told`)."""
     match verdict.failing:
         case BudgetUse() as use:
             return _over_budget(holder, verdict, use)
@@ -71,11 +73,11 @@ def _over_limit(
         "tokens": prompt_tokens + least_output,
     }
     open_tokens = 0 if unit in ("requests", "running") else min(window.open, window.sum)
-    never = verdict.wait_ms < 0
+    never, wait_ms = verdict.wait_ms < 0, _told(verdict.wait_ms)
     advice = (
         "This request alone exceeds the limit."
         if never
-        else f"Please try again in {duration(verdict.wait_ms)}."
+        else f"Please try again in {duration(wait_ms)}."
     )
     return ApiError(
         429,
@@ -83,7 +85,7 @@ def _over_limit(
         f"Limit {rule.limit}, Used {window.sum}, Requested {requested.get(unit, 1)}. {advice}",
         type={"requests": "requests", "running": "concurrency"}.get(unit, "tokens"),
         code="rate_limit_exceeded",
-        headers=headers(holder, verdict) | retry_headers(None if never else verdict.wait_ms),
+        headers=headers(holder, verdict) | retry_headers(None if never else wait_ms),
         headgate={
             "level": rule.level,
             "dimension": rule.dimension,
@@ -95,6 +97,12 @@ def _over_limit(
             else _seconds(verdict.now_ms + window.empty_in_ms),
         },
     )  # fmt: skip
+
+
+def _told(wait_ms: int) -> int:
+    """A window counts by buckets, so a minute takes up to a second more to pass. Told more than a minute, SDKs take their
+    own short waits in its place and are refused until they give up; told a minute, they come back once more at worst."""
+    return MINUTE_MS if MINUTE_MS < wait_ms <= MINUTE_MS + BUCKET_MS else wait_ms
 
 
 def _over_budget(holder: Holder, verdict: Verdict, use: BudgetUse) -> ApiError:

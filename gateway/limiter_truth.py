@@ -23,7 +23,7 @@ from accounting.types import EquationResult, Posting
 from gateway.redis_keys import open_key, reservation_key, state_key
 from gateway.redis_link import LimiterUnavailable, RedisLink
 from gateway.rules import row_of
-from gateway.unshipped import unshipped
+from gateway.unshipped import ended_behind
 
 DRIFT_S = 10.0
 LOOK_S = 0.5
@@ -90,7 +90,7 @@ async def _booked(
     for slot, directory in journals.items():
         async with database.read() as conn:
             offset = await ledger.journal_offset(conn, slot) or 0
-        ended += (await asyncio.to_thread(unshipped, directory, offset)).postings
+        ended += await asyncio.to_thread(ended_behind, directory, offset)
     async with database.read() as conn:
         known = await limiter_books.endings(conn, [posting.request_id for posting in ended])
         used = await spend.spent_of(conn, uses)

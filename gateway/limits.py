@@ -119,12 +119,13 @@ class Limiter:
         *,
         caught_up: Callable[[], Awaitable[None]],
         now_ms: Callable[[], int] | None = None,
+        books_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`caught_up`: returns when every ending that is durable now is in SQL. `now_ms` None: Redis TIME; only tests
-        bring a clock."""
+        """`caught_up`: returns when every ending that is durable now is in SQL. `now_ms` None: Redis TIME; `books_ms`
+        None: this machine's clock. Only tests bring clocks."""
         self.holdings = Holdings(slot)
         self.rebuilder = Rebuilder(
-            link, database, self.holdings, caught_up=caught_up, now_ms=now_ms
+            link, database, self.holdings, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
         )
         self.fresh = Fresh()
         self._link = link

@@ -5,7 +5,8 @@ authentication and scope. Deny by default: a route that is not in the table is a
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+import logging
+import re
 from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
@@ -16,6 +17,7 @@ from gateway.addresses import client_address
 from gateway.auth import AUTH
 from gateway.http_limits import stamp
 from gateway.keys import (
+    INTAKE,
     KEY_CONNECTIONS,
     LAST_USE,
     LIFECYCLE,
@@ -24,10 +26,16 @@ from gateway.keys import (
     RECORD,
     ROUTES,
     SETTINGS,
+    SHARE,
     TRACING,
+    UNLISTED_PROXY,
 )
 from gateway.routes.table import Route
 from gateway.telemetry.record import RequestRecord
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_PATH = re.compile(r"[A-Za-z0-9._~/:%-]{1,128}")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -74,15 +82,22 @@ async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResp
         request[RECORD].error_code = error.code or error.type
         return error.response()
     except web.HTTPException as error:
-        return _of_aiohttp(error).response()
+        refusal = _of_aiohttp(error, _asked(request))
+        request[RECORD].error_code = refusal.code or refusal.type
+        return refusal.response()
 
 
-def _of_aiohttp(error: web.HTTPException) -> errors.ApiError:
+def _asked(request: web.Request) -> str:
+    """Method and path as a message may show them: they are the client's text."""
+    path = request.rel_url.raw_path
+    return f"{request.method} {path if _SHOWN_PATH.fullmatch(path) else '(this path)'}"
+
+
+def _of_aiohttp(error: web.HTTPException, asked: str) -> errors.ApiError:
     if isinstance(error, web.HTTPMethodNotAllowed):
-        allow = {"allow": ", ".join(sorted(error.allowed_methods))}
-        return errors.ApiError(405, "Method not allowed.", code="method_not_allowed", headers=allow)
+        return errors.method_not_allowed(asked, error.allowed_methods)
     if error.status == 404:
-        return errors.not_found()
+        return errors.unknown_url(asked)
     if error.status == 413:
         return errors.too_large()
     return errors.invalid("The request cannot be handled.")
@@ -99,7 +114,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     route = request.app[ROUTES].get(request.match_info.route)
     if route is not None:
         request[RECORD].route = route.path
-    if route is None or route.scope not in {"none", "loopback"}:
+    if route is None or route.scope != "none":
         await _authenticate(request)
     if request.match_info.http_exception is not None:
         raise request.match_info.http_exception
@@ -109,17 +124,21 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not request.app[LIFECYCLE].accepting and route.scope != "none":
         raise errors.unavailable("server_draining", "The server is shutting down.")
     body.check_head(request, route)
-    key_connections = request.app[KEY_CONNECTIONS]
-    with request.app[LIFECYCLE].running(), key_connections.held(request.get(PRINCIPAL)):
+    principal = request.get(PRINCIPAL)
+    with (
+        request.app[LIFECYCLE].running(),
+        request.app[KEY_CONNECTIONS].held(principal),
+        request.app[INTAKE].share(principal) as share,
+    ):
+        request[SHARE] = share
         return await handler(request)
 
 
 async def _authenticate(request: web.Request) -> None:
-    address = client_address(
-        request.remote or "",
-        request.headers.getall("x-forwarded-for", ()),
-        request.app[SETTINGS].trusted_networks,
-    )
+    peer, forwarded_for = request.remote or "", request.headers.getall("x-forwarded-for", ())
+    if sentence := request.app[UNLISTED_PROXY].hint(peer, forwarded_for):
+        logger.warning(sentence)
+    address = client_address(peer, forwarded_for, request.app[SETTINGS].trusted_networks)
     principal = await request.app[AUTH].authenticate(request.headers, address)
     request[PRINCIPAL] = principal
     request.app[LAST_USE].note(principal.key_id)
@@ -130,10 +149,6 @@ async def _authenticate(request: web.Request) -> None:
 
 def _authorize(request: web.Request, route: Route) -> None:
     if route.scope == "none":
-        return
-    if route.scope == "loopback":
-        if not is_local(request):
-            raise errors.not_found()
         return
     if not allows(route, request[PRINCIPAL]):
         raise errors.forbidden("insufficient_scope", "This API key may not do this.")
@@ -153,33 +168,14 @@ def allows(route: Route, principal: Principal) -> bool:
     return route.scope != "admin" and route.scope in principal.scopes
 
 
-def is_local(request: web.Request) -> bool:
-    """A loopback peer that asks for a loopback host and was not sent on by a proxy."""
-    if any(
-        name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-    ):
-        return False
-    host = request.headers.get(hdrs.HOST, "").lower().rpartition(":")
-    name = (
-        host[0] if host[1] and host[2].isdigit() else request.headers.get(hdrs.HOST, "").lower()
-    ).strip("[]")
-    return _is_loopback(request.remote or "") and (name == "localhost" or _is_loopback(name))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
 async def stamp_answer(request: web.Request, response: web.StreamResponse) -> None:
     """Runs just before any head is written, streams included."""
     record = request.get(RECORD)
     if record is None:
         stamp(response, ids.request_id(), 0)
         return
-    record.mark("first_byte")
+    if not record.is_waiting:
+        record.mark("first_byte")
     stamp(response, record.request_id, int(record.duration_ms))
     lifecycle = request.app[LIFECYCLE]
     if lifecycle.draining.is_set() and response.status != 101:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,14 @@ from accounting.adapters import AdapterInfo
 from accounting.types import Principal
 from gateway import errors
 from gateway.schema.chat import template_messages
+from gateway.schema.json_body import MAX_VALUES
 from gateway.schema.sampling import Defaults
 from gateway.settings import ModelSource, SettingsError
 from gateway.text.templates import ChatTemplate, TemplateRefused, load_template
-from gateway.text.tokenizer import ModelTokenizer
+from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
+
+MAX_TOKENS = MAX_VALUES
+"""Of one text, whatever the context: no more are counted out in Python."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,14 @@ class ServedModel:
             rendered = self.template.render(plain, add_generation_prompt=add_generation_prompt)
         except TemplateRefused as refusal:
             raise errors.invalid(str(refusal)[:200], "messages") from None
-        return self.tokenizer.encode_rendered(rendered)
+        with self._bounded("messages") as most:
+            return self.tokenizer.encode_rendered(rendered, most)
 
     def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Runs in a thread. Raises `ApiError` 400."""
         self._check_bytes(len(text.encode()), "prompt")
-        return self.tokenizer.encode_plain(text, add_special_tokens)
+        with self._bounded("prompt") as most:
+            return self.tokenizer.encode_plain(text, add_special_tokens, most)
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it begins a text and as it follows a space. Runs in a thread. Raises `ApiError` 400."""
@@ -74,6 +80,13 @@ class ServedModel:
                 found[ids] = None
         # What ends with another one is banned by it.
         return tuple(ids for ids in found if not any(ids[i:] in found for i in range(1, len(ids))))
+
+    @contextlib.contextmanager
+    def _bounded(self, param: str) -> Iterator[int]:
+        try:
+            yield max(self.max_model_len, MAX_TOKENS)
+        except TooManyTokens as found:
+            raise context_exceeded(self.max_model_len, found.num_tokens, 0, param) from None
 
     def _check_bytes(self, num_bytes: int, param: str) -> None:
         """A prompt that must be too long is refused before it costs a tokenization."""
@@ -113,11 +126,10 @@ def output_bound(
 class Models:
     """By served id."""
 
-    def __init__(self, models: Mapping[str, ServedModel], threads: Executor) -> None:
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = dict(models)
         self._adapters: dict[str, tuple[str | None, ServedModel]] = {}
         """Served id → (the tenant it is for, None: all; the model with it)."""
-        self.threads = threads
 
     def serve_adapters(self, infos: Sequence[AdapterInfo]) -> None:
         """These, and no others, from now on."""
@@ -135,6 +147,11 @@ class Models:
             for info in infos
             if (base := self._models.get(info.model)) is not None
         }
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Without adapters."""
+        return tuple(self._models)
 
     def base(self, name: str) -> ServedModel:
         """A model without an adapter. Raises `ApiError` 404."""

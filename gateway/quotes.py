@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +20,7 @@ from accounting import pricing, quotes
 from accounting.quotes import LASTS_MS, Terms
 from accounting.types import Price, Rates, Usage
 from gateway import errors, ids, sql
-from gateway.idempotency import fingerprint
-from gateway.keys import ENGINE, PRINCIPAL, RECORD
+from gateway.keys import ENGINE, FINGERPRINT, PRINCIPAL, RECORD
 from gateway.order import Order
 from gateway.reply import Plan
 from gateway.upstream.native import LinkDown
@@ -39,8 +38,8 @@ class Cached:
     wait_ms: int
 
 
-async def make(request: web.Request, path: str, body: Mapping[str, Any], plan: Plan) -> dict[str, Any]:  # fmt: skip
-    """The quote's object. Raises `ApiError`."""
+async def make(request: web.Request, known_by: bytes, plan: Plan) -> dict[str, Any]:
+    """The quote's object. `known_by`: the fingerprint of the request that it is for. Raises `ApiError`."""
     principal, orders = request[PRINCIPAL], plan.orders
     model, tier = orders[0].model.id, orders[0].tier
     admission = request.app[ENGINE].admission
@@ -52,9 +51,7 @@ async def make(request: web.Request, path: str, body: Mapping[str, Any], plan: P
     )  # fmt: skip
     quote_id, expires_at_ms = ids.object_id("quote_"), _now_ms() + LASTS_MS
     async with sql.writing(request, changes_identities=False) as conn:
-        await quotes.create(
-            conn, quote_id, principal.tenant_id, fingerprint(path, body), terms, expires_at_ms
-        )
+        await quotes.create(conn, quote_id, principal.tenant_id, known_by, terms, expires_at_ms)
     return {
         "id": quote_id,
         "object": "quote",
@@ -72,7 +69,7 @@ async def make(request: web.Request, path: str, body: Mapping[str, Any], plan: P
 
 
 @asynccontextmanager
-async def bound(request: web.Request, body: Mapping[str, Any], plan: Plan) -> AsyncIterator[Plan]:
+async def bound(request: web.Request, plan: Plan) -> AsyncIterator[Plan]:
     """The plan at the terms of the quote that the request names, if it names one. A refusal gives the quote back."""
     quote_id = request.headers.get(HEADER)
     if quote_id is None:
@@ -81,7 +78,7 @@ async def bound(request: web.Request, body: Mapping[str, Any], plan: Plan) -> As
     principal, request_id = request[PRINCIPAL], request[RECORD].request_id
     async with sql.writing(request, changes_identities=False) as conn:
         terms = await quotes.use(
-            conn, quote_id, principal.tenant_id, fingerprint(request.path, body), request_id, _now_ms()
+            conn, quote_id, principal.tenant_id, request[FINGERPRINT].digest(), request_id, _now_ms()
         )  # fmt: skip
         price = None if terms is None else await quotes.price(conn, terms, plan.orders[0].tier)
     if terms is None or price is None:

@@ -22,12 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import limiter_books, limiter_state
 from accounting.db import Database
-from accounting.limiter_books import Snapshot
+from accounting.limiter_books import CLOCKS_APART_MS, Snapshot
 from accounting.limiter_state import Incident
 from gateway import rebuilt_state
 from gateway.holdings import Holdings
 from gateway.redis_keys import open_key, reservation_key, state_key, window_key
-from gateway.redis_link import Argument, LimiterUnavailable, RedisLink
+from gateway.redis_link import Argument, BooksUnavailable, LimiterUnavailable, RedisLink
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,20 @@ MAX_SENT = 32
 """Scripts of tenants in one round trip: it must end within the limiter's timeout."""
 
 
+@dataclass(frozen=True)
+class Moment:
+    """One moment as Redis has it and as the books have it."""
+
+    redis_ms: int
+    books_ms: int
+
+    @property
+    def ahead_s(self) -> int:
+        """How far Redis' clock is ahead of the books'; a few seconds mean nothing."""
+        ahead_ms = self.redis_ms - self.books_ms
+        return 0 if abs(ahead_ms) <= CLOCKS_APART_MS else round(ahead_ms / 1000)
+
+
 @dataclass
 class Epochs:
     """The epochs in force, as far as this gateway knows."""
@@ -53,6 +67,8 @@ class Epochs:
     of_all: int = 0
     of_one: dict[str, int] = field(default_factory=dict)
     raised_at_ms: dict[int, int] = field(default_factory=dict)
+    noted_at: dict[int, float] = field(default_factory=dict)
+    """When this gateway learned of them: whoever raised one may have another clock."""
 
     def of(self, tenant_id: str) -> int:
         return max(self.of_all, self.of_one.get(tenant_id, 0))
@@ -60,12 +76,20 @@ class Epochs:
     def note(self, incident: Incident) -> None:
         self.last = incident.epoch
         self.raised_at_ms[incident.epoch] = incident.raised_at_ms
+        self.noted_at[incident.epoch] = time.monotonic()
         if incident.tenant_id is not None:
             self.of_one[incident.tenant_id] = incident.epoch
             return
         self.of_all = incident.epoch
         self.of_one.clear()
         self.raised_at_ms = {incident.epoch: incident.raised_at_ms}
+        self.noted_at = {incident.epoch: self.noted_at[incident.epoch]}
+
+    def is_over(self, epoch: int) -> bool:
+        """Gateways that have not listed for it by now count as dead."""
+        late_ms = _wall_ms() - self.raised_at_ms.get(epoch, 0)
+        known_s = time.monotonic() - self.noted_at.get(epoch, 0.0)
+        return late_ms > DEAD_MS or known_s * 1000 > DEAD_MS
 
 
 @dataclass
@@ -92,13 +116,16 @@ class Rebuilder:
         *,
         caught_up: Callable[[], Awaitable[None]],
         now_ms: Callable[[], int] | None = None,
+        books_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`caught_up`: returns when every ending that is durable now is in SQL."""
+        """`caught_up`: returns when every ending that is durable now is in SQL. `now_ms`: in Redis' stead; `books_ms`: the
+        clock of what is in the books, which is this machine's but in tests."""
         self._link = link
         self._database = database
         self._holdings = holdings
         self._caught_up = caught_up
         self._now_ms = now_ms
+        self._books_ms = books_ms or now_ms or _wall_ms
         self._epochs = Epochs()
         self._life = ""
         self._listed = -1
@@ -193,12 +220,12 @@ class Rebuilder:
             if not due:
                 return
             await self._until_listed(max(due.values()))
-            now_ms = await self._redis_ms()
+            now = Moment(await self._redis_ms(), self._books_ms())
             mine = await self._claim(due)
-            snapshots = await self._read_books(mine, now_ms)
+            snapshots = await self._read_books(mine, now.books_ms)
             await self._sending.acquire()
         try:  # the next group is read meanwhile
-            await self._build(mine, snapshots, now_ms)
+            await self._build(mine, snapshots, now)
         finally:
             self._sending.release()
         # Whoever claimed the others is gone, or what it built is.
@@ -239,11 +266,10 @@ class Rebuilder:
 
     async def _until_listed(self, epoch: int) -> None:
         """All gateways have told what they hold, or are dead."""
-        last_ms = self._epochs.raised_at_ms.get(epoch, 0) + DEAD_MS
         while True:
             async with self._read() as conn:
                 behind = await limiter_state.num_unlisted(conn, epoch)
-            if not behind or _wall_ms() > last_ms:
+            if not behind or self._epochs.is_over(epoch):
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -275,12 +301,12 @@ class Rebuilder:
             return await limiter_books.snapshots(conn, epochs, now_ms)
 
     async def _build(
-        self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now_ms: int
+        self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now: Moment
     ) -> None:
         tenants = list(epochs)
         for start in range(0, len(tenants), MAX_SENT):
             some = tenants[start : start + MAX_SENT]
-            await asyncio.gather(*(self._set(t, epochs[t], snapshots[t], now_ms) for t in some))
+            await asyncio.gather(*(self._set(t, epochs[t], snapshots[t], now) for t in some))
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """What is claimed is built, though Redis is slow for a moment: else a further epoch would be due for it."""
@@ -293,18 +319,18 @@ class Rebuilder:
                     raise
                 await asyncio.sleep(LOOK_S)
 
-    async def _set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now_ms: int) -> None:
-        await self._persist(lambda: self._try_to_set(tenant_id, epoch, snapshot, now_ms))
+    async def _set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> None:
+        await self._persist(lambda: self._try_to_set(tenant_id, epoch, snapshot, now))
 
     async def _try_to_set(
-        self, tenant_id: str, epoch: int, snapshot: Snapshot, now_ms: int
+        self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment
     ) -> None:
-        keys, ask = _arguments(tenant_id, epoch, snapshot, now_ms)
-        now: Argument = "" if self._now_ms is None else self._now_ms()
-        answer = await self._link.script("rebuild", keys, (now, ask))
+        keys, ask = _arguments(tenant_id, epoch, snapshot, now)
+        given: Argument = "" if self._now_ms is None else self._now_ms()
+        answer = await self._link.script("rebuild", keys, (given, ask))
         while answer[0] == "forget":
             keys += [reservation_key(tenant_id, request_id) for request_id in answer[1]]
-            answer = await self._link.script("rebuild", keys, (now, ask))
+            answer = await self._link.script("rebuild", keys, (given, ask))
 
     async def _redis_ms(self) -> int:
         if self._now_ms is not None:
@@ -330,22 +356,24 @@ async def _sql_errors() -> AsyncIterator[None]:
     try:
         yield
     except (SQLAlchemyError, OSError) as reason:
-        raise LimiterUnavailable(f"SQL does not answer: {reason}") from reason
+        raise BooksUnavailable(f"SQL does not answer: {reason}") from reason
 
 
 def _arguments(
-    tenant_id: str, epoch: int, snapshot: Snapshot, now_ms: int
+    tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment
 ) -> tuple[list[str], bytes]:
     """KEYS and the JSON of `rebuild.lua`."""
-    windows = rebuilt_state.windows(snapshot, now_ms // 1000)
-    requests = rebuilt_state.requests(snapshot, now_ms // 1000)
+    now_s, ahead_s = now.redis_ms // 1000, now.ahead_s
+    windows = rebuilt_state.windows(snapshot, now_s, ahead_s)
+    requests = rebuilt_state.requests(snapshot, now_s, ahead_s)
     keys = [state_key(tenant_id), open_key(tenant_id), reservation_key(tenant_id, "")]
     keys += [window_key(tenant_id, name) for name in windows]
     keys += [reservation_key(tenant_id, request["id"]) for request in requests]
     ask = {
         "epoch": epoch,
         "windows": [sorted(buckets.items()) for buckets in windows.values()],
-        "budgets": rebuilt_state.budgets(snapshot, now_ms),
+        "budgets": rebuilt_state.budgets(snapshot, now.books_ms),
+        "built": now.books_ms,
         "requests": requests,
         "term": TERM_MS,
     }

@@ -25,18 +25,27 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from workers.protocol.patience import patience
+
 Argument = str | int | bytes
 SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "peek", "rebuild", "audit")
 
-TIMEOUT_S = 0.1
+TIMEOUT_S = 1.0
+"""Where Redis, workers and gateway share two cores and hundreds of requests come at once, it is not its turn for some
+tenths of a second: to take it for gone then would refuse all of them."""
 MAX_BATCH = 128
 BREAKER_FAILURES = 5
 BREAKER_WINDOW_S = 1.0
+"""So many failures in this time, beside what they take themselves."""
 PROBE_EVERY_S = 1.0
 
 
 class LimiterUnavailable(Exception):
     """Redis cannot be reached, or not trusted yet: nothing was granted."""
+
+
+class BooksUnavailable(LimiterUnavailable):
+    """What Redis lost cannot be made again now: SQL does not answer."""
 
 
 class LifeChanged(LimiterUnavailable):
@@ -61,6 +70,7 @@ class RedisLink:
     def __init__(self, url: str, *, life_key: str, timeout_s: float = TIMEOUT_S) -> None:
         self._life_key = life_key
         self._timeouts_s = (timeout_s, timeout_s / 2)
+        self._window_s = BREAKER_WINDOW_S + BREAKER_FAILURES * timeout_s
         self._client = redis.Redis.from_url(
             url,
             socket_timeout=None,  # a timer for each reply; the round trip has one
@@ -162,7 +172,7 @@ class RedisLink:
     async def _round_trip(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
         for timeout_s in self._timeouts_s:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with patience(timeout_s):
                     answers = await self._execute(commands)
             except _OtherRun:
                 return [LifeChanged("Redis was restarted or replaced") for _ in commands]
@@ -220,7 +230,7 @@ class RedisLink:
         now = asyncio.get_running_loop().time()
         self._failures.append(now)
         full = len(self._failures) == BREAKER_FAILURES
-        if full and now - self._failures[0] <= BREAKER_WINDOW_S:
+        if full and now - self._failures[0] <= self._window_s:
             self._closed_until = now + PROBE_EVERY_S
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -29,6 +30,18 @@ from gateway.schema.sampling import SamplingFields
 from gateway.sse import CONTENT_TYPE, EventStream, KeptStream
 from gateway.stream import Ended, Numbered, Run
 
+T = TypeVar("T")
+
+
+class Work(Protocol):
+    """Runs what takes as long as so many entries of logprobs."""
+
+    def __call__(self, num_entries: int, function: Callable[[], T]) -> Awaitable[T]: ...
+
+
+async def inline(num_entries: int, function: Callable[[], T]) -> T:
+    return function()
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,8 +51,9 @@ class Plan:
     orders: Sequence[Order]
     shape: Shape
     ignored: Sequence[str] = ()
-    before_text: Callable[[Run], None] = lambda run: None
+    before_text: Callable[[Run], Awaitable[None]] | None = None
     """Called once the first pieces are there: the prompt's logprobs are known then."""
+    work: Work = inline
 
     @property
     def num_choices(self) -> int:
@@ -110,8 +124,9 @@ async def _body(
     async for found in run.pieces():
         for numbered in found:
             pieces[numbered.index].append(numbered.piece)
-    plan.before_text(run)
-    choices = [plan.shape.whole(index, pieces[drawn]) for index, drawn in enumerate(run.shown)]
+    if plan.before_text is not None:
+        await plan.before_text(run)
+    choices = await _choices(plan, [pieces[drawn] for drawn in run.shown])
 
     def whole(settled: Sequence[Settled]) -> bytes:
         ending = _ending(request, plan, run, settled)
@@ -120,8 +135,24 @@ async def _body(
     await _settle(request, plan, run, whole)
     if run.budget_stop is not None:
         headers["x-headgate-stop"] = "budget"
-    _note_finishes(request, [choice["finish_reason"] for choice in choices])
+    _note_finishes(request, [pieces[drawn][-1].finish for drawn in run.shown])
     return web.Response(body=whole(run.settled), content_type="application/json", headers=headers)
+
+
+async def _choices(plan: Plan, shown: Sequence[Sequence[ChoicePiece]]) -> list[msgspec.Raw]:
+    """Each as JSON: with logprobs it may have megabytes."""
+
+    def whole(index: int, pieces: Sequence[ChoicePiece]) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(plan.shape.whole(index, pieces)))
+
+    num_each = 1 + plan.orders[0].sampling.logprobs  # 0 without logprobs
+    return [
+        await plan.work(
+            sum(len(piece.piece.entries) for piece in pieces) * num_each,
+            partial(whole, index, pieces),
+        )
+        for index, pieces in enumerate(shown)
+    ]
 
 
 async def _settle(
@@ -167,19 +198,24 @@ async def _stream(
         assert isinstance(stream, KeptStream)
         return stream.whole(*closing(settled))
 
+    has_begun = False
     try:
         async for found in run.pieces():
+            if found and not has_begun and plan.before_text is not None:
+                await plan.before_text(run)
             if stream.response is None:
-                if not found:
-                    continue
-                plan.before_text(run)
+                request[RECORD].is_waiting = not found
                 await stream.start(headers)
-                await stream.send(*chunks.opening())
-            if found:
-                await stream.send(*chunks.of(found))
-            else:
+            if not found:
                 await stream.ping()
-        if stream.response is None:  # no choice said anything, not even its end
+                continue
+            if not has_begun:
+                has_begun = True
+                if request[RECORD].is_waiting:
+                    request[RECORD].mark("first_byte")
+                await stream.send(*chunks.opening())
+            await stream.send(*chunks.of(found))
+        if not has_begun:  # no choice said anything, not even its end
             raise errors.internal()
         await _settle(request, plan, run, whole, CONTENT_TYPE)
     except errors.ApiError as error:

@@ -7,8 +7,8 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from typing import Any, TypeVar
 
 import redis.asyncio
 from aiohttp import web
@@ -25,16 +25,19 @@ from accounting.file_store import FileStore
 from accounting.types import EquationResult, Principal
 from gateway import idempotency, keys, models, spending
 from gateway.adapters import AdapterKeeper
-from gateway.auth import AUTH, Authenticator, LookupFailed
+from gateway.auth import AUTH, Authenticator
 from gateway.bookkeeping import Bookkeeping
+from gateway.checks import Check
 from gateway.doorbell import Doorbell
 from gateway.journals import gateway_journals
+from gateway.key_lookups import KeyLookups, LookupFailed
 from gateway.last_use import LastUse, write_again_and_again
 from gateway.lifecycle import heed_cancellation, uninterrupted
 from gateway.limiter_truth import limiter_equals_books
 from gateway.mail import Mailer
 from gateway.metering import metering
 from gateway.prefixes import Filler, PublicPrefixes
+from gateway.readiness import RedisProbe, of_database, of_disk, of_limiter, of_models
 from gateway.redis_keys import REVOKED_CHANNEL
 from gateway.retries import MOVE_EVERY_S, Retries
 from gateway.router import Router
@@ -43,9 +46,11 @@ from gateway.seals import Seals
 from gateway.settings import SettingsError
 from gateway.stream import Engine
 from gateway.telemetry import logs, tracing
+from gateway.telemetry.intake_metrics import IntakeMetrics
 from gateway.telemetry.metrics import METRICS, Metrics
 from gateway.telemetry.router_metrics import RouterMetrics
 from gateway.telemetry.tracing import Tracing
+from gateway.text_work import TextWork
 from gateway.upstream.fleet import Fleet, decode_all
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -60,6 +65,7 @@ PREFIX_TICK_S = 0.5
 PREFIX_EVERY_S = 2.0
 """How often registered prefixes are read: what one gateway registered, the others know this much later."""
 CANCEL_AGAIN_S = 1.0
+T = TypeVar("T")
 
 
 async def telemetry(app: web.Application) -> AsyncIterator[None]:
@@ -87,11 +93,12 @@ async def secrets(app: web.Application) -> AsyncIterator[None]:
 async def text(app: web.Application) -> AsyncIterator[None]:
     """Tokenizers and templates, and the threads that use them."""
     settings = app[keys.SETTINGS]
-    threads = ThreadPoolExecutor(settings.text_threads, thread_name_prefix="text")
+    app[keys.TEXT_WORK] = work = TextWork(settings.text_threads)
+    app[METRICS].registry.register(IntakeMetrics(app[keys.INTAKE], work))
     served = {name: models.load(name, source) for name, source in settings.models.items()}
-    app[keys.MODELS] = models.Models(served, threads)
+    app[keys.MODELS] = models.Models(served)
     yield
-    threads.shutdown(wait=False, cancel_futures=True)
+    work.close()
 
 
 async def database(app: web.Application) -> AsyncIterator[None]:
@@ -142,11 +149,15 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
         async with database.read() as conn:
             return await principals.resolve(conn, pepper, key, int(time.time()))
 
-    async def lookup(key: str) -> Principal | None:
-        try:
-            return await uninterrupted(resolve(key))
-        except (SQLAlchemyError, OSError) as error:
-            raise LookupFailed from error
+    async def genuine(keys: Collection[str]) -> Collection[str]:
+        async with database.read() as conn:
+            return await api_keys.genuine(conn, pepper, keys, int(time.time()))
+
+    lookups = KeyLookups(lambda key: _asked(resolve(key)), lambda keys: _asked(genuine(keys)))
+
+    def lookup(key: str) -> Awaitable[Principal | None]:
+        # Nobody can make up a batch's credential: its MAC was checked.
+        return lookups(key) if credentials.parse(key) else _asked(resolve(key))
 
     def well_formed(key: str) -> bool:
         return (credentials.parse(key) or credentials.parse_batch(pepper, key)) is not None
@@ -167,11 +178,9 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
 
     async def look() -> list[Registration] | None:
         try:
-            names = [
-                name
-                async for name in client.scan_iter(f"{registry.WORKER_KEY_PREFIX}*", count=1000)
-            ]
-            values = await client.mget(names) if names else []
+            names = [n for n in await client.smembers(registry.WORKERS) if isinstance(n, bytes)]
+            found = [registry.worker_key(name.decode()) for name in sorted(names)]
+            values = await client.mget(found) if found else []
             return decode_all([value for value in values if isinstance(value, bytes)])
         except (RedisError, OSError):
             return None
@@ -191,7 +200,6 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         app[METRICS].registry.register(RouterMetrics(router, lambda: fleet.links))
         lifecycle = app[keys.LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
-        lifecycle.faults.append(lambda: None if metered.journal.is_writable else "journal")
         app[keys.ENGINE] = Engine(
             metered.admission, fleet, router, app[keys.DETACHED], lifecycle, app[keys.RUNNING],
             app[keys.SPENDING],
@@ -200,6 +208,24 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             lifecycle.started = True
             yield
             await app[keys.DETACHED].join(10.0)
+
+
+async def readiness(app: web.Application) -> AsyncIterator[None]:
+    """What `/readyz` tells."""
+    settings, metered, fleet = app[keys.SETTINGS], app[keys.METERING], app[keys.ENGINE].fleet
+    probe = RedisProbe(app[keys.REDIS], settings.slot)
+
+    def checks() -> list[Check]:
+        return [
+            of_database(app[AUTH], metered.shipper),
+            *of_limiter(probe.asked),
+            of_disk(metered.journal),
+            *of_models(settings.models, fleet.links),
+        ]
+
+    app[keys.LIFECYCLE].checks = checks
+    async with _background(probe.run()):
+        yield
 
 
 async def spending_limits(app: web.Application) -> AsyncIterator[None]:
@@ -271,7 +297,7 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
 
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     telemetry, secrets, text, database, stored_texts, shared_memory, identities, spending_limits,
-    engine, public_prefixes, adapters, idempotency_keys, bookkeeping,
+    engine, readiness, public_prefixes, adapters, idempotency_keys, bookkeeping,
 ]  # fmt: skip
 
 
@@ -399,6 +425,13 @@ async def _keep_adapters(fleet: Fleet, keeper: AdapterKeeper) -> None:
     while True:
         keeper.look(fleet.links)
         await asyncio.sleep(PREFIX_TICK_S)
+
+
+async def _asked(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await uninterrupted(work)
+    except (SQLAlchemyError, OSError) as error:
+        raise LookupFailed from error
 
 
 def _first_line(error: Exception) -> str:

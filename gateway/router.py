@@ -111,7 +111,7 @@ class Router:
                 self._groups(link, prompt)
 
     def choose(
-        self, links: Iterable[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()
+        self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()
     ) -> Pick:
         """Raises `ApiError` 503 when no worker takes work. Changes nothing that `sent` does not."""
         able = {
@@ -119,7 +119,7 @@ class Router:
             if _serves(link, prompt) and link.takes_work and link.registration.worker not in avoid
         }  # fmt: skip
         if not able:
-            raise errors.unavailable("overloaded", "No worker for this model is ready.", 1000)
+            raise _refusal(links, prompt)
         now = self._clock()
         candidates = [self._candidate(link, prompt, now) for link in able.values()]
         placement = self._rule(candidates, self._wanted(able.values(), prompt), self._turn)
@@ -183,3 +183,17 @@ def _serves(link: WorkerLink, prompt: Prompt) -> bool:
     if link.registration.model != prompt.model:
         return False
     return not prompt.adapter or link.has_adapter(prompt.adapter)
+
+
+def _refusal(links: Iterable[WorkerLink], prompt: Prompt) -> errors.ApiError:
+    """Why nobody takes work."""
+    of_model = [link for link in links if link.registration.model == prompt.model]
+    if (
+        prompt.adapter
+        and of_model
+        and not any(link.has_adapter(prompt.adapter) for link in of_model)
+    ):
+        return errors.no_worker("No worker has loaded this adapter yet.")
+    if any(link.status.disk_full for link in of_model):
+        return errors.disk_full()
+    return errors.no_worker()

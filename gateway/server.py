@@ -10,8 +10,8 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
-import socket
 
 from aiohttp import web
 
@@ -19,12 +19,14 @@ from gateway.app import create_app
 from gateway.http_limits import ConnectionLimits, GatewayRunner
 from gateway.journal import SlotTaken
 from gateway.keys import DETACHED, LIFECYCLE
-from gateway.routes.ops import create_ops_app
+from gateway.listeners import BACKLOG, base_socket, ops_socket
+from gateway.routes.ops import create_ops_app, create_scraped_app
 from gateway.settings import GatewaySettings, SettingsError
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 1024
+OTHER_FILES = 1000
+"""Open files of a gateway beside its clients' connections: SQL, Redis, workers, journals, logs."""
 SETTLE_S = 10.0
 """After the last stream: settlements, journal, spans."""
 GC_THRESHOLDS = (700, 5, 100)
@@ -35,11 +37,13 @@ that requests hold seldom: that stops every stream for 0.1 s. Nothing of a reque
 async def serve(settings: GatewaySettings) -> None:
     """Runs until a signal. Raises `SettingsError` when it cannot start."""
     loop = asyncio.get_running_loop()
+    allow_files(settings.max_connections + OTHER_FILES)
     app = create_app(settings)
     runner = GatewayRunner(app, ConnectionLimits.of(settings), shutdown_timeout=SETTLE_S)
     stop = asyncio.Event()
     lifecycle = app[LIFECYCLE]
     ops = web.AppRunner(create_ops_app(app, lifecycle.draining.set), access_log=None)
+    scraped = web.AppRunner(create_scraped_app(app), access_log=None)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
     try:
@@ -48,16 +52,24 @@ async def serve(settings: GatewaySettings) -> None:
         except SlotTaken as error:
             raise SettingsError(f"Slot {settings.slot} is in use: {error}.") from None
         await ops.setup()
+        await scraped.setup()
         # What is there stays, and a full collection of all modules' objects would stop every stream for 0.1 s.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         await web.UnixSite(ops, str(_own_socket_path(settings))).start()
-        site = web.SockSite(runner, listening_socket(settings), backlog=BACKLOG)
+        ops_site = web.SockSite(scraped, ops_socket(settings), backlog=BACKLOG)
+        await ops_site.start()
+        site = web.SockSite(runner, base_socket(settings), backlog=BACKLOG)
         await site.start()
         logger.info(
             "gateway_ready",
-            extra={"slot": settings.slot, "url": site.name, "num_frozen": gc.get_freeze_count()},
+            extra={
+                "slot": settings.slot,
+                "url": site.name,
+                "ops_url": ops_site.name,
+                "num_frozen": gc.get_freeze_count(),
+            },
         )
         draining = asyncio.create_task(_drain_when_asked(app, settings, site))
         await stop.wait()
@@ -65,8 +77,18 @@ async def serve(settings: GatewaySettings) -> None:
         await draining
     finally:
         await runner.cleanup()
+        await scraped.cleanup()
         await ops.cleanup()
     logger.info("gateway_stopped", extra={"slot": settings.slot})
+
+
+def allow_files(number: int) -> None:
+    """Raises the process's own limit of open files to `number`, or as far as the operator's allows: usual is 1024, which
+    is no more than two load tools have connections, and beyond which nobody is served at all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _on_signal(stop: asyncio.Event) -> None:
@@ -95,26 +117,3 @@ def _own_socket_path(settings: GatewaySettings) -> str:
     settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings.ops_socket.unlink(missing_ok=True)
     return str(settings.ops_socket)
-
-
-def listening_socket(settings: GatewaySettings) -> socket.socket:
-    """The inherited one, or one of our own on `bind`. Raises `SettingsError`."""
-    if settings.listen_fd is not None:
-        try:
-            return socket.socket(fileno=os.dup(settings.listen_fd))
-        except OSError as error:
-            raise SettingsError(
-                f"HEADGATE_LISTEN_FD is not an open socket: {error.strerror}."
-            ) from None
-    host, _, port = settings.bind.rpartition(":")
-    host = host.strip("[]")
-    try:
-        return socket.create_server(
-            (host, int(port)),
-            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            backlog=BACKLOG,
-        )
-    except ValueError:
-        raise SettingsError(f"HEADGATE_BIND must be host:port, not {settings.bind!r}.") from None
-    except OSError as error:
-        raise SettingsError(f"Cannot listen on {settings.bind}: {error.strerror}.") from None

@@ -73,6 +73,11 @@ class Shipper:
         return self._num_posted
 
     @property
+    def is_failing(self) -> bool:
+        """SQL took no posting when it was last asked."""
+        return self._failing_since is not None
+
+    @property
     def is_full(self) -> bool:
         """Nothing more may be taken in: SQL has been away for 10 min, or 1 GiB waits for it."""
         if self._backlog_bytes > self._max_backlog_bytes:

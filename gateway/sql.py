@@ -1,6 +1,6 @@
 """A handler's way to SQL: one transaction, and accounting's refusals in the client's words.
 
-Raises `ApiError`: 404, 400, 409, and 503 while the database cannot be asked.
+Raises `ApiError`: 404, 400, 409, 413, and 503 while the database cannot be asked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from redis.exceptions import RedisError
 from sqlalchemy import exc
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.errors import ConflictError, InvalidError, NotFoundError
+from accounting.errors import (
+    ConflictError,
+    InvalidError,
+    NameTakenError,
+    NoRoomError,
+    NotFoundError,
+)
 from gateway import errors
 from gateway.auth import AUTH
 from gateway.keys import DATABASE, REDIS
@@ -57,6 +63,10 @@ def translated() -> Iterator[None]:
         raise errors.not_found() from None  # one body for unknown and foreign objects
     except InvalidError as error:
         raise errors.invalid(str(error), error.param) from None
+    except NoRoomError as error:
+        raise errors.too_large(str(error)) from None
+    except NameTakenError as error:
+        raise errors.conflict(str(error), "name_taken") from None
     except ConflictError as error:
         raise errors.conflict(str(error)) from None
     except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:

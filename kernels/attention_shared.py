@@ -139,10 +139,15 @@ def attention_shared(
 ) -> None:
     """As the twin in `kernels.reference.attention`."""
     own_splits = most_splits(groups.max_own_len)
-    space = workspace_of(batch, query, own_splits + groups.num_splits)
+    space = space_of(batch, query, groups)
     _shared_part(space, query, kv, groups, scale, softcap, kv_scales, own_splits)
     decode_own(space, query, kv, batch, scale, 0, softcap, kv_scales, own_splits, groups.own_starts)
     reduce_splits(out, space, batch, 0, sinks, None, own_splits, kv.shape[2], groups)
+
+
+def space_of(batch: PagedBatch, query: torch.Tensor, groups: SharedGroups) -> DecodeWorkspace:
+    """Room for the parts of what is a row's own, and behind them those of what is shared."""
+    return workspace_of(batch, query, most_splits(groups.max_own_len) + groups.num_splits)
 
 
 def _shared_part(

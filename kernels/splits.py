@@ -40,6 +40,12 @@ def most_shared_splits(max_keys: int) -> int:
     return max(num_shared_splits(keys) for keys in (*limits, max_keys))
 
 
+def most_splits_beside_shared(max_keys: int) -> int:
+    """Parts of what is a row's own and of what rows share, where neither has more than `max_keys` keys: a row in no group
+    may be as long as the longest prefix of others."""
+    return most_splits(max_keys) + most_shared_splits(max_keys)
+
+
 @dataclass(frozen=True)
 class DecodeWorkspace:
     """Partial sums of one attention call, float32. Calls on one stream use it one after another, layers of different

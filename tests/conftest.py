@@ -6,6 +6,7 @@ A skip for a missing service says why; with CI set it is an error.
 
 No test's outcome hangs on how fast a disk is: `tmp_path` lies in memory where there is enough (a shared disk may stand
 still for seconds, and refuse requests, as it should), and commits of PostgreSQL's test databases do not wait for one.
+Nor on how busy the machine is: gateways wait longer for the limiter's Redis and for what is rebuilt than they would.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from pathlib import Path
 
 import pytest
 
+from kernels.cpu import instructions
+
+instructions.limit_libraries()  # with HEADGATE_ENGINE_CPU (`make test-cpus`), before torch is imported
+
 # Triton kernels run in Triton's interpreter, which is chosen when Triton is imported, once for a process. The variable
 # goes again at once: processes that tests start are not to inherit it. On a GPU (`make test-gpu`) nothing is interpreted.
 if os.environ.get("HEADGATE_TEST_GPU") != "1":
@@ -35,6 +40,9 @@ if os.environ.get("HEADGATE_TEST_GPU") != "1":
 IN_MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 4 << 30
 if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ENOUGH_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+
+# Of every gateway that a test starts, in this process or beside it. Tests of the 0.1 s themselves say them.
+os.environ.setdefault("HEADGATE_LIMITER_TIMEOUT_S", "4")
 
 TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))

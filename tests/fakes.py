@@ -59,6 +59,7 @@ BYTES_PER_BLOCK = 1_000_000
 VOCAB_SIZE = 259
 ROOT = "scripted@1"
 MODEL = "scripted"
+BALLAST_BYTES = 1024 * 1024
 UNWRITTEN = -1
 HEAVY = ord("!")
 """Blocks with this byte in them are looked at."""
@@ -384,7 +385,9 @@ class ScriptedWorker:
         self.num_tokens_sent = 0
         self._fault = fault
         self._journal = (
-            EngineJournal(journal_dir, self.worker, "scripted", self.runner.root)
+            EngineJournal(
+                journal_dir, self.worker, "scripted", self.runner.root, ballast_bytes=BALLAST_BYTES
+            )
             if journal_dir is not None
             else None
         )

@@ -103,8 +103,10 @@ class RunningGateway:
     async def new_tenant(
         self, name: str, scopes: Collection[str] = (), **key: Any
     ) -> tuple[str, str]:
-        """(tenant id, key) of another tenant."""
+        """(tenant id, key) of another tenant, called `name` unless one is called so already."""
         now = int(time.time())
+        same = await self.sql("SELECT count(*) FROM tenant WHERE name LIKE :n || '%'", n=name)
+        name += f" {same[0][0]}" if same[0][0] else ""
         async with self.app[DATABASE].write() as conn:
             tenant = await tenants.create(conn, name, now=now)
             made = await api_keys.create(

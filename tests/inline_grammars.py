@@ -26,6 +26,9 @@ class InlineGrammars:
             self._asked.setdefault(key, [text, self.num_rounds])
         return outcome
 
+    def drop(self, key: Key) -> bool:
+        return self._asked.pop(key, None) is not None
+
     def take(self) -> list[tuple[Key, Outcome]]:
         for asked in self._asked.values():
             asked[1] -= 1

@@ -100,3 +100,26 @@ def satisfies(schema, value):
 def pairs_once(pairs):
     assert len(dict(pairs)) == len(pairs), "a name twice"
     return dict(pairs)
+
+
+def declared_once(schema):
+    """A hook as `pairs_once`, but that names which the schema leaves free may come again: a grammar does not remember
+    which of them it wrote, and parsers keep the last."""
+    declared = set(_declared(schema))
+
+    def hook(pairs):
+        names = [name for name, _ in pairs if name in declared]
+        assert len(set(names)) == len(names), "a declared name twice"
+        return dict(pairs)
+
+    return hook
+
+
+def _declared(schema):
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        for part in schema.values():
+            yield from _declared(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _declared(part)

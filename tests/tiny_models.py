@@ -81,6 +81,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         mlp_only_layers=[1],
         norm_topk_prob=True,
     ),
+    "hunyuan_moe": lambda: transformers.HunYuanMoEV1Config(
+        **_COMMON, head_dim=32, num_experts=4, moe_topk=2
+    ),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=301,
         n_embd=64,

@@ -9,11 +9,12 @@ import click
 from gateway.cli.admin import one_sentence, show, table
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
 
 PATH = "/admin/v1/adapters"
 
 
-@click.group()
+@click.group(cls=Commands)
 def adapters() -> None:
     """Serve LoRA adapters beside a model, as MODEL:NAME."""
 

@@ -63,6 +63,11 @@ def _what_is_not_there() -> str:
     return f"Not found: {', '.join(named)}.{hint}"
 
 
+def warn(sentence: str) -> None:
+    """Beside the output, which may be a program's."""
+    click.echo(f"headgate: Warning: {sentence}", err=True)
+
+
 def show_fields(value: dict[str, Any], as_json: bool) -> None:
     """Every field on a line of its own."""
     print_rows(value, as_json, FIELDS, list(value.items()))
@@ -74,9 +79,8 @@ def show(value: dict[str, Any], as_json: bool, field: str) -> None:
 
 
 def table(objects: Sequence[dict[str, Any]], as_json: bool, columns: Sequence[str]) -> None:
-    print_rows(
-        list(objects), as_json, columns, [tuple(o[name] for name in columns) for o in objects]
-    )
+    rows = [] if as_json else [tuple(o[name] for name in columns) for o in objects]
+    print_rows(list(objects), as_json, columns, rows)
 
 
 def print_rows(

@@ -19,7 +19,11 @@ TIMEOUT_S = 30.0
 
 
 class ApiFailed(Exception):
-    """One sentence: what was asked could not be done."""
+    """One sentence: what was asked could not be done. `code`: the gateway's, where it answered."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class NotThere(ApiFailed):
@@ -102,7 +106,7 @@ class AdminApi:
         if answer.status != 200:
             refused = self._object(content)["error"]
             nameless = answer.status == 404 and refused["code"] is None
-            raise (NotThere if nameless else ApiFailed)(refused["message"])
+            raise (NotThere if nameless else ApiFailed)(refused["message"], refused["code"])
         return content
 
     def _object(self, content: bytes) -> dict[str, Any]:

@@ -12,13 +12,14 @@ import msgspec
 from gateway.cli.admin import one_sentence, print_rows
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
 
 AUDIT_LOGS = "/v1/organization/audit_logs"
 PAGE = 100
 COLUMNS = ("time (UTC)", "type", "actor", "tenant", "object", "details")
 
 
-@click.group()
+@click.group(cls=Commands)
 def audit() -> None:
     """Read the audit log: every change by API or command line, which nobody can edit."""
 

@@ -12,6 +12,8 @@ import click
 from gateway.cli.admin import one_sentence, print_rows, show
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
+from gateway.cli.money import Amount, shown
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
 from gateway.schema.money import decimal
@@ -21,7 +23,7 @@ TYPES = {"json": "application/json", "csv": "text/csv", "html": "text/html", "pd
 COLUMNS = ("number", "project_name", "period", "currency", "subtotal", "prepaid", "total")
 
 
-@click.group()
+@click.group(cls=Commands)
 def invoice() -> None:
     """Close a month into invoices, and read them. What is closed never changes; `headgate credits` corrects it."""
 
@@ -83,11 +85,12 @@ def show_invoice(number: str, home: Path, as_json: bool) -> None:
             "quantity",
             "amount",
         )
+        currency = found["currency"]
         lines = [
-            (*(line[name] for name in columns[:-1]), decimal(line["amount_micro_units"], 2))
+            (*(line[name] for name in columns[:-1]), shown(line["amount_micro_units"], currency))
             for line in found["lines"]
         ]  # fmt: skip
-        due = ("total", *("" for _ in columns[2:]), decimal(found["total_micro_units"], 2))
+        due = ("total", *("" for _ in columns[2:]), shown(found["total_micro_units"], currency))
         print_rows(found, as_json, columns, [*lines, due])
 
 
@@ -109,14 +112,14 @@ def export(number: str, kind: str, out: Path | None, home: Path) -> None:
     click.echo(path)
 
 
-@click.group()
+@click.group(cls=Commands)
 def credits() -> None:
-    """Prepaid grants, and corrections of charged requests. Amounts are micro-units (millionths)."""
+    """Prepaid grants, and corrections of charged requests. Amounts are the currency's, like 25.00."""
 
 
 @credits.command("grant")
 @click.argument("tenant")
-@click.argument("micro_units", type=click.IntRange(min=1))
+@click.argument("amount", type=Amount(positive=True))
 @click.option("--source", type=click.Choice(["cash", "promotion"]), default="cash", show_default=True)  # fmt: skip
 @click.option("--priority", type=click.IntRange(0, 1_000_000), default=100, show_default=True, help="The lowest is used first.")  # fmt: skip
 @click.option("--currency", default="USD", show_default=True)
@@ -127,31 +130,31 @@ def credits() -> None:
 @home_option
 @json_option
 def grant(
-    tenant: str, micro_units: int, starts: int | None, expires: int | None, idempotency_key: str | None, home: Path,
+    tenant: str, amount: int, starts: int | None, expires: int | None, idempotency_key: str | None, home: Path,
     as_json: bool, **fields: Any,
 ) -> None:  # fmt: skip
-    """TENANT (id or name) has prepaid MICRO_UNITS: closes take them before anything is due."""
+    """TENANT (id or name) has prepaid AMOUNT: closes take them before anything is due."""
     times = {k: v for k, v in {"starts_at": starts, "expires_at": expires}.items() if v is not None}
-    body = {"type": "grant", "amount_micro_units": micro_units, **fields, **times}
+    body = {"type": "grant", "amount_micro_units": amount, **fields, **times}
     _give(home, tenant, body, idempotency_key, as_json)
 
 
 @credits.command("correct")
 @click.argument("tenant")
 @click.argument("request_id")
-@click.argument("micro_units", type=click.IntRange(min=1))
+@click.argument("amount", type=Amount(positive=True))
 @click.option("--adjustment", is_flag=True, help="Of a charge that is on no invoice yet: a line on the next one.")  # fmt: skip
 @click.option("--note", default="", help="On the document.")
 @click.option("--idempotency-key", help="The same key never credits twice.  [default: a new one]")
 @home_option
 @json_option
 def correct(
-    tenant: str, request_id: str, micro_units: int, adjustment: bool, note: str, idempotency_key: str | None,
+    tenant: str, request_id: str, amount: int, adjustment: bool, note: str, idempotency_key: str | None,
     home: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Take back MICRO_UNITS of what REQUEST_ID cost TENANT (id or name), by a credit note with its own number."""
+    """Take back AMOUNT of what REQUEST_ID cost TENANT (id or name), by a credit note with its own number."""
     kind = "adjustment" if adjustment else "credit_note"
-    body = {"type": kind, "amount_micro_units": micro_units, "corrects": request_id, "note": note}
+    body = {"type": kind, "amount_micro_units": amount, "corrects": request_id, "note": note}
     _give(home, tenant, body, idempotency_key, as_json)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting import migrate
 from accounting.db import Database
 from accounting.errors import AccountingError
-from gateway.cli.common import fail
+from gateway.cli.common import database_fault, fail
 from gateway.cli.home import Home
 
 T = TypeVar("T")
@@ -23,10 +23,8 @@ def with_books(home: Path, work: Callable[[Database], Awaitable[T]]) -> T:
     """Runs `work` on the home's database, or on HEADGATE_DATABASE_URL. What fails is one sentence."""
     try:
         return asyncio.run(_run(Home(home.expanduser().resolve()), work))
-    except AccountingError as error:
-        fail(str(error))
-    except (SQLAlchemyError, OSError) as error:
-        fail(f"The books cannot be read: {str(error).splitlines()[0]}")
+    except (AccountingError, SQLAlchemyError, OSError) as error:
+        fail(database_fault(error) or f"The books cannot be read: {str(error).splitlines()[0]}")
 
 
 async def _run(home: Home, work: Callable[[Database], Awaitable[T]]) -> T:

@@ -11,16 +11,15 @@ import click
 from gateway.cli.admin import one_sentence, show, table
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
+from gateway.cli.money import Amount, shown
 from gateway.cli.times import MOMENT
 
 PATH = "/admin/v1/budgets"
 COLUMNS = ("id", "project_id", "scope", "period", "limit", "settled", "kind", "ends")
-MAX_MICRO_UNITS = 2**53 - 1
-
 
 limit_option = click.option(
-    "--limit", "limit", type=click.IntRange(0, MAX_MICRO_UNITS), metavar="MICRO_UNITS",
-    help="Millionths of the currency: 25000000 is 25.00.",
+    "--limit", "limit", type=Amount(), help="Of the tenant's currency, like 25.00.",
 )  # fmt: skip
 kind_option = click.option(
     "--kind", type=click.Choice(["hard", "soft", "shadow"]),
@@ -28,7 +27,7 @@ kind_option = click.option(
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Commands)
 def budgets() -> None:
     """What tenants and keys may spend: held token by token, so that none is exceeded."""
 
@@ -103,18 +102,18 @@ def remove(budget_id: str, home: Path, as_json: bool) -> None:
 
 @budgets.command("adjust", context_settings={"ignore_unknown_options": True})
 @click.argument("budget_id")
-@click.argument("micro_units", type=click.IntRange(-MAX_MICRO_UNITS, MAX_MICRO_UNITS))
+@click.argument("amount", type=Amount(signed=True))
 @click.option("--from", "start", type=MOMENT, help="[default: now]")
 @click.option("--to", "end", type=MOMENT, required=True, help="Its end, not included.")
 @home_option
 @json_option
 def adjust(
-    budget_id: str, micro_units: int, start: int | None, end: int, home: Path, as_json: bool
+    budget_id: str, amount: int, start: int | None, end: int, home: Path, as_json: bool
 ) -> None:
-    """Raise the limit by MICRO_UNITS for a time, or lower it by a negative number."""
+    """Raise the limit by AMOUNT for a time, or lower it by a negative one, like -5.00."""
     with one_sentence():
         begin = int(time.time()) if start is None else start
-        body = {"micro_units": micro_units, "from": begin, "to": end}
+        body = {"micro_units": amount, "from": begin, "to": end}
         show(AdminApi.of(home).call("POST", f"{PATH}/{budget_id}/adjustments", body), as_json, "id")
 
 
@@ -126,11 +125,12 @@ def _row(budget: dict[str, Any]) -> dict[str, Any]:
     current = budget["current"] or {}
     scope = " ".join(str(budget[n]) for n in ("api_key_id", "model", "tier") if budget[n])
     fixed = isinstance(budget["period"], dict)
+    currency = budget["currency"]
     return budget | {
         "scope": scope or "tenant",
         "period": "fixed" if fixed else budget["period"],
-        "limit": current.get("limit_micro_units", budget["limit_micro_units"]),
-        "settled": current.get("settled_micro_units"),
+        "limit": shown(current.get("limit_micro_units", budget["limit_micro_units"]), currency),
+        "settled": shown(current.get("settled_micro_units"), currency),
         "kind": "shadow" if budget["shadow"] else "hard" if budget["hard"] else "soft",
         "ends": current.get("end_local"),
     }

@@ -18,6 +18,7 @@ from gateway.cli import embedded
 from gateway.cli.admin import table
 from gateway.cli.books_access import with_books
 from gateway.cli.common import fail, home_option, json_option
+from gateway.cli.groups import Commands
 from gateway.cli.home import Home
 from gateway.journal import SlotTaken
 from gateway.journals import (
@@ -55,7 +56,7 @@ def verify_books(home: Path, as_json: bool) -> None:
     raise SystemExit(0 if found.report.ok else 1)
 
 
-@click.group()
+@click.group(cls=Commands)
 def journals() -> None:
     """What gateways and workers wrote down before it came into the books."""
 

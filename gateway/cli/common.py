@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from gateway.cli.home import default_home
+from gateway.cli.home import HomeError, default_home
+
+
+def _default_home() -> str:
+    try:
+        return str(default_home())
+    except HomeError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _named(ctx: click.Context, param: click.Parameter, value: str) -> Path:
+    if not value:
+        raise click.BadParameter("must not be empty.", ctx, param)
+    return Path(value)
+
 
 home_option = click.option(
     "--home",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=default_home,
+    type=click.Path(file_okay=False),
+    callback=_named,
+    default=_default_home,
     show_default="$HEADGATE_HOME, else ~/.headgate",
     help="State directory: database, keys, journals, sockets.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 end_streams_option = click.option(
-    "--end-streams", is_flag=True, help="What runs now ends too, within 5 seconds."
-)
+    "--end-streams/--let-streams-finish", default=None,
+    help="Whether what runs now ends too, within 5 seconds.  [default: it does where access ends]",
+)  # fmt: skip
 
 
-def revoking(end_streams: bool) -> dict[str, str]:
-    """The query that asks for it."""
-    return {"revoke": "immediate"} if end_streams else {}
+def revoking(end_streams: bool | None) -> dict[str, str]:
+    """The query that asks for it; None: the server's default."""
+    return {} if end_streams is None else {"revoke": "immediate" if end_streams else "graceful"}
+
+
+def database_fault(error: Exception) -> str | None:
+    """One sentence for what accounting refuses or a database's driver raises; None for anything else. Loads neither:
+    who has raised it has."""
+    if "sqlalchemy" not in sys.modules:
+        return None
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from accounting.db import first_line
+    from accounting.errors import AccountingError
+
+    if isinstance(error, AccountingError):
+        return str(error)
+    if isinstance(error, SQLAlchemyError):
+        return (
+            f"The database cannot be used now: {first_line(error)}."
+            " See that it runs, has room and may be written, or set HEADGATE_DATABASE_URL."
+        )
+    return None
 
 
 def fail(message: str) -> NoReturn:

@@ -15,6 +15,7 @@ from accounting import exports, focus
 from accounting.db import Database
 from gateway.cli.books_access import with_books
 from gateway.cli.common import home_option
+from gateway.cli.groups import Commands
 from gateway.cli.row_files import FORMATS, Columns, Format
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
@@ -22,7 +23,7 @@ from gateway.cli.whole_file import whole_file
 Pages = AsyncIterator[Sequence[Sequence[Any]]]
 
 
-@click.group()
+@click.group(cls=Commands)
 def export() -> None:
     """Rows for other programs. A file appears when it is whole, or not at all."""
 

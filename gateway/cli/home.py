@@ -14,6 +14,8 @@ import fcntl
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +30,11 @@ class HomeError(Exception):
 
 
 def default_home() -> Path:
-    return Path(os.environ.get("HEADGATE_HOME", "~/.headgate")).expanduser()
+    """Raises `HomeError` for an empty name, which would be the directory one happens to be in."""
+    given = os.environ.get("HEADGATE_HOME", "~/.headgate")
+    if not given:
+        raise HomeError("The variable HEADGATE_HOME is empty: unset it, or name a directory.")
+    return Path(given).expanduser()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +83,19 @@ class Home:
         if link.is_symlink() and link.is_dir():
             return Path(os.readlink(link))
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-        short = Path(tempfile.mkdtemp(prefix="hg-", dir=base))
+        try:
+            short = Path(tempfile.mkdtemp(prefix="hg-", dir=base))
+        except OSError as error:
+            raise HomeError(
+                f"No directory for sockets in {base}: {error.strerror}; name another with XDG_RUNTIME_DIR."
+            ) from None
         if len(os.fsencode(short)) + len(LONGEST_SOCKET_NAME) > SOCKET_PATH_MAX:
             raise HomeError(
                 f"No directory with a path short enough for sockets: {short} is too long."
             )
-        link.unlink(missing_ok=True)
-        link.symlink_to(short)
+        with usable(self.root):
+            link.unlink(missing_ok=True)
+            link.symlink_to(short)
         return short
 
     @property
@@ -92,17 +104,13 @@ class Home:
 
     def prepare(self) -> None:
         """Creates what is missing, mode 0700. Raises `HomeError`."""
-        try:
+        with usable(self.root):
             for path in (self.root, *(self.root / name for name in ("secrets", "run", "state"))):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("redis", "logs", "files"):
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
             for name in ("pepper", "master.key"):
                 _write_secret_once(self.root / "secrets" / name)
-        except OSError as error:
-            raise HomeError(
-                f"The state directory {self.root} cannot be used: {error.strerror} ({error.filename})."
-            ) from None
 
     def read_secret(self, name: str) -> bytes:
         """`pepper` or `master.key`. Raises `HomeError`."""
@@ -118,8 +126,10 @@ class Home:
         return value
 
     def lock(self) -> int:
-        """Holds the home for the life of the process; the returned descriptor must stay open."""
-        fd = os.open(self.root / "run" / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Holds the home for the life of the process; the returned descriptor must stay open. Raises `HomeError`."""
+        path = self.root / "run" / "up.lock"
+        with usable(self.root):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,9 +138,23 @@ class Home:
             raise HomeError(
                 f"Another `headgate up` (pid {pid}) already runs in {self.root}."
             ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, str(os.getpid()).encode())
+        with usable(self.root):
+            os.ftruncate(fd, 0)
+            os.write(fd, str(os.getpid()).encode())
         return fd
+
+
+@contextmanager
+def usable(root: Path) -> Iterator[None]:
+    """Around whatever is written in a home: read-only, full or another user's is one sentence. Raises `HomeError`."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise HomeError(
+            f"The state directory {root} cannot be used: {error.strerror}{where}; give a directory that can be written "
+            "with --home or HEADGATE_HOME."
+        ) from None
 
 
 def _write_secret_once(path: Path) -> None:
@@ -141,11 +165,14 @@ def _write_secret_once(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replaces `path` atomically, mode 0600, durable."""
+    """Replaces `path` atomically, mode 0600, durable. Raises `HomeError`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise HomeError(f"The file {path} cannot be written: {error.strerror}.") from None

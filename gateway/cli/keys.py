@@ -5,8 +5,6 @@ One exception, the way in when no admin key is left: `keys create --admin` write
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
 import time
 from pathlib import Path
@@ -17,10 +15,12 @@ import click
 from accounting import api_keys
 from accounting.changes import CLI
 from accounting.db import Database
-from accounting.types import OPERATOR_TENANT
+from accounting.types import OPERATOR_TENANT, NewApiKey
 from gateway.cli.admin import OrNone, body_of, one_sentence, show, show_fields, table
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
+from gateway.cli.books_access import with_books
 from gateway.cli.common import end_streams_option, home_option, json_option, revoking
+from gateway.cli.groups import Commands
 from gateway.cli.home import Home
 
 KEYS = "/admin/v1/keys"
@@ -36,7 +36,7 @@ address_option = click.option(
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Commands)
 def keys() -> None:
     """Create, show, change, rotate and revoke API keys."""
 
@@ -65,7 +65,7 @@ def create_key(
     with one_sentence():
         if tenant is None:
             show(
-                asyncio.run(_create_admin_key(Home(home.resolve()), name, expires_in_s)),
+                _create_admin_key(Home(home.resolve()), name, expires_in_s),
                 as_json,
                 "value",
             )
@@ -141,7 +141,7 @@ def show_key(key_id: str, home: Path, as_json: bool) -> None:
 @json_option
 def set_key(
     key_id: str, models: tuple[str, ...], addresses: tuple[str, ...], any_model: bool, any_address: bool,
-    end_streams: bool, home: Path, as_json: bool, **given: Any,
+    end_streams: bool | None, home: Path, as_json: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Change what is given; the rest stays. A limit of `none` is no limit."""
     if (models and any_model) or (addresses and any_address):
@@ -175,8 +175,10 @@ def rotate_key(key_id: str, overlap_s: int, home: Path, as_json: bool) -> None:
 @end_streams_option
 @home_option
 @json_option
-def revoke_key(tenant: str, key_id: str, end_streams: bool, home: Path, as_json: bool) -> None:
-    """Refused everywhere within 5 seconds."""
+def revoke_key(
+    tenant: str, key_id: str, end_streams: bool | None, home: Path, as_json: bool
+) -> None:
+    """Refused everywhere within 5 seconds, and what runs under it ends."""
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{PROJECTS}/{api.project(tenant)['id']}/api_keys/{key_id}"
@@ -194,17 +196,17 @@ def report_leaked(home: Path, as_json: bool) -> None:
         show(answer, as_json, "received")
 
 
-async def _create_admin_key(home: Home, name: str, expires_in_s: int | None) -> dict[str, Any]:
-    database = Database(os.environ.get("HEADGATE_DATABASE_URL") or home.database_url)
+def _create_admin_key(home: Home, name: str, expires_in_s: int | None) -> dict[str, Any]:
     now = int(time.time())
-    try:
+
+    async def make(database: Database) -> NewApiKey:
         async with database.write() as conn:
-            key = await api_keys.create(
+            return await api_keys.create(
                 conn, home.read_secret("pepper"), tenant_id=OPERATOR_TENANT, kind="admin", now=now, name=name, actor=CLI,
                 expires_at=None if expires_in_s is None else now + expires_in_s,
             )  # fmt: skip
-    finally:
-        await database.close()
+
+    key = with_books(home.root, make)
     return {"id": key.info.id, "name": name, "value": key.value, "expires_at": key.info.expires_at}
 
 

@@ -10,14 +10,17 @@ import click
 from gateway.cli.admin import OrNone, body_of, one_sentence, show_fields, table
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, NotThere
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
+from gateway.cli.money import Amount, shown
 
+MICRO_UNITS_PER_CENT = 10_000
 TENANTS = "/admin/v1/tenants"
 COLUMNS = (
     "model", "max_requests_per_1_minute", "max_tokens_per_1_minute", "batch_1_day_max_input_tokens",
 )  # fmt: skip
 
 
-@click.group()
+@click.group(cls=Commands)
 def limits() -> None:
     """Show and change limits of tenants, by model or over all models, and what they may spend."""
 
@@ -63,29 +66,36 @@ def set_limits(tenant: str, model: str | None, home: Path, as_json: bool, **give
 
 @limits.command("spend")
 @click.argument("tenant", required=False)
-@click.option("--usd", type=click.FloatRange(min=0), help="Hard limit for each month (UTC).")
+@click.option("--limit", "--usd", "limit", type=Amount(places=2),
+              help="Hard limit in USD for each month (UTC), like 25.00.")  # fmt: skip
 @click.option("--remove", is_flag=True, help="No limit any more.")
 @home_option
 @json_option
-def spend(tenant: str | None, usd: float | None, remove: bool, home: Path, as_json: bool) -> None:
+def spend(tenant: str | None, limit: int | None, remove: bool, home: Path, as_json: bool) -> None:
     """Show, set or remove the spend limit of TENANT; without TENANT, of all tenants together."""
-    if remove and usd is not None:
-        raise click.UsageError("Give --usd or --remove, not both.")
+    if remove and limit is not None:
+        raise click.UsageError("Give --limit or --remove, not both.")
     with one_sentence():
         api = AdminApi.of(home)
         owner = f"{PROJECTS}/{api.project(tenant)['id']}" if tenant else "/v1/organization"
         path = f"{owner}/spend_limit"
-        if usd is not None:
-            body = {"threshold_amount": round(usd * 100), "currency": "USD", "interval": "month"}
-            show_fields(api.call("POST", path, body), as_json)
-            return
         try:
-            show_fields(api.call("DELETE" if remove else "GET", path), as_json)
+            if limit is not None:
+                terms = {"currency": "USD", "interval": "month"}
+                found = api.call(
+                    "POST", path, {"threshold_amount": limit // MICRO_UNITS_PER_CENT, **terms}
+                )
+            else:
+                found = api.call("DELETE" if remove else "GET", path)
         except NotThere:
             raise ApiFailed("No spend limit is set.") from None
+        if not as_json and "threshold_amount" in found:
+            amount = found["threshold_amount"] * MICRO_UNITS_PER_CENT
+            found["threshold_amount"] = shown(amount, found.pop("currency"))
+        show_fields(found, as_json)
 
 
-@click.group("models-permissions")
+@click.group("models-permissions", cls=Commands)
 def permissions() -> None:
     """Which models all keys of a tenant may use, beside each key's own list."""
 

@@ -8,11 +8,13 @@ import importlib.metadata
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from gateway.cli.common import fail, home_option
+from accounting import environment
+from gateway.cli.common import database_fault, fail, home_option
+from gateway.cli.groups import Commands
 from gateway.cli.home import Home, HomeError
 
 # These modules load SQLAlchemy and an HTTP client; a process that is only about to exec another must not wait for that.
@@ -42,8 +44,17 @@ draft_model_option = click.option(
 )  # fmt: skip
 
 
-class _Commands(click.Group):
-    """Finds the late ones when they are asked for."""
+class _Commands(Commands):
+    """Finds the late ones when they are asked for, in singular and plural. A database that cannot be used is one
+    sentence in all of them."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:  # the outermost frame of every command
+            if (sentence := database_fault(error)) is None:
+                raise
+            fail(sentence)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *LATE_COMMANDS})
@@ -55,6 +66,21 @@ class _Commands(click.Group):
         found: dict[str, click.Command] = {command.name: command for command in module.COMMANDS}
         return found[cmd_name]
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        return super().resolve_command(ctx, [_in_full(args[0]), *args[1:]])
+
+
+def _in_full(name: str) -> str:
+    """A late command's own name. The others start processes, and have one name each."""
+    forms = (
+        name,
+        f"{name}s",
+        f"{name}es",
+        name.removesuffix("s"),
+        name.replace("model-", "models-"),
+    )
+    return next((form for form in forms if form in LATE_COMMANDS), name)
+
 
 @click.group(
     cls=_Commands,
@@ -63,6 +89,8 @@ class _Commands(click.Group):
 @click.version_option(importlib.metadata.version("headgate"), prog_name="headgate")
 def main() -> None:
     """Headgate: a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
+    if (sentence := environment.unknown(os.environ)) is not None:
+        fail(sentence)
 
 
 @main.command()
@@ -107,7 +135,6 @@ def main() -> None:
 def up(home: Path, host: str, port: int, model: str | None, workers: int, threads: int | None,
        tensor_parallel: int, gateways: int, ready_file: Path | None, no_migrate: bool, draft_model: str | None) -> None:  # fmt: skip
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
-    from accounting.errors import SchemaError
     from gateway.cli.supervisor import ChildFailed
     from gateway.cli.up import Options, run
 
@@ -129,7 +156,7 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, thread
     try:
         options.home.prepare()
         asyncio.run(run(options))
-    except (HomeError, ChildFailed, SchemaError) as error:
+    except (HomeError, ChildFailed) as error:
         fail(str(error))
 
 
@@ -144,7 +171,6 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, thread
 def migrate(home: Path, check: bool, check_models: bool) -> None:
     """Bring the database schema to this version."""
     from accounting import migrate as migrations
-    from accounting.errors import SchemaError
 
     url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home.expanduser().resolve()).database_url
     try:
@@ -158,7 +184,7 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
             Home(home.expanduser().resolve()).prepare()
             migrations.upgrade(url)
             click.echo("The schema is current.")
-    except (HomeError, SchemaError) as error:
+    except HomeError as error:
         fail(str(error))
 
 

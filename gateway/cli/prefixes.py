@@ -10,11 +10,12 @@ import click
 from gateway.cli.admin import one_sentence, show, table
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
 
 PATH = "/admin/v1/prefixes"
 
 
-@click.group()
+@click.group(cls=Commands)
 def prefixes() -> None:
     """Publish system prompts: computed once per worker, cached for every tenant."""
 

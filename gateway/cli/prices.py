@@ -8,41 +8,50 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli.admin import one_sentence, print_rows, show, table
+from gateway.cli.admin import one_sentence, print_rows, show, table, warn
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
+from gateway.cli.money import Amount, shown
 from gateway.cli.times import MOMENT
 
 PATH = "/admin/v1/price-sheets"
+EXAMPLE = "my-model=0.25,1.25,1.00,4.00"
 CLASSES = ("cache_read", "cache_write", "uncached", "output")
 
 
 class RateParam(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
-    """`MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT`, all integers."""
+    """`MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT`: amounts of the currency per million tokens."""
 
     name = "MODEL=4 RATES"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> dict[str, Any]:
         model, _, numbers = value.rpartition("=")
         rates = numbers.split(",")
-        if not model or len(rates) != len(CLASSES) or not all(r.strip().isdigit() for r in rates):
-            self.fail(f"{value!r} is not MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT.", param, ctx)
-        return {"model": model, **{n: int(r) for n, r in zip(CLASSES, rates, strict=True)}}
+        if not model or len(rates) != len(CLASSES):
+            self.fail(
+                f"{value!r} is not MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT, like {EXAMPLE}.",
+                param,
+                ctx,
+            )
+        read = [Amount().convert(rate.strip(), param, ctx) for rate in rates]
+        return {"model": model, **dict(zip(CLASSES, read, strict=True))}
 
 
-@click.group()
+@click.group(cls=Commands)
 def prices() -> None:
-    """Price sheets: rates in micro-units per million tokens, in force from a moment on. Versions are immutable."""
+    """Price sheets: rates in the currency per million tokens, in force from a moment on. Versions are immutable."""
 
 
 @prices.command("add")
 @click.argument("sheet")
 @click.option("--rate", "rates", type=RateParam(), multiple=True,
-              help="Interactive rates of a model; may be repeated.")  # fmt: skip
+              help=f"Interactive rates of a model per million tokens, like {EXAMPLE}: cached input, input kept in the"
+              " cache, other input, output. May be repeated.")  # fmt: skip
 @click.option("--batch-rate", "batch_rates", type=RateParam(), multiple=True, help="As --rate, for batch lines.")  # fmt: skip
 @click.option("--batch-percent", type=click.IntRange(0, 100),
-              help="Batch rates of every --rate, as a share of it; rounded up to integers, which are printed.")  # fmt: skip
-@click.option("--file", "file", type=click.File("rb"), help="The whole version as JSON, as the API takes it.")  # fmt: skip
+              help="Batch rates of every --rate, as a share of it; rounded up to micro-units and printed.")  # fmt: skip
+@click.option("--file", "file", type=click.File("rb"), help="The whole version as JSON, as the API takes it: in micro-units.")  # fmt: skip
 @click.option("--currency", help="Of a new sheet.  [default: USD]")
 @click.option("--from", "from_", type=MOMENT, help="When it begins.  [default: now]")
 @click.option("--until", type=MOMENT, help="When it ends.  [default: when the next version begins]")
@@ -70,6 +79,7 @@ def add(
         if batch_percent is not None and not as_json:
             _print_rates(made, as_json)
         show(made, as_json, "id")
+        _warn_of_gaps(made["id"], made)
 
 
 @prices.command("list")
@@ -114,6 +124,20 @@ def assign(
         columns = ("sheet", "from", "until")
         rows = [tuple(i[name] for name in columns) for i in made["intervals"]]
         print_rows(made, as_json, columns, rows)
+        _warn_of_gaps(sheet, made)
+
+
+def _warn_of_gaps(sheet: str, made: dict[str, Any]) -> None:
+    """A gateway of an older version does not tell them."""
+    tiers: dict[str, list[str]] = {}
+    for gap in made.get("unpriced", []):
+        tiers.setdefault(gap["model"], []).append(gap["tier"])
+    if tiers:
+        models = ", ".join(f"{model} ({', '.join(names)})" for model, names in tiers.items())
+        warn(
+            f"{sheet} has no price for {models}: tenants that pay by it get 403 price_unknown there."
+            " Add a version with rates for every served model."
+        )
 
 
 def _read(file: Any) -> dict[str, Any]:
@@ -133,7 +157,10 @@ def _share(rate: dict[str, Any], percent: int) -> dict[str, Any]:
 
 def _print_rates(version: dict[str, Any], as_json: bool) -> None:
     columns = ("model", "tier", *CLASSES)
-    rows = [tuple(rate[name] for name in columns) for rate in version["rates"]]
+    rows = [
+        (rate["model"], rate["tier"], *(shown(rate[name], version["currency"]) for name in CLASSES))
+        for rate in version["rates"]
+    ]
     print_rows(version, as_json, columns, rows)
 
 

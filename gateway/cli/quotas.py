@@ -11,13 +11,14 @@ from accounting.budget_types import Dimension, Level
 from gateway.cli.admin import OrNone, one_sentence, show_fields, table
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
 
 PATH = "/admin/v1/quotas"
 COLUMNS = ("level", "subject", "dimension", "limit", "shadow")
 MAX_LIMIT = 2**53 - 1
 
 
-@click.group()
+@click.group(cls=Commands)
 def quotas() -> None:
     """Limits beside those of `headgate limits`: per day, input and output apart, per end user."""
 

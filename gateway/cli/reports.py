@@ -34,6 +34,19 @@ range_options = (
 )  # fmt: skip
 
 
+def _span(asked: dict[str, Any]) -> dict[str, Any]:
+    """With both ends. Raises UsageError for a range without a second in it."""
+    now = int(time.time())
+    start = now - now % 86_400 - (asked["days"] - 1) * 86_400
+    start = start if asked["start"] is None else asked["start"]
+    end = now + 1 if asked["end"] is None else asked["end"]
+    if start >= end:
+        raise click.UsageError(
+            "--from must lie before --to." if asked["end"] else "--from lies in the future."
+        )
+    return {**asked, "start": start, "end": end}
+
+
 def with_range(command: Any) -> Any:
     for option in reversed(range_options):
         command = option(command)
@@ -56,6 +69,7 @@ def usage(
     more = {"models[]": models} if models else {}
     if batch is not None:
         more["batch"] = ("true",) if batch else ("false",)
+    asked = _span(asked)
     with one_sentence():
         api = AdminApi.of(home)
         buckets = list(
@@ -85,12 +99,13 @@ def costs(
 ) -> None:
     """Charges by day, and by tenant, key, line item."""
     more = {"line_items[]": line_items} if line_items else {}
+    asked = _span(asked)
     with one_sentence():
         api = AdminApi.of(home)
         buckets = list(_buckets(api, "costs", "1d", COST_LIMIT, groups, asked, more))
         rows = [
             (time.strftime(FORMATS["1d"], time.gmtime(bucket["start_time"])), *cells, result["quantity"], result["quantity_unit"],
-             f"{result['amount']['value']:f} {result['amount']['currency']}")
+             f"{result['amount']['value']:f} {result['amount']['currency'].upper()}")
             for bucket, result, cells in _results(api, buckets, groups)
         ]  # fmt: skip
         print_rows(
@@ -106,11 +121,7 @@ def _buckets(
     more: dict[str, tuple[str, ...]],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Page by page, as any client would."""
-    now = int(time.time())
-    end = now + 1 if asked["end"] is None else asked["end"]
-    start = asked["start"]
-    if start is None:
-        start = now - now % 86_400 - (asked["days"] - 1) * 86_400
+    start, end = asked["start"], asked["end"]
     num_buckets = max(1, -(-end // SECONDS[width]) - start // SECONDS[width])
     params: dict[str, Any] = {
         "start_time": start, "end_time": end, "bucket_width": width, "limit": min(limit, num_buckets),

@@ -16,25 +16,40 @@ from gateway.cli.admin import (
     show_fields,
     table,
 )
-from gateway.cli.api import PROJECTS, AdminApi
+from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
 from gateway.cli.common import end_streams_option, home_option, json_option, revoking
+from gateway.cli.groups import Commands
 
 TENANTS = "/admin/v1/tenants"
 
 
-@click.group()
+@click.group(cls=Commands)
 def tenants() -> None:
     """Create, show, change, suspend, archive and delete tenants. A tenant is named by its id or its name."""
 
 
 @tenants.command("create")
 @click.argument("name")
+@click.option(
+    "--if-not-exists", is_flag=True, help="Where a tenant has that name, show that one instead."
+)
 @home_option
 @json_option
-def create_tenant(name: str, home: Path, as_json: bool) -> None:
+def create_tenant(name: str, if_not_exists: bool, home: Path, as_json: bool) -> None:
     """Make a tenant; `headgate keys create` then makes its key."""
     with one_sentence():
-        show(AdminApi.of(home).call("POST", PROJECTS, {"name": name}), as_json, "id")
+        api = AdminApi.of(home)
+        try:
+            made = api.call("POST", PROJECTS, {"name": name})
+        except ApiFailed as error:
+            if error.code != "name_taken":
+                raise
+            if not if_not_exists:
+                raise ApiFailed(
+                    f"A tenant is called {name!r} already; with --if-not-exists its id is shown."
+                ) from None
+            made = api.project(name)
+        show(made, as_json, "id")
 
 
 @tenants.command("list")
@@ -130,8 +145,8 @@ def purge_cache(tenant: str, home: Path, as_json: bool) -> None:
 @end_streams_option
 @home_option
 @json_option
-def suspend(tenant: str, end_streams: bool, home: Path, as_json: bool) -> None:
-    """Its keys get 403 until `headgate tenants resume`."""
+def suspend(tenant: str, end_streams: bool | None, home: Path, as_json: bool) -> None:
+    """Its keys get 403 until `headgate tenants resume`, and what runs ends."""
     _suspend(tenant, True, end_streams, home, as_json)
 
 
@@ -141,10 +156,12 @@ def suspend(tenant: str, end_streams: bool, home: Path, as_json: bool) -> None:
 @json_option
 def resume(tenant: str, home: Path, as_json: bool) -> None:
     """Ends a suspension."""
-    _suspend(tenant, False, False, home, as_json)
+    _suspend(tenant, False, None, home, as_json)
 
 
-def _suspend(tenant: str, suspended: bool, end_streams: bool, home: Path, as_json: bool) -> None:
+def _suspend(
+    tenant: str, suspended: bool, end_streams: bool | None, home: Path, as_json: bool
+) -> None:
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{TENANTS}/{api.project(tenant)['id']}"
@@ -158,8 +175,8 @@ def _suspend(tenant: str, suspended: bool, end_streams: bool, home: Path, as_jso
 @home_option
 @json_option
 @click.confirmation_option(prompt="Archiving is final: its keys are refused from now on. Go on?")
-def archive_tenant(tenant: str, end_streams: bool, home: Path, as_json: bool) -> None:
-    """Final: keys are refused, open batches cancelled, caches purged. The books remain."""
+def archive_tenant(tenant: str, end_streams: bool | None, home: Path, as_json: bool) -> None:
+    """Final: keys are refused, what runs ends, open batches are cancelled, caches purged. The books remain."""
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{PROJECTS}/{api.project(tenant)['id']}/archive"

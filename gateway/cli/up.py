@@ -19,7 +19,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import redis.asyncio
 
 from accounting import migrate
 from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
@@ -30,6 +29,7 @@ from gateway.cli.banner import banner
 from gateway.cli.devices import share, visible_devices
 from gateway.cli.home import Home, HomeError, write_private
 from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
+from gateway.cli.start_checks import check_redis, check_room, told
 from gateway.cli.supervisor import Spec, Supervisor
 from gateway.journals import gateway_journals
 from gateway.replay import replay
@@ -39,6 +39,8 @@ POLL_S = 0.1
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9400
 """Workers count on from here (operations.md section 3.1)."""
+GATEWAYS_OPS_PORT = 9300
+"""Or the next that is free: one for all gateways, each of which answers for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Ready(msgspec.Struct, frozen=True):
     model_path: str
     pids: dict[str, list[int] | int | None]
     metrics: dict[str, list[str]]
-    """URLs of the workers' and the jobs process's own metrics; the gateways' are at `<base_url>/metrics`."""
+    """URLs by kind: one for all gateways, one for each worker, one for the jobs process."""
 
 
 class Up:
@@ -83,8 +85,11 @@ class Up:
         self.socket: socket.socket | None = None
         self.model: ServedModel | None = None
         self.credentials: Credentials | None = None
+        self._awaited = "the gateways to start"
+        """What keeps the start, for the operator."""
         self._ops: list[socket.socket] = []
         """Probes and metrics of the workers, then of the jobs process."""
+        self._gateways_ops: list[socket.socket] = []
         self.redis_url = options.redis_url or embedded.redis_url(self._redis_socket)
         self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(
             self.redis_url
@@ -97,15 +102,17 @@ class Up:
 
     async def run(self) -> None:
         """Returns after a clean stop. Raises `HomeError` or `ChildFailed`."""
+        check_room(self.home.root, self._journals())
         lock = self.home.lock()
         try:
             self.socket = listen(self.options.host, self.options.port)
             self._ops = listen_from(OPS_HOST, OPS_FIRST_PORT, self.options.num_workers + 1)
+            self._gateways_ops = listen_from(OPS_HOST, GATEWAYS_OPS_PORT, 1)
             self._catch_signals()
             await self._serve()
         finally:
             self.home.ready.unlink(missing_ok=True)
-            for sock in (self.socket, *self._ops):
+            for sock in (self.socket, *self._ops, *self._gateways_ops):
                 if sock is not None:
                     sock.close()
             os.close(lock)
@@ -121,10 +128,13 @@ class Up:
         self.model = resolve(self.options.model)
         for name in ("pepper", "master.key"):
             self.home.read_secret(name)
-        if self.options.redis_url is None:
+        is_embedded = self.options.redis_url is None
+        if is_embedded:
             await self._start_redis()
-        await self._ping_redis()
-        await self._prepare_database()
+        async with told(lambda: "Redis"):
+            await check_redis(self.redis_url, is_ours=is_embedded)
+        async with told(lambda: "the database"):
+            await self._prepare_database()
         await self._replay_unused_slots()
         for slot in range(self.options.num_workers):
             await self.supervisor.start(self._worker(slot))
@@ -161,24 +171,14 @@ class Up:
         self._redis_socket.unlink(missing_ok=True)
         await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10))
 
-    async def _ping_redis(self) -> None:
-        client = redis.asyncio.Redis.from_url(self.redis_url, socket_timeout=2)
-        try:
-            for attempt in range(100):
-                try:
-                    await client.ping()
-                    return
-                except redis.exceptions.BusyLoadingError:
-                    pass
-                except (redis.exceptions.RedisError, OSError):
-                    if self.options.redis_url is not None and attempt >= 20:
-                        break
-                await asyncio.sleep(POLL_S)
-        finally:
-            await client.aclose()
-        raise HomeError(
-            "Redis does not answer: check HEADGATE_REDIS_URL, or the log redis.log of this home."
-        )
+    def _journals(self) -> list[Path]:
+        """A worker's is always below its home."""
+        workers = (f"worker-{slot}" for slot in range(self.options.num_workers))
+        gateways = (f"gateway-{slot}" for slot in range(self.options.num_gateways))
+        return [
+            *(self.home.root / "state" / name / "journal" for name in workers),
+            *(self.home.state / name / "journal" for name in gateways),
+        ]
 
     async def _prepare_database(self) -> None:
         step = migrate.upgrade if self.options.migrate else migrate.check
@@ -228,11 +228,16 @@ class Up:
 
     async def _wait_until_serving(self) -> None:
         """Until every gateway is ready and sees every worker: then the first request succeeds."""
-        assert self.model is not None
-        async with asyncio.timeout(READY_LIMIT_S):
-            for slot in range(self.options.num_gateways):
-                while not await self._gateway_serves(slot):  # noqa: ASYNC110 - another process has no event
-                    await asyncio.sleep(POLL_S)
+        try:
+            async with asyncio.timeout(READY_LIMIT_S), told(lambda: self._awaited):
+                for slot in range(self.options.num_gateways):
+                    while not await self._gateway_serves(slot):  # noqa: ASYNC110 - another process has no event
+                        await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise HomeError(
+                f"No start within {READY_LIMIT_S:.0f} s, it waits for {self._awaited}; the logs are in"
+                f" {self.home.logs}."
+            ) from None
 
     async def _gateway_serves(self, slot: int) -> bool:
         assert self.model is not None
@@ -246,8 +251,14 @@ class Up:
             ):
                 body = await answer.json()
                 linked = body.get("workers", {}).get(self.model.id, 0)
-                return answer.status == 200 and linked >= self.options.num_workers
+                missing = [check["message"] for check in body["checks"] if "message" in check]
+                num_workers = self.options.num_workers
+                self._awaited = f"gateway {slot}, which has {linked} of {num_workers} workers"
+                if missing:
+                    self._awaited += ": " + " ".join(missing).rstrip(".")
+                return answer.status == 200 and linked >= num_workers
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            self._awaited = f"gateway {slot} to start"
             return False
 
     # --- children ---
@@ -283,16 +294,21 @@ class Up:
 
     def _gateway(self, slot: int) -> Spec:
         assert self.model is not None and self.socket is not None
-        fd = self.socket.fileno()
+        fd, ops_fd = self.socket.fileno(), self._gateways_ops[0].fileno()
         env = self._env(
             HEADGATE_SLOT=str(slot),
             HEADGATE_LISTEN_FD=str(fd),
+            HEADGATE_OPS_FD=str(ops_fd),
             # No load balancer looks at one machine's probe: a stop need not wait for it.
             HEADGATE_DRAIN_GRACE_S=os.environ.get("HEADGATE_DRAIN_GRACE_S", "0"),
             HEADGATE_MODELS=json.dumps({self.model.id: {"path": str(self.model.path)}}),
         )
         return Spec(
-            "gateway", f"gateway-{slot}", [sys.executable, "-m", "gateway"], env, pass_fds=(fd,)
+            "gateway",
+            f"gateway-{slot}",
+            [sys.executable, "-m", "gateway"],
+            env,
+            pass_fds=(fd, ops_fd),
         )
 
     def _jobs(self) -> Spec:
@@ -348,6 +364,7 @@ class Up:
             model=self.model.id,
             model_path=str(self.model.path),
             metrics={
+                "gateway": [_metrics_at(self._gateways_ops[0])],
                 "worker": [_metrics_at(sock) for sock in self._ops[:-1]],
                 "jobs": [_metrics_at(self._ops[-1])],
             },

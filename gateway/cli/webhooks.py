@@ -11,12 +11,13 @@ import click
 from gateway.cli.admin import one_sentence, print_rows, show_fields, table
 from gateway.cli.api import AdminApi
 from gateway.cli.common import fail, home_option, json_option
+from gateway.cli.groups import Commands
 
 PATH = "/admin/v1/webhooks"
 WAIT_S, LOOK_S = 15.0, 0.3
 
 
-@click.group()
+@click.group(cls=Commands)
 def webhooks() -> None:
     """Tell other programs of budget alerts, usage, invoices, keys and batches, by signed POSTs."""
 

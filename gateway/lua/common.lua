@@ -1,7 +1,7 @@
 -- Put in front of every limiter script when it is loaded; not a script of its own. What a script returns goes out as
 -- one MessagePack value: a reply of many parts takes a client many times as long to read.
 --
--- state        hash: ep (epoch), hwm (time mark, ms), built (ms), n (open requests), mu (their micro-units);
+-- state        hash: ep (epoch), hwm (time mark, ms), built (ms, by the gateways' clock), n (open requests), mu (their micro-units);
 --              of each place (api key, tenant, model, end user) run:<place>, tok:<place>: open requests, their tokens;
 --              of each budget row (<budget>@<start of its period>) u: used, h: held, l: limit, k: hardness, v: version of
 --              both; p:<budget>: the starts of its rows
@@ -14,9 +14,11 @@
 
 local BUCKETS = 60         -- the current bucket and 60 before it count, the oldest whole: never above the limit in 60
 local TOMBSTONE_S = 300
+local STEP_MS = 60000       -- while the clock stands still after a smaller step back, nobody waits longer than a window
 local MAX_EXACT = 9007199254740991   -- 2^53 - 1: numbers here are doubles
 
--- Redis TIME in ms, kept monotone. Only tests hand a time in.
+-- Redis TIME in ms, kept monotone over small steps; nil: it has stepped back further, so what was counted until now lies
+-- in a future that may be far off, and the state is to be made anew. Only tests hand a time in.
 local function clock(state, given)
   local now
   if given ~= '' then
@@ -26,6 +28,7 @@ local function clock(state, given)
     now = time[1] * 1000 + math.floor(time[2] / 1000)
   end
   local mark = tonumber(redis.call('HGET', state, 'hwm') or '0')
+  if mark - now > STEP_MS then return nil end
   if mark >= now then return mark end
   redis.call('HSET', state, 'hwm', now)
   return now

@@ -21,6 +21,7 @@ for _, b in ipairs(ask.budgets) do numbers[#numbers + 1] = b[4] end
 if not all_exact(numbers) then return {'inexact'} end
 
 local now = clock(state, ARGV[1])
+if not now then return rebuild(state) end
 local second = second_of(now)
 local windows = windows_of(KEYS, second)
 local places, input, bound, mu = words(entry[2]), tonumber(entry[3]), tonumber(entry[5]), tonumber(entry[8])

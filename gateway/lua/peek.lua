@@ -7,6 +7,7 @@ local state, open = KEYS[1], KEYS[2]
 local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
 local now = clock(state, ARGV[1])
+if not now then return rebuild(state) end
 local windows, money = windows_of(KEYS, second_of(now)), {}
 for _, m in ipairs(money_of(state, ask.rows)) do
   money[#money + 1] = m[4]

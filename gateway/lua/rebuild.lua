@@ -2,7 +2,8 @@
 -- KEYS  1 state  2 open  3 what every reservation's key begins with  4.. windows, then the reservations to make, then
 --       those to forget
 -- ARGV  1 time ('' but in tests)  2 JSON: epoch, windows ({bucket, amount} pairs of each), budgets ({row, budget, used,
---       limit, hardness, version} each), requests (id, slot, places, rows, w, input, in_s, bound, at_s, seq, mu), term
+--       limit, hardness, version} each), built (when the books were read, by the reader's clock), requests (id, slot,
+--       places, rows, w, input, in_s, bound, at_s, seq, mu), term
 -- Answer {'ok'}; {'none'}: this epoch's state, or a later one's, is there already; or {'forget', ids}: these are open and
 --        not among KEYS; nothing was done
 local state, open = KEYS[1], KEYS[2]
@@ -18,8 +19,12 @@ if #unknown > 0 then return {'forget', unknown} end
 for i = 1, #KEYS, 1000 do redis.call('DEL', unpack(KEYS, i, math.min(i + 999, #KEYS))) end
 redis.call('HSET', state, 'ep', ask.epoch, 'n', 0, 'mu', 0, 'hwm', before[2] or 0)
 local now = clock(state, ARGV[1])
+if not now then
+  redis.call('HSET', state, 'hwm', 0)
+  now = clock(state, ARGV[1])
+end
 for i, buckets in ipairs(ask.windows) do window_set(KEYS[3 + i], buckets, second_of(now)) end
-local fields, starts = {'built', now}, {}
+local fields, starts = {'built', ask.built}, {}
 for _, b in ipairs(ask.budgets) do
   for _, value in ipairs({'u:' .. b[1], b[3], 'h:' .. b[1], 0, 'l:' .. b[1], b[4], 'k:' .. b[1], b[5], 'v:' .. b[1], b[6]}) do
     fields[#fields + 1] = value

@@ -7,6 +7,7 @@ local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
 local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
 local now = clock(state, ARGV[1])
+if not now then return rebuild(state) end
 if not redis.call('ZSCORE', open, ask.id) then
   redis.call('DEL', reservation)
   redis.call('HSET', reservation, 'state', 'ended')

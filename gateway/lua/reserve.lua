@@ -21,6 +21,7 @@ if not rows_exist(state, ask.budgets) then return rebuild(state) end
 learn_limits(state, ask.budgets)
 
 local now = clock(state, ARGV[1])
+if not now then return rebuild(state) end
 local second = second_of(now)
 local windows, rows, places, shadowed = windows_of(KEYS, second), {}, {}, {}
 for i, b in ipairs(ask.budgets) do rows[i] = b[1] end

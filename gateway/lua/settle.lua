@@ -9,6 +9,8 @@ local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
 if not redis.call('ZSCORE', open, ask.id) then return {'none'} end
 if not all_exact({ask.cost, ask.input, ask.output}) then return {'inexact'} end
-local windows = windows_of(KEYS, second_of(clock(state, ARGV[1])))
+local now = clock(state, ARGV[1])
+if not now then return rebuild(state) end
+local windows = windows_of(KEYS, second_of(now))
 finish(state, open, reservation, windows, ask.id, ask.input, ask.output, ask.cost, false)
 return {'ok'}

@@ -6,7 +6,9 @@
 local state, open = KEYS[1], KEYS[2]
 local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
-local expires_at, missing = clock(state, ARGV[1]) + ask.term, 0
+local now = clock(state, ARGV[1])
+if not now then return rebuild(state) end
+local expires_at, missing = now + ask.term, 0
 for _, id in ipairs(ask.ids) do
   if redis.call('ZSCORE', open, id) then
     redis.call('ZADD', open, expires_at, id)

@@ -55,9 +55,11 @@ def expiry(seconds: int | None) -> int | None:
     return None if seconds is None else now() + seconds
 
 
-def ends_streams(request: web.Request) -> bool:
-    """`?revoke=immediate`: what runs ends too, not only what is to come."""
-    return query.choice(request.query, "revoke", ("immediate",)) is not None
+def ends_streams(request: web.Request, default: bool = True) -> bool:
+    """Whether what runs ends too, not only what is to come: `?revoke=immediate` or `graceful`. `default`: whether the
+    change takes access away."""
+    asked = query.choice(request.query, "revoke", ("immediate", "graceful"))
+    return default if asked is None else asked == "immediate"
 
 
 def route(

@@ -24,9 +24,10 @@ async def change(request: web.Request) -> web.Response:
     wanted = shapes.changes(await admin.json_object(request))
     async with writing(request) as conn:
         present = await api_keys.find(conn, admin.part(request, "key_id"))
+        end_streams = admin.ends_streams(request, default=wanted.disabled is True)
         changed = await api_keys.change(
             conn, present.tenant_id, present.id, wanted, now=admin.now(),
-            end_streams=admin.ends_streams(request), actor=admin.actor(request),
+            end_streams=end_streams, actor=admin.actor(request),
         )  # fmt: skip
     return reply(shapes.key(changed))
 

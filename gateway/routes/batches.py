@@ -19,14 +19,14 @@ from gateway.schema.organization import listing, reply
 from gateway.sql import reading, writing
 
 MAX_BODY_BYTES = 64 * 1024
-ENDPOINT_SCOPES = {"/v1/chat/completions": "chat"}
+SCOPE = "chat"
+"""Of every endpoint that a batch may have."""
 
 
 async def create(request: web.Request) -> web.Response:
     fields = convert(decode_object(await body.read(request, MAX_BODY_BYTES)), NewBatch)
     principal = request[PRINCIPAL]
-    wanted = ENDPOINT_SCOPES.get(fields.endpoint)
-    if wanted is not None and wanted not in principal.scopes:
+    if SCOPE not in principal.scopes:
         raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")
     traceparent = request[RECORD].outgoing_traceparent
     expiry = fields.output_expires_after

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import budgets, quotas, spend, tenants
+from accounting import budgets, prices, quotas, spend, tenants
 from accounting.budget_types import Budget, Quota
 from accounting.paging import Page
 from gateway.keys import PRINCIPAL
@@ -98,8 +98,13 @@ async def set_quota(request: web.Request) -> web.Response:
     async with writing(request) as conn:
         if fields.limit is None:
             await quotas.remove(
-                conn, fields.project_id, fields.level, fields.subject, fields.dimension, **_who(request)
-            )  # fmt: skip
+                conn,
+                fields.project_id,
+                fields.level,
+                fields.subject,
+                fields.dimension,
+                **_who(request),
+            )
             return reply({"object": "quota.deleted", "deleted": True})
         quota = Quota(fields.level, fields.subject, fields.dimension, fields.limit, fields.shadow)
         await quotas.put(conn, fields.project_id, quota, **_who(request))
@@ -118,12 +123,20 @@ async def _shown(conn: AsyncConnection, found: Sequence[Budget]) -> list[dict[st
     now_ms = time.time_ns() // 1_000_000
     alerts = await spend.alerts(conn, [budget.id for budget in found])
     zones = await tenants.time_zones_of(conn, [budget.tenant_id for budget in found])
+    currencies = await prices.currencies(conn, zones, now_ms)
     shown = []
     for budget in found:
         period = budget.period_at(now_ms)
         used = 0 if period is None else await spend.spent(conn, budget, period)
         shown.append(
-            shapes.budget(budget, now_ms, used, alerts.get(budget.id, []), zones[budget.tenant_id])
+            shapes.budget(
+                budget,
+                now_ms,
+                used,
+                alerts.get(budget.id, []),
+                zones[budget.tenant_id],
+                currencies[budget.tenant_id],
+            )
         )
     return shown
 

@@ -21,7 +21,7 @@ from gateway.text.choice import TextRules
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    value = await common.json_object(request)
+    value = await common.known_object(request)
     line = common.batch_line(request)
     return await idempotency.once(request, value, line, lambda: _create(request, value, line))
 
@@ -31,7 +31,7 @@ async def _create(
 ) -> web.StreamResponse:
     async with (
         common.unless_overloaded(request, value),
-        quotes.bound(request, value, await plan(request, value, line)) as bound,
+        quotes.bound(request, await plan(request, value, line)) as bound,
     ):
         return await answer(request, bound)
 
@@ -40,7 +40,7 @@ async def plan(
     request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None
 ) -> Plan:
     """What the request would run. Raises `ApiError`."""
-    fields, ignored = chat.read(value)
+    fields, ignored = await common.aside(request, chat.read, value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
     form = await common.form_of(request, fields, fields.response_format)
@@ -71,7 +71,7 @@ async def plan(
         end_user=common.end_user(value),
     )
     shape = ChatShape(model.tokenizer, with_logprobs=bool(fields.logprobs))
-    return Plan(fields, [order], shape, ignored)
+    return Plan(fields, [order], shape, ignored, work=common.work_of(request))
 
 
 def rules(fields: SamplingFields) -> TextRules:

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from accounting.types import Principal
 from cache.hashing import region_id
 from gateway import body, errors
-from gateway.idempotency import fingerprint
-from gateway.keys import CACHE_SECRET, ENGINE, MODELS, PREFIXES, PRINCIPAL, RECORD, THROTTLE
+from gateway.fingerprints import Fingerprint, fingerprint_in_pieces
+from gateway.keys import (
+    CACHE_SECRET,
+    ENGINE,
+    FINGERPRINT,
+    MODELS,
+    NUM_BODY_BYTES,
+    PREFIXES,
+    PRINCIPAL,
+    RECORD,
+    SETTINGS,
+    TEXT_WORK,
+    THROTTLE,
+)
 from gateway.models import ServedModel
-from gateway.routes.table import MAX_JSON_BYTES
+from gateway.reply import Work
+from gateway.schema.convert import convert
 from gateway.schema.json_body import INLINE_BYTES, decode_object
 from gateway.schema.sampling import SamplingFields, check_bans, check_constrained
 from gateway.structured import form as structured
 from gateway.structured.form import Form, ResponseFormat
 from workers.protocol.messages import Region, Tier
 
+INLINE_ENTRIES = 1024
+"""So many logprobs are written in about 2 ms."""
+ENTRY_BYTES = 32
+"""One takes as long as so many bytes of a body."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 _LINE_KEY = re.compile(r"batch:(?P<batch>batch_[0-9a-f]+):(?P<line>\d{1,9})")
 
@@ -33,19 +52,59 @@ _LINE_KEY = re.compile(r"batch:(?P<batch>batch_[0-9a-f]+):(?P<line>\d{1,9})")
 async def in_thread(
     request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """In the pool for text, off the loop."""
-    threads = request.app[MODELS].threads
-    return await asyncio.get_running_loop().run_in_executor(
-        threads, lambda: function(*args, **kwargs)
+    """Off the loop, when it is the tenant's turn. It costs what the body has bytes."""
+    return await request.app[TEXT_WORK].run(
+        request[PRINCIPAL].tenant_id,
+        request[NUM_BODY_BYTES],
+        lambda: function(*args, **kwargs),
     )
+
+
+async def aside(
+    request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """What takes as long as the body is large: off the loop, unless the body is small."""
+    if request[NUM_BODY_BYTES] <= INLINE_BYTES:
+        return function(*args, **kwargs)
+    return await in_thread(request, function, *args, **kwargs)
+
+
+def work_of(request: web.Request) -> Work:
+    """What the answer takes: off the loop where it has many logprobs, in the tenant's turn."""
+
+    async def work(num_entries: int, function: Callable[[], T]) -> T:
+        if num_entries <= INLINE_ENTRIES:
+            return function()
+        tenant_id = request[PRINCIPAL].tenant_id
+        return await request.app[TEXT_WORK].run(tenant_id, num_entries * ENTRY_BYTES, function)
+
+    return work
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
     """The request's body as one JSON object. Raises `ApiError`."""
-    data = await body.read(request, MAX_JSON_BYTES)
-    if len(data) <= INLINE_BYTES:
-        return decode_object(data)
-    return await in_thread(request, decode_object, data)
+    data = await body.read(request, request.app[SETTINGS].json_body_bytes)
+    request[NUM_BODY_BYTES] = len(data)
+    return await aside(request, decode_object, data)
+
+
+async def fields_of(request: web.Request, kind: type[S]) -> S:
+    """The request's body as one struct. Raises `ApiError`."""
+    return await aside(request, convert, await json_object(request), kind)
+
+
+async def known_object(request: web.Request) -> dict[str, Any]:
+    """The same, of a request whose repeat may have to be known. Raises `ApiError`."""
+    value = await json_object(request)
+    request[FINGERPRINT] = await fingerprint_of(request, request.path, value)
+    return value
+
+
+async def fingerprint_of(request: web.Request, path: str, value: dict[str, Any]) -> Fingerprint:
+    """Of `value`, the request's body or a part of it, as a body sent to `path`."""
+    if request[NUM_BODY_BYTES] <= INLINE_BYTES:
+        return Fingerprint(path, value)
+    return Fingerprint(path, value, await in_thread(request, fingerprint_in_pieces, path, value))
 
 
 @asynccontextmanager
@@ -62,7 +121,7 @@ async def unless_overloaded(request: web.Request, value: Mapping[str, Any]) -> A
         return
     if not throttle.is_open(tenant, model, time.monotonic()):
         request[RECORD].model = model  # a worker has refused it, so there is one of that name
-        known_by = fingerprint(request.path, value)
+        known_by = request[FINGERPRINT].digest()
         after_s = throttle.refuse(tenant, model, known_by, time.monotonic())
         if after_s > 0:
             raise errors.overloaded(int(after_s * 1000))
@@ -70,7 +129,7 @@ async def unless_overloaded(request: web.Request, value: Mapping[str, Any]) -> A
         yield
     except errors.ApiError as error:
         if error.code == "overloaded" and request[RECORD].worker:
-            known_by = fingerprint(request.path, value)
+            known_by = request[FINGERPRINT].digest()
             after_s = int(error.headers["retry-after-ms"]) / 1000
             throttle.refused(tenant, model, known_by, after_s, time.monotonic())
         raise

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from gateway import errors, idempotency, ids, quotes
 from gateway.keys import PRINCIPAL, RECORD
-from gateway.models import ServedModel, output_bound
+from gateway.models import MAX_TOKENS, ServedModel, output_bound
 from gateway.order import Order
 from gateway.reply import Plan, answer
 from gateway.routes import common
@@ -30,26 +31,33 @@ MAX_CHOICES = 128
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    value = await common.json_object(request)
-    if common.batch_line(request) is not None:
-        raise errors.invalid("A batch runs chat completions only.")
-    return await idempotency.once(request, value, None, lambda: _create(request, value))
+    value = await common.known_object(request)
+    line = common.batch_line(request)
+    return await idempotency.once(request, value, line, lambda: _create(request, value, line))
 
 
-async def _create(request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
+async def _create(
+    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None
+) -> web.StreamResponse:
     async with (
         common.unless_overloaded(request, value),
-        quotes.bound(request, value, await plan(request, value)) as bound,
+        quotes.bound(request, await plan(request, value, line)) as bound,
     ):
         return await answer(request, bound)
 
 
-async def plan(request: web.Request, value: dict[str, Any]) -> Plan:
+async def plan(
+    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None
+) -> Plan:
     """What the request would run. Raises `ApiError`."""
-    fields, ignored = completions.read(value)
+    fields, ignored = await common.aside(request, completions.read, value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
-    texts = completions.prompts(fields.prompt, model.tokenizer.vocab_size)
+    texts = await common.aside(
+        request, completions.prompts, fields.prompt, model.tokenizer.vocab_size
+    )
+    if line is not None and len(texts) > 1:  # a line is charged by one ledger entry
+        raise errors.invalid("A batch line has one prompt: give each a line of its own.", "prompt")
     if len(texts) * fields.num_drawn > MAX_CHOICES:
         raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
     form = await common.form_of(request, fields)
@@ -58,16 +66,22 @@ async def plan(request: web.Request, value: dict[str, Any]) -> Plan:
     request[RECORD].mark("tokenized")
     request[RECORD].num_prompt_tokens = sum(map(len, prompts))
     end_user = common.end_user(value)
-    orders = _orders(request, fields, model, prompts, form, bad_words, end_user)
+    orders = _orders(request, fields, model, prompts, form, bad_words, end_user, line)
     shape = CompletionShape(model.tokenizer, fields.num_logprobs, num_choices=fields.num_choices)
-    before_text = _Echoes(shape, prompts) if fields.echo else _nothing
-    return Plan(fields, orders, shape, ignored, before_text)
+    plan = Plan(fields, orders, shape, ignored, work=common.work_of(request))
+    return dataclasses.replace(plan, before_text=_Echoes(plan)) if fields.echo else plan
 
 
 def _encode(model: ServedModel, prompts: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
-    encoded = [model.encode_text(one) if isinstance(one, str) else one for one in prompts]
-    if not all(encoded):
-        raise errors.invalid("The prompt has no tokens.", "prompt")
+    encoded: list[Sequence[int]] = []
+    num_left = max(model.max_model_len, MAX_TOKENS)
+    for one in prompts:
+        encoded.append(model.encode_text(one) if isinstance(one, str) else one)
+        num_left -= len(encoded[-1])
+        if not encoded[-1]:
+            raise errors.invalid("The prompt has no tokens.", "prompt")
+        if num_left < 0:
+            raise errors.invalid(f"The prompts have more than {MAX_TOKENS:,} tokens.", "prompt")
     return encoded
 
 
@@ -79,6 +93,7 @@ def _orders(
     form: Form | None,
     bad_words: tuple[tuple[int, ...], ...],
     end_user: str,
+    line: tuple[str, int] | None,
 ) -> list[Order]:
     """The first has the request's own id, the others ids of their own: each is a ledger entry."""
     limit = common.max_len(request, model)
@@ -101,6 +116,8 @@ def _orders(
         form=form,
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
         traceparent=request[RECORD].outgoing_traceparent,
+        batch_id=line and line[0],
+        line_no=line and line[1],
     )
     others = [
         dataclasses.replace(
@@ -118,15 +135,20 @@ def _orders(
 class _Echoes:
     """Puts the prompts, scored if logprobs were asked for, in front of their completions."""
 
-    def __init__(self, shape: CompletionShape, prompts: Sequence[Sequence[int]]) -> None:
-        self._shape = shape
-        self._prompts = prompts
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        assert isinstance(plan.shape, CompletionShape)
+        self._shape = plan.shape
 
-    def __call__(self, run: Run) -> None:
-        self._shape.echoes = [
-            self._echo(prompt, generation.prompt_logprobs)
-            for prompt, generation in zip(self._prompts, run.generations, strict=True)
-        ]
+    async def __call__(self, run: Run) -> None:
+        logprobs = [generation.prompt_logprobs for generation in run.generations]
+        num_each = 1 + max(0, self._shape.num_logprobs)
+        num_entries = num_each * sum(len(order.prompt) for order in self._plan.orders)
+        self._shape.echoes = await self._plan.work(num_entries, partial(self._echoes, logprobs))
+
+    def _echoes(self, logprobs: Sequence[Sequence[TokenLogprob | None]]) -> list[Echo]:
+        prompts = [order.prompt for order in self._plan.orders]
+        return [self._echo(*pair) for pair in zip(prompts, logprobs, strict=True)]
 
     def _echo(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Echo:
         texts = texts_of(self._shape.tokenizer, prompt, skip_special_tokens=True)
@@ -137,11 +159,8 @@ class _Echoes:
         ):
             entries.append(TokenEntry(token, logprob, offset))
             offset += len(text)
-        return Echo("".join(texts), tuple(entries) if self._shape.num_logprobs >= 0 else ())
-
-
-def _nothing(run: Run) -> None:
-    pass
+        shown = self._shape.logprobs(entries) if self._shape.num_logprobs >= 0 else None
+        return Echo("".join(texts), shown)
 
 
 ROUTES = [Route("POST", "/v1/completions", create, "chat", takes=CompletionFields)]

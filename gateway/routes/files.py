@@ -33,6 +33,7 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 async def create(request: web.Request) -> web.Response:
     tenant_id = request[PRINCIPAL].tenant_id
+    # A look in advance, so that nobody sends in vain; the quota is kept where the file is registered.
     async with reading(request) as conn:
         room = TENANT_BYTES - await files.tenant_bytes(conn, tenant_id)
     data_key = await request.app[SEALS].key(tenant_id)
@@ -60,7 +61,7 @@ async def _register(
             info = await files.create(
                 conn, request[PRINCIPAL].tenant_id, purpose=purpose, name=upload.name, num_bytes=writer.num_bytes,
                 sha256=sha256, storage_key=writer.storage_key, now=int(time.time()),
-                expires_after_s=expires_after_s, actor=request[PRINCIPAL].key_id,
+                expires_after_s=expires_after_s, actor=request[PRINCIPAL].key_id, most_bytes=TENANT_BYTES,
             )  # fmt: skip
     except BaseException:
         request.app[FILES].delete(writer.storage_key)

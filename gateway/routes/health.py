@@ -1,9 +1,11 @@
-"""Probes and the drain door. Without tenant or model data, but for the operator's socket."""
+"""Probes. They tell what is missing, by fixed names and the served models' ids; nothing of a tenant."""
 
 from __future__ import annotations
 
+import msgspec
 from aiohttp import web
 
+from gateway.checks import Report
 from gateway.keys import LIFECYCLE
 from gateway.routes.table import Route
 
@@ -14,8 +16,13 @@ async def livez(request: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    fault = request.app[LIFECYCLE].unready()
-    return web.json_response({"status": fault or "ok"}, status=503 if fault else 200)
+    """503: no request would be served. What is asked of others is asked beforehand, whoever probes how often."""
+    return as_response(request.app[LIFECYCLE].report())
+
+
+def as_response(report: Report, **more: object) -> web.Response:
+    body = {**msgspec.to_builtins(report), **more}
+    return web.json_response(body, status=200 if report.takes_traffic else 503)
 
 
 ROUTES = [

@@ -1,16 +1,20 @@
-"""The operator's door of one gateway: a unix socket in a 0700 directory, never the base URL.
-
-Probes with details, this process's own metrics page, and `POST /drain`.
+"""The operator's doors of a gateway, never the base URL: a unix socket in a 0700 directory with probes in detail, this
+process's own metrics and `POST /drain`; and a listener for scrapers, which may look and not touch.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
+from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from gateway.keys import LIFECYCLE
+from gateway.keys import LIFECYCLE, SETTINGS
 from gateway.routes import health
+from gateway.routes.table import Handler
+from gateway.telemetry.exposition import Page
+from gateway.telemetry.gathering import gather
 from gateway.telemetry.metrics import METRICS
 
 MAIN = web.AppKey("main", web.Application)
@@ -19,14 +23,21 @@ DRAIN: web.AppKey[Callable[[], None]] = web.AppKey("drain")
 
 async def readyz(request: web.Request) -> web.Response:
     """As on the base URL, and how many workers of each model are linked."""
-    main = request.app[MAIN]
-    fault = main[LIFECYCLE].unready()
-    status = {"status": fault or "ok", "workers": main[LIFECYCLE].num_workers()}
-    return web.json_response(status, status=503 if fault else 200)
+    lifecycle = request.app[MAIN][LIFECYCLE]
+    return health.as_response(lifecycle.report(), workers=lifecycle.num_workers())
 
 
-async def metrics(request: web.Request) -> web.Response:
-    page = request.app[MAIN][METRICS].page(request.headers.get("accept", ""))
+async def own_metrics(request: web.Request) -> web.Response:
+    return _answer(request.app[MAIN][METRICS].page(request.headers.get("accept", "")))
+
+
+async def all_metrics(request: web.Request) -> web.Response:
+    """Of all gateway processes of this home, whichever of them is asked."""
+    sockets = sorted(request.app[MAIN][SETTINGS].run_dir.glob("gateway-*.sock"))
+    return _answer(await gather(sockets, request.headers.get("accept", "")))
+
+
+def _answer(page: Page) -> web.Response:
     return web.Response(body=page.body, headers={"content-type": page.content_type})
 
 
@@ -37,12 +48,52 @@ async def drain(request: web.Request) -> web.Response:
 
 
 def create_ops_app(main: web.Application, start_drain: Callable[[], None]) -> web.Application:
-    app = web.Application()
-    app[MAIN] = main
-    app[LIFECYCLE] = main[LIFECYCLE]
+    app = _app_of(main)
     app[DRAIN] = start_drain
-    app.router.add_get("/livez", health.livez)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/metrics", own_metrics)
     app.router.add_post("/drain", drain)
     return app
+
+
+def create_scraped_app(main: web.Application) -> web.Application:
+    app = _app_of(main, middlewares=[_not_sent_on])
+    app.router.add_get("/metrics", all_metrics)
+    return app
+
+
+def _app_of(main: web.Application, **options: Any) -> web.Application:
+    app = web.Application(**options)
+    app[MAIN] = main
+    app[LIFECYCLE] = main[LIFECYCLE]
+    app.router.add_get("/livez", health.livez)
+    app.router.add_get("/readyz", readyz)
+    return app
+
+
+@web.middleware
+async def _not_sent_on(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """From this machine only its own programs are answered: no page in a browser, whose Host is another's name, and no
+    proxy. Who may come from elsewhere, the operator said by binding there."""
+    if _is_loopback(request.remote or "") and not is_local(request):
+        raise web.HTTPNotFound
+    return await handler(request)
+
+
+def is_local(request: web.Request) -> bool:
+    """A loopback peer that asks for a loopback host and was not sent on by a proxy."""
+    if any(
+        name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+    ):
+        return False
+    host = request.headers.get(hdrs.HOST, "").lower().rpartition(":")
+    name = (
+        host[0] if host[1] and host[2].isdigit() else request.headers.get(hdrs.HOST, "").lower()
+    ).strip("[]")
+    return _is_loopback(request.remote or "") and (name == "localhost" or _is_loopback(name))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False

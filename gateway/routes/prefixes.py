@@ -15,7 +15,6 @@ from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import chat, query
 from gateway.schema import prefixes as shapes
-from gateway.schema.convert import convert
 from gateway.schema.organization import deleted, page_of, reply
 from gateway.sql import reading, writing
 
@@ -25,7 +24,7 @@ CONTINUATIONS = ("a", "Z", "7", "\n", "\u00e9", "\u6f22")
 
 
 async def create(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), shapes.NewPrefix)
+    fields = await common.fields_of(request, shapes.NewPrefix)
     shapes.check(fields)
     model = request.app[MODELS].base(fields.model)
     tokens = fields.token_ids

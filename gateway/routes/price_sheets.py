@@ -11,7 +11,7 @@ from aiohttp import web
 from accounting import changes, price_lists, prices
 from accounting.errors import ConflictError, NotFoundError
 from gateway import errors
-from gateway.keys import PRINCIPAL
+from gateway.keys import MODELS, PRINCIPAL
 from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import prices as shapes
@@ -25,13 +25,15 @@ OF_TENANT = "/admin/v1/tenants/{tenant_id}/price-sheet"
 
 
 async def create(request: web.Request) -> web.Response:
-    """A new sheet, or the next version of one: its predecessor, if open, ends where it begins."""
+    """A new sheet, or the next version of one: its predecessor, if open, ends where it begins. `unpriced`: the served
+    models that it has no price for."""
     wanted = convert(await common.json_object(request), shapes.NewSheetVersion)
     if len(wanted.table()) != len(wanted.rates):
         raise errors.invalid("A model and tier has one set of rates.", "rates")
     async with writing(request, changes_identities=False) as conn:
         made = await _create(conn, wanted, int(time.time()), request[PRINCIPAL].key_id)
-    return reply(shapes.sheet_version(made))
+    gaps = price_lists.unpriced(made, request.app[MODELS].ids)
+    return reply(shapes.sheet_version(made) | shapes.unpriced(gaps))
 
 
 async def list_all(request: web.Request) -> web.Response:
@@ -51,19 +53,23 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def assign(request: web.Request) -> web.Response:
+    """`unpriced`: the served models that the sheet has no price for when this begins."""
     wanted = convert(await common.json_object(request), shapes.NewAssignment)
     tenant_id = request.match_info["tenant_id"]
     now = int(time.time())
     start = now if wanted.from_ is None else wanted.from_
     until_ms = None if wanted.until is None else wanted.until * 1000
     async with writing(request, changes_identities=False) as conn:
-        await prices.assign(conn, tenant_id, wanted.sheet, start * 1000, until_ms)
-        await changes.record(
-            conn, "headgate.price_sheet.assigned", actor=request[PRINCIPAL].key_id, now=now, tenant_id=tenant_id,
-            object_id=wanted.sheet, detail={"from": start, "until": wanted.until},
-        )  # fmt: skip
+        if await prices.assign(conn, tenant_id, wanted.sheet, start * 1000, until_ms):
+            await changes.record(
+                conn, "headgate.price_sheet.assigned", actor=request[PRINCIPAL].key_id, now=now, tenant_id=tenant_id,
+                object_id=wanted.sheet, detail={"from": start, "until": wanted.until},
+            )  # fmt: skip
         intervals = await price_lists.assignments(conn, tenant_id)
-    return reply(shapes.assigned(tenant_id, intervals))
+        begins_ms = max(start * 1000, time.time_ns() // 1_000_000)
+        version = await price_lists.at(conn, wanted.sheet, begins_ms)
+    gaps = price_lists.unpriced(version, request.app[MODELS].ids)
+    return reply(shapes.assigned(tenant_id, intervals) | shapes.unpriced(gaps))
 
 
 async def assignments(request: web.Request) -> web.Response:
@@ -97,7 +103,9 @@ async def _sheet(conn: Any, wanted: shapes.NewSheetVersion, now: int) -> None:
     try:
         currency = await prices.currency_of(conn, wanted.sheet)
     except NotFoundError:
-        await prices.create_sheet(conn, wanted.sheet, wanted.currency or "USD", now)
+        await prices.create_sheet(
+            conn, wanted.sheet, wanted.currency or prices.DEFAULT_CURRENCY, now
+        )
         return
     if wanted.currency is not None and wanted.currency.upper() != currency:
         raise ConflictError(f"The currency of this sheet is {currency}.")

@@ -11,7 +11,6 @@ from gateway import quotes
 from gateway.keys import ENGINE, PRINCIPAL, RECORD
 from gateway.routes import chat, common, completions
 from gateway.routes.table import Route
-from gateway.schema.convert import convert
 
 PLANS = {"/v1/chat/completions": chat.plan, "/v1/completions": completions.plan}
 
@@ -22,11 +21,12 @@ class QuoteFields(msgspec.Struct, frozen=True):
 
 
 async def create(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), QuoteFields)
+    fields = await common.fields_of(request, QuoteFields)
     record, admission = request[RECORD], request.app[ENGINE].admission
     plan = await PLANS[fields.endpoint](request, fields.body)
     headers = await admission.count(record.request_id, request[PRINCIPAL], plan.orders[0].model.id)
-    quote = await quotes.make(request, fields.endpoint, fields.body, plan)
+    known_by = await common.fingerprint_of(request, fields.endpoint, fields.body)
+    quote = await quotes.make(request, known_by.digest(), plan)
     return web.Response(
         body=msgspec.json.encode(quote), content_type="application/json", headers=headers
     )

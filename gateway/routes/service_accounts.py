@@ -80,8 +80,9 @@ async def delete_service_account(request: web.Request) -> web.Response:
     account_id = admin.part(request, "account_id")
     async with writing(request) as conn:
         await tenants.delete_service_account(
-            conn, admin.project(request), account_id, now=admin.now(), actor=admin.actor(request)
-        )
+            conn, admin.project(request), account_id, now=admin.now(),
+            end_streams=admin.ends_streams(request), actor=admin.actor(request),
+        )  # fmt: skip
     return reply(shapes.deleted(account_id, "organization.project.service_account"))
 
 

@@ -15,7 +15,6 @@ from aiohttp import web
 
 Scope = Literal[
     "none",          # anyone: probes
-    "loopback",      # metrics: loopback peers only, no key
     "any",           # any tenant key
     "chat", "embeddings", "batch", "files:read", "files:write",
     "usage:read",    # tenant keys with it see their own tenant; the operator sees all

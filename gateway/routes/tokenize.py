@@ -9,9 +9,9 @@ from aiohttp import web
 from msgspec import Meta
 
 from gateway import errors
+from gateway.models import ServedModel
 from gateway.routes import common
 from gateway.routes.table import Route
-from gateway.schema.convert import convert
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -30,7 +30,7 @@ class DetokenizeFields(msgspec.Struct, frozen=True):
 
 
 async def tokenize(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), TokenizeFields)
+    fields = await common.fields_of(request, TokenizeFields)
     model = common.served_model(request, fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise errors.invalid("Exactly one of 'prompt' and 'messages' is needed.", "prompt")
@@ -45,29 +45,29 @@ async def tokenize(request: web.Request) -> web.Response:
         tokens = await common.in_thread(
             request, model.encode_text, fields.prompt or "", fields.add_special_tokens
         )
-    return _json(
-        {
-            "count": len(tokens),
-            "max_model_len": common.max_len(request, model),
-            "tokens": tokens,
-            "token_strs": [model.tokenizer.token_text(token) for token in tokens],
-        }
-    )
+    answer = {"count": len(tokens), "max_model_len": common.max_len(request, model)}
+    return _json(await common.in_thread(request, _spelled, model, answer, tokens))
+
+
+def _spelled(model: ServedModel, answer: dict[str, Any], tokens: list[int]) -> bytes:
+    texts = [model.tokenizer.token_text(token) for token in tokens]
+    return msgspec.json.encode(answer | {"tokens": tokens, "token_strs": texts})
 
 
 async def detokenize(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), DetokenizeFields)
+    fields = await common.fields_of(request, DetokenizeFields)
     model = common.served_model(request, fields.model)
-    if any(token >= model.tokenizer.vocab_size for token in fields.tokens):
+    return _json(await common.in_thread(request, _text, model, fields.tokens))
+
+
+def _text(model: ServedModel, tokens: list[int]) -> bytes:
+    if any(token >= model.tokenizer.vocab_size for token in tokens):
         raise errors.invalid("A token id is outside of the vocabulary.", "tokens")
-    text = await common.in_thread(
-        request, model.tokenizer.decode, fields.tokens, skip_special_tokens=False
-    )
-    return _json({"prompt": text})
+    return msgspec.json.encode({"prompt": model.tokenizer.decode_long(tokens)})
 
 
-def _json(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")
 
 
 ROUTES = [

@@ -9,13 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from accounting.adapters import AdapterInfo
+from gateway.schema import forms
 from workers.protocol.messages import AdapterState
 
 
 class NewAdapter(msgspec.Struct, frozen=True):
     model: str
     name: Annotated[str, Meta(min_length=1, max_length=64)]
-    path: Annotated[str, Meta(min_length=1, max_length=4096, pattern="^/")]
+    path: Annotated[str, Meta(min_length=1, max_length=4096, pattern=forms.ABSOLUTE_PATH)]
     """Absolute, on every worker's machine."""
     tenant: str | None = None
 

@@ -76,13 +76,13 @@ class QuotaFields(msgspec.Struct, frozen=True):
 
 
 def budget(
-    budget: Budget, now_ms: int, used: int, alerts: list[Alert], time_zone: str
+    budget: Budget, now_ms: int, used: int, alerts: list[Alert], time_zone: str, currency: str
 ) -> dict[str, Any]:
     period = budget.period_at(now_ms)
     return {
         "id": budget.id, "object": "budget", "project_id": budget.tenant_id, "api_key_id": budget.key_id,
         "model": budget.model, "tier": budget.tier, "period": _period(budget),
-        "limit_micro_units": budget.limit_micro_units, "hard": budget.hardness == "hard",
+        "limit_micro_units": budget.limit_micro_units, "currency": currency, "hard": budget.hardness == "hard",
         "shadow": budget.hardness == "shadow", "created_at": budget.created_at,
         "adjustments": [
             {"id": a.id, "micro_units": a.micro_units, "from": a.from_ms // 1000, "to": a.until_ms // 1000}

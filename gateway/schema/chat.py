@@ -14,13 +14,16 @@ from gateway.schema.sampling import Bound, SamplingFields, check_shared
 from gateway.schema.search import check_search
 from gateway.structured.form import ResponseFormat
 
+MAX_MESSAGES = 10_000
+"""A template visits each; no context has room for so many turns."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
+NO_TOOLS = "Tool calls are not offered."
 UNSUPPORTED = {
     "audio": "Only text is served.",
     "web_search_options": "Pass search results as messages.",
     "moderation": "",
-    "functions": "Use 'tools' instead.",
-    "function_call": "Use 'tool_choice' instead.",
+    "functions": NO_TOOLS,
+    "function_call": NO_TOOLS,
     "suffix": "",
     "logits_processors": "Use 'logit_bias' instead.",
     "chat_template": "The model's own template is used.",
@@ -101,9 +104,9 @@ def _refuse_unserved(fields: ChatFields) -> None:
     if fields.best_of is not None and not fields.use_beam_search:
         raise _unsupported("best_of", "Use 'n' instead.")
     if fields.tools:
-        raise _unsupported("tools", "Tool calls are not offered.")
+        raise _unsupported("tools", NO_TOOLS)
     if fields.tool_choice not in (None, "none", "auto"):
-        raise errors.invalid("'tool_choice' needs 'tools'.", "tool_choice")
+        raise _unsupported("tool_choice", NO_TOOLS)
     if fields.modalities not in (None, [], ["text"]):
         raise _unsupported("modalities", "Only text is served.")
     if fields.reasoning_effort is not None:
@@ -125,6 +128,8 @@ def template_messages(
     `break_up` (text, is it the model's own word). Raises `ApiError` 400."""
     if not messages:
         raise errors.invalid("'messages' must not be empty.", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise errors.invalid(f"At most {MAX_MESSAGES:,} messages are allowed.", "messages")
     return [_message(f"messages[{i}]", message, break_up) for i, message in enumerate(messages)]
 
 

@@ -17,8 +17,8 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 128
 UNSUPPORTED = {name: hint for name, hint in chat.UNSUPPORTED.items() if name != "echo"} | {
     "messages": "Use /v1/chat/completions instead.",
-    "tools": "Use /v1/chat/completions instead.",
-    "tool_choice": "Use /v1/chat/completions instead.",
+    "tools": chat.NO_TOOLS,
+    "tool_choice": chat.NO_TOOLS,
     "response_format": "Use 'structured_outputs' instead.",
     "top_logprobs": "Use 'logprobs' instead.",
     "max_completion_tokens": "Use 'max_tokens' instead.",

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway import errors
+from gateway.schema import forms
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -52,6 +53,8 @@ def of_validation(text: str) -> errors.ApiError:
         return errors.invalid(
             f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
         )
+    if form := forms.words_for(text):
+        return errors.invalid(f"Invalid value for '{path}': it must be {form}.", path or None)
     code = (
         "invalid_type" if text.startswith("Expected `") and ", got `" in text else "invalid_value"
     )

@@ -11,13 +11,14 @@ from accounting.credits import CreditInfo, NewCredit
 from accounting.invoice_lines import Line
 from accounting.invoices import InvoiceInfo
 from accounting.pricing import MAX_AMOUNT
+from gateway.schema import forms
 
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
 Second = Annotated[int, Meta(ge=0, le=2**40)]
 
 
 class NewInvoice(msgspec.Struct, frozen=True):
-    period: Annotated[str, Meta(pattern=r"^20\d\d-(0[1-9]|1[0-2])$")]
+    period: Annotated[str, Meta(pattern=forms.MONTH)]
     project_id: Id | None = None
     """Default: every tenant that used something in that month."""
 
@@ -26,7 +27,7 @@ class CreditFields(msgspec.Struct, frozen=True):
     type: Literal["grant", "credit_note", "adjustment"]
     project_id: Id
     amount_micro_units: Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
-    currency: Annotated[str, Meta(pattern="^[A-Za-z]{3}$")] = "USD"
+    currency: Annotated[str, Meta(pattern=forms.CURRENCY)] = "USD"
     source: Literal["cash", "promotion"] = "cash"
     priority: Annotated[int, Meta(ge=0, le=1_000_000)] = 100
     starts_at: Second | None = None

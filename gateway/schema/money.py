@@ -1,8 +1,35 @@
-"""Micro-units as decimals of at most six places, written from the integer and never through a float."""
+"""Micro-units as decimals of at most six places, written and read as integers and never through a float."""
 
 from __future__ import annotations
 
+import re
+
+from accounting.pricing import MAX_AMOUNT
+
 MICRO_UNITS = 1_000_000
+LARGEST_BARE = 999
+"""A larger amount needs its decimal point: older versions took whole numbers of micro-units."""
+_AMOUNT = re.compile(r"(?P<sign>-?)(?P<whole>[0-9]+)(\.(?P<places>[0-9]+))?")
+
+
+def micro_units(text: str) -> int:
+    """25,000,000 for `25.00`. Raises ValueError with a sentence for who typed it."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no amount like 25.00: digits and one decimal point alone.")
+    whole, places = match["whole"], match["places"]
+    if places is None and int(whole) > LARGEST_BARE:
+        meant = decimal(int(whole), 2)
+        raise ValueError(
+            f"{text} may mean two things: write {text}.00 if you mean that much of the currency,"
+            f" {match['sign']}{meant} if you mean micro-units."
+        )
+    if len(places or "") > 6:
+        raise ValueError(f"{text} has more than 6 decimals.")
+    amount = int(whole) * MICRO_UNITS + int((places or "").ljust(6, "0"))
+    if amount > MAX_AMOUNT:
+        raise ValueError(f"{text} is too much: at most {decimal(MAX_AMOUNT)} fits.")
+    return -amount if match["sign"] else amount
 
 
 def decimal(micro_units: int, min_places: int = 0) -> str:

@@ -16,7 +16,6 @@ VERSION = "1"
 """Of the API; that of the program is not for everybody."""
 REFERENCE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
-_OPEN = {"none", "loopback"}
 _STREAMS = {"/v1/chat/completions", "/v1/completions"}
 
 
@@ -50,7 +49,7 @@ def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
         "x-headgate-scope": route.scope,
-        "security": [] if route.scope in _OPEN else [{"key": []}],
+        "security": [] if route.scope == "none" else [{"key": []}],
         "responses": {
             "200": {"description": "Done.", "content": _content(route)},
             "default": _answer("Refused or failed.", references[Failure]),
@@ -75,8 +74,6 @@ def _operation_id(route: Route) -> str:
 
 
 def _content(route: Route) -> dict[str, Any]:
-    if route.path == "/metrics":
-        return {"text/plain": {"schema": {"type": "string"}}}
     if route.path.endswith("/content"):
         return {"application/octet-stream": {}}
     content = _json({"type": "object"})

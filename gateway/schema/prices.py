@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -10,8 +11,9 @@ from msgspec import Meta
 from accounting.price_lists import Assignment, SheetVersion
 from accounting.pricing import MAX_RATE
 from accounting.types import Rates, Tier
+from gateway.schema import forms
 
-Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=forms.SHEET_NAME)]
 Model = Annotated[str, Meta(min_length=1, max_length=300)]
 Rate = Annotated[int, Meta(ge=0, le=MAX_RATE)]
 Second = Annotated[int, Meta(ge=0, le=2**40)]
@@ -39,7 +41,7 @@ class ResidencyRates(msgspec.Struct, frozen=True):
 class NewSheetVersion(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     sheet: Name
     rates: Annotated[list[ModelRates], Meta(min_length=1, max_length=2000)]
-    currency: Annotated[str, Meta(pattern="^[A-Za-z]{3}$")] | None = None
+    currency: Annotated[str, Meta(pattern=forms.CURRENCY)] | None = None
     """Of a new sheet; default USD."""
     from_: Second | None = None
     """Default: now."""
@@ -69,6 +71,11 @@ def sheet_version(found: SheetVersion) -> dict[str, Any]:
         ],
         "residency": [msgspec.structs.asdict(r) for r in found.residency],
     }  # fmt: skip
+
+
+def unpriced(found: Sequence[tuple[str, Tier]]) -> dict[str, Any]:
+    """Requests for these are refused."""
+    return {"unpriced": [{"model": model, "tier": tier} for model, tier in found]}
 
 
 def assigned(tenant_id: str, intervals: list[Assignment]) -> dict[str, Any]:

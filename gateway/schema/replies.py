@@ -103,7 +103,8 @@ class Echo:
     """One prompt as it is written in front of its completions."""
 
     text: str
-    entries: tuple[TokenEntry, ...] = ()
+    logprobs: dict[str, list[Any]] | None = None
+    """As they are shown."""
 
 
 @dataclass
@@ -143,20 +144,19 @@ class CompletionShape:
     ) -> dict[str, Any]:
         echo = self.echoes[index // self.num_choices] if self.echoes else Echo("")
         text = "".join(piece.piece.text for piece in pieces)
-        entries = [entry for piece in pieces for entry in piece.piece.entries]
         logprobs = None
         if self.num_logprobs >= 0:
-            shown = echo.entries if with_echo else ()
-            logprobs = self._logprobs(
-                [*shown, *(_moved(entry, len(echo.text)) for entry in entries)]
-            )
+            entries = (entry for piece in pieces for entry in piece.piece.entries)
+            logprobs = self.logprobs([_moved(entry, len(echo.text)) for entry in entries])
+            if with_echo and echo.logprobs is not None:
+                logprobs = {name: echo.logprobs[name] + own for name, own in logprobs.items()}
         return {
             "index": index,
             "text": echo.text + text if with_echo else text,
             "logprobs": logprobs,
         }
 
-    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+    def logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, list[Any]]:
         """Four arrays of one length; a token without a logprob is the first of a prompt."""
         return {
             "tokens": [self.tokenizer.token_text(entry.token) for entry in entries],

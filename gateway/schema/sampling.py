@@ -50,7 +50,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Meta(ge=-INT64, le=INT64 - 1)] | None = None
     stop: str | list[str] | None = None
@@ -141,8 +141,22 @@ def check_vocabulary(fields: SamplingFields, vocab_size: int) -> None:
     bias = fields.logit_bias or {}
     if len(bias) > MAX_LOGIT_BIAS:
         raise errors.invalid(f"At most {MAX_LOGIT_BIAS} entries are allowed.", "logit_bias")
-    if any(not (key.isascii() and key.isdigit() and int(key[:12]) < vocab_size) for key in bias):
-        raise errors.invalid("A key is not a token id of the vocabulary.", "logit_bias")
+    if not all(_is_token_id(key, vocab_size) for key in bias):
+        raise errors.invalid(
+            f"A key must be a token id from 0 to {vocab_size - 1}, in digits without leading zeros.",
+            "logit_bias",
+        )
+
+
+def _is_token_id(key: str, vocab_size: int) -> bool:
+    """One spelling for each id: with several, a client could bias a token twice. Short keys only are ever computed."""
+    return (
+        len(key) <= len(str(vocab_size))
+        and key.isascii()
+        and key.isdigit()
+        and str(int(key)) == key
+        and int(key) < vocab_size
+    )
 
 
 def check_bans(
@@ -193,7 +207,7 @@ def sampling_params(
         ignore_eos=bool(fields.ignore_eos),
         min_tokens=fields.min_tokens or 0,
         bad_words=bad_words,
-        allowed_token_ids=fields.allowed_token_ids or (),
+        allowed_token_ids=tuple(dict.fromkeys(fields.allowed_token_ids or ())),
     )
 
 

@@ -9,19 +9,19 @@ from msgspec import Meta
 
 from accounting.spend_alerts import AlertFields, SpendAlertInfo
 from accounting.spend_limits import SpendLimitInfo
+from gateway.schema import forms
 
 MAX_CENTS = 900_000_000_000
 Cents = Annotated[int, Meta(ge=0, le=MAX_CENTS)]
-# `$` alone would let a line end pass.
 Email = Annotated[
     str,
     Meta(
         min_length=3,
         max_length=320,
-        pattern=r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+$(?!\n)",
+        pattern=forms.EMAIL,
     ),
 ]
-Line = Annotated[str, Meta(max_length=100, pattern=r"^[^\r\n]*$(?!\n)")]
+Line = Annotated[str, Meta(max_length=100, pattern=forms.ONE_LINE)]
 Scope = Literal["project", "organization"]
 TERMS: dict[str, Any] = {"currency": "USD", "interval": "month"}
 

@@ -116,6 +116,7 @@ def _decoded(schema: Any, where: str) -> Any:
 
 
 def _of_schema(schema: Any) -> Form:
+    _check_size(msgspec.json.encode(schema), "")  # quickly, for one of megabytes
     _check_size(json.dumps(schema, ensure_ascii=False), "")
     try:
         return _of_document(read(schema))
@@ -158,8 +159,8 @@ def _of_grammar(text: str, where: str) -> Form:
     return Form(text, lambda text: True)
 
 
-def _check_size(text: str, where: str) -> None:
-    if len(text.encode()) > MAX_BYTES:
+def _check_size(text: str | bytes, where: str) -> None:
+    if len(text.encode() if isinstance(text, str) else text) > MAX_BYTES:
         raise _unsupported(f"More than {MAX_BYTES // 1024} KiB.", where)
 
 

@@ -55,6 +55,8 @@ class RequestRecord:
     worker_timeline: tuple[TimelineEvent, ...] = ()
     outgoing_traceparent: str = ""
     """What was sent to the worker."""
+    is_waiting: bool = False
+    """Its stream was opened before its first text, so that nobody on the way takes it for dead."""
     settling: asyncio.Task[Any] | None = None
     """A settlement that outlives the request; the observers wait for it."""
     marks: list[tuple[Mark, int]] = field(default_factory=list)

@@ -28,6 +28,8 @@ def of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
             )
         case "overloaded" | "deadline":
             return errors.overloaded(failed.retry_after_ms or 1000)
+        case "disk_full":
+            return errors.disk_full()
         case "draining" | "wrong_root":
             return upstream_lost()
         case "no_lease" | "internal":

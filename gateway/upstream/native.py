@@ -43,6 +43,7 @@ from workers.protocol.messages import (
     TokenDelta,
     WorkerStatus,
 )
+from workers.protocol.patience import patience
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,7 @@ STUCK_STEP_AGE_MS = 15_000
 """Such an engine is given up; its supervisor kills it at the same age."""
 
 KeepRecords = Callable[[EngineRecords | ResidencyReport], Coroutine[Any, Any, EngineAck | None]]
-"""Returns what the worker is to be told."""
-"""Commits a worker's records to SQL, however long that takes."""
+"""Commits a worker's records to SQL, however long that takes, and returns what the worker is to be told."""
 
 
 class LinkDown(Exception):
@@ -158,7 +158,8 @@ class WorkerLink:
     @property
     def takes_work(self) -> bool:
         suspect = self.status.last_step_age_ms > SUSPECT_STEP_AGE_MS
-        return self.is_up and not self.status.draining and not suspect
+        told_to_wait = self.status.draining or self.status.disk_full
+        return self.is_up and not told_to_wait and not suspect
 
     @property
     def num_calls(self) -> int:
@@ -209,7 +210,7 @@ class WorkerLink:
         self._peeks[number] = answer
         try:
             self.send(Peek(number, hello.root, namespace, tuple(prompt), cache_read, adapter))
-            async with asyncio.timeout(PEEK_S):
+            async with patience(PEEK_S):
                 return await answer
         except TimeoutError:
             raise LinkDown from None
@@ -227,7 +228,7 @@ class WorkerLink:
         """Dials and serves until the link is lost; every open call then gets `Lost`. Raises `LinkDown` if the
         worker could not be reached at all."""
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with patience(HELLO_S):
                 self._connection = await dial(self.registration.address)
         except (OSError, TimeoutError):
             raise LinkDown from None

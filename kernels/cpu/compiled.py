@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernels.cpu import instructions
+
 log = logging.getLogger(__name__)
 
 
@@ -89,9 +91,11 @@ def cpu_name() -> str:
 
 
 def cache_folder() -> Path:
-    """One for each version of this folder: numba looks only at the file that it compiles."""
+    """One for each version of this folder, since numba looks only at the file that it compiles, and for each kind of CPU
+    that somebody asks for, since it does not know what is hidden."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=8)
+    told = b"".join(path.read_bytes() for path in sources) + instructions.kind().encode()
+    digest = hashlib.blake2b(told, digest_size=8)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "headgate" / f"kernels-{digest.hexdigest()}"
 

@@ -12,6 +12,8 @@ import llvmlite.binding
 from llvmlite import ir
 from numba.core import cgutils
 
+from kernels.cpu import instructions
+
 NUM = 16
 FLOAT, INT32, INT16, INT64 = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, NUM)
@@ -41,12 +43,19 @@ PAIRS = ir.VectorType(_BFLOAT, 2 * NUM)
 
 def has_bf16_products() -> bool:
     """Whether this CPU multiplies pairs of bfloat16 and adds them up in float32."""
-    features = llvmlite.binding.get_host_cpu_features()
-    return bool(features.get("avx512bf16")) and bool(features.get("avx512bw"))
+    return instructions.has("bf16") and _knows("avx512bf16") and _knows("avx512bw")
 
 
 def has_wide_registers() -> bool:
-    return bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+    return instructions.has("avx512") and _knows("avx512f")
+
+
+def _knows(feature: str) -> bool:
+    """Whether LLVM would use it on this CPU."""
+    try:
+        return bool(llvmlite.binding.get_host_cpu_features().get(feature))
+    except RuntimeError:  # it cannot tell for every kind of CPU
+        return False
 
 
 # --- building blocks of the intrinsics ---

@@ -6,6 +6,8 @@ is by rounding to nearest; it happens once, at load.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch.nn import functional as F
 
@@ -17,6 +19,8 @@ MAX_ROWS_SPLIT = 64
 """Up to so many rows a quantized weight is dequantized in registers; above, into a workspace for the library."""
 MAX_SPLITS = 16
 INT8_MAX = 127.0
+_EXACT_TERMS = 1024
+"""Products of int8 whose sum float32 holds exactly, in whatever order."""
 FP8_MAX = 448.0
 """Largest number of e4m3; torch gives NaN above it."""
 
@@ -104,8 +108,25 @@ def linear_w8a8(
 ) -> None:
     """`x` and `weight` int8, `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. Sums are int32: a token's
     is the same among any number of others."""
-    result = torch._int_mm(x, weight.T).float() * x_scale[:, None] * scale
+    result = _int8_products(x, weight).float() * x_scale[:, None] * scale
     out.copy_(result if bias is None else result + bias.float())
+
+
+def _int8_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """int32 `[num_tokens, out_features]`."""
+    if x.device.type != "cpu" or not _saturates():
+        return torch._int_mm(x, weight.T)
+    sums = torch.zeros((len(x), len(weight)), dtype=torch.int32)
+    for left, right in zip(x.split(_EXACT_TERMS, 1), weight.split(_EXACT_TERMS, 1), strict=True):
+        sums += F.linear(left.float(), right.float()).to(torch.int32)
+    return sums
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Whether oneDNN adds up pairs of products in 16 bits, in which they do not fit: what a CPU without VNNI has."""
+    left, right = (torch.full((number, 256), 127, dtype=torch.int8) for number in (9, 64))
+    return bool((torch._int_mm(left, right.T) != 256 * 127**2).any())
 
 
 def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:

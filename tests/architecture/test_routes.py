@@ -10,13 +10,11 @@ from gateway.middleware import allows
 from gateway.routes.table import Route
 
 TENANT_SCOPES = {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"}
-NO_KEY = {"none", "loopback"}
 
 LISTED = {
     "GET /livez": "none",
     "GET /readyz": "none",
     "GET /health": "none",
-    "GET /metrics": "loopback",
     "GET /openapi.json": "none",
     "GET /v1/models": "any",
     "GET /v1/me/limits": "any",
@@ -144,9 +142,9 @@ def test_each_identity_reaches_what_its_scopes_say_and_no_more(route: Route) -> 
         assert not allows(Route("GET", "/x", route.handler, "admin"), principal(kind, "admin"))
 
 
-def test_what_needs_no_key_is_probes_and_metrics_only() -> None:
-    open_routes = {route.path for route in routes() if route.scope in NO_KEY}
-    assert open_routes <= {"/livez", "/readyz", "/health", "/metrics", "/openapi.json"}
+def test_s6_what_needs_no_key_is_probes_and_the_description_only() -> None:
+    open_routes = {route.path for route in routes() if route.scope == "none"}
+    assert open_routes <= {"/livez", "/readyz", "/health", "/openapi.json"}
 
 
 def test_no_route_takes_more_than_a_json_body_unless_it_reads_by_itself() -> None:

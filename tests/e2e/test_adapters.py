@@ -21,6 +21,8 @@ MODULES = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 PROMPT = "The keeper of the canal opened the gate and"
 NUM_TOKENS = 16
 RANK, ALPHA = 4, 8
+EXACT = {"HEADGATE_ENGINE_DTYPE": "float32"}
+"""As the reference computes."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def add(server, name: str, path: Path) -> dict:
 
 @pytest.mark.timeout(480)  # two starts of a whole server
 def test_adapters_come_and_go_while_others_are_served(start_server, tmp_path, reference):
-    server = start_server()
+    server = start_server(env=EXACT)
     merged = {
         name: write_adapter(tmp_path / "adapters" / name, reference, seed)
         for seed, name in enumerate(("poet", "clerk"))
@@ -112,7 +114,7 @@ def test_adapters_come_and_go_while_others_are_served(start_server, tmp_path, re
     server.verify_books()
     assert server.stop() == 0
 
-    again = start_server()
+    again = start_server(env=EXACT)
     for _ in range(100):
         (listed,) = json.loads(again.command("adapters", "list", "--json").stdout)
         if listed["state"] == "loaded":

@@ -64,11 +64,12 @@ def test_the_ready_file_names_living_processes_and_is_private(server):
     assert stat.S_IMODE(server.ready_file.stat().st_mode) == 0o600
 
 
-def test_workers_and_jobs_show_metrics_where_the_ready_file_says(server):
+def test_s6_every_process_shows_metrics_where_the_ready_file_says(server):
     shown = {
         kind: urllib.request.urlopen(urls[0]).read().decode()
         for kind, urls in server.ready["metrics"].items()
     }
+    assert 'headgate_gateway_up{gateway="0"} 1.0' in shown["gateway"]
     assert "vllm:num_requests_running" in shown["worker"]
     assert 'headgate_webhook_deliveries_total{outcome="dead"} 0.0' in shown["jobs"]
 

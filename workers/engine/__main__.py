@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cache.prefix_cache import PrefixCache
 from cache.tiers import HostTier
+from kernels.cpu import instructions
 from workers.engine import capacity, logs, predecessor, settings
 from workers.engine.engine import Engine
 from workers.engine.errors import StartError
@@ -52,6 +53,7 @@ def main() -> int:
     try:
         told = settings.load()
         logs.configure(told.log_level, told.worker)
+        instructions.limit_libraries()
         meeting = meeting_file(told.run_dir, told.worker)
         with Ranks(told.engine_tensor_parallel, meeting) as ranks:
             return run(told, ranks)
@@ -173,7 +175,7 @@ def build_engine(
             told.engine_shared_cache,
             Bounds(told.engine_shared_cache_bytes, told.engine_shared_cache_ttl_s),
         )
-        secret, prefill = opening.read_secret(told.shared_cache_secret), engine.prefill_rate
+        secret, prefill = opening.read_secret(told.shared_cache_secret), engine.scheduler.forecast
         engine.share(opening.open_tier(where, secret, runner, cache, store, prefill))
     return engine
 

@@ -6,12 +6,15 @@ commands the same. An adapter leaves its place only when no attempt and no step 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Set
 from dataclasses import dataclass
 
 from workers.engine.errors import ModelError
 from workers.engine.plan import AdapterWeights, StepRunner
 from workers.protocol.messages import AdapterState
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,10 @@ class AdapterDesk:
             self._runner.add_adapter(read.name, read.weights)
         except ModelError as error:
             self._set(AdapterState(read.name, "failed", reason=str(error)))
+        except Exception:  # a file may hold anything; none must end a process
+            logger.exception("an adapter cannot be used", extra={"event": "adapter_unusable"})
+            reason = f"The adapter {read.name} cannot be used with this model."
+            self._set(AdapterState(read.name, "failed", reason=reason))
         else:
             self._set(AdapterState(read.name, "loaded", read.weights.identity))
 

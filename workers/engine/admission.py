@@ -49,10 +49,13 @@ class Admission:
         self._limits = limits
         self._sparsity = sparsity
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
+        self.is_full = False
+        """In the last plan somebody interactive waited for a place or for blocks, and nobody could give way."""
 
     def tick(self, now: float) -> None:
         """A plan begins: the cache counts its age in these."""
         self._holdings.cache.tick()
+        self.is_full = False
         self._tick_times.append(now)
 
     def admit_below_floor(self, plan: StepPlan) -> None:
@@ -76,8 +79,10 @@ class Admission:
                 victim = self._ranks.batch_victim()
                 if tier == "interactive" and victim is not None:
                     self._make_room(victim, plan)
+                elif tier == "interactive":
+                    self.is_full = True
                 return
-            if not sequence.restoring:
+            if not (sequence.restoring or plan.excludes(sequence)):
                 prefills.append(sequence)
                 claimed += sequence.num_unscheduled
 

@@ -5,6 +5,7 @@ Every way out goes through `_end`, so that blocks, counters, journal and gateway
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -16,6 +17,7 @@ from workers.engine.intake import Intake
 from workers.engine.journal import EngineJournal
 from workers.engine.outbox import Outbox
 from workers.engine.sampling.grammar import Compiled, GrammarError, Key, Outcome, digest
+from workers.engine.sampling.grammar_queue import GrammarsWait
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.shared_cache.shared import SharedTier
@@ -31,12 +33,21 @@ from workers.protocol.messages import (
     TokenUsage,
 )
 
+logger = logging.getLogger(__name__)
+
+BROKEN = "the worker failed on this request"
+GRAMMARS_RETRY_MS = 2000
+
 
 class GrammarSource(Protocol):
     """Compiles beside the engine thread (sampling/compiling.py); neither call waits."""
 
     def ask(self, key: Key, text: str) -> Compiled | None:
         """None: `take` will tell. Raises `GrammarError` for one that was refused before."""
+        ...
+
+    def drop(self, key: Key) -> bool:
+        """Nobody waits for it any more. False: it is too late for that, and `take` will tell."""
         ...
 
     def take(self) -> list[tuple[Key, Outcome]]:
@@ -64,7 +75,7 @@ class Attempts:
         self._clock = clock
         self._grammars = grammars
         self._compiling: dict[Key, list[Attempt]] = {}
-        """Ended ones included."""
+        """Those that wait for a grammar."""
         self.shared: SharedTier | None = None
         self._ended: list[Attempt] = []
         self._records: list[EngineRecord] = []
@@ -76,11 +87,12 @@ class Attempts:
         try:
             if self.draining:
                 raise Refusal("draining", "the worker is draining", retryable=True)
+            if self._journal is not None and not self._journal.is_writable:
+                raise Refusal("disk_full", "the journal has no room", retryable=True)
             if (link, message.request_id) in self.by_key:
                 raise Refusal("internal", "a request of this id is running on this link")
-            num_waiting = self._scheduler.num_waiting + sum(map(len, self._compiling.values()))
-            num_waiting += self.shared.num_waiting if self.shared is not None else 0
-            attempt = self._intake.admit(message, link, now, num_waiting)
+            num_own = self._scheduler.counters.num_requests(message.tenant)
+            attempt = self._intake.admit(message, link, now, len(self.by_key), num_own)
             after_s = self._scheduler.refuse(attempt, now)
             if after_s > 0:
                 raise Refusal(
@@ -90,12 +102,14 @@ class Attempts:
                     retry_after_ms=math.ceil(after_s * 1000),
                 )
             self._ask_grammar(attempt)
+            if self._journal is not None:
+                self._journal.begin(attempt)
         except Refusal as refusal:
-            failed = Failed(
-                message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal),
-                refusal.retryable, refusal.retry_after_ms,
-            )  # fmt: skip
-            self._outbox.ending(link, failed)
+            self._refuse(link, message, refusal)
+            return
+        except Exception:  # one request must not end a process, whatever it made raise
+            logger.exception("a request was not taken in", extra={"event": "request_broken"})
+            self._refuse(link, message, Refusal("internal", BROKEN))
             return
         quota = message.cache_quota_blocks
         self._scheduler.cache.set_share(
@@ -105,8 +119,13 @@ class Attempts:
         self._ask_shared(attempt, now)
         attempt.event("queued", now, step, len(attempt.prompt))
         self._scheduler.add(attempt)
-        if self._journal is not None:
-            self._journal.begin(attempt)
+
+    def _refuse(self, link: int, message: GenerateRequest, refusal: Refusal) -> None:
+        failed = Failed(
+            message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal),
+            refusal.retryable, refusal.retry_after_ms,
+        )  # fmt: skip
+        self._outbox.ending(link, failed)
 
     def _ask_grammar(self, attempt: Attempt) -> None:
         """The attempt has its grammar, or waits for it. Raises `Refusal`."""
@@ -120,6 +139,10 @@ class Attempts:
             compiled = self._grammars.ask(key, message.grammar)
             if compiled is not None:
                 attempt.use_grammar(compiled)
+        except GrammarsWait as error:
+            raise Refusal(
+                "overloaded", str(error), retryable=True, retry_after_ms=GRAMMARS_RETRY_MS
+            ) from None
         except GrammarError as error:
             raise Refusal("grammar", str(error)) from None
         if compiled is None:
@@ -142,6 +165,17 @@ class Attempts:
             if waits and self.by_key.get(attempt.key) is attempt:
                 self._scheduler.release(attempt)
 
+    def _leave_grammar(self, attempt: Attempt) -> None:
+        """Whoever has ended waits for no grammar; one that nobody waits for is not compiled."""
+        if self._grammars is None or not (self._compiling and attempt.message.grammar):
+            return
+        key = attempt.message.tenant, digest(attempt.message.grammar)
+        waiting = self._compiling.get(key, [])
+        if attempt in waiting:
+            waiting.remove(attempt)
+            if not waiting and self._grammars.drop(key):
+                del self._compiling[key]
+
     def take_grammars(self) -> None:
         """Attempts whose grammar is decided may run, or fail without a token."""
         if self._grammars is None:
@@ -156,6 +190,9 @@ class Attempts:
                     attempt.use_grammar(outcome)
                 except GrammarError as error:
                     self.fail(attempt, "grammar", str(error))
+                except Exception:
+                    logger.exception("a grammar cannot begin", extra={"event": "request_broken"})
+                    self.broken(attempt)
                 else:
                     self._scheduler.release(attempt)
 
@@ -248,12 +285,18 @@ class Attempts:
         )
         self._end(attempt, code, failed)
 
+    def broken(self, attempt: Attempt, code: FailCode = "internal", text: str = BROKEN) -> None:
+        """What was done for this attempt alone raised: it fails alone, unless it just ended."""
+        if self.by_key.get(attempt.key) is attempt:
+            self.fail(attempt, code, text)
+
     def _end(self, attempt: Attempt, reason: str, ending: Finished | Failed | None) -> None:
         """The one place where an attempt ends: blocks back, books closed, gateway told (if it is still there)."""
         for sequence in attempt.sequences:
             if sequence.status is not Status.ENDED:
                 self._scheduler.end(sequence)
         self._scheduler.leave(attempt)
+        self._leave_grammar(attempt)
         del self.by_key[attempt.key]
         attempt.event("finished", self._clock())
         attempt.end_reason = reason

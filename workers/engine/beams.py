@@ -9,6 +9,8 @@ becomes of the beams; a text's end token that no beam goes on from is looked at,
 
 from __future__ import annotations
 
+import logging
+
 from workers.engine.attempts import Attempts
 from workers.engine.outbox import Outbox
 from workers.engine.plan import Drawn
@@ -16,6 +18,8 @@ from workers.engine.sampling.beam import Extension
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.protocol.messages import TopLogprob
+
+logger = logging.getLogger(__name__)
 
 
 class Beams:
@@ -34,8 +38,13 @@ class Beams:
         """Behind a step."""
         gathered, self._offers = self._offers, {}
         for attempt, offers in gathered.items():
-            if attempt.sequences[0].status is not Status.ENDED:
+            if attempt.sequences[0].status is Status.ENDED:
+                continue
+            try:
                 self._advance(attempt, offers)
+            except Exception:  # whatever it was: not its neighbours'
+                logger.exception("a search did not go on", extra={"event": "request_broken"})
+                self._attempts.broken(attempt)
 
     def _advance(self, attempt: Attempt, offers: dict[Sequence, tuple[TopLogprob, ...]]) -> None:
         search, beams = attempt.search, attempt.sequences
@@ -44,8 +53,8 @@ class Beams:
         attempt.take_unforked(search.width)
         ordered = [offers[beam] for beam in beams]
         is_last = len(beams[0].tokens) + 1 >= attempt.end_len
-        kept = search.advance(ordered, [beam.output for beam in beams], is_last=is_last)
         self._outbox.progress(attempt)
+        kept = search.advance(ordered, [beam.output for beam in beams], is_last=is_last)
         if not kept:
             self._attempts.finish_search(attempt)
             return

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+
 from workers.engine.attempts import Attempts
 from workers.engine.beams import Beams
 from workers.engine.outbox import Outbox
 from workers.engine.pipeline import Flight
 from workers.engine.plan import Drawn, RowResult
 from workers.engine.record import StepRecord
+from workers.engine.sampling.grammar import GrammarError
 from workers.engine.scheduler import Scheduler
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.sparsity import received
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.step_plan import Work
 from workers.engine.token_tree import NOTHING
+
+logger = logging.getLogger(__name__)
 
 
 class Commit:
@@ -32,11 +37,18 @@ class Commit:
         for work, result in zip(plan.work, flight.results, strict=True):
             if work.sequence.status is Status.ENDED or (void and work.sequence in void):
                 self._scheduler.drop(work, record)
-            elif found := flight.own.get(work.sequence):
-                self._verified(work, *found, record, now)
-            else:
-                self._row(work, result, record, now)
-                self._learn(work, result)
+                continue
+            try:
+                if found := flight.own.get(work.sequence):
+                    self._verified(work, *found, record, now)
+                else:
+                    self._row(work, result, record, now)
+                    self._learn(work, result)
+            except GrammarError as error:
+                self._attempts.broken(work.sequence.attempt, "grammar", str(error))
+            except Exception:  # whatever it was: not its neighbours'
+                logger.exception("a row was not committed", extra={"event": "request_broken"})
+                self._attempts.broken(work.sequence.attempt)
         # Behind all rows: a sibling of the last draw may be in prefill again.
         for attempt in self._touched:
             if attempt.lease.exhausted and attempt.search is None:
@@ -69,6 +81,9 @@ class Commit:
         if filled:
             self._attempts.end_choices(attempt, attempt.open_indices, "length")
             return
+        sequences = [sequence]
+        if attempt.search is None and attempt.unforked:  # may raise: nothing is counted yet
+            sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
         attempt.lease.in_flight -= num_draws
         attempt.lease.spent += num_draws
         attempt.num_output += num_draws
@@ -77,9 +92,6 @@ class Commit:
         if attempt.search is not None:
             self._beams.offer(sequence, result.drawn[0])
             return
-        sequences = [sequence]
-        if attempt.unforked:
-            sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
         for one, drawn in zip(sequences, result.drawn, strict=True):
             if one.status is not Status.ENDED:  # with a sibling whose grammar led nowhere
                 self._token(one, drawn, now)

@@ -98,6 +98,7 @@ class DeviceSteps:
             vocab_size,
             loaded.device,
             None if self._reads_lists else attention,
+            shared_attention,
         )
         self.graphs = Graphs(sizes, self._forward, self._draw)
         self._workspace = loaded.ops.sample_workspace(sizes[-1], vocab_size)

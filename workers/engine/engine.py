@@ -14,7 +14,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
+from workers.engine import faults
 from workers.engine.adapter_desk import AdapterDesk, AdapterRead
+from workers.engine.apart import Apart
 from workers.engine.attempts import Attempts, GrammarSource
 from workers.engine.cache_feed import CacheFeed
 from workers.engine.cache_watch import CacheFigures, CacheWatch
@@ -27,8 +29,9 @@ from workers.engine.occupancy import Occupancy, occupancy
 from workers.engine.outbox import Outbox
 from workers.engine.peek import peek
 from workers.engine.pipeline import Pipeline, row_of
-from workers.engine.plan import StepRunner
+from workers.engine.plan import Row, StepRunner
 from workers.engine.policy import Policy
+from workers.engine.pulse import Pulse
 from workers.engine.record import Rate, StepRecord, StepTotals
 from workers.engine.restores import Preempt
 from workers.engine.scheduler import Scheduler
@@ -53,7 +56,6 @@ from workers.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-MAX_POISONED_STEPS = 3
 TOTALS_EVERY_S = 1.0
 POLL_S = 0.02
 """While attempts are parked or waiting, clocks are looked at this often; otherwise each `BEAT_S`."""
@@ -142,12 +144,14 @@ class Engine:
         )
         self._commit = Commit(self.scheduler, self._attempts, self._outbox)
         self._pipeline = Pipeline(runner, clock)
+        self._apart = Apart()
+        self.pulse = Pulse(runner, self.scheduler.holdings)
+        self._pulse_due = False
+        """A request failed alone: was it the device?"""
         self._lag = runner.lag if lag and sparsity is None else 0
         self._journal = journal
         self._clock = clock
         self._step = 0
-        self._num_poisoned = 0
-        self.prefill_rate = self.scheduler.prefill_rate
         self._decode_rate = Rate()
         self._totals_due = 0.0
         self._watch = CacheWatch(cache, self.scheduler.restores)
@@ -179,7 +183,7 @@ class Engine:
     def run(
         self, inbox: queue.SimpleQueue[tuple[int, Event]], deliver: Callable[[StepOutput], None]
     ) -> None:
-        """Until `Stop`. Raises `EngineBroken`; everything else that a step may raise fails that step's attempts."""
+        """Until `Stop`. Raises `EngineBroken`; whatever else a step may raise ends only the attempt that made it."""
         events: list[tuple[int, Event]] = []
         while not any(isinstance(event, Stop) for _, event in events):
             deliver(self.step(events))
@@ -194,7 +198,7 @@ class Engine:
         self._attempts.take_grammars()
         self._attempts.take_shared(now)
         self._attempts.expire(now)
-        plan = self.scheduler.plan(self._step, now, ahead=len(self._pipeline) > 0)
+        plan = self._plan(now)
         failure = self._launch(plan) if plan.work else None
         num_kept = 0 if plan.holds_next or failure or not plan.work else self._lag
         self._busy = bool(plan.work or plan.num_preempted or len(self._pipeline))
@@ -203,6 +207,8 @@ class Engine:
                 num_kept = 0
         if failure is not None:
             self._failed(plan, failure)
+        if self._pulse_due:
+            self._check_pulse()
         if not self._busy:
             self._await_restore()
             self._pipeline.rest()
@@ -240,39 +246,52 @@ class Engine:
             match event:
                 case GenerateRequest():
                     self._attempts.accept(link, event, now, self._step)
-                case ExtendLease():
-                    self._attempts.extend(link, event, now)
-                case Cancel():
-                    self._attempts.cancel(link, event)
-                case EngineAck() if self._journal is not None:
-                    self._journal.ack(event.seq)
-                case CacheCommand(action="snapshot"):
-                    self._feed.subscribe(link, event.key)
-                case Peek():
-                    self._peek(link, event)
-                case CacheCommand(action="unpin"):
-                    self.cache.unpin(event.region)
-                case CacheCommand(action="drop"):
-                    self._drop(event)
                 case AdapterRead():
                     self._adapters.put(event)
-                case AdapterCommand(action="unload"):
-                    self._adapters.unload(event.name)
                 case LinkClosed():
                     self._attempts.close_link(link)
                     self._feed.leave(link)
                 case Drain():
                     self._attempts.drain(now=event.now)
-                case _:
+                case Stop():
                     pass
+                case _:
+                    self._heed(link, event, now)
+
+    def _heed(self, link: int, message: Message, now: float) -> None:
+        """What a gateway says besides requests. One that is malformed is left aside: nobody waits for its end."""
+        if fault := faults.of_other(message, self.runner.vocab_size):
+            logger.warning(
+                "a message has %s: left aside", fault, extra={"event": "bad_message", "link": link}
+            )
+            return
+        match message:
+            case ExtendLease():
+                self._attempts.extend(link, message, now)
+            case Cancel():
+                self._attempts.cancel(link, message)
+            case EngineAck() if self._journal is not None:
+                self._journal.ack(message.seq)
+            case CacheCommand(action="snapshot"):
+                self._feed.subscribe(link, message.key)
+            case Peek():
+                self._peek(link, message)
+            case CacheCommand(action="unpin"):
+                self.cache.unpin(message.region)
+            case CacheCommand(action="drop"):
+                self._drop(message)
+            case AdapterCommand(action="unload"):
+                self._adapters.unload(message.name)
+            case _:
+                pass
 
     def _peek(self, link: int, message: Peek) -> None:
-        waiting, rate = self.scheduler.num_waiting_tokens, self.prefill_rate.per_second
         identity: bytes | None = b""
         if message.adapter:
             adapter = self.runner.adapters.get(message.adapter)
             identity = None if adapter is None else adapter.identity
-        answer = peek(message, self.runner.root, identity, self.cache, waiting, rate)
+        wait_s = self.scheduler.wait_s()
+        answer = peek(message, self.runner.root, identity, self.cache, wait_s)
         self._outbox.tell(link, answer)
 
     def _drop(self, command: CacheCommand) -> None:
@@ -290,12 +309,29 @@ class Engine:
 
     # --- one step ---
 
+    def _plan(self, now: float) -> StepPlan:
+        """Of those whose turn it is; empty if nobody has anything to compute."""
+        ahead = len(self._pipeline) > 0
+        for takes in self._apart.turns(now, lambda: self.scheduler.all_running):
+            plan = self.scheduler.plan(self._step, now, ahead=ahead, takes=takes)
+            if plan.work:
+                break
+        return plan
+
     def _launch(self, plan: StepPlan) -> Exception | None:
-        """What the runner raised, if it did."""
-        sparsity = self.scheduler.sparsity
-        rows = [row_of(work, plan.proposals.get(work.sequence), sparsity) for work in plan.work]
+        """What the runner raised, if it did, or whatever came between a plan and its rows."""
+        sparsity, rows = self.scheduler.sparsity, list[Row]()
+        failure = self._guarded(
+            plan.step,
+            lambda: rows.extend(
+                row_of(work, plan.proposals.get(work.sequence), sparsity) for work in plan.work
+            ),
+        )
         self.scheduler.launched(plan)
         self._step += 1
+        if failure is not None:  # the plan's block tables hold all the same
+            self._guarded(plan.step, lambda: self._pipeline.copy(plan))
+            return failure
         return self._guarded(plan.step, lambda: self._pipeline.launch(plan, rows))
 
     def _collect(self) -> bool:
@@ -307,7 +343,6 @@ class Engine:
             return False
         record = self._commit.step(flight)
         if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
-            self._num_poisoned = 0
             self.scheduler.budget.step_ran(
                 record.num_tokens, record.num_kv_tokens, record.execute_s
             )
@@ -343,7 +378,7 @@ class Engine:
         if out_of_memory and not plan.copies:
             self._too_large(plan, live, error)
         else:
-            self._poisoned(live)
+            self._poisoned(plan, live)
 
     def _too_large(self, plan: StepPlan, live: list[Work], error: Exception) -> None:
         unable = self.scheduler.shrink(plan, live)
@@ -357,23 +392,34 @@ class Engine:
                 unable.attempt, "internal", "one token did not fit the device's memory"
             )
 
-    def _poisoned(self, live: list[Work]) -> None:
-        """The attempts of the step fail, all others go on."""
-        for work in live:
-            attempt = work.sequence.attempt
-            if self.attempts.get(attempt.key) is attempt:
-                self._attempts.fail(
-                    attempt, "internal", "the model failed in this step", retryable=True
-                )
-        self._num_poisoned += 1
-        if self._num_poisoned >= MAX_POISONED_STEPS:
-            raise EngineBroken(f"{self._num_poisoned} steps in a row failed")
+    def _poisoned(self, plan: StepPlan, live: list[Work]) -> None:
+        """Who fails alone ends; until that is known, the others of the step wait for their turn to run again."""
+        unfilled = {block for _, block in plan.copies}
+        attempts = dict.fromkeys(work.sequence.attempt for work in live)
+        if unfilled:  # a copy failed: what these have is not what they wrote
+            blamed = [a for a in attempts if any(unfilled & {*s.block_ids} for s in a.sequences)]
+        else:
+            alone = len({work.sequence.attempt for work in plan.work}) == 1
+            one = self._apart.failed(list(attempts), self._clock(), alone=alone)
+            blamed = [] if one is None else [one]
+        for attempt in blamed:
+            logger.error(
+                "request %s failed its step", attempt.message.request_id,
+                extra={"event": "attempt_poisoned", "tenant": attempt.message.tenant},
+            )  # fmt: skip
+            self._attempts.fail(attempt, "internal", "the model failed on this request")
+        self._pulse_due |= bool(blamed)
+
+    def _check_pulse(self) -> None:
+        """Nobody was told yet that it failed. Raises `EngineBroken` if the device computes nothing at all: then it was
+        no request's doing."""
+        self._pulse_due = False
+        if not self.pulse.beats():
+            raise EngineBroken("steps fail, and so does one that is nobody's")
 
     def _account(self, record: StepRecord) -> None:
         self._out.steps.append(record)
         self.totals.add(record)
-        if record.num_prefill_tokens:
-            self.prefill_rate.add(record.num_prefill_tokens, record.execute_s)
         if record.num_decode_seqs:
             num_tokens = record.num_decode_seqs + record.num_accepted
             self._decode_rate.add(num_tokens, record.execute_s)
@@ -409,8 +455,9 @@ class Engine:
             waiting_tokens=scheduler.num_waiting_tokens,
             free_blocks=self.cache.num_free,
             evictable_blocks=self.cache.num_evictable,
-            prefill_rate=self.prefill_rate.per_second,
+            prefill_rate=self.scheduler.forecast.per_second,
             decode_rate=self._decode_rate.per_second,
             draining=self._attempts.draining,
             cache_seq=self._feed.seq,
+            disk_full=self._journal is not None and not self._journal.is_writable,
         )

@@ -29,7 +29,7 @@ class Refusal(Exception):
 
 
 class EngineBroken(Exception):
-    """Step after step failed: the device is not to be trusted, a fresh process is."""
+    """A step failed in which no request had a part: the device is not to be trusted, a fresh process is."""
 
 
 class DeviceOutOfMemory(Exception):

@@ -52,6 +52,10 @@ class VirtualCounters:
             self._counters[tenant] = self.level(tenant)
         self._num_requests[tenant] = count + 1
 
+    def num_requests(self, tenant: str) -> int:
+        """That entered and did not leave."""
+        return self._num_requests.get(tenant, 0)
+
     def leave(self, tenant: str) -> None:
         """The last request of a tenant takes its state along, unless its counter says that its credit is not whole."""
         self._num_requests[tenant] -= 1

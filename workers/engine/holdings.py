@@ -7,10 +7,11 @@ the steps that were launched with it are. Steps are known by number; the cache i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from cache.prefix_cache import BlockKey, Handle, PrefixCache
-from cache.usage import Reach
+from cache.usage import LAST_RESORT, Reach
 from workers.engine.restores import Restores
 from workers.engine.sequence import Attempt, Sequence
 from workers.protocol.messages import Tier
@@ -108,6 +109,18 @@ class Holdings:
         # Another list: a table changes in place at its end only.
         sequence.block_ids = [*sequence.block_ids[:index], fresh, *sequence.block_ids[index + 1 :]]
         return shared, fresh
+
+    @contextmanager
+    def spare(self) -> Iterator[tuple[int, int] | None]:
+        """A block and a device row for a step of nobody's; None if there are none."""
+        blocks = self.cache.allocate(1, reach=LAST_RESORT) if self._free_rows else None
+        if blocks is None:
+            yield None
+            return
+        try:
+            yield blocks[0], self._free_rows[-1]
+        finally:
+            self.cache.free(blocks)
 
     # --- holding less (sparsity.py) ---
 

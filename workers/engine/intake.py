@@ -1,4 +1,5 @@
-"""Which requests this worker takes on, and until when. Pure; decides nothing about order.
+"""Which requests this worker takes on, and until when. Pure; decides nothing about order, and leaves the look at each
+number and id to `faults`.
 
 Everything here can be caused by a gateway, so everything here is a `Refusal`, never an assertion.
 """
@@ -6,10 +7,10 @@ Everything here can be caused by a gateway, so everything here is a `Refusal`, n
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Set
 
 from cache.namespaces import segments
+from workers.engine import faults
 from workers.engine.errors import Refusal
 from workers.engine.plan import LoadedAdapter, StepRunner
 from workers.engine.sampling.bans import Bans, bans_of
@@ -19,9 +20,10 @@ from workers.engine.step_plan import Limits
 from workers.protocol.frames import MAX_FRAME_BYTES
 from workers.protocol.messages import GenerateRequest, SamplingParams
 
-MAX_WAITING = 10_000
+MAX_PRESENT = 10_000
+"""Requests that a worker has at once. A tenant has at most as many as there is room left for others: one alone half of
+them, each of two a third, so nobody's queue keeps others out (dynamic thresholds, Choudhury and Hahne 1998)."""
 OVERLOAD_RETRY_MS = 1000
-MAX_LENGTH_PENALTY = 10.0
 PINNED_PART = 5
 """Of the pool one block in so many may be pinned."""
 LOGPROB_BYTES = 32
@@ -44,12 +46,14 @@ class Intake:
         self._num_admitted = 0
         self._deadlines: list[tuple[float, int, Attempt]] = []
 
-    def admit(self, message: GenerateRequest, link: int, now: float, num_waiting: int) -> Attempt:
-        """Raises `Refusal`."""
-        if num_waiting >= MAX_WAITING:
+    def admit(
+        self, message: GenerateRequest, link: int, now: float, num_present: int, num_own: int
+    ) -> Attempt:
+        """`num_present`: requests that are here, `num_own`: of them the tenant's. Raises `Refusal`."""
+        if num_own >= MAX_PRESENT - num_present:
             raise Refusal(
                 "overloaded",
-                f"{num_waiting} sequences wait already",
+                f"{num_own} requests of this tenant are here already, of {num_present}",
                 retryable=True,
                 retry_after_ms=OVERLOAD_RETRY_MS,
             )
@@ -101,55 +105,8 @@ class Intake:
         return past
 
     def _check_form(self, message: GenerateRequest) -> None:
-        sampling = message.sampling
-        faults = {
-            "an empty prompt": not message.prompt,
-            "a token id outside of the vocabulary": self._foreign_ids(message),
-            "a bad word without tokens": not all(sampling.bad_words),
-            "a grammar, and bans beside it": bool(message.grammar)
-            and bool(sampling.bad_words or sampling.allowed_token_ids),
-            "a seed that is not an unsigned 64-bit number": not 0 <= sampling.seed < 2**64,
-            "no choice at all": message.num_choices < 1,
-            "a negative bound": min(message.max_tokens, message.num_output_spent) < 0,
-            "a weight that is no positive number": not (
-                math.isfinite(message.weight) and message.weight > 0
-            ),
-            "a quota below nothing": message.cache_floor_blocks < 0,
-            "a worth outside of 0 to 100, or a negative time to live": any(
-                not 0 <= one.priority <= 100 or min(one.start, one.ttl_s) < 0
-                for one in message.retention
-            )
-            or message.output_priority > 100,
-            "handed-over choices that do not exist": self._bad_resume(message),
-            "a search that cannot be": message.beams is not None and self._bad_search(message),
-        }
-        for fault, present in faults.items():
-            if present:
-                raise Refusal("internal", f"the request has {fault}")
-
-    def _foreign_ids(self, message: GenerateRequest) -> bool:
-        size = self._runner.vocab_size
-        sampling = message.sampling
-        runs = [message.prompt, *(output for _, output in message.resume)]
-        runs += [*sampling.bad_words, sampling.allowed_token_ids]
-        return any(run and (min(run) < 0 or max(run) >= size) for run in runs)
-
-    def _bad_resume(self, message: GenerateRequest) -> bool:
-        indices = [index for index, _ in message.resume]
-        return len(set(indices)) != len(indices) or any(
-            not 0 <= index < message.num_choices or len(output) >= max(1, message.max_tokens)
-            for index, output in message.resume
-        )
-
-    def _bad_search(self, message: GenerateRequest) -> bool:
-        """Beams have no tokens to hand over, and follow nothing but logprobs."""
-        assert message.beams is not None
-        penalty = message.beams.length_penalty
-        return (
-            bool(message.grammar or message.resume)
-            or message.max_tokens == 0
-            or not (math.isfinite(penalty) and abs(penalty) <= MAX_LENGTH_PENALTY)
-        )
+        if fault := faults.of_request(message, self._runner.vocab_size):
+            raise Refusal("internal", f"the request has {fault}")
 
     def _check_beams(self, attempt: Attempt) -> None:
         """A search loses and gets its blocks as a whole, so all of it has to fit, and what its beams share now they may
@@ -189,3 +146,7 @@ class Intake:
         num_logprobs = len(message.prompt) * (message.prompt_logprobs + 1)
         if num_logprobs * LOGPROB_BYTES > MAX_FRAME_BYTES // 2:
             raise Refusal("too_long", "logprobs of so long a prompt do not fit a frame")
+        num_output = min(message.max_tokens, self._limits.max_len - len(message.prompt))
+        num_logprobs = num_output * (message.sampling.logprobs + 1)
+        if message.beams is not None and num_logprobs * LOGPROB_BYTES > MAX_FRAME_BYTES // 2:
+            raise Refusal("too_long", "logprobs of so long a choice do not fit a frame")

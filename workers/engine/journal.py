@@ -3,6 +3,9 @@
 One directory per worker slot, held by flock for the life of the process. Each step is one `write` and no sync: a killed
 process loses nothing the kernel took. After a restart every attempt that began and did not end is ended from its last
 counts. A segment begins with a checkpoint of all that is still open, so that only the last sound one is ever replayed.
+
+A full disk costs the ballast: what runs ends, and nothing more is let in until there is room for it again. If somebody
+else takes the ballast's room as well, what is open is kept in memory alone, and a checkpoint has it once there is room.
 Owned by the engine thread after `open`. Knows attempts and files; not links, not SQL.
 """
 
@@ -12,24 +15,21 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from workers.engine.errors import StartError
 from workers.engine.record import StepTotals
+from workers.engine.replay import Begun, Counts, Ended, Totals, recover, segments
 from workers.engine.sequence import Attempt
+from workers.protocol.ballast import BALLAST_BYTES, Ballast, is_full
 from workers.protocol.journal import (
-    NO_HASH,
     SEGMENT_BYTES,
     Chain,
     Kind,
-    Record,
-    Scan,
     SegmentHeader,
-    parse_segment_name,
-    scan,
     segment_name,
 )
 from workers.protocol.messages import EngineRecord, TokenUsage
@@ -39,89 +39,26 @@ logger = logging.getLogger(__name__)
 KEPT_SEGMENTS = 8
 KEPT_S = 7 * 24 * 3600.0
 CRASH_REASON = "worker_crash"
-
-
-class Begun(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt enters; `number` stands for it in the counts."""
-
-    number: int
-    request_id: str
-    attempt: int
-    tenant: str
-    root: str
-    lease_bound: int
-
-
-class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Absolute, so the last one stands."""
-
-    number: int
-    cache_read: int
-    cache_write: int
-    uncached: int
-    output: int
-    recomputed: int
-    lease_bound: int
-
-
-class Ended(msgspec.Struct, frozen=True, array_like=True):
-    number: int
-    """0 in a checkpoint: nothing of it is open."""
-    record: EngineRecord
-
-
-class Totals(msgspec.Struct, frozen=True):
-    """Sums of this process since its start."""
-
-    prefill: int
-    cached: int
-    output: int
-    recomputed: int
+LOOK_EVERY_S = 1.0
+"""How often a full disk is looked at."""
+UNWRITTEN = 2**32
+"""More numbers than a process tells in its life while its disk takes none of them."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_begun = msgspec.msgpack.Decoder(Begun).decode
-_decode_counts = msgspec.msgpack.Decoder(list[Counts]).decode
-_decode_ended = msgspec.msgpack.Decoder(Ended).decode
-_decode_seq = msgspec.msgpack.Decoder(int).decode
-
-
-class Replay:
-    """What the records of a journal amount to: attempts still open, endings not yet acknowledged. Pure."""
-
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.open: dict[int, Begun] = {}
-        self.counts: dict[int, Counts] = {}
-        self.unacked: dict[int, EngineRecord] = {}
-        self.checkpointed = False
-        for record in records:
-            self.apply(record)
-
-    def apply(self, record: Record) -> None:
-        match record.kind:
-            case Kind.BEGUN:
-                begun = _decode_begun(record.payload)
-                self.open[begun.number] = begun
-            case Kind.COUNTS:
-                self.counts.update((c.number, c) for c in _decode_counts(record.payload))
-            case Kind.ENDED:
-                ended = _decode_ended(record.payload)
-                self.open.pop(ended.number, None)
-                self.unacked[ended.record.seq] = ended.record
-            case Kind.ACKED:
-                self.checkpointed = True
-                self.ack(_decode_seq(record.payload))
-
-    def ack(self, seq: int) -> bool:
-        """Forgets what is in SQL; True if there was anything."""
-        acked = [other for other in self.unacked if other <= seq]
-        for other in acked:
-            del self.unacked[other]
-        return bool(acked)
 
 
 class EngineJournal:
-    def __init__(self, directory: Path, worker: str, process: str, root: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        worker: str,
+        process: str,
+        root: str,
+        *,
+        ballast_bytes: int = BALLAST_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises `StartError` if another process holds the slot or the directory cannot be written."""
         self.directory = directory
         self.worker = worker
@@ -132,6 +69,10 @@ class EngineJournal:
         self._num_bytes = 0
         self._numbers: dict[int, int] = {}
         self._last_totals: Totals | None = None
+        self._ballast = Ballast(directory, ballast_bytes)
+        self._is_behind = False
+        self._clock = clock
+        self._look_at = 0.0
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -146,10 +87,25 @@ class EngineJournal:
             raise StartError(
                 f"Another process holds {directory}: is this slot running already?"
             ) from None
-        self._state, self._chain, self._boot = _recover(directory)
+        self._state, self._chain, self._boot = recover(directory)
+        if self._chain.next_seq > 1 and not self._ballast.was_left:
+            # Its disk may have been full: then numbers were told that no segment has.
+            self._chain = Chain(self._chain.next_seq + UNWRITTEN)
         self._next_number = 1
-        self._rotate()
-        self._end_crashed()
+        try:
+            self._rotate()
+            self._ballast.take()
+            self._end_crashed()
+        except OSError as error:
+            os.close(self._lock)
+            raise StartError(
+                f"The journal directory {directory} cannot be written: {error.strerror}."
+            ) from None
+
+    @property
+    def is_writable(self) -> bool:
+        """Attempts may be let in: what they end with will find room."""
+        return self._ballast.is_held and not self._is_behind
 
     @property
     def unacked(self) -> list[EngineRecord]:
@@ -215,20 +171,78 @@ class EngineJournal:
             self._last_totals = now
 
     def flush(self) -> None:
-        """One write of what the step appended. Raises `OSError`: an engine that cannot witness must not go on."""
-        if not self._buffer:
-            return
+        """One write of what the step appended. Raises `OSError` for a disk that fails otherwise than by being full: an
+        engine that cannot witness must not go on."""
+        if not self.is_writable:
+            self._look_for_room()
         data = b"".join(self._buffer)
         self._buffer = []
-        _write_all(self._file, data)
-        self._num_bytes += len(data)
-        if self._num_bytes >= SEGMENT_BYTES:
-            self._rotate()
+        if not data or self._is_behind:
+            return
+        try:
+            self._write(data)
+            if self._num_bytes >= SEGMENT_BYTES:
+                self._rotate()
+        except OSError as failure:
+            self._fall_behind(failure)
 
     def close(self) -> None:
         self.flush()
-        os.close(self._file)
+        self._close_file()
+        self._ballast.give_up()
         os.close(self._lock)
+
+    # --- a full disk ---
+
+    def _look_for_room(self) -> None:
+        """Each second; it takes a few ms at most."""
+        now = self._clock()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        try:
+            if self._is_behind:
+                self._buffer = []  # the checkpoint has what became of it
+                self._rotate()
+                self._is_behind = False
+        except OSError as failure:
+            self._fall_behind(failure)
+        if not self._is_behind and self._ballast.take():
+            logger.warning("the journal has room again", extra={"event": "journal_has_room"})
+
+    def _fall_behind(self, failure: OSError) -> None:
+        if not is_full(failure):
+            raise failure
+        if not self._is_behind:
+            logger.critical(
+                "the disk has no room for the journal, which goes on in memory",
+                extra={"event": "journal_behind"},
+            )
+        self._is_behind, self._last_totals = True, None
+        self._look_at = self._clock() + LOOK_EVERY_S
+
+    def _write(self, data: bytes) -> None:
+        """To the end, with the ballast's room if there is no other."""
+        view = memoryview(data)
+        while view:
+            try:
+                num_written = os.write(self._file, view)
+            except OSError as failure:
+                self._spend_ballast(failure)
+            else:
+                self._num_bytes += num_written
+                view = view[num_written:]
+
+    def _spend_ballast(self, failure: OSError) -> None:
+        """Raises `failure` where that does not help."""
+        if not is_full(failure) or not self._ballast.is_held:
+            raise failure
+        logger.error(
+            "the disk is full: what runs may end, nothing more is let in",
+            extra={"event": "journal_disk_full"},
+        )
+        self._ballast.give_up()
+        self._look_at = self._clock() + LOOK_EVERY_S
 
     # --- segments ---
 
@@ -242,14 +256,23 @@ class EngineJournal:
         self._state.unacked[record.seq] = record
 
     def _rotate(self) -> None:
-        """A new segment with its checkpoint in one write; then old segments may go."""
-        if self._file >= 0:
-            os.close(self._file)
+        """A new segment with its checkpoint in one write; then old segments may go. Raises `OSError`, and leaves no
+        segment that only began."""
         assert not self._buffer
+        self._close_file()
         path = self.directory / segment_name(self._chain.next_seq)
-        self._file = os.open(
-            path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-        )
+        data = self._checkpoint()
+        try:
+            self._file, self._num_bytes = self._open(path), 0
+            self._write(data)
+            _sync_directory(self.directory)
+        except OSError:
+            self._close_file()
+            path.unlink(missing_ok=True)  # nothing in it is not elsewhere
+            raise
+        self._prune()
+
+    def _checkpoint(self) -> bytes:
         self._append(Kind.HEADER, SegmentHeader(self.worker, self._process, self._boot))
         for record in self._state.unacked.values():
             self._append(Kind.ENDED, Ended(0, record))
@@ -259,14 +282,25 @@ class EngineJournal:
             self._append(Kind.COUNTS, list(self._state.counts.values()))
         self._append(Kind.ACKED, 0)
         data = b"".join(self._buffer)
-        self._buffer, self._num_bytes = [], len(data)
-        _write_all(self._file, data)
-        _sync_directory(self.directory)
-        self._prune()
+        self._buffer = []
+        return data
+
+    def _open(self, path: Path) -> int:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o600)
+        except OSError as failure:
+            self._spend_ballast(failure)
+            return os.open(path, flags, 0o600)
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def _prune(self) -> None:
         """The checkpoint made older segments needless; some stay for a person to read."""
-        paths = _segments(self.directory)
+        paths = segments(self.directory)
         for path in paths[:-1]:
             if len(paths) > KEPT_SEGMENTS or path.stat().st_mtime < time.time() - KEPT_S:
                 path.unlink()
@@ -313,59 +347,6 @@ def _counts(number: int, attempt: Attempt) -> Counts:
         attempt.num_recomputed,
         attempt.lease.bound,
     )
-
-
-def _segments(directory: Path) -> list[Path]:
-    return sorted(p for p in directory.iterdir() if parse_segment_name(p.name) is not None)
-
-
-def _recover(directory: Path) -> tuple[Replay, Chain, int]:
-    """State, chain and boot count after the last sound checkpoint. Damaged segments are set aside, not deleted."""
-    state, boot, next_seq = Replay(), 1, 1
-    last: Scan | None = None
-    paths = _segments(directory)
-    for path in reversed(paths):
-        found = scan(path.read_bytes())
-        next_seq = max(next_seq, _seq_bound(found, path))
-        if found.state == "corrupt":
-            logger.error(
-                "journal segment %s is damaged and set aside",
-                path.name,
-                extra={"event": "journal_quarantined"},
-            )
-            path.rename(path.with_suffix(".quarantined"))
-        elif not found.records:
-            path.unlink()  # killed before anything in it was whole: the next segment takes its name
-            continue
-        replay = Replay(found.records)
-        if found.state == "corrupt":
-            # Behind the damage they may have gone on and ended: half a count is no witness.
-            replay.open.clear()
-            replay.counts.clear()
-        if replay.checkpointed:
-            state, last = replay, found
-            header = msgspec.msgpack.decode(found.records[0].payload, type=SegmentHeader)
-            boot = header.boot + 1
-            if found.state == "torn":
-                os.truncate(path, found.num_valid_bytes)
-            break
-    prev_hash = last.prev_hash if last is not None and last.next_seq == next_seq else NO_HASH
-    return state, Chain(next_seq, prev_hash), boot
-
-
-def _seq_bound(found: Scan, path: Path) -> int:
-    """The next free number; beyond damage as many records may lie as the bytes allow."""
-    if found.state != "corrupt":
-        return found.next_seq  # what a torn write held was never told to anybody
-    smallest_record = 30
-    first = parse_segment_name(path.name) or 1
-    return max(found.next_seq, first) + path.stat().st_size // smallest_record + 1
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
 
 
 def _sync_directory(directory: Path) -> None:

@@ -113,11 +113,10 @@ class HostStore:
         if len(data) != self.bytes_per_slot:
             raise ValueError(f"{len(data)} bytes for a slot of {self.bytes_per_slot}")
         self._last_store.wait()  # of whoever had the slot before
-        start = 0
+        start, given = 0, memoryview(data)
         for tensor in self._host.tensors:
-            target = _octets(tensor[slot])
-            part = bytearray(data[start : start + len(target)])
-            target.copy_(torch.frombuffer(part, dtype=torch.uint8))
+            target = memoryview(_octets(tensor[slot]).numpy())
+            target[:] = given[start : start + len(target)]
             start += len(target)
 
     def _guarded(self, run: Callable[[], T]) -> T:

@@ -1,7 +1,7 @@
 """Whom to refuse because a first token would come too late, and when to say he may come again. Pure; the clock is given.
 
 What stands before an arrival is what its tenant's fair share lets pass before it: its own tenant's queue, and of each
-other tenant no more than until the counters are level. That, divided by the rate at which the queue drains, is the wait.
+other tenant no more than until the counters are level. How long that takes is forecast (forecast.py).
 
 Whoever is refused is told when the wait will be short enough, and has a place kept until then: as if he stood in the
 queue, so that those refused after him are told a later time and newcomers do not take his turn. He is known again by
@@ -12,15 +12,12 @@ tell all of them the same moment, and most of them in vain.
 from __future__ import annotations
 
 import heapq
-import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from workers.engine.fairness import VirtualCounters
-
-FADE_S = 5.0
-"""The drain rate is that of about so long."""
+from workers.engine.forecast import Queued
 
 JITTER = 0.2
 GRACE_S = 5.0
@@ -36,28 +33,9 @@ the device idle."""
 SLACK = 1.25
 """Who comes at the time he was told is let in though the wait is so much longer than the target."""
 
-
-class DrainRate:
-    """Prompt tokens that leave the queue in a second in which there is one."""
-
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._at = -math.inf
-        self._num_taken = 0
-
-    def observe(self, now: float, num_taken: int, *, backlog: bool) -> None:
-        """`num_taken`: tokens that left up to now. `backlog`: somebody waits."""
-        elapsed = now - self._at
-        if backlog and elapsed < FADE_S:
-            fade = math.exp(-elapsed / FADE_S)
-            self._tokens = self._tokens * fade + num_taken - self._num_taken
-            self._seconds = self._seconds * fade + elapsed
-        self._at, self._num_taken = now, num_taken
-
-    def per_second(self, expected: float) -> float:
-        """`expected` stands for one second, while little was seen. 0: nothing is known at all."""
-        return (self._tokens + expected) / (self._seconds + 1) if expected > 0 else 0.0
+EARLY_S = 5.0
+"""Whoever is refused is told when the wait will be so much shorter than the target, or half of it: with a queue just as
+long as the target, whoever comes a moment early would be refused again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +50,10 @@ class Arrival:
     """Until when the first token is of use."""
 
 
+Wait = Callable[[Queued], float]
+"""Seconds until those have begun."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     due: float
@@ -80,18 +62,14 @@ class _Place:
 
 class Overload:
     def __init__(self, counters: VirtualCounters) -> None:
-        self.drain = DrainRate()
         self._counters = counters
         self._places: dict[tuple[str, int], _Place] = {}
-        self._kept: dict[str, int] = {}
-        """Tokens of places, by tenant."""
+        self._kept: dict[str, Queued] = {}
+        """By tenant."""
         self._lapses: list[tuple[float, tuple[str, int]]] = []
         self._random = random.Random(0)  # spreads returns; nothing is secret
-
-    @property
-    def num_kept(self) -> int:
-        """Tokens of all places."""
-        return sum(self._kept.values())
+        self.kept = Queued()
+        """All places."""
 
     def claim(self, tenant: str, prompt: int) -> None:
         """He came, and there is room anyway."""
@@ -99,55 +77,60 @@ class Overload:
             self._give_up((tenant, prompt))
 
     def refuse(
-        self, arrival: Arrival, queued: Mapping[str, int], num_running: int, now: float, rate: float
+        self, arrival: Arrival, queued: Mapping[str, Queued], now: float, wait_s: Wait
     ) -> float:
-        """Seconds after which to come again; 0: welcome. `queued`: uncached tokens that wait, by tenant; `num_running`:
-        those of prompts being computed; `rate`: tokens per second. O(tenants that wait)."""
+        """Seconds after which to come again; 0: welcome. `queued`: those that wait, by tenant. O(tenants that wait)."""
         self._lapse(now)
         key = arrival.tenant, arrival.prompt
         place = self._places.get(key)
         if place is not None:
             self._give_up(key)
-        if rate <= 0:
-            return 0.0
         on_time = place is not None and now >= place.due
-        wait = (self._ahead(arrival, queued) + num_running) / rate
+        wait = wait_s(self._ahead(arrival, queued))
         if wait <= (SLACK if on_time else SHORT) * arrival.limit_s:
             return 0.0
-        tenants = queued.keys() | self._kept.keys()
-        with_places = {t: queued.get(t, 0) + self._kept.get(t, 0) for t in tenants}
-        wait = (self._ahead(arrival, with_places) + num_running) / rate
+        none = Queued()
+        with_places = {
+            tenant: queued.get(tenant, none).plus(self._kept.get(tenant, none))
+            for tenant in queued.keys() | self._kept.keys()
+        }
+        wait = wait_s(self._ahead(arrival, with_places))
         if wait <= arrival.limit_s:
             return 0.0
         jitter = self._random.uniform(1 - JITTER, 1 + JITTER)
-        # Half the target: a queue as long as the target would refuse whoever comes a moment early.
-        after_s = (wait - arrival.limit_s / 2) * jitter
+        after_s = (wait - arrival.limit_s + min(EARLY_S, arrival.limit_s / 2)) * jitter
         if after_s <= LONGEST_S:
             self._keep(key, _Place(now + after_s, arrival.num_tokens))
         return after_s
 
-    def _ahead(self, arrival: Arrival, queued: Mapping[str, int]) -> float:
+    def _ahead(self, arrival: Arrival, queued: Mapping[str, Queued]) -> Queued:
         counters = self._counters
-        own = queued.get(arrival.tenant, 0)
-        level = counters.level(arrival.tenant) + (own + arrival.num_tokens) / arrival.weight
-        ahead = float(own)
-        for tenant, num_tokens in queued.items():
+        ahead = queued.get(arrival.tenant, Queued())
+        level = counters.level(arrival.tenant)
+        level += (ahead.num_tokens + arrival.num_tokens) / arrival.weight
+        for tenant, theirs in queued.items():
             if tenant != arrival.tenant:
                 until_level = (level - counters.level(tenant)) * counters.weight(tenant)
-                ahead += min(num_tokens, max(0.0, until_level))
+                ahead = ahead.plus(theirs, part=until_level / max(1.0, theirs.num_tokens))
         return ahead
 
     # --- places ---
 
     def _keep(self, key: tuple[str, int], place: _Place) -> None:
         self._places[key] = place
-        self._kept[key[0]] = self._kept.get(key[0], 0) + place.num_tokens
+        self._count(key[0], place, 1)
         heapq.heappush(self._lapses, (place.due + GRACE_S, key))
 
     def _give_up(self, key: tuple[str, int]) -> None:
-        tenant = key[0]
-        self._kept[tenant] -= self._places.pop(key).num_tokens
-        if self._kept[tenant] == 0:
+        self._count(key[0], self._places.pop(key), -1)
+
+    def _count(self, tenant: str, place: _Place, sign: int) -> None:
+        change = Queued(sign * place.num_tokens, sign)
+        self.kept = self.kept.plus(change)
+        kept = self._kept.get(tenant, Queued()).plus(change)
+        if kept.num_sequences:
+            self._kept[tenant] = kept
+        else:
             del self._kept[tenant]
 
     def _lapse(self, now: float) -> None:

@@ -74,6 +74,10 @@ class StepTime:
         )
         self._fit = None
 
+    def has_seen(self, num_tokens: int) -> bool:
+        """A step of half this size or more, however long ago."""
+        return any(size >= (num_tokens // 2).bit_length() for size in self._of_size)
+
     @property
     def fit(self) -> tuple[float, float, float]:
         """(a, b, c) in seconds, seconds per token, seconds per KV token; none is negative."""
@@ -135,11 +139,15 @@ class TokenBudget:
 
     def pace(self, num_kv_tokens: int, *, hurried: bool) -> int:
         """The budget of the next step, which is thought to read so many tokens of KV."""
-        self.num_tokens = self._ceiling
-        if hurried and self.step_time.num_steps >= MIN_STEPS:
-            within = self.step_time.tokens_within(self._target_s, num_kv_tokens)
-            self.num_tokens = min(self._ceiling, max(LEAST_BUDGET, int(within)))
+        self.num_tokens = self.hurried(num_kv_tokens) if hurried else self._ceiling
         return self.num_tokens
+
+    def hurried(self, num_kv_tokens: int) -> int:
+        """That of a step for which somebody interactive waits."""
+        if self.step_time.num_steps < MIN_STEPS:
+            return self._ceiling
+        within = self.step_time.tokens_within(self._target_s, num_kv_tokens)
+        return min(self._ceiling, max(LEAST_BUDGET, int(within)))
 
     @property
     def slack(self) -> int:

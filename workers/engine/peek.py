@@ -12,11 +12,10 @@ def peek(
     root: str,
     identity: bytes | None,
     cache: PrefixCache,
-    num_waiting_tokens: int,
-    rate: float,
+    wait_s: float,
 ) -> Peeked:
-    """`identity`: of the adapter, None for one that is not here. `rate`: prompt tokens per second; while nothing is known of it, nothing has waited either."""
-    wait_ms = int(1000 * num_waiting_tokens / rate) if rate > 0 else 0
+    """`identity`: of the adapter, None for one that is not here. `wait_s`: how long it would wait, whatever it is."""
+    wait_ms = int(1000 * wait_s)
     if message.root != root or identity is None:
         return Peeked(message.peek_id, -1, wait_ms)
     path = tuple(PathEntry(region.id + identity, region.end) for region in message.namespace)

@@ -153,12 +153,16 @@ class Pipeline:
     def __len__(self) -> int:
         return len(self._flights)
 
+    def copy(self, plan: StepPlan) -> None:
+        """Raises what the runner raises; then the plan has its copies still."""
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+            plan.copies = []  # what no later failure undoes
+
     def launch(self, plan: StepPlan, rows: list[Row]) -> None:
         """Raises what the runner raises; then nothing is in flight for this plan."""
         begun_at = self._clock()
-        if plan.copies:
-            self._runner.copy_blocks(plan.copies)
-            plan.copies = []  # what a failure below does not undo
+        self.copy(plan)
         ticket = self._runner.launch(rows)
         record = StepRecord(
             plan.step,

@@ -75,7 +75,7 @@ class Overrides:
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
-    help="auto: the checkpoint's; float32 on a CPU.",
+    help="auto: the checkpoint's; float32 on a CPU that would be slower in it.",
 )
 @click.option(
     "--kv-dtype",
@@ -134,13 +134,13 @@ def main(
     overrides = Overrides(memory_gib, bandwidth_gb, tflops)
     try:
         device = overrides.of(_device(gpu, tensor_parallel))
-        census = _census(model, device, dtype, kv_dtype, quant, tensor_parallel)
+        census, reason = _census(model, device, dtype, kv_dtype, quant, tensor_parallel)
         asked = Asked(device, tensor_parallel, block_size, contexts)
         found = plan(census.rank, census.context_limit, census.dtype, asked)
     except ModelError as error:
         _fail(str(error))
     settings = {"MODEL": model, "DTYPE": census.dtype, "KV_DTYPE": kv_dtype, "QUANT": quant}
-    report = Report(census.whole, census.rank, census.context_limit, asked, found, settings)
+    report = Report(census.whole, census.rank, census.context_limit, asked, found, settings, reason)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     else:
@@ -169,19 +169,22 @@ def _device(name: str, num_ranks: int) -> Device:
 
 def _census(
     model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, num_ranks: int
-) -> Census:
+) -> tuple[Census, str]:
+    """With why it is in its dtype. Raises ModelError."""
     import torch
 
-    from workers.engine.model import census
-    from workers.engine.runner import dtype_of
+    from workers.engine import dtypes
+    from workers.engine.model import census, stored
 
     config = census.read_config(model)
     kind = torch.device("cpu" if device.is_cpu else "cuda")
-    chosen = dtype_of(dtype, kind, config.dtype)
+    rounded = quant != "none" or stored.scheme_of(config) is not None
+    chosen = dtypes.of_model(dtype, kind, config, rounded)
     if kv_dtype == "fp8" and not device.is_cpu and not device.fp8_flops_per_s:
         raise ModelError(f"The device {device.name} has no 8-bit floats: use int8.")
     kv_itemsize = None if kv_dtype == "auto" else 1
-    return census.take(config, chosen, kv_itemsize, quant, num_ranks, device.is_cpu)
+    taken = census.take(config, chosen.dtype, kv_itemsize, quant, num_ranks, device.is_cpu)
+    return taken, chosen.reason
 
 
 def _fail(message: str) -> None:

@@ -27,6 +27,7 @@ class Report:
     plan: Plan
     given: dict[str, str]
     """Settings that were asked for, by their names without prefix."""
+    dtype_reason: str
 
     def settings(self) -> dict[str, str | int]:
         """What a worker is to be told, by environment variable."""
@@ -53,6 +54,8 @@ class Report:
                 "weight_bytes": self.whole.weight_bytes,
                 "kv_bytes_per_token": self.whole.kv_bytes_per_token,
                 "context_limit": self.context_limit,
+                "dtype": self.given["DTYPE"],
+                "dtype_reason": self.dtype_reason,
             },
             "device": asdict(self.asked.device) | {"num_ranks": self.asked.num_ranks},
             "memory": {
@@ -97,6 +100,7 @@ class Report:
         rate = device.ceilings(self.given["DTYPE"]).matmul_flops_per_s
         return [
             ("parameters", f"{size.total:,} in all, {size.active:,} met by a token"),
+            ("dtype", f"{self.given['DTYPE']} ({self.dtype_reason})"),
             ("device", f"{device.name}: {in_words(device.memory)}, {device.bytes_per_s / 1e9:,.1f} GB/s,"
              f" {rate / 1e12:,.2f} TFLOP/s {self.given['DTYPE']} ({device.source})"),
             ("weights", f"{in_words(plan.weight_bytes)}{each}"),

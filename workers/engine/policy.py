@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import Literal, NamedTuple
 
 from cache.prefix_cache import BlockKey
 from workers.engine.admission import Admission
 from workers.engine.chunks import Chunks
 from workers.engine.fairness import VirtualCounters
+from workers.engine.forecast import Queued
 from workers.engine.growth import Growth
 from workers.engine.overload import Arrival, Overload
 from workers.engine.sequence import Sequence
@@ -35,7 +37,6 @@ class ArrivalQueue:
 
     def __init__(self, counters: VirtualCounters, look: Look, budget: Callable[[], int]) -> None:
         self.num_uncached = 0
-        self.num_taken = 0
         self._look = look
         self._uncached: dict[Sequence, int] = {}
         """As far as the tree went when it came."""
@@ -46,8 +47,8 @@ class ArrivalQueue:
         return len(self._uncached)
 
     @property
-    def uncached(self) -> dict[str, int]:
-        return {EVERYBODY: self.num_uncached}
+    def queued(self) -> dict[str, Queued]:
+        return {EVERYBODY: Queued(self.num_uncached, len(self))}
 
     def push(self, sequence: Sequence) -> None:
         num_uncached = len(sequence.tokens) - self._look(sequence).num_tokens
@@ -61,7 +62,7 @@ class ArrivalQueue:
         return self._heap[0][1] if self._heap else None
 
     def take(self, sequence: Sequence) -> None:
-        self.num_taken += self.remove(sequence)
+        self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> int:
         num_uncached = self._uncached.pop(sequence)
@@ -95,8 +96,8 @@ class ArrivalGrowth(Growth):
 
 
 class ArrivalOverload(Overload):
-    def _ahead(self, arrival: Arrival, queued: Mapping[str, int]) -> float:
-        return float(sum(queued.values()))
+    def _ahead(self, arrival: Arrival, queued: Mapping[str, Queued]) -> Queued:
+        return reduce(Queued.plus, queued.values(), Queued())
 
 
 class Parts(NamedTuple):

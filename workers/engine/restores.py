@@ -16,6 +16,7 @@ from cache.handle import Handle
 from cache.prefix_cache import PrefixCache
 from cache.tiers import Copy, HostTier, Written
 from workers.engine.errors import DeviceOutOfMemory
+from workers.engine.forecast import Forecast
 from workers.engine.host_port import HostBlocks, Transfer
 from workers.engine.record import Rate
 from workers.engine.sequence import Sequence
@@ -73,7 +74,7 @@ class RestoreCounts:
 class Pace:
     """Seconds that copies take, and prefills."""
 
-    def __init__(self, prefill: Rate, block_size: int) -> None:
+    def __init__(self, prefill: Forecast, block_size: int) -> None:
         self.prefill = prefill
         self.load = Rate()
         self.store = Rate()
@@ -107,7 +108,7 @@ class _Stores:
 
 class Restores:
     def __init__(
-        self, cache: PrefixCache, mover: HostBlocks, prefill: Rate, preempt: Preempt = "auto"
+        self, cache: PrefixCache, mover: HostBlocks, prefill: Forecast, preempt: Preempt = "auto"
     ) -> None:
         assert cache.host is not None
         self.counts = RestoreCounts()

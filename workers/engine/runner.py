@@ -7,6 +7,7 @@ all state of a sequence comes with its row.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 
 from kernels import dispatch
 from kernels.dispatch import Ops
-from workers.engine import memory, self_check
+from workers.engine import dtypes, memory, self_check, trial
 from workers.engine.capacity import Need
 from workers.engine.device_steps import DeviceSteps
 from workers.engine.errors import DeviceOutOfMemory, ModelError
@@ -52,9 +53,7 @@ from workers.engine.steps import LoadedModel, PlainSteps, Steps
 
 T = TypeVar("T")
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-_FP8_CAPABILITY = (8, 9)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class RunnerSettings:
     device: str = "auto"
     """auto: cuda where there is one, else cpu."""
     dtype: str = "auto"
-    """auto: the checkpoint's on cuda, float32 on a CPU, where results are to be exact."""
+    """auto: the checkpoint's; float32 on a CPU that would be slower in it (`dtypes`)."""
     kv_dtype: str = "auto"
     """What KV is stored in. auto: the dtype; int8 or fp8: 8 bits and a scale per token, head, and K or V."""
     block_size: int = 16
@@ -132,8 +131,14 @@ class ModelRunner:
         if settings.smoothing is not None:
             smoothing.refuse_beside(settings.quant, parallel.size, scheme is not None)
             statistics = smoothing.read(settings.smoothing)
-        dtype = dtype_of(settings.dtype, self._device, config.dtype)
-        kv_dtype = _kv_dtype(settings.kv_dtype, self._device, dtype)
+        rounded = scheme is not None or settings.quant != "none"
+        chosen = dtypes.of_model(settings.dtype, self._device, config, rounded)
+        dtype = chosen.dtype
+        kv_dtype = dtypes.of_kv(settings.kv_dtype, self._device, dtype)
+        log.info(
+            "%s is computed in %s: %s", settings.model, chosen.name, chosen.reason,
+            extra={"event": "model_dtype", "dtype": chosen.name},
+        )  # fmt: skip
         limit = support.context_limit(config)
         self.max_model_len = min(settings.max_model_len or limit, limit)
         self.block_size = settings.block_size
@@ -162,6 +167,9 @@ class ModelRunner:
             self.loaded = self._load(model, kv_dtype, settings)
             self.store = self.loaded.store
             self._steps = self._ready(settings, capture)
+            trial.run(
+                self._steps, config.model_type, self.block_size, self.store.num_blocks, self.max_model_len
+            )  # fmt: skip
         self.num_blocks = self.store.num_blocks
 
     @property
@@ -335,26 +343,3 @@ def _device(name: str) -> torch.device:
 def _current(device: torch.device) -> AbstractContextManager[object]:
     """The current device belongs to a thread; steps are launched from another one than the model was loaded in."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def dtype_of(name: str, device: torch.device, checkpoints: torch.dtype | None) -> torch.dtype:
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else checkpoints or torch.bfloat16
-    if name not in _DTYPES:
-        raise ModelError(f"The dtype {name} is not one of auto, {', '.join(_DTYPES)}.")
-    return _DTYPES[name]
-
-
-def _kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    if name == "auto":
-        return dtype
-    if name not in _KV_DTYPES:
-        raise ModelError(f"The KV dtype {name} is not one of auto, {', '.join(_KV_DTYPES)}.")
-    if name == "fp8" and device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability < _FP8_CAPABILITY:
-            major, minor = capability
-            raise ModelError(
-                f"fp8 KV needs a device of capability 8.9; this one has {major}.{minor}."
-            )
-    return _KV_DTYPES[name]

@@ -17,23 +17,29 @@ a preempted one waits; and a plan that lacks blocks while a step is in flight is
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.deferral import Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.floor import BatchFloor
+from workers.engine.forecast import Forecast, Load, Queued
 from workers.engine.holdings import Holdings
 from workers.engine.host_port import HostBlocks
 from workers.engine.overload import Arrival
 from workers.engine.pace import TokenBudget
 from workers.engine.policy import POLICIES, Policy
 from workers.engine.ranks import TIERS, Ranks
-from workers.engine.record import Rate, StepRecord
+from workers.engine.record import StepRecord
 from workers.engine.restores import Preempt, Restores
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits, StepPlan, Work
 from workers.protocol.messages import ExtendLease, Tier
+
+logger = logging.getLogger(__name__)
 
 CREDIT_STEPS = 8
 """A tenant that was idle may be ahead of the others by so many token budgets."""
@@ -55,8 +61,8 @@ class Scheduler:
         self.counters = VirtualCounters(CREDIT_STEPS * limits.max_batch_tokens)
         self.budget = TokenBudget(limits.max_batch_tokens, limits.token_gap_s)
         self.floor = BatchFloor(limits.max_running)
-        self.prefill_rate = Rate()
-        self.restores = None if host is None else Restores(cache, host, self.prefill_rate, preempt)
+        self.forecast = Forecast(self.budget)
+        self.restores = None if host is None else Restores(cache, host, self.forecast, preempt)
         self.holdings = Holdings(cache, limits.max_running, self.restores)
         self.deferral = Deferral(cache)
         waiting = {
@@ -92,19 +98,33 @@ class Scheduler:
         limit_s = min(self.limits.ttft_s, attempt.deadline - now)
         if message.tier == "batch" or message.resume or message.max_tokens == 0:
             return 0.0
-        rate = self.overload.drain.per_second(self.prefill_rate.per_second)
-        num_running = sum(
-            s.num_unscheduled for s in self.ranks.running["interactive"] if not s.output
-        )
-        most = waiting.num_uncached + self.overload.num_kept + num_running
-        if most <= rate * limit_s:
-            if self.overload.num_kept:
+        load = self._load()
+        most = Queued(waiting.num_uncached, len(waiting)).plus(self.overload.kept)
+        if self.forecast.wait_s(most, load) <= limit_s:
+            if self.overload.kept.num_sequences:
                 self.overload.claim(message.tenant, hash(message.prompt))
             return 0.0
         sequence = attempt.sequences[0]
         num_tokens = len(sequence.tokens) - self._look(sequence).num_tokens
         arrival = Arrival(message.tenant, message.weight, num_tokens, hash(message.prompt), limit_s)
-        return self.overload.refuse(arrival, waiting.uncached, num_running, now, rate)
+        return self.overload.refuse(
+            arrival, waiting.queued, now, lambda ahead: self.forecast.wait_s(ahead, load)
+        )
+
+    def wait_s(self) -> float:
+        """Seconds that somebody would wait who came now, and whom all others in the queue go before."""
+        waiting = self.ranks.waiting["interactive"]
+        return self.forecast.wait_s(Queued(waiting.num_uncached, len(waiting)), self._load())
+
+    def _load(self) -> Load:
+        """Batch gives way, so its places are free."""
+        running = self.ranks.running["interactive"]
+        return Load(
+            len(running),
+            sum(s.num_unscheduled for s in running if not s.output),
+            max(1, len(running)) if self.admission.is_full else self.limits.max_running,
+            self._num_kv_tokens,
+        )
 
     def add(self, attempt: Attempt) -> None:
         """One whose grammar is compiling only enters; `release` lets it run."""
@@ -123,6 +143,8 @@ class Scheduler:
         self.ranks.extend(attempt, message, now)
 
     def end(self, sequence: Sequence) -> None:
+        if sequence.output and sequence.attempt.message.tier == "interactive":
+            self.forecast.answered(len(sequence.output))
         self.ranks.end(sequence)
 
     def leave(self, attempt: Attempt) -> None:
@@ -139,17 +161,23 @@ class Scheduler:
 
     # --- the plan of a step ---
 
-    def plan(self, step: int, now: float, *, ahead: bool = False) -> StepPlan:
-        """Between a plan and its `launched` nothing else may touch the scheduler."""
+    def plan(
+        self,
+        step: int,
+        now: float,
+        *,
+        ahead: bool = False,
+        takes: Callable[[Sequence], bool] | None = None,
+    ) -> StepPlan:
+        """Between a plan and its `launched` nothing else may touch the scheduler. `takes`: of these only."""
         self.admission.tick(now)
-        waiting = self.ranks.waiting["interactive"]
-        self.overload.drain.observe(now, waiting.num_taken, backlog=len(waiting) > 0)
         plan = StepPlan(
             step,
             now,
             self.budget.pace(self._num_kv_tokens, hurried=self.ranks.present("interactive")),
             self.budget.slack,
             ahead,
+            takes=takes,
             num_preempted=self._num_preempted_before,
             num_cached_tokens=self._num_cached_before,
         )
@@ -160,7 +188,10 @@ class Scheduler:
         num_rows = len(plan.work)
         self._plan_batch(plan)
         if self.speculation is not None:
-            self.speculation.extend(plan)
+            try:
+                self.speculation.extend(plan)
+            except Exception:  # a plan is whole without guesses
+                logger.exception("nothing is guessed", extra={"event": "guesses_failed"})
         self._count(plan, num_rows)
         if self.restores is not None:
             self.restores.flush()
@@ -207,7 +238,7 @@ class Scheduler:
         for sequence in tuple(self.ranks.running[tier]):
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for an earlier one, a moment ago
-            if sequence.restoring:
+            if sequence.restoring or plan.excludes(sequence):
                 continue
             attempt = sequence.attempt
             position, pending = sequence.num_scheduled, sequence.num_pending

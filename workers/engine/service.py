@@ -42,6 +42,7 @@ from workers.protocol.messages import (
     EngineRecords,
     Hello,
     Message,
+    StepFrame,
     WorkerStatus,
 )
 
@@ -97,6 +98,7 @@ class Service:
         self._num_links = 0
         self._num_attempts = 0
         self._beat_at = time.monotonic()
+        """Written by the engine thread itself: a loop that stood still must not take it for stuck."""
         self._accepting_ended = False
         self._draining = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -157,12 +159,16 @@ class Service:
 
     def _run_engine(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            self._engine.run(self._inbox, lambda out: _call(loop, self._deliver, out))
+            self._engine.run(self._inbox, lambda out: self._beat(loop, out))
         except (
             BaseException
         ) as error:  # the thread's outermost frame: whatever it was, the process must learn of it
             logger.exception("the engine thread ended", extra={"event": "engine_broken"})
             _call(loop, self._engine_ended, error)
+
+    def _beat(self, loop: asyncio.AbstractEventLoop, out: StepOutput) -> None:
+        self._beat_at = time.monotonic()
+        _call(loop, self._deliver, out)
 
     def _engine_ended(self, error: BaseException) -> None:
         self.engine_error = error
@@ -170,7 +176,6 @@ class Service:
 
     def _deliver(self, out: StepOutput) -> None:
         """Everything of one step, in order."""
-        self._beat_at = time.monotonic()
         self.status = out.status
         self._num_attempts = out.num_attempts
         for link, message in out.messages:
@@ -205,6 +210,11 @@ class Service:
         try:
             connection.send(message)
         except FrameError:
+            if isinstance(message, StepFrame) and len(message.deltas) > 1:
+                half = len(message.deltas) // 2  # logprobs of many prompts that ended in one step
+                for deltas in (message.deltas[:half], message.deltas[half:]):
+                    self._send(link, StepFrame(message.step, deltas))
+                return
             logger.exception("a frame is too large", extra={"event": "frame_too_large"})
             connection.abort()
         if connection.num_queued_bytes > MAX_QUEUED_BYTES:
@@ -352,6 +362,7 @@ class Service:
             while True:
                 try:
                     await client.set(key, value, ex=registry.REGISTRATION_TTL_S)
+                    await client.sadd(registry.WORKERS, self.identity.worker)
                     if away:
                         logger.info("registered again", extra={"event": "registry_back"})
                     away = False

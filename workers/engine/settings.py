@@ -5,6 +5,7 @@ Names that other processes share are `HEADGATE_<NAME>`, the engine's own `HEADGA
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 from typing import Literal
@@ -24,7 +25,9 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     )
 
     home: Path = Path("~/.headgate")
+    """The state directory: journal and sockets."""
     slot: int = pydantic.Field(default=0, ge=0)
+    """Which of the workers of this state directory it is: each has a journal of its own."""
     model: str
     """A Hugging Face directory or a hub id."""
     model_id: str = ""
@@ -34,17 +37,25 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     redis_url: str = ""
     """Where gateways look for workers; empty: they are told another way."""
     threads: int | None = pydantic.Field(default=None, ge=1)
+    """Threads that compute on this CPU; unset: as many as cores."""
     ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
     """Probes and metrics; empty: 127.0.0.1, port 9400 + slot, or any port if that one is taken."""
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
     """An inherited listening socket for them; wins over `ops_bind`."""
     drain_s: float = pydantic.Field(default=60.0, ge=0)
+    """A stop waits so long for running requests before it ends them."""
     metrics_tenant_detail: bool = False
     """A series per tenant on cache metrics: held and retained blocks, block-seconds, evictions."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """How much is logged."""
 
     engine_device: str = pydantic.Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    engine_cpu: Literal["auto", "avx2", "avx512", "avx512_bf16", "amx"] = "auto"
+    """auto: the instructions that this CPU has. A kind: none beyond it, for finding faults and for equal outputs on unlike
+    CPUs; the kernels read it from the environment (`kernels.cpu.instructions`)."""
     engine_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """What weights and activations are computed in."""
     engine_tensor_parallel: int = pydantic.Field(default=1, ge=1, le=64)
     """Processes (GPUs) that one copy of the model is split over."""
     engine_kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
@@ -70,7 +81,9 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Places for adapters, those of the directory included. Unset: 8 on a CPU, made with the first adapter; none on a
     GPU, where places cost the recorded decode steps."""
     engine_max_adapter_rank: int = pydantic.Field(default=16, ge=1, le=64)
+    """The largest rank that an adapter may have."""
     engine_block_size: int = pydantic.Field(default=16, ge=1, le=256)
+    """Tokens of KV in a block, which is what is shared and evicted."""
     engine_num_blocks: int | None = pydantic.Field(default=None, ge=8)
     """The null block included; unset: what the memory holds."""
     engine_kv_memory: int | None = pydantic.Field(default=None, ge=1)
@@ -85,14 +98,18 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Decode steps on a GPU: recorded at start and replayed; called; replayed and compared with a call each time, for
     finding faults."""
     engine_max_model_len: int | None = pydantic.Field(default=None, ge=2)
+    """Positions of a sequence; unset: the model's own."""
     engine_max_batch_tokens: int = pydantic.Field(default=512, ge=1)
     """Token budget of a step: more is faster for prompts and slower between two tokens of a stream."""
     engine_max_running: int = pydantic.Field(default=256, ge=1)
-    engine_ttft_target_ms: int = pydantic.Field(default=10_000, ge=1)
-    """An interactive request that would wait longer for its first token is refused, with the time to come again."""
+    """Sequences in one step."""
+    engine_ttft_target_ms: int = pydantic.Field(default=60_000, ge=1)
+    """An interactive request that is forecast to wait longer before its prompt begins is refused, with the time to come
+    again. A minute: clients wait ten, and whoever is refused sends it all again."""
     engine_token_gap_target_ms: int = pydantic.Field(default=50, ge=1)
     """Between two tokens of an interactive stream: steps are made no larger than that allows, down to 256 tokens."""
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
+    """A sequence whose lease has run out keeps its blocks so long for the next one."""
     engine_speculate: Literal["off", "ngram", "suffix", "tree", "draft", "heads", "lookahead"] = (
         "off"
     )
@@ -120,6 +137,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_shared_cache_bytes: int = pydantic.Field(default=16 * 1024**3, ge=1)
     """Of all workers together; the oldest goes first."""
     engine_shared_cache_ttl_s: int = pydantic.Field(default=3600, ge=1)
+    """A shared copy that nobody took for so long is dropped."""
     engine_shared_cache_secret: Path | None = None
     """A file of 32 bytes or more, the same for all workers that share. Unset: `secrets/shared_cache.key` in the home,
     drawn by the first worker."""
@@ -132,6 +150,17 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     wait."""
     engine_lag: Literal["auto", "off"] = "auto"
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
+
+    @pydantic.field_validator(
+        "home", "engine_smoothing", "engine_adapters", "engine_heads", "engine_shared_cache_secret",
+        mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _is_named(cls, value: object) -> object:
+        """An empty path would be the directory one happens to be in."""
+        if value == "":
+            raise ValueError("must not be empty")
+        return value
 
     @pydantic.model_validator(mode="after")
     def _decodes_fit_a_step(self) -> WorkerSettings:
@@ -221,7 +250,9 @@ def load() -> WorkerSettings:
     known = {PREFIX + name.upper() for name in WorkerSettings.model_fields}
     for name in sorted(os.environ):
         if name.startswith(OWN_PREFIX) and name not in known:
-            raise StartError(f"{name} is not a setting of the worker.")
+            meant = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {meant[0]}?" if meant else ""
+            raise StartError(f"{name} is not a setting of the worker.{hint}")
     try:
         return WorkerSettings()  # type: ignore[call-arg]  # from the environment
     except pydantic.ValidationError as error:
@@ -229,4 +260,7 @@ def load() -> WorkerSettings:
         if not first["loc"]:  # our own words about several
             raise StartError(f"{first['ctx']['error']}.") from None
         name = PREFIX + str(first["loc"][0]).upper()
-        raise StartError(f"{name}: {first['msg']}.") from None
+        message = first["msg"]
+        if first["type"] == "string_pattern_mismatch":
+            message = "docs/configuration.md says how it is written"
+        raise StartError(f"{name}: {message}.") from None

@@ -13,7 +13,7 @@ import torch
 from kernels.batch import PagedBatch, RowTensors, Slots, StepInputs
 from kernels.draws import DrawTensors
 from kernels.shared import SharedGroups
-from kernels.splits import DecodeWorkspace, most_splits
+from kernels.splits import DecodeWorkspace, most_splits, most_splits_beside_shared
 from workers.engine.device_rows import Field, draw_tensors
 from workers.engine.model.hf import StepContext
 from workers.engine.plan import Row
@@ -52,8 +52,10 @@ class StaticBatch:
         vocab_size: int,
         device: torch.device,
         attention: tuple[int, int] | None,
+        shared_attention: bool = False,
     ) -> None:
-        """`attention`: query heads and their size, where compiled attention wants a place for partial sums."""
+        """`attention`: query heads and their size, where compiled attention wants a place for partial sums.
+        `shared_attention`: also for those of prefixes that rows read together."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -75,7 +77,8 @@ class StaticBatch:
         )
         self._workspace: DecodeWorkspace | None = None
         if attention is not None:
-            splits = most_splits(self._max_seq_len)
+            bound = most_splits_beside_shared if shared_attention else most_splits
+            splits = bound(self._max_seq_len)
             self._workspace = DecodeWorkspace.of(max_rows, *attention, splits, device)
         self.logits = zeros(max_rows, vocab_size, dtype=torch.float32)
         self.drawn = zeros(max_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,8 +25,8 @@ class Limits:
     """Tokens of prompt and output together: what model and pool can hold."""
     lease_wait_s: float = 2.0
     lease_silence_s: float = 15.0
-    ttft_s: float = 10.0
-    """Target of the interactive tier to the first token: who would wait longer in the queue is refused."""
+    ttft_s: float = 60.0
+    """Target of the interactive tier: who would wait longer in the queue is refused."""
     token_gap_s: float = 0.05
     """Target of the interactive tier between two tokens: what a step should take at most."""
 
@@ -53,6 +54,8 @@ class StepPlan:
     holds_next: bool = False
     """The next step cannot be planned before this one is collected: its rows fork or carry prompt logprobs, or somebody
     has to lose blocks."""
+    takes: Callable[[Sequence], bool] | None = None
+    """Whose step it is, where not everybody's: of who may not take part (apart.py) nothing is planned."""
     work: list[Work] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
@@ -64,6 +67,9 @@ class StepPlan:
     num_tokens: int = 0
     num_kv_tokens: int = 0
     """Read by attention: positions before each row's own."""
+
+    def excludes(self, sequence: Sequence) -> bool:
+        return self.takes is not None and not self.takes(sequence)
 
     def keep_short(self) -> None:
         """Somebody may come before batch while this step runs: of what is left over, a part."""

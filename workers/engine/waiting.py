@@ -18,6 +18,7 @@ from typing import Protocol
 
 from cache.prefix_cache import BlockKey, Probe
 from workers.engine.fairness import TenantOrder, VirtualCounters
+from workers.engine.forecast import Queued
 from workers.engine.sequence import Sequence
 
 MAX_PROBES = 32
@@ -38,14 +39,12 @@ class Waiting(Protocol):
 
     num_uncached: int
     """Prompt tokens that somebody has yet to compute, as far as is known."""
-    num_taken: int
-    """Of those, tokens whose sequences have entered."""
 
     def __len__(self) -> int: ...
 
     @property
-    def uncached(self) -> dict[str, int]:
-        """By tenant."""
+    def queued(self) -> dict[str, Queued]:
+        """By tenant. O(tenants)."""
         ...
 
     def push(self, sequence: Sequence) -> None: ...
@@ -260,7 +259,6 @@ class WaitingQueue:
 
     def __init__(self, counters: VirtualCounters, look: Look, budget: Callable[[], int]) -> None:
         self.num_uncached = 0
-        self.num_taken = 0
         self._counters = counters
         self._look = look
         self._budget = budget
@@ -277,8 +275,11 @@ class WaitingQueue:
         return self._num_items
 
     @property
-    def uncached(self) -> dict[str, int]:
-        return {tenant: queue.num_uncached for tenant, queue in self._tenants.items()}
+    def queued(self) -> dict[str, Queued]:
+        return {
+            tenant: Queued(queue.num_uncached, len(queue))
+            for tenant, queue in self._tenants.items()
+        }
 
     def push(self, sequence: Sequence) -> None:
         tenant = sequence.attempt.message.tenant
@@ -311,7 +312,6 @@ class WaitingQueue:
     def take(self, sequence: Sequence) -> None:
         queue = self._tenants[sequence.attempt.message.tenant]
         num_uncached = self.remove(sequence)
-        self.num_taken += num_uncached
         queue.served(num_uncached)
         if not queue:
             return

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.db import Database
-from workers.jobs import ops
+from workers.jobs import logs, ops
 from workers.jobs import settings as jobs_settings
 from workers.jobs.app import create_celery
 from workers.jobs.settings import JobsSettings
@@ -170,7 +170,7 @@ def _die_with_parent() -> None:
 
 
 def main() -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logs.configure()
     try:
         settings = jobs_settings.load()
         for name in ("pepper", "master.key"):

@@ -94,7 +94,8 @@ class _Resolver(AbstractResolver):
     async def finished(self) -> None:
         """A thread cannot be called back: its place is free when it is."""
         for asked in self._asked:
-            await asyncio.wait([asyncio.wrap_future(asked)])
+            # What it raised is the POST's to tell; asyncio would log it once more for each that nobody looks at.
+            await asyncio.gather(asyncio.wrap_future(asked), return_exceptions=True)
 
     async def close(self) -> None:
         return

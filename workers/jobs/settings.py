@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pydantic
 import pydantic_settings
 
+from accounting import environment
 from accounting.egress import Egress, Network, networks
 
 PREFIX = "HEADGATE_"
@@ -30,15 +31,19 @@ class JobsSettings(pydantic_settings.BaseSettings):
     )
 
     home: Path
+    """The state directory: secrets and files."""
     url: str
     """Base URL of the gateways."""
     broker_url: str
+    """Celery's broker: `redis://host:port/db` or `redis+socket:///path?virtual_host=0`."""
     database_url: str | None = None
+    """As the gateways'; unset: SQLite in the state directory."""
     jobs_concurrency: int = pydantic.Field(default=2, ge=1, le=256)
     """Children of the Celery worker."""
     jobs_tenant_chunks: int = pydantic.Field(default=8, ge=1)
     """Chunks of one tenant that may be claimed at once, over all jobs processes."""
     jobs_chunk_lines: int = pydantic.Field(default=64, ge=1, le=512)
+    """Lines that are claimed together at most."""
     jobs_process: str = "alone"
     """Names the jobs process that the claims of its children belong to; it draws it at its start."""
     jobs_pulse: Path | None = None
@@ -50,6 +55,15 @@ class JobsSettings(pydantic_settings.BaseSettings):
     webhook_allowed_networks: Annotated[tuple[Network, ...], pydantic_settings.NoDecode] = ()
     """Networks of the operator's own that webhooks may go to; else they go to public addresses alone."""
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)
+    """For tests: shortens every time."""
+
+    @pydantic.field_validator("home", "jobs_pulse", mode="before")
+    @classmethod
+    def _is_named(cls, value: Any) -> Any:
+        """An empty path would be the directory one happens to be in."""
+        if value == "":
+            raise ValueError("must not be empty")
+        return value
 
     @pydantic.field_validator("url")
     @classmethod
@@ -153,9 +167,12 @@ SOFT_LIMIT_S, HARD_LIMIT_S, VISIBILITY_TIMEOUT_S = 240, 300, 600
 
 
 def load(environ: Mapping[str, str] | None = None) -> JobsSettings:
-    """Raises `SettingsError`. Names of other processes are theirs to check."""
+    """Raises `SettingsError`."""
     environ = os.environ if environ is None else environ
     names = JobsSettings.model_fields
+    known = {PREFIX + name.upper() for name in names}
+    if (sentence := environment.unknown(environ, known)) is not None:
+        raise SettingsError(sentence)
     values = {
         name: environ[PREFIX + name.upper()] for name in names if PREFIX + name.upper() in environ
     }
@@ -166,6 +183,7 @@ def load(environ: Mapping[str, str] | None = None) -> JobsSettings:
         name = PREFIX + str(fault["loc"][0]).upper()
         if fault["type"] == "missing":
             raise SettingsError(f"The environment variable {name} is not set.") from None
-        raise SettingsError(
-            f"Cannot use the environment variable {name}: {fault['msg']}."
-        ) from None
+        message = fault["msg"]
+        if fault["type"] == "string_pattern_mismatch":
+            message = "docs/configuration.md says how it is written"
+        raise SettingsError(f"Cannot use the environment variable {name}: {message}.") from None

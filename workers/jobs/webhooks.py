@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 AT_ONCE = 64
 """Tries of all tenants together in one jobs process."""
 TIDY_S = 60.0
+TELL_S = 60.0
+"""A webhook that fails is told of so often at most; `headgate webhooks deliveries` has every try."""
+MAX_TOLD = 1_000
 
 
 class Sender:
@@ -55,6 +58,8 @@ class Sender:
         )
         for outcome in ("delivered", "failed", "dead"):
             self._tries.labels(outcome)
+        self._told: dict[str, float] = {}
+        """Webhook → when the log was last told that it fails."""
         self._under_way = 0
         self._woken = asyncio.Event()
 
@@ -101,13 +106,25 @@ class Sender:
             error = await self._try(claimed)
             outcome = await self._write_down(claimed, error)
             self._tries.labels(outcome).inc()
+            if error is not None:
+                self._tell(claimed, error)
             if outcome == "dead":
-                logger.warning("webhook_dead", extra={"event": claimed.event_id, "webhook": claimed.webhook_id})  # fmt: skip
+                logger.warning("webhook_dead", extra={"event_id": claimed.event_id, "webhook": claimed.webhook_id})  # fmt: skip
         except (SQLAlchemyError, OSError) as error:
             logger.error("webhook_ending_not_written", exc_info=error)
         finally:
             self._under_way -= 1
             self._woken.set()
+
+    def _tell(self, claimed: Delivery, error: str) -> None:
+        now = time.monotonic()
+        if now - self._told.get(claimed.webhook_id, -TELL_S) < TELL_S:
+            return
+        if len(self._told) >= MAX_TOLD:
+            self._told.clear()
+        self._told[claimed.webhook_id] = now
+        place = {"webhook": claimed.webhook_id, "event_id": claimed.event_id}
+        logger.warning("webhook_failed", extra={**place, "error": error})
 
     async def _write_down(self, claimed: Delivery, error: str | None) -> str:
         """How the try ended. Raises what SQL raises."""

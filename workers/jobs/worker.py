@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
 from accounting.batches import DOORBELL, RING_EXPIRES_S
+from workers.jobs import logs, tracing
 from workers.jobs import settings as jobs_settings
-from workers.jobs import tracing
 from workers.jobs.app import create_celery
 from workers.jobs.settings import JobsSettings
 from workers.jobs.tasks import Look
@@ -87,11 +87,7 @@ def _connect(app: Celery, process: Process) -> None:
             process.settings.jobs_pulse.touch()
 
     def on_logging(**_: Any) -> None:
-        logging.basicConfig(
-            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-        )
-        for name in ("celery", "kombu"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        logs.configure()
 
     # Weak by default: these live as long as the process.
     signals.setup_logging.connect(on_logging, weak=False)
@@ -103,6 +99,7 @@ def _connect(app: Celery, process: Process) -> None:
 
 
 def main() -> int:
+    logs.configure()  # before Celery's own start, which warns too
     try:
         settings = jobs_settings.load()
     except jobs_settings.SettingsError as error:
@@ -110,7 +107,7 @@ def main() -> int:
         return 78
     app = build(settings)
     app.worker_main(
-        ["worker", "--pool=prefork", f"--concurrency={settings.jobs_concurrency}", "--without-gossip",
+        ["--quiet", "worker", "--pool=prefork", f"--concurrency={settings.jobs_concurrency}", "--without-gossip",
          "--without-mingle", "--without-heartbeat",
          f"--hostname=jobs-{settings.jobs_process}@%h"]
     )  # fmt: skip

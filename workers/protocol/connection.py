@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator
 
 from workers.protocol.frames import FrameReader, encode
 from workers.protocol.messages import Message
+from workers.protocol.patience import patience
 
 READ_BYTES = 256 * 1024
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
-"""A peer that says nothing for this long is lost (architecture.md section 5, engine.md 3.7)."""
+"""A peer that says nothing for this long, while this process's loop runs, is lost."""
 
 
 class Connection:
@@ -41,7 +42,7 @@ class Connection:
         raises `FrameError` on garbage."""
         while True:
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with patience(SILENCE_S):
                     data = await self._reader.read(READ_BYTES)
             except (TimeoutError, ConnectionError):
                 return

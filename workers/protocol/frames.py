@@ -55,7 +55,7 @@ class FrameReader:
                 messages.append(
                     _decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end])
                 )
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise FrameError(f"undecodable frame: {error}") from None
             start = end
         del self._buffer[:start]

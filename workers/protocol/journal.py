@@ -127,6 +127,20 @@ def scan(data: bytes, after: Scan | None = None) -> Scan:
     )
 
 
+def num_bytes_until(data: bytes, after_seq: int) -> int:
+    """Of the whole records at the beginning whose numbers are at most that. By their lengths alone, so it takes a tenth
+    of a `scan`, and of damage it sees nothing."""
+    position = 0
+    while position + _PREFIX.size + _HEAD.size <= len(data):
+        num_bytes, _ = _PREFIX.unpack_from(data, position)
+        _, _, seq, _ = _HEAD.unpack_from(data, position + _PREFIX.size)
+        end = position + _PREFIX.size + num_bytes
+        if num_bytes < _HEAD.size or seq > after_seq or end > len(data):
+            break
+        position = end
+    return position
+
+
 def segment_name(first_seq: int) -> str:
     """File names sort as their records do."""
     return f"{first_seq:020d}{_SUFFIX}"

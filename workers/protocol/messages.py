@@ -24,6 +24,7 @@ FailCode = Literal[
     "too_long",
     "grammar",
     "deadline",
+    "disk_full",
     "wrong_root",
     "internal",
 ]
@@ -317,14 +318,17 @@ class WorkerStatus(Frame, frozen=True, tag="status"):
     free_blocks: int = 0
     evictable_blocks: int = 0
     prefill_rate: float = 0.0
-    """Tokens per second, moving average."""
+    """Prompt tokens per second in full steps, as long as such are forecast to take; 0: not known."""
     decode_rate: float = 0.0
+    """Tokens per second, moving average."""
     last_step_age_ms: int = 0
     """Since the engine thread's last round; an engine without work, or with parked sequences only, still makes two a
     second, so a large age means a hang."""
     draining: bool = False
     cache_seq: int = -1
     """Of the last `CacheEvent`; -1: nobody has asked for them."""
+    disk_full: bool = False
+    """Its journal has no room: what runs ends, nothing new is accepted."""
 
 
 class Peeked(Frame, frozen=True, tag="peeked"):
@@ -332,7 +336,7 @@ class Peeked(Frame, frozen=True, tag="peeked"):
     num_cached_tokens: int = 0
     """Whole blocks, at most all tokens but one. -1: such a prompt would be refused here."""
     wait_ms: int = 0
-    """Prompt tokens that wait already, at the rate of the last prefills."""
+    """Forecast for somebody whom all that waits goes before."""
 
 
 class AdapterCommand(Frame, frozen=True, tag="adapter_command"):

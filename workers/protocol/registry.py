@@ -9,6 +9,9 @@ from __future__ import annotations
 import msgspec
 
 WORKER_KEY_PREFIX = "hg:worker:"
+WORKERS = "hg:workers"
+"""A set: the names of the workers that were ever here. Who is, has a key: to look for those among all keys of a Redis
+takes the longer the more requests ended lately."""
 REGISTRATION_TTL_S = 10
 REGISTRATION_REFRESH_S = 2.0
 

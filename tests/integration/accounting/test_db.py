@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import insert, select, text
+from sqlalchemy import Engine, event, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
 from accounting.db import Database, insert_new
@@ -87,6 +89,65 @@ async def test_sqlite_is_durable_and_writes_ahead(tmp_path):
         "busy_timeout": 5000,
         "foreign_keys": 1,
     }
+
+
+@contextmanager
+def noted(name: str) -> Iterator[list[object]]:
+    """The arguments of every event of that name, of all engines."""
+    found: list[object] = []
+
+    def note(*arguments: object) -> None:
+        found.append(arguments)
+
+    event.listen(Engine, name, note)
+    try:
+        yield found
+    finally:
+        event.remove(Engine, name, note)
+
+
+async def test_p3_inserts_of_every_length_are_few_statements(tmp_path, sqlite_template):
+    """P3: the driver keeps each statement prepared, and one of hundreds of rows takes half a megabyte."""
+    path = tmp_path / "x.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    database = Database(f"sqlite+aiosqlite:///{path}")
+    with noted("before_cursor_execute") as executed:
+        for count in range(1, 80):
+            rows = [{**ROW, "slot": 100 * count + number} for number in range(count)]
+            async with database.write() as conn:
+                new = await insert_new(conn, JournalOffset.__table__, rows, (JournalOffset.slot,))
+            assert {row.slot for row in new} == {row["slot"] for row in rows}
+    await database.close()
+    inserts = {call[2] for call in executed if call[2].startswith("INSERT")}
+    assert len(inserts) <= 16
+    assert max(statement.count("?") for statement in inserts) <= 16 * len(ROW)
+
+
+async def test_p3_a_crowd_of_readers_and_writers_opens_no_connection_twice(
+    tmp_path, sqlite_template
+):
+    """P3: each is a thread with caches of its own, and was opened and closed again for every crowd."""
+    path = tmp_path / "x.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    database = Database(f"sqlite+aiosqlite:///{path}", pool_size=2)
+
+    async def read() -> None:
+        async with database.read() as conn:
+            await conn.scalar(select(Tenant.name))
+
+    async def write(slot: int) -> None:
+        async with database.write() as conn:
+            await conn.execute(insert(JournalOffset).values({**ROW, "slot": slot}))
+
+    opened: list[object] = []
+    for engine in {database._readers.sync_engine.pool, database._writers.sync_engine.pool}:
+        event.listen(engine, "connect", lambda *_: opened.append(1))
+    for turn in range(8):
+        await asyncio.gather(
+            *(read() for _ in range(20)), *(write(20 * turn + n) for n in range(5))
+        )
+    await database.close()
+    assert len(opened) <= 4 + 1
 
 
 async def test_two_processes_on_one_sqlite_file_wait_for_each_other(tmp_path, sqlite_template):

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from money import NOON_MS, RATES, posting, record
 from sqlalchemy import text
 
 from accounting import api_keys, books, ledger, prices, sdk_retries, tenants
-from accounting.sdk_retries import DAY_MS, WITHIN_MS, Unheard
+from accounting.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, Unheard
 from accounting.types import Usage
 
 PRINT = b"\1" * 32
 
 
-@pytest.fixture
-async def owner(conn, pepper) -> dict[str, str]:
+async def _owner(conn, pepper) -> dict[str, str]:
     await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
     tenant = (await tenants.create(conn, "a", now=1)).id
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
     return {"tenant_id": tenant, "key_id": key.info.id}
+
+
+@pytest.fixture
+async def owner(conn, pepper) -> dict[str, str]:
+    return await _owner(conn, pepper)
+
+
+@pytest.fixture
+def owner_of(pepper):
+    async def make(db) -> dict[str, str]:
+        async with db.write() as conn:
+            return await _owner(conn, pepper)
+
+    return make
 
 
 async def unheard(conn, owner, number: int, at_ms: int = NOON_MS, print_: bytes = PRINT) -> None:
@@ -114,6 +129,46 @@ async def test_two_attempts_of_one_fingerprint_at_most(conn, owner):
     assert await replace(conn, owner, 4) == 2
     assert await replace(conn, owner, 5) == 0
     assert await sdk_retries.move(conn) == ["req_1", "req_2"]
+
+
+async def repeated(conn, owner, number: int, at_ms: int = NOON_MS) -> int:
+    """An attempt with a fingerprint of its own and its repeat. Returns how many engine requests are taken back."""
+    name = number.to_bytes(32, "big")
+    await unheard(conn, owner, 2 * number, at_ms, name)
+    retry = f"req_{2 * number + 1}"
+    return await sdk_retries.replace(conn, owner["key_id"], name, retry, at_ms + 1_000)
+
+
+async def test_s8_a_new_fingerprint_each_time_gets_a_key_so_much_in_an_hour_and_no_more(
+    conn, owner, pepper
+):
+    taken = [await repeated(conn, owner, number) for number in range(MAX_MOVED_OF_KEY + 20)]
+    assert taken == [1] * MAX_MOVED_OF_KEY + [0] * 20
+    other = await api_keys.create(conn, pepper, tenant_id=owner["tenant_id"], now=1)
+    assert await repeated(conn, owner | {"key_id": other.info.id}, 500) == 1
+    assert await repeated(conn, owner, 600, NOON_MS + HOUR_MS + 1) == 1
+
+
+async def test_s8_prompts_of_one_attempt_count_each(conn, owner):
+    """One attempt may go past the bound; the next may not."""
+    many = [
+        Unheard(f"p_{i}", "attempt", owner["tenant_id"], owner["key_id"], PRINT, NOON_MS)
+        for i in range(MAX_MOVED_OF_KEY + 5)
+    ]
+    await sdk_retries.note(conn, many)
+    assert await replace(conn, owner, 1) == len(many)
+    assert await repeated(conn, owner, 7) == 0
+
+
+async def test_s8_repeats_at_the_same_time_do_not_go_past_the_bound(db, owner_of):
+    owner = await owner_of(db)
+
+    async def one(number: int) -> int:
+        async with db.write() as conn:
+            return await repeated(conn, owner, number)
+
+    taken = await asyncio.gather(*(one(number) for number in range(MAX_MOVED_OF_KEY + 10)))
+    assert sum(taken) == MAX_MOVED_OF_KEY
 
 
 async def test_a_chain_of_repeats_pays_for_the_last(conn, owner):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -272,7 +273,7 @@ async def test_a_models_limit_is_held_against_that_model_alone(gateway):
 async def test_an_operator_types_it(gateway):
     tenant, key = await gateway.new_tenant("acme")
     status, output = await headgate(
-        gateway, "budgets", "add", tenant, "--limit", "1000", "--period", "day"
+        gateway, "budgets", "add", tenant, "--limit", "0.001", "--period", "day"
     )
     budget_id = output.strip()
     assert (status, budget_id[:7]) == (0, "budget_")
@@ -282,13 +283,15 @@ async def test_an_operator_types_it(gateway):
     ] == 0
     assert (await ask(gateway, key))[0].status == 429
     status, output = await headgate(
-        gateway, "budgets", "adjust", budget_id, "90", "--to", "2099-01-01"
+        gateway, "budgets", "adjust", budget_id, "0.00009", "--to", "2099-01-01"
     )
     assert status == 0, output
     assert (await ask(gateway, key))[0].status == 200
     listed = (await headgate(gateway, "budgets", "list"))[1]
     assert budget_id in listed
-    assert " 90 " in listed
+    assert " 0.00009 USD " in listed
+    status, listed = await headgate(gateway, "budgets", "list", "--json")
+    assert (status, json.loads(listed)[0]["id"]) == (0, budget_id), listed
     assert (await headgate(gateway, "budgets", "remove", budget_id))[0] == 0
     assert budget_id not in (await headgate(gateway, "budgets", "list", "--json"))[1]
     assert (await ask(gateway, key))[0].status == 200

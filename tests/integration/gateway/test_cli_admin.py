@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from gateways import running_gateway
 from money import posting, record
+from sqlalchemy import text
 
 from accounting import ledger
 from accounting.types import Usage
@@ -85,6 +86,28 @@ async def test_tenants_are_renamed_listed_and_archived(gateway):
     assert "apex" in (await headgate(gateway, "tenants", "list", "--all"))[1]
 
 
+async def test_o4_a_name_that_is_taken_is_refused_and_shown_to_scripts_that_say_so(gateway):
+    status, tenant_id = await headgate(gateway, "tenants", "create", "acme")
+    status, output = await headgate(gateway, "tenants", "create", "acme")
+    assert (status, output) == (
+        1,
+        "headgate: A tenant is called 'acme' already; with --if-not-exists its id is shown.\n",
+    )
+    again = await headgate(gateway, "tenants", "create", "acme", "--if-not-exists")
+    assert again == (0, tenant_id)
+    status, _ = await headgate(gateway, "tenants", "create", "other", "--if-not-exists")
+    assert status == 0
+    status, output = await headgate(gateway, "tenants", "rename", "other", "acme")
+    assert status == 1
+    assert "Another project has this name" in output
+    async with gateway.session(gateway.keys.admin_key) as session:
+        body = {"name": "acme"}
+        async with session.post("/v1/organization/projects", json=body) as answer:
+            refused = (await answer.json())["error"]
+    assert (answer.status, refused["code"]) == (409, "name_taken")
+    assert answer.headers["x-should-retry"] == "false"
+
+
 async def test_times_are_read_by_people_in_tables_and_by_programs_in_json(gateway):
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     await headgate(gateway, "tenants", "create", "acme")
@@ -105,7 +128,7 @@ async def test_usage_and_costs_name_the_tenant(gateway):
     assert line[1:] == ["default", "m", "1", "60", "10", "20", "30", "40"]
     _, output = await headgate(gateway, "costs", "--tenant", "default")
     assert "m, output" in output
-    assert "0.000016 usd" in output
+    assert "0.000016 USD" in output
     _, output = await headgate(gateway, "costs", "--json")
     assert json.loads(output)["data"][-1]["results"][0]["amount"]["currency"] == "usd"
 
@@ -172,10 +195,10 @@ async def test_an_admin_key_can_be_made_without_one(gateway):
         (("keys", "show", "key_x"), {}, "Not found: key_x. `headgate keys list` shows what there is."),
         (("prices", "show", "none@1"), {}, "Not found: none@1. `headgate prices list` shows what there is."),
         (("keys", "list", "proj_x"), {}, "No tenant has the id 'proj_x'; `headgate tenants list` shows the ids."),
-        (("credits", "correct", "default", "req_x", "1200"), {}, "Not found: req_x. `headgate credits list` shows"),
+        (("credits", "correct", "default", "req_x", "0.0012"), {}, "Not found: req_x. `headgate credits list` shows"),
         (("limits", "spend"), {}, "headgate: No spend limit is set."),
         (("limits", "spend", "default"), {}, "headgate: No spend limit is set."),
-        (("verify-books",), {"HEADGATE_DATABASE_URL": "sqlite+aiosqlite:////nowhere/x.db"}, "The books cannot be read"),
+        (("verify-books",), {"HEADGATE_DATABASE_URL": "sqlite+aiosqlite:////nowhere/x.db"}, "/nowhere/x.db cannot be used"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_done_is_one_sentence_and_a_non_zero_exit(
@@ -188,8 +211,11 @@ async def test_what_cannot_be_done_is_one_sentence_and_a_non_zero_exit(
 
 
 async def test_two_tenants_of_one_name_must_be_told_apart_by_id(gateway):
-    for _ in range(2):
-        await headgate(gateway, "tenants", "create", "twin")
+    """Older versions let a name be given twice."""
+    for name in ("twin", "other"):
+        await headgate(gateway, "tenants", "create", name)
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text("UPDATE tenant SET name = 'twin' WHERE name = 'other'"))
     status, output = await headgate(gateway, "keys", "list", "twin")
     assert status == 1
     assert "2 tenants are called 'twin'" in output

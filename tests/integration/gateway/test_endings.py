@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,9 @@ from fakes import Fault, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
 from accounting import tenants
-from accounting.types import Limits
-from gateway.keys import DATABASE, ENGINE, LIFECYCLE, METERING
+from accounting.types import Limits, Usage
+from gateway.keys import DATABASE, ENGINE, LIFECYCLE, METERING, OBSERVERS
+from gateway.telemetry.record import RequestRecord
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]
 
@@ -135,7 +137,7 @@ async def test_without_a_worker_the_answer_is_503_and_nothing_is_taken(
     bare_gateway: RunningGateway,
 ) -> None:
     async with bare_gateway.session() as session:
-        assert await _status(session) == (503, "overloaded")
+        assert await _status(session) == (503, "no_worker")
     assert await outcomes(bare_gateway) == []
 
 
@@ -210,6 +212,54 @@ async def test_an_idle_stream_is_pinged(
         assert seen.endswith(b"data: [DONE]\n\n")
 
 
+async def test_b1_a_stream_that_waits_in_the_queue_is_opened_and_pinged(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy in front gives up on an answer of which nothing has come for a minute. A ping is no first token."""
+    monkeypatch.setattr("gateway.stream.PING_S", 0.2)
+    records: list[RequestRecord] = []
+    bare_gateway.app[OBSERVERS].append(records.append)
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        worker.runner.hang()
+        async with (
+            bare_gateway.session() as session,
+            session.post("/v1/chat/completions", json=body(stream=True, max_tokens=3)) as answer,
+        ):
+            assert answer.status == 200
+            assert await answer.content.readline() == b": ping\n"
+            released_ns = time.monotonic_ns()
+            worker.runner.release()
+            seen = await answer.content.read()
+        events = [line for line in seen.split(b"\n") if line.startswith(b"data: ")]
+        assert json.loads(events[0][6:])["choices"][0]["delta"]["role"] == "assistant"
+        assert events[-1] == b"data: [DONE]"
+        await until(lambda: bool(records))
+        (record,) = records
+        first_ns = next(ns for name, ns in record.marks if name == "first_byte")
+        assert record.started_mono_ns + first_ns > released_ns
+
+
+async def test_b1_a_stream_that_failed_while_it_waited_ends_with_an_error_event(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.stream.PING_S", 0.2)
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        worker.runner.hang()
+        async with (
+            bare_gateway.session() as session,
+            session.post("/v1/chat/completions", json=body(stream=True, max_tokens=3)) as answer,
+        ):
+            assert await answer.content.readline() == b": ping\n"
+            bare_gateway.app[LIFECYCLE].cut()
+            seen = await answer.content.read()
+            worker.runner.release()
+        events = [line for line in seen.split(b"\n") if line.startswith(b"data: ")]
+        assert [json.loads(event[6:])["error"]["code"] for event in events] == ["server_draining"]
+    await until(lambda: not worker.engine.attempts)
+
+
 async def test_a_reader_that_stalls_parks_its_sequence_and_is_dropped(
     tmp_path: Path, redis_url: str
 ) -> None:
@@ -257,3 +307,48 @@ async def test_what_two_prompts_took_is_given_back_when_the_second_is_refused(
         ) as answer:
             assert answer.status == 200
     assert gateway.app[ENGINE].fleet.links[0].num_calls == 0
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+async def test_b5_the_access_log_of_a_left_stream_says_what_was_charged(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, phase: str
+) -> None:
+    ended: list[RequestRecord] = []
+    bare_gateway.app[OBSERVERS].append(ended.append)
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        async with bare_gateway.session() as session:
+            asked = asyncio.create_task(_ask(session, stream=phase == "decode"))
+            await until(lambda: worker.num_tokens_sent >= 5)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        await until(lambda: bool(ended))
+        await bare_gateway.settled()
+    [row] = await bare_gateway.sql(
+        "SELECT cache_read, cache_write, uncached, output, charge FROM ledger_entry WHERE kind = 'settle'"
+    )
+    [record] = ended
+    assert record.charge_micro_units == row.charge > 0
+    assert record.usage == Usage(row.cache_read, row.cache_write, row.uncached, row.output)
+
+
+async def test_b5_nobody_is_told_to_wait_longer_than_a_minute_for_a_limit_per_minute(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    """The window counts by whole seconds, so a minute may take 61 of them; SDKs heed no more than 60."""
+    tenant, key = await bare_gateway.new_tenant("limited")
+    async with bare_gateway.app[DATABASE].write() as conn:
+        await tenants.set_limits(conn, tenant, Limits(requests_per_minute=1), now=1)
+    async with slow(tmp_path, redis_url), bare_gateway.session(key) as session:
+        await bare_gateway.workers(1)
+        small = body(max_tokens=1)
+        async with session.post("/v1/chat/completions", json=small) as answer:
+            assert answer.status == 200
+        told = []
+        for _ in range(4):
+            async with session.post("/v1/chat/completions", json=small) as answer:
+                assert answer.status == 429
+                told.append((answer.headers["retry-after"], answer.headers["retry-after-ms"]))
+            await asyncio.sleep(0.3)
+    assert all(50 < int(seconds) <= 60 for seconds, _ in told), told
+    assert all(50_000 < int(milliseconds) <= 60_000 for _, milliseconds in told), told

@@ -12,6 +12,7 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
+from gateway.addresses import LOOPBACK
 from gateway.keys import ENGINE, RUNNING
 
 LONG: dict[str, Any] = {
@@ -89,7 +90,12 @@ async def test_a_key_rests_and_comes_back(gateway):
     assert await status(gateway, key) == 200
 
 
-async def test_a_key_is_bound_to_addresses_as_listed_proxies_report_them(gateway):
+async def test_a_key_is_bound_to_addresses_as_listed_proxies_report_them(tmp_path, redis_url):
+    async with running_gateway(tmp_path, redis_url, trusted_networks=LOOPBACK) as gateway:
+        await check_addresses(gateway)
+
+
+async def check_addresses(gateway: RunningGateway) -> None:
     tenant, key = await gateway.new_tenant("bound")
     path = f"/admin/v1/keys/{await key_of(gateway, tenant)}"
     changed = await admin(gateway, "PATCH", path, {"addresses": ["192.0.2.7", "2001:db8::/32"]})
@@ -106,7 +112,7 @@ async def test_a_key_is_bound_to_addresses_as_listed_proxies_report_them(gateway
 
 
 async def test_attack_A11_an_unlisted_peer_cannot_choose_its_address(tmp_path, redis_url):
-    async with running_gateway(tmp_path, redis_url, trusted_networks=()) as gateway:
+    async with running_gateway(tmp_path, redis_url) as gateway:
         tenant, key = await gateway.new_tenant("bound")
         path = f"/admin/v1/keys/{await key_of(gateway, tenant)}"
         await admin(gateway, "PATCH", path, {"addresses": ["192.0.2.7"]})
@@ -210,17 +216,19 @@ ENDS = {
     "rest": ("PATCH", "/admin/v1/keys/{key}", {"disabled": True}),
     "suspended": ("PATCH", "/admin/v1/tenants/{tenant}", {"suspended": True}),
     "archived": ("POST", "/v1/organization/projects/{tenant}/archive", None),
+    "account": ("DELETE", "/v1/organization/projects/{tenant}/service_accounts/{account}", None),
 }
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_attack_C04_an_immediate_end_stops_streams_on_every_gateway_within_five_seconds(
+async def test_attack_C04_s7_an_end_stops_streams_on_every_gateway_within_five_seconds(
     tmp_path, redis_url, how
 ):
+    """Without being asked to: the safer way is the default."""
     async with two_gateways(tmp_path, redis_url) as (one, two):
-        tenant, key = await one.new_tenant("ending")
+        tenant, key, account = await tenant_with_account(one)
         method, path, body = ENDS[how]
-        path = path.format(tenant=tenant, key=await key_of(one, tenant)) + "?revoke=immediate"
+        path = path.format(tenant=tenant, key=await key_of(one, tenant), account=account)
         async with one.session(key) as here, two.session(key) as there, two.session() as another:
             streams = [
                 asyncio.create_task(endless(gateway, session))
@@ -249,16 +257,41 @@ async def test_attack_C04_an_immediate_end_stops_streams_on_every_gateway_within
         assert all(row.output > 0 and row.charge > 0 for row in charges)
 
 
-async def test_without_immediate_a_running_stream_finishes(tmp_path, redis_url):
+async def tenant_with_account(gateway: RunningGateway) -> tuple[str, str, str]:
+    """(tenant id, key, id of the service account that owns the key)."""
+    projects = "/v1/organization/projects"
+    project = await admin(gateway, "POST", projects, {"name": "ending"})
+    made = await admin(
+        gateway, "POST", f"{projects}/{project['id']}/service_accounts", {"name": "robot"}
+    )
+    return project["id"], made["api_key"]["value"], made["id"]
+
+
+@pytest.mark.parametrize("how", ENDS)
+async def test_s7_a_graceful_end_lets_a_running_stream_finish(tmp_path, redis_url, how):
     async with two_gateways(tmp_path, redis_url) as (one, _):
-        tenant, key = await one.new_tenant("ending")
-        short = LONG | {"max_tokens": 100}
+        tenant, key, account = await tenant_with_account(one)
+        method, path, body = ENDS[how]
+        path = path.format(tenant=tenant, key=await key_of(one, tenant), account=account)
+        short = LONG | {"max_tokens": 300}
         async with one.session(key) as session:
             async with session.post("/v1/chat/completions", json=short) as answer:
-                path = f"/v1/organization/projects/{tenant}/api_keys/{await key_of(one, tenant)}"
-                await admin(one, "DELETE", path)
+                await admin(one, method, path + "?revoke=graceful", body)
                 assert (await answer.read()).decode().rstrip().endswith("data: [DONE]")
-            assert await status(one, key) == 401
+            assert await status(one, key) in {401, 403}
+
+
+async def test_s7_a_change_that_takes_nothing_away_lets_streams_finish(tmp_path, redis_url):
+    async with two_gateways(tmp_path, redis_url) as (one, _):
+        tenant, key = await one.new_tenant("going on")
+        short = LONG | {"max_tokens": 300}
+        async with (
+            one.session(key) as session,
+            session.post("/v1/chat/completions", json=short) as answer,
+        ):
+            body = {"max_requests_per_1_minute": 50}
+            await admin(one, "PATCH", f"/admin/v1/keys/{await key_of(one, tenant)}", body)
+            assert (await answer.read()).decode().rstrip().endswith("data: [DONE]")
 
 
 async def test_a_tenant_that_comes_back_streams_again(tmp_path, redis_url):

@@ -25,6 +25,8 @@ from gateways import MODEL, prepare_home
 from gateway.server import serve
 from gateway.settings import SettingsError, load
 
+ANONYMOUS = ["rw-p", "00000000", "00:00", "0"]
+
 
 def environment(home: Path, redis_url: str, **more: str) -> dict[str, str]:
     models = {MODEL: {"path": str(write_byte_model(home / "model"))}}
@@ -32,6 +34,7 @@ def environment(home: Path, redis_url: str, **more: str) -> dict[str, str]:
         "HEADGATE_HOME": str(home), "HEADGATE_SLOT": "0", "HEADGATE_BIND": "127.0.0.1:0",
         "HEADGATE_REDIS_URL": redis_url, "HEADGATE_MODELS": json.dumps(models), "HEADGATE_DRAIN_GRACE_S": "0.2",
         "HEADGATE_DRAIN_S": "2", "HEADGATE_MODEL": "of another process",
+        "HEADGATE_LIMITER_TIMEOUT_S": os.environ["HEADGATE_LIMITER_TIMEOUT_S"],
     }  # fmt: skip
     return (
         {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
@@ -51,11 +54,14 @@ def run_to_end(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
+def inheritable() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.set_inheritable(True)
         yield sock
+
+
+listener = pytest.fixture(inheritable, name="listener")
+ops_listener = pytest.fixture(inheritable, name="ops_listener")
 
 
 def start(environ: dict[str, str], *fds: int) -> subprocess.Popen[bytes]:
@@ -75,13 +81,16 @@ async def ops(home: Path, path: str, slot: int = 0, method: str = "GET") -> tupl
 
 
 async def ready(home: Path, slot: int = 0, **expected: Any) -> Any:
-    deadline = time.monotonic() + 15
+    """Until nothing is missing but, perhaps, a worker."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             status, body = await ops(home, "/readyz", slot)
         except (OSError, aiohttp.ClientError):
             status, body = 0, {}
-        if status == 200 and all(body.get(name) == value for name, value in expected.items()):
+        missing = [check["name"] for check in body.get("checks", ()) if "state" in check]
+        serves = status == 200 or missing == [f"model:{MODEL}"]
+        if serves and all(body.get(name) == value for name, value in expected.items()):
             return body
         await asyncio.sleep(0.05)
     raise AssertionError(f"not ready: {status} {body}")
@@ -110,18 +119,27 @@ async def test_no_full_collection_goes_through_what_was_imported(
     assert json.loads(line)["num_frozen"] > 50_000
 
 
+async def test_p3_threads_share_what_they_allocate_from(tmp_path: Path, redis_url: str) -> None:
+    """P3: each thread's own arena kept what its largest transaction took. One begins at a multiple of 64 MiB."""
+    async with one_process(tmp_path, redis_url) as process:
+        maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    fields = [line.split() for line in maps]
+    starts = [int(words[0].split("-")[0], 16) for words in fields if words[1:] == ANONYMOUS]
+    assert 1 <= sum(start % (64 << 20) == 0 for start in starts) <= 2
+
+
 async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigterm(
-    tmp_path: Path, redis_url: str, listener: socket.socket
+    tmp_path: Path, redis_url: str, listener: socket.socket, ops_listener: socket.socket
 ) -> None:
     keys = await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
     fd = listener.fileno()
+    ops_fd = ops_listener.fileno()
+    fds = {"HEADGATE_LISTEN_FD": str(fd), "HEADGATE_OPS_FD": str(ops_fd)}
     processes = [
-        start(
-            environment(tmp_path, redis_url, HEADGATE_SLOT=str(slot), HEADGATE_LISTEN_FD=str(fd)),
-            fd,
-        )
+        start(environment(tmp_path, redis_url, HEADGATE_SLOT=str(slot), **fds), fd, ops_fd)
         for slot in (0, 1)
     ]
+    ops_url = f"http://127.0.0.1:{ops_listener.getsockname()[1]}"
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         for slot in (0, 1):
@@ -137,6 +155,8 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
             }
             async with aiohttp.ClientSession(url, headers=headers) as session:
                 async with session.get("/metrics") as answer:
+                    assert answer.status == 404, "S6"
+                async with session.get(f"{ops_url}/metrics") as answer:
                     page = await answer.text()
                 assert 'headgate_gateway_up{gateway="0"} 1.0' in page
                 assert 'headgate_gateway_up{gateway="1"} 1.0' in page
@@ -174,6 +194,45 @@ async def test_post_drain_on_the_ops_socket_makes_it_unready(
         assert await asyncio.to_thread(process.wait, 15) == 0
 
 
+async def test_s6_the_operators_listener_shows_and_takes_no_orders(
+    tmp_path: Path, redis_url: str, ops_listener: socket.socket
+) -> None:
+    """It answers this machine's programs: neither a page in a browser, which asks by another name, nor a proxy."""
+    await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+    fd = ops_listener.fileno()
+    process = start(environment(tmp_path, redis_url, HEADGATE_OPS_FD=str(fd)), fd)
+    try:
+        await ready(tmp_path)
+        url = f"http://127.0.0.1:{ops_listener.getsockname()[1]}"
+        async with aiohttp.ClientSession(url) as session:
+
+            async def status(method: str, path: str, **headers: str) -> int:
+                async with session.request(method, path, headers=headers) as answer:
+                    return answer.status
+
+            # Nobody serves the model here.
+            for path, expected in (("/livez", 200), ("/readyz", 503), ("/metrics", 200)):
+                assert await status("GET", path) == expected
+                assert await status("HEAD", path) == expected
+                assert await status("GET", path, host="example.org") == 404
+                assert await status("GET", path, **{"x-forwarded-for": "127.0.0.1"}) == 404
+            assert await status("POST", "/drain") == 404
+            assert (await ops(tmp_path, "/readyz"))[1]["status"] == "unready", "not draining"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_s6_without_an_address_the_operators_listener_is_on_loopback_and_named_in_the_log(
+    tmp_path: Path, redis_url: str
+) -> None:
+    async with one_process(tmp_path, redis_url) as process:
+        process.send_signal(signal.SIGTERM)
+        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+    (line,) = [line for line in log.decode().splitlines() if "gateway_ready" in line]
+    assert json.loads(line)["ops_url"].startswith("http://127.0.0.1:")
+
+
 async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: str) -> None:
     """Two of them as a user sees them; the others are in tests/unit/gateway/test_settings.py and below."""
     base = environment(tmp_path, redis_url)
@@ -183,6 +242,7 @@ async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: s
         for more, words in (
             ({"HEADGATE_SLOTT": "1"}, "HEADGATE_SLOTT"),
             ({"HEADGATE_BIND": bind}, "Cannot listen on"),
+            ({"HEADGATE_OPS_BIND": bind}, "Cannot listen on"),
         ):
             result = await asyncio.to_thread(run_to_end, base | more)
             assert result.returncode != 0

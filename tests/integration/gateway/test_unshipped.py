@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 
 import pytest
 from money import NOON_MS, posting
 
+from gateway import journal_records
 from gateway.journal import open_journal
 from gateway.journal_records import Opened
-from gateway.unshipped import Unshipped, unshipped
+from gateway.unshipped import Unshipped, ended_behind, unshipped
+from workers.protocol.journal import Chain, Kind, segment_name
 
 
 def opened(request_id: str) -> Opened:
@@ -40,3 +43,31 @@ async def test_what_runs_and_what_ended_behind_the_offset(tmp_path, journal):
     assert found.requests == {"req_1", "req_2", "req_3", "req_4", "req_5"}
     everything = unshipped(tmp_path / "journal", journal.durable_seq)
     assert everything == Unshipped(frozenset({"req_2", "req_3", "req_5"}), frozenset())
+
+
+async def test_what_ended_behind_the_offset_alone(tmp_path, journal):
+    for number in range(6):
+        await asyncio.shield(journal.open(opened(f"req_{number}")))
+        await journal.end(posting(f"req_{number}"))
+        for offset in range(journal.durable_seq + 1):
+            found = ended_behind(tmp_path / "journal", offset)
+            assert tuple(found) == unshipped(tmp_path / "journal", offset).postings
+
+
+@pytest.mark.parametrize("reads", [unshipped, ended_behind])
+def test_p3_a_long_journal_is_not_read_into_memory_as_a_whole(tmp_path, reads):
+    """P3: each minute's check of the books did so; a full segment took 64 MiB, and its records several times that."""
+    count, chain = 40_000, Chain()
+    payloads = [journal_records.encode(posting(f"req_{number}")) for number in range(3)]
+    with (tmp_path / segment_name(1)).open("wb") as file:
+        for number in range(count):
+            file.write(chain.encode(Kind.SETTLE, payloads[number % 3]))
+        size = file.tell()
+    tracemalloc.start()
+    try:
+        found = reads(tmp_path, count - 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found if isinstance(found, list) else list(found.postings)) == [posting("req_0")]
+    assert peak < size

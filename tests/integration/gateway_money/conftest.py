@@ -3,56 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from own_redis import OwnRedis
 
 from accounting import prices
 from accounting.db import Database
 from accounting.migrate import upgrade
 from accounting.types import Limits, Principal, Rates
 from gateway.admission import Ask
-from gateway.cli.embedded import find_server, server_command
 
 RATES = Rates(cache_read=1_000_000, cache_write=4_000_000, uncached=4_000_000, output=10_000_000)
 """1, 4, 4 and 10 micro-units per token: charges that a person can check."""
-
-
-class OwnRedis:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.socket = directory / "redis.sock"
-        self.url = f"unix://{self.socket}?db=0"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            server_command(find_server(), self.directory, self.socket), stdout=subprocess.DEVNULL
-        )
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with socket.socket(socket.AF_UNIX) as sock:
-                try:
-                    sock.connect(str(self.socket))
-                    return
-                except OSError:
-                    time.sleep(0.01)
-        raise TimeoutError
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.send_signal(signal.SIGCONT)
-        self.process.kill()
-        self.process.wait(10)
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
 
 
 @pytest.fixture

@@ -144,8 +144,8 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
 async def test_an_unknown_price_is_refused_before_any_work(metered: Metering, ask) -> None:
     with pytest.raises(ApiError) as refused:
         await metered.admission.admit(ask(1, model="unpriced"))
-    assert (refused.value.status, refused.value.code) == (503, "price_unknown")
-    assert refused.value.headers == {"x-should-retry": "false"}
+    assert (refused.value.status, refused.value.code) == (403, "price_unknown")
+    assert refused.value.headers == {}
     await nothing_left(metered)
 
 

@@ -61,7 +61,7 @@ async def link(own_redis):
 
 @pytest.fixture
 async def impatient(own_redis):
-    link = limiter_link(own_redis.url)
+    link = limiter_link(own_redis.url, timeout_s=0.1)
     yield link
     await link.close()
 

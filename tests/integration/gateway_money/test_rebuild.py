@@ -91,7 +91,7 @@ async def make_tenants(database: Database, now_ms: int) -> list[str]:
 def counted(database: Database, link: RedisLink) -> Iterator[dict[str, int]]:
     """SQL statements and Redis round trips."""
     found = {"statements": 0, "round_trips": 0}
-    send, engine = link._pipeline, database._engine.sync_engine
+    send, engine = link._pipeline, database._writers.sync_engine
 
     def note_statement(*_: object) -> None:
         found["statements"] += 1

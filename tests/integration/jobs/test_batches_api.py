@@ -155,6 +155,58 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     assert batch.metadata == {"a": "b"}
 
 
+def completion_line(number: int, prompt, **body) -> dict:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 4} | body
+    url = "/v1/completions"
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": body}
+
+
+async def test_b4_lines_of_v1_completions_run_and_are_charged_once(gateway, client, jobs):
+    prompts = ["say 0", [1, 2, 3], ["say 2"], "say 3", ["two", "prompts"], ""]
+    lines = [completion_line(i, prompt) for i, prompt in enumerate(prompts)]
+    lines[3] = completion_line(3, "say 3", n=2, echo=True)
+    batch = await create(client, [*lines, line(6)], endpoint="/v1/completions")
+    batch = await ended(client, batch.id)
+    assert (batch.status, [e.code for e in batch.errors.data]) == ("failed", ["mismatched_url"])
+    batch = await create(client, lines, endpoint="/v1/completions")
+    assert batch.endpoint == "/v1/completions"
+    batch = await ended(client, batch.id)
+    assert batch.status == "completed", batch
+    output = await results(client, batch.output_file_id)
+    errors = await results(client, batch.error_file_id)
+    assert [r["custom_id"] for r in output] == [f"line-{i}" for i in range(4)]
+    bodies = [r["response"]["body"] for r in output]
+    assert {body["object"] for body in bodies} == {"text_completion"}
+    assert [len(body["choices"]) for body in bodies] == [1, 1, 1, 2]
+    assert all(choice["text"].startswith("say 3") for choice in bodies[3]["choices"])
+    assert [r["custom_id"] for r in errors] == ["line-4", "line-5"]
+    refused = errors[0]["response"]["body"]["error"]
+    assert (refused["param"], "one prompt" in refused["message"]) == ("prompt", True)
+    await gateway.settled()
+    rows = await gateway.sql(
+        "SELECT batch_id, line_no, tier, cache_read + cache_write + uncached + output AS tokens, charge"
+        " FROM ledger_entry WHERE kind = 'settle' ORDER BY line_no"
+    )
+    assert [row.line_no for row in rows] == [1, 2, 3, 4]
+    assert {(row.batch_id, row.tier) for row in rows} == {(batch.id, "batch")}
+    assert sum(row.tokens for row in rows) == batch.usage.total_tokens
+    shown = (await client.batches.retrieve(batch.id)).model_extra["headgate"]
+    assert shown["charge_micro_units"] == sum(row.charge for row in rows) > 0
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/responses"])
+async def test_b4_an_endpoint_that_no_batch_has_names_those_there_are(gateway, client, endpoint):
+    with pytest.raises(openai.BadRequestError, match=r"/v1/chat/completions, /v1/completions"):
+        await create(client, [line(0)], endpoint=endpoint)
+
+
+async def test_b4_a_batch_of_completions_needs_the_scope_of_its_endpoint(gateway):
+    _, key = await gateway.new_tenant("narrow", ["batch", "files:read", "files:write"])
+    async with gateway.client(key) as narrow:
+        with pytest.raises(openai.PermissionDeniedError):
+            await create(narrow, [completion_line(0, "x")], endpoint="/v1/completions")
+
+
 async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(
     gateway, client, jobs, worker
 ):

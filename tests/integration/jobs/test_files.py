@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import openai
 import pytest
-from gateways import RunningGateway, running_gateway
+from gateways import RunningGateway, running_gateway, until
 
 from gateway.routes import files as routes
 from gateway.upload import MAX_PARTS
@@ -244,3 +245,30 @@ async def test_lists_go_on_behind_the_last_object_seen(client):
     assert sorted(seen) == sorted(ids)
     assert [f.id async for f in client.files.list(limit=2, order="asc")] == seen[::-1]
     assert {f.id async for f in client.files.list(purpose="batch")} == {ids[0], ids[2]}
+
+
+async def test_s9_uploads_at_the_same_time_keep_the_disk_quota(gateway, monkeypatch):
+    monkeypatch.setattr(routes, "TENANT_BYTES", 1500)
+    body = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b"x" * 600))
+    everybody_is_in = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:200]
+        await everybody_is_in.wait()
+        yield body[200:]
+
+    async def upload() -> tuple[int, str | None]:
+        headers = {"content-type": MULTIPART}
+        async with (
+            gateway.session() as session,
+            session.post("/v1/files", data=slowly(), headers=headers) as answer,
+        ):
+            error = (await answer.json()).get("error")
+            return answer.status, error and error["code"]
+
+    uploads = [asyncio.create_task(upload()) for _ in range(6)]
+    await until(lambda: len(on_disk(gateway)) == 6)  # each was let in: the quota has room
+    everybody_is_in.set()
+    answers = await asyncio.gather(*uploads)
+    assert sorted(answers) == [(200, None)] * 2 + [(413, "request_too_large")] * 4
+    assert len(on_disk(gateway)) == 2

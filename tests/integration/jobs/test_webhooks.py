@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import secrets
 import time
 
 import pytest
@@ -57,7 +59,7 @@ async def sending(settings, home):
 async def listen(home, url, tenant_id=None):
     async with home.database.write() as conn:
         if tenant_id is None:
-            tenant_id = (await tenants.create(conn, "hearer", now=1)).id
+            tenant_id = (await tenants.create(conn, f"hearer {secrets.token_hex(4)}", now=1)).id
         made = await webhooks.create(
             conn, MASTER, Egress(networks(LOOPBACK)), url=url, types=None, tenant_id=tenant_id, now=1, actor="cli"
         )  # fmt: skip
@@ -177,12 +179,41 @@ async def test_a_forbidden_place_is_refused_at_the_try_and_tells_nothing(home, s
         await tell(home, tenant_id, "a")
         closed = settings.model_copy(update={"webhook_allowed_networks": ()})
         async with sending(closed, home):
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 60
             while (await rows(home, tenant_id))[0].last_error is None:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
         assert receiver.came == []
     assert (await rows(home, tenant_id))[0].last_error == "refused"
+
+
+async def test_o6_a_host_without_an_address_is_one_line_of_json_and_no_traceback(home, jobs):
+    """However many events wait for it, and however often they are tried."""
+    jobs.stop()
+    (home.path / "jobs.log").unlink(missing_ok=True)
+    jobs.env["HEADGATE_WEBHOOK_ALLOWED_NETWORKS"] = LOOPBACK
+    jobs.env["HEADGATE_TEST_TIME_SCALE"] = "0.01"
+    jobs.env["PYTHONUNBUFFERED"] = "1"  # as `headgate up` starts it
+    jobs.start()
+    tenant_id, made = await listen(home, "https://nobody.headgate.invalid/hook")
+    await tell(home, tenant_id, *range(8))
+
+    async def tried() -> bool:
+        return sum(row.attempts for row in await rows(home, tenant_id)) >= 16
+
+    deadline = time.monotonic() + 60
+    while not await tried():
+        assert time.monotonic() < deadline, jobs.log()
+        await asyncio.sleep(0.2)
+    jobs.stop()
+    lines = jobs.log().splitlines()
+    assert [line for line in lines if not line.startswith("{")] == []
+    entries = [json.loads(line) for line in lines]
+    failed = [e for e in entries if e["event"] == "webhook_failed"]
+    told = [e for e in failed if e["webhook"] == made.info.id]  # not those of other tests
+    assert [e["error"] for e in told] == ["no connection"]
+    assert "never retrieved" not in jobs.log()
+    assert "Traceback" not in jobs.log()
 
 
 async def test_the_jobs_process_sends(home, jobs):

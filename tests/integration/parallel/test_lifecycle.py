@@ -112,5 +112,6 @@ async def test_a_model_that_cannot_be_split_is_one_sentence(start_worker):
     assert errors.splitlines()[-1] == (
         "The model type 'gpt2' cannot be split over 2 ranks: transformers has no plan that splits its layers."
     )
-    assert errors.count("gpt2") == 1
+    told = [line for line in errors.splitlines() if not line.startswith("{")]  # beside the log
+    assert sum("gpt2" in line for line in told) == 1
     assert "Traceback" not in errors

@@ -117,6 +117,27 @@ def test_a_tenant_with_many_grammars_does_not_keep_others_waiting(grammars):
     assert order.index("one") <= 2
 
 
+def test_bombs_of_one_tenant_keep_a_stranger_waiting_for_one_of_them_at_most(grammars):
+    ours = grammars()
+    bombs = [f"root ::= x{i}\nx{i} ::= " + BOMB.removeprefix("root ::= ") for i in range(4)]
+    for text in bombs:
+        ours.ask(("bomber", digest(text)), text)
+    found = []
+    end = time.monotonic() + 100
+    while not found:
+        assert time.monotonic() < end
+        found += ours.take()
+        time.sleep(0.005)
+    ours.ask(("stranger", digest("root ::= [a]")), "root ::= [a]")
+    order = []
+    while "stranger" not in order:
+        assert time.monotonic() < end
+        order += [key[0] for key, _ in ours.take()]
+        time.sleep(0.005)
+    assert order.count("bomber") <= 1
+    assert sum(ours.drop(("bomber", digest(text))) for text in bombs) >= 1
+
+
 def test_closing_ends_the_thread_and_the_child(grammars):
     ours = grammars()
     wait(ours, 'root ::= "yes"')

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline_grammars import InlineGrammars
 from proposing import Informed, InformedTree, speculating
-from schemas import SCHEMAS, pairs_once, satisfies
+from schemas import SCHEMAS, declared_once, satisfies
 from tiny_models import TinyModel
 from walks import LIBRARIES, tokens_of
 
@@ -177,7 +177,8 @@ def test_what_the_demo_model_says_satisfies_any_schema(demo, schema, seed):
     for index in range(2):
         if drive.finishes[LINK, "r", index] == "stop":
             written = b"".join(texts[token] for token in drive.tokens[LINK, "r", index]).decode()
-            assert satisfies(schema, json.loads(written, object_pairs_hook=pairs_once)), written
+            value = json.loads(written, object_pairs_hook=declared_once(schema))
+            assert satisfies(schema, value), written
 
 
 def test_the_end_of_a_grammar_ends_the_choice_without_a_further_token(model, grammars):
@@ -285,7 +286,8 @@ def test_nothing_runs_before_its_grammar_is_there_and_others_do_not_wait(model):
 def test_an_attempt_may_end_while_its_grammar_compiles(model, way):
     from workers.engine.engine import Drain, LinkClosed
 
-    drive = driver(model, InlineGrammars(VOCABULARY, num_rounds=4))
+    grammars = InlineGrammars(VOCABULARY, num_rounds=4)
+    drive = driver(model, grammars)
     drive.send(request(drive, grammar=grammar(choice=["yes"]), deadline_ms=5000))
     drive.step()
     events = {"cancel": Cancel("r"), "drain": Drain(now=True), "link": LinkClosed()}
@@ -300,6 +302,19 @@ def test_an_attempt_may_end_while_its_grammar_compiles(model, way):
     if way in expected:
         ending = drive.endings[LINK, "r"]
         assert expected[way] in (getattr(ending, "code", ""), getattr(ending, "reason", ""))
+    assert grammars.num_compiled == 0, "nobody waits for it any more"
+
+
+def test_a_grammar_is_compiled_while_one_of_two_still_waits_for_it(model):
+    grammars = InlineGrammars(VOCABULARY, num_rounds=4)
+    drive = driver(model, grammars)
+    text = grammar(choice=["yes"])
+    drive.send(request(drive, "left", grammar=text), request(drive, "stays", grammar=text))
+    drive.step()
+    drive.send(Cancel("left"))
+    drive.run().check_idle()
+    assert text_of(drive.tokens[LINK, "stays", 0]) == "yes"
+    assert grammars.num_compiled == 1
 
 
 def test_a_library_that_was_asked_for_and_is_not_there_refuses_the_start(monkeypatch):

@@ -412,3 +412,44 @@ async def test_scripted_speed_is_about_what_was_asked_for(tmp_path):
         gateway.send(generate_request("r", max_tokens=30))
         await gateway.of(Finished)
         assert time.monotonic() - started >= 0.3
+
+
+async def test_logprobs_of_many_prompts_that_end_in_one_step_end_no_link(tmp_path, monkeypatch):
+    """Each fits a frame, all of them do not: they came in one, and the link was cut with everybody's streams."""
+    monkeypatch.setattr("workers.protocol.frames.MAX_FRAME_BYTES", 200_000)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", max_batch_tokens=2048) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        victim = generate_request("victim", max_tokens=200)
+        prompt = encode("x" * 200)
+        gateway.send(victim)
+        gateway.send(*[generate_request(f"r{i}", prompt, 2, prompt_logprobs=20) for i in range(8)])
+        await gateway.of(Finished, request_id="victim")
+        assert gateway.tokens("victim") == alone(victim)
+        for i in range(8):
+            await gateway.of(Finished, request_id=f"r{i}")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x82\xa4type\xa6cancel\xaarequest_id\xa2\xff\xfe",
+        b"\x82\xa4type\xa5alive\xa1x" + b"\x91" * 100_000 + b"\x01",
+        b"\x82\xa4type\xa4peek\xa6prompt\xdd\xff\xff\xff\xff",
+        b"",
+    ],
+    ids=["no UTF-8", "deep", "an array of 4 G", "empty"],
+)
+async def test_a_frame_that_cannot_be_read_closes_its_link_alone_and_in_order(worker, body, caplog):
+    async with await GatewayLink.dial(worker.address) as good:
+        request = generate_request("r", max_tokens=30)
+        good.send(request)
+        bad = await GatewayLink.dial(worker.address)
+        bad.send_raw(struct.pack(">I", len(body)) + body)
+        await asyncio.wait_for(bad.closed.wait(), 10)
+        await bad.close()
+        await good.of(Finished)
+        assert good.tokens("r") == alone(request)
+    assert "undecodable frame" in caplog.text
+    assert "Unhandled exception" not in caplog.text

@@ -87,7 +87,7 @@ class HostMachine(RuleBasedStateMachine):
             return self.reuse(tenant, end)
         if self.num_free():
             return True
-        largest = max(self.seen, key=self.num_of)
+        largest = max(sorted(self.seen), key=self.num_of)
         if self.num_of(largest) > self.num_of(tenant) + 1 and self.reuse(largest, end):
             return True
         return self.reuse(tenant, end)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from byte_model import CONTROL, tokenizer_spec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gateway import fingerprints
 from gateway.errors import ApiError
+from gateway.fingerprints import fingerprint, fingerprint_in_pieces
 from gateway.schema.json_body import decode_object
 from gateway.text.choice import ChoiceText, TextRules
 from gateway.text.detokenizer import detokenizer
@@ -191,3 +194,16 @@ def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
     except ApiError as error:
         outcome = error.status
     assert isinstance(outcome, dict) or outcome == 400
+
+
+@given(
+    value=st.dictionaries(st.text(), json_values, max_size=5),
+    size=st.integers(1, 5),
+    path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+)
+def test_s2_a_fingerprint_made_in_pieces_is_the_one_made_at_once(
+    value: dict[str, Any], size: int, path: str
+) -> None:
+    with mock.patch.multiple(fingerprints, PIECE_CHARS=size, PIECE_ITEMS=size):
+        in_pieces = fingerprint_in_pieces(path, value)
+    assert in_pieces == fingerprint(path, value)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -51,6 +52,36 @@ def test_a_home_is_held_by_one_process(tmp_path):
         home.lock()
     os.close(fd)
     os.close(home.lock())
+
+
+@pytest.mark.parametrize("what", ["lock", "credentials", "ready file elsewhere"])
+def test_b5_a_home_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, what):
+    """As on a file system that was mounted read-only after the home was made."""
+    home = Home(tmp_path)
+    home.prepare()
+    real = os.open
+
+    def read_only(path, flags, *more, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    home.prepare()  # everything is there
+    write = {
+        "lock": home.lock,
+        "credentials": lambda: write_private(home.credentials, b"{}"),
+        "ready file elsewhere": lambda: write_private(tmp_path / "ready.json", b"{}"),
+    }[what]
+    with pytest.raises(HomeError, match="Read-only file system") as found:
+        write()
+    assert str(tmp_path) in str(found.value)
+
+
+def test_b5_a_home_without_room_for_secrets_is_one_sentence(tmp_path):
+    (tmp_path / "secrets").write_text("")
+    with pytest.raises(HomeError, match="--home or HEADGATE_HOME"):
+        Home(tmp_path).prepare()
 
 
 def test_sockets_of_a_deep_home_lie_where_their_path_fits(tmp_path):

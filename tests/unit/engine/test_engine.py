@@ -1,9 +1,8 @@
 import pytest
 from engine_driver import EOS, LINK, Driver
-from fakes import ScriptedRunner, encode, generate_request
+from fakes import VOCAB_SIZE, ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import Drain, LinkClosed
-from workers.engine.errors import EngineBroken
 from workers.engine.sequence import Status
 from workers.protocol.messages import (
     Cancel,
@@ -565,6 +564,10 @@ def test_a_lease_smaller_than_the_choices_waits_before_the_fork():
         ({"seed": -1}, "internal"),
         ({"namespace": (Region(b"a", 3),)}, "internal"),
         ({"namespace": (Region(b"a", 3), Region(b"a"))}, "internal"),
+        ({"sampling": SamplingParams(seed=1, logit_bias=((VOCAB_SIZE, 1.0),))}, "internal"),
+        ({"sampling": SamplingParams(seed=1, logit_bias=((2**31, 1.0),))}, "internal"),
+        ({"sampling": SamplingParams(seed=1, logit_bias=((-1, 1.0),))}, "internal"),
+        ({"sampling": SamplingParams(seed=1, stop_token_ids=(VOCAB_SIZE,))}, "internal"),
         ({"grammar": "x"}, "grammar"),
         ({"resume": ((0, (1,) * 9),)}, "internal"),
         ({"resume": ((3, (1,)),)}, "internal"),
@@ -591,32 +594,16 @@ def test_a_double_request_id_fails_without_hurting_the_first():
     drive.check_alone(request)
 
 
-def test_a_poisoned_step_fails_its_attempts_and_spares_the_others(caplog):
+def test_a_step_that_failed_by_chance_is_run_again_and_nobody_notices(caplog):
     drive = driver(max_running=2)
     drive.send(*[generate_request(f"r{i}", LONG[i:], 9) for i in range(3)])
     drive.step()
     drive.step()
     drive.runner.fail_next = RuntimeError("a kernel failed")
-    drive.step()
-    assert {drive.endings[LINK, f"r{i}"].code for i in range(2)} == {"internal"}
-    assert "a kernel failed" in caplog.text
-    assert drive.cache.num_available == drive.cache.num_blocks - 1
     drive.run().check_idle()
-    drive.check_alone(drive.requests[LINK, "r2"])
-
-
-def test_step_after_step_failing_gives_up(caplog):
-    drive = driver(max_running=1)
-    drive.send(*[generate_request(f"r{i}", LONG, 9) for i in range(9)])
-
-    def go_on():
-        while True:
-            drive.runner.fail_next = RuntimeError("the device is gone")
-            drive.step()
-
-    with pytest.raises(EngineBroken):
-        go_on()
-    assert len(drive.endings) == 2, "the third was never told"
+    assert "a kernel failed" in caplog.text
+    for request in drive.requests.values():
+        drive.check_alone(request)
 
 
 def test_statuses_follow_a_sequence_through_its_life(lag):

@@ -15,7 +15,7 @@ PROMPT = encode("a prompt that fills a few blocks")
 
 
 def open_journal(directory):
-    return EngineJournal(directory, "worker-0", "process", ROOT)
+    return EngineJournal(directory, "worker-0", "process", ROOT, ballast_bytes=4096)
 
 
 def drop(journal):
@@ -175,7 +175,7 @@ def test_a_segment_that_was_begun_and_never_written_is_begun_again(tmp_path, tor
     drive.run()
     drop(drive.engine._journal)
     before = [record.seq for record in rebuilt(tmp_path)]
-    following = max(scan(path.read_bytes()).next_seq for path in journal_module._segments(tmp_path))
+    following = max(scan(path.read_bytes()).next_seq for path in journal_module.segments(tmp_path))
     (tmp_path / segment_name(following)).write_bytes(torn)
     assert [record.seq for record in rebuilt(tmp_path)] == before
 

@@ -375,28 +375,21 @@ def three_in_decode(**options):
 
 
 @pytest.mark.parametrize("where", ["fail_launch", "fail_collect"])
-def test_a_step_that_fails_ends_its_attempts_and_what_follows_of_them_is_dropped(where, caplog):
+def test_a_step_that_fails_is_run_again_and_what_followed_of_it_is_dropped(where, caplog):
     drive = three_in_decode()
     setattr(drive.runner, where, RuntimeError("a kernel failed"))
     if where == "fail_launch":
         drive.step()  # `late` is in it too
-        assert {drive.endings[LINK, r].code for r in ("r0", "r1", "late")} == {"internal"}
-        drive.send(generate_request("next", LONG, 5))
-        survivor = "next"
     else:
         held = drive.requests.pop((LINK, "late"))
         drive.inbox.clear()
         drive.step()  # launches the one that fails, without `late`
         drive.send(held)
         drive.step()
-        assert {drive.endings[LINK, r].code for r in ("r0", "r1")} == {"internal"}
-        survivor = "late"
     drive.run().check_idle()
     assert "a kernel failed" in caplog.text
-    drive.check_alone(drive.requests[LINK, survivor])
-    for name in ("r0", "r1"):
-        drive.check_alone(drive.requests[LINK, name], exactly=False)
-        assert drive.endings[LINK, name].usage.output == len(drive.tokens[LINK, name, 0]) > 0
+    for request in drive.requests.values():
+        drive.check_alone(request)
     assert GARBAGE not in {t for tokens in drive.tokens.values() for t in tokens}
 
 

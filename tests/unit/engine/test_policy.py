@@ -13,7 +13,7 @@ from simulation import PacedRunner, paced_driver
 
 from cache.prefix_cache import Probe
 from workers.engine.fairness import VirtualCounters
-from workers.engine.policy import ArrivalQueue
+from workers.engine.policy import EVERYBODY, ArrivalQueue
 from workers.protocol.messages import Failed
 
 BLOCK = 4
@@ -125,7 +125,7 @@ def test_the_latest_is_preempted_whoever_got_most(policy, victim):
 def test_who_would_wait_behind_others_for_too_long_is_told_so(policy, is_refused):
     runner = PacedRunner((0.0, 0.001, 0.0), num_blocks=400, block_size=BLOCK)
     drive = paced_driver(runner, policy=policy, max_batch_tokens=8, max_running=1, ttft_s=1.0)
-    drive.send(generate_request("warm", prompt(40), 1, tenant="a"))
+    drive.send(generate_request("warm", prompt(90), 1, tenant="a"))
     drive.run()
     flood = [generate_request(f"a{i}", prompt(90, i), 1, tenant="a") for i in range(99)]
     drive.send(*flood)
@@ -145,7 +145,7 @@ class Queued:
 def test_the_queue_names_the_earliest_whenever_it_was_pushed(actions):
     """Against a plain model: a dict and `min`."""
     queue = ArrivalQueue(VirtualCounters(), lambda sequence: Probe(3, None), lambda: 8)
-    present, num_taken, seen = {}, 0, set()
+    present, seen = {}, set()
     for action, number in actions:
         if action == "push" and number not in seen:  # nobody arrives twice
             seen.add(number)
@@ -154,10 +154,9 @@ def test_the_queue_names_the_earliest_whenever_it_was_pushed(actions):
             queue.push(sequence)
         elif action != "push" and present:
             gone = min(present) if action == "take" else sorted(present)[number % len(present)]
-            num_taken += gone if action == "take" else 0
             (queue.take if action == "take" else queue.remove)(present.pop(gone))
         assert len(queue) == len(present)
-        assert queue.num_uncached == sum(queue.uncached.values()) == sum(present)
-        assert queue.num_taken == num_taken
+        assert queue.num_uncached == queue.queued[EVERYBODY].num_tokens == sum(present)
+        assert queue.queued[EVERYBODY].num_sequences == len(present)
         first = queue.peek(lambda group: True)
         assert first is (present[min(present)] if present else None)

@@ -7,6 +7,7 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
 from workers.engine.errors import DeviceOutOfMemory
+from workers.engine.pace import MIN_STEPS
 from workers.protocol.messages import CacheCommand, CacheRange, Cancel
 
 TEXT = encode("abcdefghijklmnopqrstuvwxyz")
@@ -27,6 +28,12 @@ def ask(drive, name, prompt=TEXT, max_tokens=4, **fields):
 def make_hot(drive, **fields):
     for number in range(3):
         ask(drive, f"hot{number}", **fields)
+
+
+def teach(drive):
+    """A prefill of a thousand tokens takes a second."""
+    for _ in range(MIN_STEPS):
+        drive.scheduler.budget.step_time.add(1000, 0, 1.0)
 
 
 def flood(drive, rounds=4):
@@ -123,7 +130,7 @@ def test_a_copy_that_is_slower_than_a_prefill_is_skipped_and_the_miss_says_so():
     drive = driver(seconds_per_block=60.0)
     make_hot(drive)
     flood(drive)
-    drive.scheduler.prefill_rate.add(1000, 1.0)
+    teach(drive)
     again = ask(drive, "again")
     assert (again.usage.cache_read, again.cache.miss_reason) == (0, "restore_skipped")
     assert drive.scheduler.restores.counts.num_skipped == 6
@@ -213,7 +220,7 @@ def test_preemption_gives_the_same_tokens_in_each_mode(preempt, cache_write, lag
 
 def test_auto_computes_again_where_copies_were_measured_to_be_slower():
     drive = driver(num_blocks=22, seconds_per_block=60.0)
-    drive.scheduler.prefill_rate.add(1000, 1.0)
+    teach(drive)
     counts = crowd(drive, cache_write=False)
     assert counts.num_swapped_out < 20, "only until the first copy was measured"
     assert drive.engine.totals.num_recomputed > 0
@@ -222,7 +229,7 @@ def test_auto_computes_again_where_copies_were_measured_to_be_slower():
 
 def test_swap_swaps_where_copies_were_measured_to_be_slower_too():
     drive = driver(num_blocks=22, preempt="swap", seconds_per_block=60.0)
-    drive.scheduler.prefill_rate.add(1000, 1.0)
+    teach(drive)
     counts = crowd(drive, cache_write=False)
     assert counts.num_swapped_in == counts.num_swapped_out >= 20
     assert drive.engine.totals.num_recomputed == 0

@@ -126,7 +126,8 @@ def test_a_worker_can_be_started_with_the_recommended_settings(name, monkeypatch
     asked = Asked(TABLE[name])
     given = {"MODEL": "m", "DTYPE": "bfloat16", "KV_DTYPE": "auto", "QUANT": "none"}
     found = plan(LLAMA_8B, 131_072, "bfloat16", asked)
-    for key, value in Report(LLAMA_8B, LLAMA_8B, 131_072, asked, found, given).settings().items():
+    report = Report(LLAMA_8B, LLAMA_8B, 131_072, asked, found, given, "asked for")
+    for key, value in report.settings().items():
         monkeypatch.setenv(key, str(value))
     told = settings.load()
     assert told.engine_max_model_len == found.recommended.max_model_len > 1024

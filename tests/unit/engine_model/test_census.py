@@ -85,7 +85,7 @@ def held_bytes(model: torch.nn.Module) -> int:
     tensors = {id(p): p for module in (model, *norms) for p in module.parameters()}
     for module in model.modules():
         for value in vars(module).values():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and value.device.type != "meta":
                 tensors[id(value)] = value
     packed = {id(m.product): m.product.num_bytes for m in model.modules() if hasattr(m, "product")}
     return sum(tensor.nbytes for tensor in tensors.values()) + sum(packed.values())

@@ -225,7 +225,7 @@ def needs_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := compiled.refusal():
         pytest.skip(reason)
     monkeypatch.setattr(linear, "_pairs", lambda dtype: False)
-    monkeypatch.setattr(linear, "_has_matrix_unit", lambda: False)
+    monkeypatch.setattr(linear, "has_matrix_unit", lambda: False)
 
 
 def last_logits(runner: ModelRunner) -> torch.Tensor:

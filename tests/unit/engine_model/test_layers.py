@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from kernels import dispatch
-from kernels.cpu import compiled
+from kernels.cpu import compiled, instructions
 from workers.engine.capacity import Need
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
@@ -26,6 +26,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def as_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Takes a kind of CPU, which the following choices are made for."""
+
+    def take(kind: str) -> None:
+        monkeypatch.setenv(instructions.VARIABLE, kind)
+        forget()
+
+    yield take
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    for known in (instructions.has, linear._pairs, compiled.functions):
+        known.cache_clear()
 
 
 @pytest.fixture
@@ -134,14 +152,54 @@ def needs_fbgemm() -> None:
 def test_a_product_in_panels_rounds_once_and_adds_the_bias_before() -> None:
     needs_panels()
     weight = weight_of(301, 1536, torch.bfloat16)
-    product, bias = linear.product_of(weight), weight[:, 0].clone()
-    assert isinstance(product, linear.PanelProduct)
+    product, bias = linear.PanelProduct(weight), weight[:, 0].clone()
     assert product.num_bytes == weight.nbytes
     x = weight_of(9, 1536, product.panels.input_dtype)
     wide = product(x.float(), bias)
     expected = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(wide.double(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(product(x.bfloat16(), bias), product(x.bfloat16().float(), bias).bfloat16())
+
+
+def test_a_product_is_chosen_by_what_this_cpu_has() -> None:
+    """Row T1: whichever CPU runs the tests, and whatever is hidden of it."""
+    weight = weight_of(64, 64, torch.bfloat16)
+    product = linear.product_of(weight)
+    if linear.has_matrix_unit():
+        packs = linear._onednn_packs(torch.bfloat16)
+        assert isinstance(product, linear.OneDnnProduct if packs else linear.PlainProduct)
+    elif not compiled.refusal():
+        assert isinstance(product, linear.PanelProduct)
+        assert product.is_wide is (product.panels.input_dtype == torch.float32)
+    elif linear.widens(torch.bfloat16):
+        assert isinstance(product, linear.HalfProduct)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("amx", linear.OneDnnProduct),
+        ("avx512_bf16", linear.PanelProduct),
+        ("avx512", linear.PanelProduct),
+        ("avx2", linear.HalfProduct),
+    ],
+)
+def test_a_kind_of_cpu_that_is_asked_for_chooses_its_product(
+    as_on: Callable[[str], None], kind: str, expected: type
+) -> None:
+    needs_panels()
+    needs_fbgemm()
+    as_on(kind)
+    if kind == "amx" and not linear._onednn_packs(torch.bfloat16):
+        pytest.skip("this oneDNN has no products of bfloat16")
+    weight, x = weight_of(64, 64, torch.bfloat16), weight_of(5, 64, torch.bfloat16)
+    product = linear.product_of(weight)
+    assert type(product) is expected
+    torch.testing.assert_close(product(x, None), F.linear(x, weight), atol=2e-2, rtol=2e-2)
+    if kind == "avx512":
+        assert product.is_wide, "pairs of bfloat16 are hidden"
+    wide = linear.product_of(weight.float())
+    assert type(wide) is (linear.OneDnnProduct if kind == "avx2" else linear.PanelProduct)
 
 
 @pytest.mark.parametrize("shape", [(64, 24), (64, 8)])

@@ -93,7 +93,7 @@ def test_equal_workers_take_turns() -> None:
 def test_without_a_worker_it_is_503() -> None:
     with pytest.raises(ApiError) as refusal:
         choose(Router(), Link("a", takes_work=False))
-    assert (refusal.value.status, refusal.value.code) == (503, "overloaded")
+    assert (refusal.value.status, refusal.value.code) == (503, "no_worker")
     assert "retry-after" in refusal.value.headers
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import LOOPBACK, GatewaySettings, SettingsError, load
+from gateway.addresses import LOOPBACK
+from gateway.settings import GatewaySettings, SettingsError, load
 
 HOME = {"HEADGATE_HOME": "/srv/headgate"}
 
@@ -17,7 +18,8 @@ def test_defaults_follow_from_the_home() -> None:
     assert settings.journal_dir == Path("/srv/headgate/state/gateway-3/journal")
     assert settings.ops_socket == Path("/srv/headgate/run/gateway-3.sock")
     assert settings.sql_url == "sqlite+aiosqlite:////srv/headgate/headgate.db"
-    assert settings.trusted_networks == LOOPBACK
+    assert settings.trusted_networks == ()
+    assert settings.unlimited_networks == LOOPBACK
 
 
 def test_models_and_networks_are_read_from_text() -> None:
@@ -37,7 +39,7 @@ def test_models_and_networks_are_read_from_text() -> None:
 def test_names_of_other_processes_are_none_of_ours_and_not_unknown() -> None:
     others = {
         "HEADGATE_MODEL": "x",
-        "HEADGATE_WORKER_DEVICE": "cpu",
+        "HEADGATE_ENGINE_DEVICE": "cpu",
         "HEADGATE_TEST_REDIS_URL": "y",
     }
     assert load(HOME | others).home == Path("/srv/headgate")

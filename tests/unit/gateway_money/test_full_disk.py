@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disks import fill, mounted
 
 from gateway import segments
-from gateway.ballast import NAME
 from gateway.journal import Journal, JournalPoisoned, open_journal
 from gateway.journal_records import posting
 from gateway.metering import _revive
+from workers.protocol.ballast import NAME
 from workers.protocol.journal import Kind
 
 DISK_BYTES = 4 * 1024 * 1024
@@ -24,26 +24,8 @@ BALLAST = 1024 * 1024
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 4 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(path)],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if mounted.returncode:
-        pytest.skip("a file system of its own cannot be mounted here")
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    path = disk / "somebody-elses"
-    with path.open("ab", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError:
-            return path
+    with mounted(tmp_path / "disk", DISK_BYTES) as disk:
+        yield disk
 
 
 async def until_poisoned(journal: Journal, opened) -> int:

@@ -38,7 +38,7 @@ NEVER = {"x-should-retry": "false"}
         (409, NEVER, error("batch_line_ended"), Closed),
         (422, {}, error("idempotency_mismatch"), Answered),
         (500, NEVER, error("request_quarantined"), Answered),
-        (503, NEVER, error("price_unknown"), Answered),
+        (403, {}, error("price_unknown"), Answered),
         (500, {}, error("internal_error"), Failed),
         (502, {}, b"<html>bad gateway</html>", Failed),
         (503, {}, b"", Failed),

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from kernels.cpu import compiled
+from kernels.cpu import compiled, instructions
 
 _ROWS_HINT = 32
 """Rows the reordering is tuned for; every other number works with the same weight."""
@@ -143,7 +143,9 @@ class PanelProduct:
 
 
 class PackedLinear(nn.Module):
-    """`F.linear` on a reordered weight. The original is not kept; where nothing can reorder it, it is."""
+    """`F.linear` on a reordered weight. The original is not kept; where nothing can reorder it, it is. `weight` tells its
+    shape and dtype to modules that ask their layers for these, and has no numbers: whoever computes with it fails, which
+    the trial before a worker is ready shows (`trial.run`)."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
@@ -152,6 +154,7 @@ class PackedLinear(nn.Module):
         self.split = split
         self.out_features, self.in_features = weight.shape
         self.bias = bias
+        self.weight = weight.to("meta")
         # Not a parameter: the layout is opaque, nothing but its own product may read it.
         self.product = product_of(weight)
 
@@ -193,13 +196,13 @@ def _fits_half(weight: torch.Tensor) -> bool:
 def _has_panels(weight: torch.Tensor) -> bool:
     """Whether the compiled product takes it, and a matrix unit would not be faster."""
     fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[1] % 16 == 0
-    unit = weight.dtype == torch.bfloat16 and _has_matrix_unit()
+    unit = weight.dtype == torch.bfloat16 and has_matrix_unit()
     return fits and not unit and compiled.functions() is not None
 
 
-@cache
-def _has_matrix_unit() -> bool:
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
+def has_matrix_unit() -> bool:
+    """Whether products of bfloat16 are left to oneDNN for it."""
+    return instructions.has("amx")
 
 
 @cache
@@ -207,7 +210,9 @@ def _pairs(dtype: torch.dtype) -> bool:
     """Whether pairs of bfloat16 are multiplied faster than float32. Both by AMD and by Intel the instruction is there;
     Intel's takes as long as the four of float32 that it stands for."""
     return (
-        dtype == torch.bfloat16 and _multiplies(dtype) and compiled.cpu_name().startswith("znver")
+        dtype == torch.bfloat16
+        and instructions.has("bf16")
+        and compiled.cpu_name().startswith("znver")
     )
 
 
@@ -216,14 +221,11 @@ def _has_fbgemm() -> bool:
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
-@cache
 def _multiplies(dtype: torch.dtype) -> bool:
     """In hardware."""
-    names = {
-        torch.bfloat16: ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
-        torch.float16: ("_is_amx_fp16_supported",),
-    }[dtype]
-    return any(getattr(torch.cpu, name, bool)() for name in names)
+    if dtype == torch.float16:
+        return instructions.has("amx_fp16")
+    return instructions.has("bf16") or instructions.has("amx")
 
 
 def can_pack(weight: torch.Tensor) -> bool:

@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PreTrainedConfig,
+)
 
 from workers.engine.errors import ModelError
 from workers.engine.model import stored
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+OTHER_HEADS = (
+    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+    "ForMultipleChoice", "ForNextSentencePrediction",
+)  # fmt: skip
+"""Ends of architectures whose checkpoints have no layer that gives the next token."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
@@ -28,6 +37,11 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
         yield "it is an encoder-decoder, and only decoders with their own context are served"
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         yield "transformers has no causal language model for it"
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
+        yield "it is an encoder, whose attention looks ahead"
+    heads = [name for name in config.architectures or () if name.endswith(OTHER_HEADS)]
+    if heads:
+        yield f"its head is that of {heads[0]}, which does not continue texts"
     if config.get_text_config() is not config:
         yield "it takes more than text"
     yield from stored.reasons(config)

@@ -1,8 +1,9 @@
 """Grammars of requests, compiled beside the engine thread: asked for, answered later, kept for each tenant by itself.
 
-One thread takes what is asked for, a tenant after the other. A grammar it has not seen goes to a child process first
-(`compile_child`), under limits of time and memory; only one that the child came through is compiled in this process.
-The child is started when the first grammar comes, and anew after one that killed it.
+One thread takes what is asked for, in the order of `grammar_queue`. A grammar it has not seen goes to a child process
+first (`compile_child`), under limits of time and memory; only one that the child came through is compiled in this process.
+The child is started when the first grammar comes. Once one was killed, a spare is kept ready: the next grammar, which may
+be a stranger's, does not wait for a start.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
 from workers.engine.sampling import backends, compile_child
 from workers.engine.sampling.compile_child import Start, Verdict, read_frame, write_frame
 from workers.engine.sampling.grammar import Backend, Compiled, GrammarError, Key, Outcome
+from workers.engine.sampling.grammar_queue import GrammarQueue, Job
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +85,6 @@ class Shelf:
             del self._sizes[key[0]]
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    key: Key
-    text: str
-
-
 class Grammars:
     """`ask` and `take` are the engine thread's; nothing here makes it wait. `close` ends the child."""
 
@@ -103,34 +100,45 @@ class Grammars:
         self._limits = (limit_s, limit_bytes)
         self._shelf = Shelf()
         self._asked: set[Key] = set()
-        self._jobs: OrderedDict[str, deque[Job]] = OrderedDict()
-        """By tenant, in turn."""
+        self._queue = GrammarQueue()
         self._done: deque[tuple[Key, Outcome]] = deque()
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._child: subprocess.Popen[bytes] | None = None
+        self._spare: Future[subprocess.Popen[bytes]] | None = None
+        self._children: set[subprocess.Popen[bytes]] = set()
+        """Started and not ended, by whichever thread."""
+        self._starter = ThreadPoolExecutor(1, "grammar-child")
         self._start: Start | None = None
         self._backend: Backend | None = None
 
     # --- the engine thread ---
 
     def ask(self, key: Key, text: str) -> Compiled | None:
-        """None: `take` will tell. Raises `GrammarError` for one that was refused before."""
+        """None: `take` will tell. Raises `GrammarError` for one that was refused before, `GrammarsWait` for one too many."""
         outcome = self._shelf.get(key)
         if isinstance(outcome, GrammarError):
             raise outcome
         if outcome is None and key not in self._asked:
             if len(text) > MAX_TEXT_BYTES:
                 raise GrammarError("the grammar is too large")
-            self._asked.add(key)
             with self._condition:
-                self._jobs.setdefault(key[0], deque()).append(Job(key, text))
+                self._queue.push(Job(key, text))
                 self._condition.notify()
+            self._asked.add(key)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
                 self._thread.start()
         return outcome
+
+    def drop(self, key: Key) -> bool:
+        """Nobody waits for it any more. False: it is being compiled, and `take` will tell."""
+        with self._condition:
+            is_dropped = self._queue.drop(key)
+        if is_dropped:
+            self._asked.discard(key)
+        return is_dropped
 
     def take(self) -> list[tuple[Key, Outcome]]:
         """What was asked for and is decided since the last call."""
@@ -144,16 +152,17 @@ class Grammars:
         with self._condition:
             self._closed = True
             self._condition.notify()
-        child = self._child
-        if child is not None:
+        for child in tuple(self._children):
             child.kill()
         if self._thread is not None:
             self._thread.join(ANSWER_S)
+        self._starter.shutdown(wait=False, cancel_futures=True)
 
     # --- the thread beside it ---
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
+            began = time.monotonic()
             try:
                 outcome: Outcome = self._compile(job.text)
             except GrammarError as error:
@@ -162,21 +171,19 @@ class Grammars:
                 # The thread's outermost frame: those who wait must hear something.
                 logger.exception("a grammar was not compiled", extra={"event": "grammar_failed"})
                 outcome = GrammarError("the grammar cannot be compiled")
+            now = time.monotonic()
+            with self._condition:
+                self._queue.took(job.key[0], now - began, now)
             self._done.append((job.key, outcome))
         self._end_child()
+        self._end_spare()
 
     def _next(self) -> Job | None:
         """Waits for a job; None: closed."""
         with self._condition:
-            while not self._jobs and not self._closed:
+            while not len(self._queue) and not self._closed:
                 self._condition.wait()
-            if self._closed:
-                return None
-            tenant, jobs = self._jobs.popitem(last=False)
-            job = jobs.popleft()
-            if jobs:
-                self._jobs[tenant] = jobs
-            return job
+            return None if self._closed else self._queue.pop(time.monotonic())
 
     def _compile(self, text: str) -> Compiled:
         if self._start is None:
@@ -194,18 +201,29 @@ class Grammars:
             return verdict.fault
         self._end_child()
         logger.warning("a grammar ended the compiler", extra={"event": "grammar_killed"})
+        if self._spare is None and not self._closed:
+            self._spare = self._starter.submit(self._started)
         return _TOO_MUCH
 
     def _ready_child(self) -> subprocess.Popen[bytes]:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end_child()
+        if self._spare is None:
+            self._child = self._started()
+        else:
+            ready, self._spare = self._spare, self._starter.submit(self._started)
+            self._child = ready.result()
+        return self._child
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Raises `RuntimeError`."""
         command = [sys.executable, "-m", compile_child.__name__]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._child = child
+        self._children.add(child)
         assert self._start is not None
-        if self._said(child, self._start, START_S) is None:
-            self._end_child()
+        if self._closed or self._said(child, self._start, START_S) is None:
+            self._end(child)
             raise RuntimeError("the compiler of grammars does not start")
         return child
 
@@ -229,8 +247,18 @@ class Grammars:
 
     def _end_child(self) -> None:
         child, self._child = self._child, None
-        if child is None:
+        if child is not None:
+            self._end(child)
+
+    def _end_spare(self) -> None:
+        if self._spare is None or self._spare.cancel():
             return
+        try:
+            self._end(self._spare.result())
+        except RuntimeError:
+            pass  # it did not start, or was ended while it did
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
         child.kill()
         for stream in (child.stdin, child.stdout):
             if stream is not None:
@@ -239,3 +267,4 @@ class Grammars:
                 except OSError:
                     pass  # what it was not told any more
         child.wait()
+        self._children.discard(child)

@@ -7,10 +7,14 @@ Knows token ids and masks: bit `t % 8` of byte `t // 8` allows token t, so that 
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+logger = logging.getLogger(__name__)
+
+LOST = "the grammar cannot be followed any further"
 SLOW_S = 0.25
 """Processor time for one token: a grammar that needs more would hold up everybody else's step."""
 
@@ -64,7 +68,6 @@ class Automaton:
         self, compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()
     ) -> None:
         """`output`: what was drawn before, here or on another worker."""
-        self._matcher = compiled.start()
         self._end_bits = sum(1 << token for token in set(end_ids))
         self._text_bits = (1 << compiled.vocab_size) - 1 & ~self._end_bits
         self.fault = ""
@@ -72,29 +75,40 @@ class Automaton:
         """The text is complete and nothing but an end can follow."""
         self.mask = b""
         """Tokens that may be drawn next; end tokens are among them where the text may end."""
-        for token in output:
-            self._accept(token)
-        self._look()
+        try:
+            self._matcher = compiled.start()
+            for token in output:
+                self._accept(token)
+            self._look()
+        except BaseException:  # a library in Rust panics with what is no `Exception`
+            logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
+            self.fault = self.fault or LOST
 
     def advance(self, token: int) -> None:
         """The token was drawn; it is none that ends the choice."""
-        self._accept(token)
-        self._look()
+        try:
+            self._accept(token)
+            self._look()
+        except BaseException:  # a library in Rust panics with what is no `Exception`
+            logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
+            self.fault = self.fault or LOST
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """The masks at the next token and behind each of the drafts, up to the first that the grammar or an end token
         forbids. The automaton stays where it is: whatever is accepted of the drafts comes by `advance`."""
         here = (self._matcher, self.mask, self.ended, self.fault)
         found = [self.mask]
-        self._matcher = self._matcher.fork()
-        for token in drafts:
-            if self._end_bits >> token & 1 or not self._matcher.accept(token):
-                break
-            self._look()
-            if self.ended or self.fault:
-                break
-            found.append(self.mask)
-        self._matcher, self.mask, self.ended, self.fault = here
+        try:
+            self._matcher = self._matcher.fork()
+            for token in drafts:
+                if self._end_bits >> token & 1 or not self._matcher.accept(token):
+                    break
+                self._look()
+                if self.ended or self.fault:
+                    break
+                found.append(self.mask)
+        finally:
+            self._matcher, self.mask, self.ended, self.fault = here
         return found
 
     def tree_masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
@@ -102,17 +116,19 @@ class Automaton:
         here = (self._matcher, self.mask, self.ended, self.fault)
         found: list[bytes | None] = [self.mask]
         matchers = [self._matcher]
-        for token, parent in zip(tokens, parents, strict=True):
-            matcher, mask = matchers[parent + 1], None
-            if found[parent + 1] is not None and not self._end_bits >> token & 1:
-                matcher = self._matcher = matcher.fork()
-                if matcher.accept(token):
-                    self._look()
-                    mask = None if self.ended or self.fault else self.mask
-                    self.ended, self.fault = False, ""
-            matchers.append(matcher)
-            found.append(mask)
-        self._matcher, self.mask, self.ended, self.fault = here
+        try:
+            for token, parent in zip(tokens, parents, strict=True):
+                matcher, mask = matchers[parent + 1], None
+                if found[parent + 1] is not None and not self._end_bits >> token & 1:
+                    matcher = self._matcher = matcher.fork()
+                    if matcher.accept(token):
+                        self._look()
+                        mask = None if self.ended or self.fault else self.mask
+                        self.ended, self.fault = False, ""
+                matchers.append(matcher)
+                found.append(mask)
+        finally:
+            self._matcher, self.mask, self.ended, self.fault = here
         return found
 
     def _accept(self, token: int) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from cache.hashing import identity
 from cache.prefix_cache import PrefixCache
 from workers.engine.errors import StartError
+from workers.engine.forecast import Forecast
 from workers.engine.host_port import HostBlocks
 from workers.engine.plan import StepRunner
-from workers.engine.record import Rate
 from workers.engine.shared_cache.courier import Courier
 from workers.engine.shared_cache.directory import DirectoryStore
 from workers.engine.shared_cache.shared import SharedTier
@@ -73,7 +73,7 @@ def open_tier(
     runner: StepRunner,
     cache: PrefixCache,
     mover: HostBlocks,
-    prefill: Rate,
+    prefill: Forecast,
 ) -> SharedTier:
     kind = identity_of(secret, runner, mover)
     return SharedTier(Courier(store, secret, kind), cache, mover, secret, kind, prefill)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +19,7 @@ from cache.hashing import group_hashes, store_tag
 from cache.namespaces import NamespacePath, PathEntry, segments
 from cache.prefix_cache import PrefixCache
 from cache.tiers import Copy, HostTier, Written
+from workers.engine.forecast import Forecast
 from workers.engine.host_port import HostBlocks
 from workers.engine.record import Rate
 from workers.engine.sequence import Attempt
@@ -26,6 +27,9 @@ from workers.engine.shared_cache.courier import Courier, Done, Drop, Group, Read
 
 READ_GROUPS = 16
 """Asked for at a time: bounds what lies between the store and the host."""
+TAKEN_BYTES = 16 << 20
+"""Of KV that came, taken into the host in one step, and the rest of a group: the engine thread copies it, and everybody's
+tokens wait for that."""
 WAIT_S = 2.0
 """An attempt waits no longer than that for the store; what comes later is for the next one."""
 MAX_SENT = 1 << 16
@@ -47,6 +51,18 @@ class _Fetch:
     waited_for: bool = True
 
 
+@dataclass(slots=True)
+class _Arrival:
+    """What a read brought, taken in a group at a time."""
+
+    read: Read
+    fetch: _Fetch
+    done: Done
+    num_groups: int = 0
+    num_blocks: int = 0
+    """Taken in so far."""
+
+
 class SharedTier:
     def __init__(
         self,
@@ -55,7 +71,7 @@ class SharedTier:
         mover: HostBlocks,
         secret: bytes,
         identity: bytes,
-        prefill: Rate,
+        prefill: Forecast,
     ) -> None:
         assert cache.host is not None
         self.courier = courier
@@ -70,6 +86,7 @@ class SharedTier:
         self._fetches: dict[Read, _Fetch] = {}
         self._pinned: dict[Write, Sequence[Copy]] = {}
         self._heard: list[Done] = []
+        self._arrived: deque[_Arrival] = deque()
         self._sent: OrderedDict[bytes, None] = OrderedDict()
         self._generation = 0
         """Of drops: what was asked for before one is not taken in after it."""
@@ -103,9 +120,17 @@ class SharedTier:
         for done in heard:
             if isinstance(done.job, Write):
                 self._host.unpin(self._pinned.pop(done.job))
+            else:
+                self._arrived.append(_Arrival(done.job, self._fetches[done.job], done))
+        room = max(1, TAKEN_BYTES // self._mover.bytes_per_slot)
+        while self._arrived and room > 0:
+            arrival = self._arrived[0]
+            if num_blocks := self._take_group(arrival):
+                room -= num_blocks
                 continue
-            fetch = self._fetches.pop(done.job)
-            if not self._arrived(fetch, done) and fetch.waited_for:
+            self._arrived.popleft()
+            fetch = self._fetches.pop(arrival.read)
+            if not self._reads_on(arrival) and fetch.waited_for:
                 ready.append(fetch.attempt)
         for fetch in self._fetches.values():
             if fetch.waited_for and now >= fetch.deadline:
@@ -115,6 +140,8 @@ class SharedTier:
 
     def wait(self, seconds: float) -> None:
         """There is nothing else to do than to hear from the courier."""
+        if self._arrived:
+            return
         with contextlib.suppress(queue.Empty):
             self._heard.append(self.courier.results.get(timeout=seconds))
 
@@ -144,24 +171,31 @@ class SharedTier:
         self._fetches[read] = fetch
         return True
 
-    def _arrived(self, fetch: _Fetch, done: Done) -> bool:
+    def _take_group(self, arrival: _Arrival) -> int:
+        """Blocks of the next group that the host has now; 0: that is all, or the rest is left."""
+        fetch, found = arrival.fetch, arrival.done.found
+        if fetch.generation != self._generation or arrival.num_groups == len(found):
+            return 0
+        name, end = fetch.groups[0]
+        if not self._adopt(fetch, fetch.start, end, found[arrival.num_groups]):
+            return 0
+        self._remember(name)
+        num_blocks = (end - fetch.start) // self._cache.block_size
+        arrival.num_groups += 1
+        arrival.num_blocks += num_blocks
+        self.num_taken += num_blocks
+        fetch.start, fetch.groups = end, fetch.groups[1:]
+        return num_blocks
+
+    def _reads_on(self, arrival: _Arrival) -> bool:
         """Whether more of it is on its way."""
-        if fetch.generation != self._generation:
+        fetch, done = arrival.fetch, arrival.done
+        if fetch.generation != self._generation or arrival.num_groups < len(done.found):
             return False
-        num_before = self.num_taken
-        for (name, end), kv in zip(fetch.groups, done.found, strict=False):
-            if not self._adopt(fetch, fetch.start, end, kv):
-                break
-            self._remember(name)
-            self.num_taken += (end - fetch.start) // self._cache.block_size
-            fetch.start = end
-        else:
-            if done.found and done.seconds > 0:
-                self.rate.add(self.num_taken - num_before, done.seconds)
-            fetch.groups = fetch.groups[len(done.found) :]
-            whole = len(done.found) == READ_GROUPS
-            return bool(whole and fetch.groups) and self._read(fetch)
-        return False
+        if done.found and done.seconds > 0:
+            self.rate.add(arrival.num_blocks, done.seconds)
+        whole = len(done.found) == READ_GROUPS
+        return bool(whole and fetch.groups) and self._read(fetch)
 
     def _adopt(self, fetch: _Fetch, start: int, end: int, kv: memoryview) -> bool:
         attempt, size = fetch.attempt, self._cache.block_size

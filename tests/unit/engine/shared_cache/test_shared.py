@@ -10,6 +10,7 @@ import redis
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
+from workers.engine.shared_cache import shared
 from workers.engine.shared_cache.directory import DirectoryStore
 from workers.engine.shared_cache.opening import identity_of, open_tier
 from workers.engine.shared_cache.redis_store import RedisStore
@@ -39,7 +40,12 @@ def worker(open_store):
         drive = Driver(runner, host={"num_slots": num_slots}, **options)
         engine = drive.engine
         tier = open_tier(
-            store or open_store(), secret, runner, drive.cache, drive.host, engine.prefill_rate
+            store or open_store(),
+            secret,
+            runner,
+            drive.cache,
+            drive.host,
+            engine.scheduler.forecast,
         )
         engine.share(tier)
         opened.append(tier)
@@ -111,6 +117,54 @@ def test_a_long_prompt_comes_in_several_rounds(worker):
     second = worker(**options)
     assert ask(second, "again", prompt=text).usage.cache_read == 1280 > READ_GROUPS * 64
     assert second.engine.shared.courier.counts.num_found == 20
+
+
+def test_b7_what_came_is_copied_in_bounded_parts_and_steps_go_on_between_them(worker, monkeypatch):
+    """20 groups of 16 blocks, room for 20 blocks in a step: two groups, which the second one ends."""
+    text = encode("0123456789abcdef" * 80)
+    options = {"num_slots": 400, "num_blocks": 500}
+    fill(worker(**options), prompt=text)
+    second = worker(**options)
+    monkeypatch.setattr(shared, "TAKEN_BYTES", 20 * second.host.bytes_per_slot)
+    copied, write = [], second.host.write
+    monkeypatch.setattr(second.host, "write", lambda *given: copied.append(0) or write(*given))
+    second.send(
+        generate_request("other", encode("xyz"), 40, tenant="bert", root="model@1"),
+        generate_request("a", text, 4, root="model@1"),
+    )
+    per_step, num_others = [], 0
+    while second.engine.shared.num_waiting or not per_step:
+        before = len(copied)
+        steps = len(second.step(0.0).steps)
+        per_step.append(len(copied) - before)
+        num_others += bool(per_step[-1]) and steps
+        time.sleep(0.001)
+    assert max(per_step) == 32
+    assert sum(per_step) == 320
+    assert num_others >= 9, "the other request's tokens came between the parts"
+    while not second.idle:
+        second.step(0.0)
+    assert second.endings[LINK, "a"].usage.cache_read == 1280
+    second.check_idle()
+
+
+def test_b7_a_purge_between_two_parts_leaves_the_rest(worker, monkeypatch):
+    text = encode("0123456789abcdef" * 80)
+    options = {"num_slots": 400, "num_blocks": 500}
+    fill(worker(**options), prompt=text, tenant="anna")
+    second = worker(**options)
+    monkeypatch.setattr(shared, "TAKEN_BYTES", 1)
+    second.send(generate_request("a", text, 4, tenant="anna", root="model@1"))
+    while not in_host(second, "anna"):
+        second.step(0.0)
+    assert in_host(second, "anna") == 16
+    second.send(CacheCommand("drop", tenant="anna"))
+    second.step(0.0)
+    assert in_host(second, "anna") == 0
+    while not second.idle:
+        second.step(0.0)
+    settle(second)
+    assert second.endings[LINK, "a"].usage.cache_read == 0
 
 
 def test_what_the_device_has_is_not_fetched_again(worker):

@@ -1,26 +1,23 @@
-"""`GET /metrics` on the base URL: one page over all gateway processes of this host, for loopback peers."""
+"""One page of metrics over all gateway processes of this home, for the operator's listener."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
-from aiohttp import web
 
-from gateway.keys import SETTINGS
-from gateway.routes.table import Route
-from gateway.telemetry.exposition import gathered
+from gateway.telemetry.exposition import Page, gathered
 
 PEER_S = 0.25
 
 
-async def metrics(request: web.Request) -> web.Response:
-    sockets = sorted(request.app[SETTINGS].run_dir.glob("gateway-*.sock"))
+async def gather(sockets: Sequence[Path], accept: str) -> Page:
+    """Each process is asked on its own socket, `gateway-<slot>.sock`; one that is silent is shown as down."""
     pages = await asyncio.gather(*(_page(path) for path in sockets))
     slots = [path.stem.removeprefix("gateway-") for path in sockets]
-    page = gathered(zip(slots, pages, strict=True), request.headers.get("accept", ""))
-    return web.Response(body=page.body, headers={"content-type": page.content_type})
+    return gathered(zip(slots, pages, strict=True), accept)
 
 
 async def _page(path: Path) -> str | None:
@@ -36,6 +33,3 @@ async def _page(path: Path) -> str | None:
             return await answer.text() if answer.status == 200 else None
     except (aiohttp.ClientError, TimeoutError):
         return None
-
-
-ROUTES = [Route("GET", "/metrics", metrics, "loopback")]

@@ -1,0 +1,42 @@
+"""Money on the command line: decimal amounts of the currency, read exactly; the API's are micro-units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gateway.schema.money import MICRO_UNITS, decimal, micro_units
+
+
+class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
+    """`25.00` → micro-units."""
+
+    name = "AMOUNT"
+
+    def __init__(self, *, places: int = 6, signed: bool = False, positive: bool = False) -> None:
+        """`places`: decimals at most. `signed`: below 0 too. `positive`: above 0 only."""
+        self._unit = MICRO_UNITS // 10**places
+        self._places = places
+        self._signed = signed
+        self._positive = positive
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            amount = micro_units(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if amount % self._unit:
+            self.fail(f"{value!r} has more than {self._places} decimals.", param, ctx)
+        if amount < 0 and not self._signed:
+            self.fail(f"{value!r} is negative.", param, ctx)
+        if amount == 0 and self._positive:
+            self.fail(f"{value!r} is not above 0.", param, ctx)
+        return amount
+
+
+def shown(amount: int | None, currency: str) -> str:
+    """Micro-units as people read them, for a table."""
+    return "" if amount is None else f"{decimal(amount, 2)} {currency.upper()}"

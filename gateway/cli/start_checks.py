@@ -1,0 +1,119 @@
+"""What `headgate up` looks at before it starts anything, and how it says what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis.asyncio
+import redis.exceptions
+
+from gateway.checks import CLOCK_APART_S, clocks_apart, redis_fault
+from gateway.cli.home import HomeError
+from workers.protocol.ballast import BALLAST_BYTES, NAME
+
+FIRST_WORD_S = 1.0
+NEXT_WORD_S = 5.0
+POLL_S = 0.1
+ANSWER_S = 1.5
+"""Redis answers a command within this, or does not answer."""
+STARTING_S = 10.0
+"""For an embedded Redis to load its data."""
+MIB = 1024 * 1024
+SPARE_BYTES = 16 * MIB
+"""For Redis, SQLite and logs."""
+
+
+@asynccontextmanager
+async def told(what: Callable[[], str]) -> AsyncIterator[None]:
+    """Says what is waited for after a second, and then each five."""
+    began = time.monotonic()
+
+    async def tell() -> None:
+        pause_s = FIRST_WORD_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = NEXT_WORD_S
+            print(f"Waiting for {what()} ({time.monotonic() - began:.0f} s).", file=sys.stderr, flush=True)  # fmt: skip
+
+    task = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def check_room(home: Path, journals: Iterable[Path]) -> None:
+    """Every journal keeps ballast: a process without it would refuse all requests. Raises `HomeError`."""
+    needed: dict[int, int] = defaultdict(int)
+    places: dict[int, Path] = {}
+    for directory in (home, *journals):
+        place = _existing(directory)
+        device = place.stat().st_dev
+        places.setdefault(device, place)
+        needed[device] += SPARE_BYTES if directory == home else _missing_bytes(directory / NAME)
+    for device, num_bytes in needed.items():
+        disk = os.statvfs(places[device])
+        free = disk.f_bavail * disk.f_frsize
+        if free < num_bytes:
+            raise HomeError(
+                f"The disk of {places[device]} has {free // MIB} MiB free, and a start needs {num_bytes // MIB}:"
+                f" each gateway and worker keeps {BALLAST_BYTES // MIB} for the day on which it is full."
+                " Make room, or set HEADGATE_HOME to a directory on another disk."
+            )
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)
+
+
+def _missing_bytes(ballast: Path) -> int:
+    return BALLAST_BYTES - (ballast.stat().st_blocks * 512 if ballast.exists() else 0)
+
+
+async def check_redis(url: str, *, is_ours: bool) -> None:
+    """It answers, takes writes, and has our time. `is_ours`: it has just been started. Raises `HomeError`."""
+    try:
+        client = redis.asyncio.Redis.from_url(
+            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
+        )
+    except ValueError as error:
+        raise HomeError(f"HEADGATE_REDIS_URL cannot be read: {error}.") from None
+    try:
+        ahead_s = await _ahead_s(client, time.monotonic() + (STARTING_S if is_ours else 0.0))
+    except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+        where = "see the log redis.log of this home" if is_ours else "check HEADGATE_REDIS_URL"
+        raise HomeError(f"{redis_fault(error)} It is at {_masked(url)}: {where}.") from None
+    finally:
+        await client.aclose()
+    if abs(ahead_s) > CLOCK_APART_S:
+        raise HomeError(clocks_apart(ahead_s))
+
+
+async def _ahead_s(client: redis.asyncio.Redis, until: float) -> float:
+    """How far its clock is ahead of ours, once it answers and takes a write."""
+    while True:
+        try:
+            await client.set("headgate:probe:up", 1, ex=10)
+            seconds, microseconds = await client.time()
+            return float(seconds + microseconds / 1e6 - time.time())
+        except redis.exceptions.BusyLoadingError:
+            pass  # however long it takes: it is there
+        except (redis.exceptions.RedisError, OSError, TimeoutError):
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(POLL_S)
+
+
+def _masked(url: str) -> str:
+    """Without user and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

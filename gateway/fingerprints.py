@@ -1,0 +1,78 @@
+"""What makes a repeat of a request the same request: its path, and its body whatever the order of its members.
+
+The digest of a large body is made in pieces, off the loop: one call over all of it would hold the interpreter lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+PIECE_CHARS = 64 * 1024
+PIECE_ITEMS = 4096
+
+
+def fingerprint(path: str, value: Mapping[str, Any]) -> bytes:
+    """Of a small body, in one call. Tenant or key are beside it wherever it lies."""
+    canonical = msgspec.json.encode(value, order="deterministic")
+    return hashlib.sha256(path.encode() + b"\0" + canonical).digest()
+
+
+def fingerprint_in_pieces(path: str, value: dict[str, Any]) -> bytes:
+    """The same, of a body of any size; for a thread."""
+    digest = hashlib.sha256(path.encode() + b"\0")
+    for piece in _pieces(value):
+        digest.update(piece)
+    return digest.digest()
+
+
+class Fingerprint:
+    """Of one request. Made when it is first asked for, unless it was made where the body was decoded."""
+
+    def __init__(self, path: str, value: Mapping[str, Any], digest: bytes | None = None) -> None:
+        self._made = digest
+        self._of = None if digest else (path, value)
+        """Not kept for longer than it is needed: a body may be large."""
+
+    def digest(self) -> bytes:
+        if self._made is None:
+            assert self._of is not None
+            self._made, self._of = fingerprint(*self._of), None
+        return self._made
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    """`msgspec.json.encode(value, order="deterministic")`, bit by bit."""
+    if isinstance(value, dict) and value:
+        opening = b"{"
+        for name in sorted(value):
+            yield opening + msgspec.json.encode(name) + b":"
+            yield from _pieces(value[name])
+            opening = b","
+        yield b"}"
+    elif isinstance(value, list) and value:
+        opening = b"["
+        for start in range(0, len(value), PIECE_ITEMS):
+            for piece in _items(value[start : start + PIECE_ITEMS]):
+                yield opening
+                yield from piece
+                opening = b","
+        yield b"]"
+    elif isinstance(value, str):
+        yield b'"'
+        for start in range(0, len(value), PIECE_CHARS):
+            yield msgspec.json.encode(value[start : start + PIECE_CHARS])[1:-1]
+        yield b'"'
+    else:
+        yield msgspec.json.encode(value)
+
+
+def _items(part: list[Any]) -> Iterator[Iterator[bytes]]:
+    """Numbers and the like together, what may be large by itself."""
+    if any(isinstance(item, dict | list | str) for item in part):
+        yield from map(_pieces, part)
+    else:
+        yield iter([msgspec.json.encode(part)[1:-1]])

@@ -1,0 +1,116 @@
+"""What a gateway knows of its dependencies: SQL, the limiter's Redis, the journal's disk, each model's workers.
+
+What has to be asked is asked by one task, each second; a probe reads what is known and costs nothing, however often it
+comes. Knows no HTTP, no tenant and no key; of models their ids alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from gateway.auth import Authenticator
+from gateway.checks import CLOCK_APART_S, MODEL, Check, State, clocks_apart, redis_fault
+from gateway.journal import Journal
+from gateway.lifecycle import heed_cancellation
+from gateway.shipper import Shipper
+from gateway.upstream.native import WorkerLink
+
+EVERY_S = 1.0
+SILENT_S = 6.0
+"""SQL is asked each 2 s; so much later it is not a slow answer any more."""
+
+
+def of_models(models: Collection[str], links: Collection[WorkerLink]) -> list[Check]:
+    """One of each: `failing` where no worker would take a request for it."""
+    return [_of_model(model, [link for link in links if link.registration.model == model]) for model in models]  # fmt: skip
+
+
+def _of_model(model: str, links: Sequence[WorkerLink]) -> Check:
+    name = MODEL + model
+    if any(link.takes_work for link in links):
+        return Check(name)
+    if not links:
+        return Check(name, "failing", "No worker of this model is linked.")
+    if any(link.status.disk_full for link in links):
+        return Check(name, "failing", "The disk of its workers is full.")
+    if any(link.status.draining for link in links):
+        return Check(name, "failing", "Its workers are draining.")
+    return Check(name, "failing", "Its workers do not answer.")
+
+
+def of_disk(journal: Journal) -> Check:
+    """The journal's."""
+    if journal.is_writable:
+        return Check("disk")
+    if journal.is_full:
+        return Check("disk", "failing", "The disk of the journal is full: make room on it.")
+    return Check("disk", "failing", "The disk of the journal fails: see the log.")
+
+
+def of_database(auth: Authenticator, shipper: Shipper) -> Check:
+    """While SQL is away, keys that are remembered are served for ten minutes."""
+    if shipper.is_full:
+        return Check("database", "failing", "The database has taken no charges for too long.")
+    if auth.silent_s > SILENT_S:
+        state: State = "degraded" if auth.serves_without_sql else "failing"
+        return Check("database", state, "The database does not answer.")
+    if shipper.is_failing:
+        return Check("database", "degraded", "The database takes no charges; they wait on disk.")
+    return Check("database")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What Redis said last: why it is of no use, or how far its clock is ahead of ours."""
+
+    fault: str = ""
+    ahead_s: float = 0.0
+
+
+def of_limiter(asked: Asked) -> list[Check]:
+    if asked.fault:
+        return [Check("limiter", "failing", asked.fault)]
+    if abs(asked.ahead_s) <= CLOCK_APART_S:
+        return [Check("limiter"), Check("clock")]
+    return [Check("limiter"), Check("clock", "degraded", clocks_apart(asked.ahead_s))]
+
+
+class RedisProbe:
+    """Writes to Redis each second, and reads its clock."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        slot: int,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.asked = Asked()
+        self._client = client
+        self._key = f"headgate:probe:{slot}"
+        self._clock = clock
+        self._sleep = sleep
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.asked = await self.ask()
+            heed_cancellation()
+            await self._sleep(EVERY_S)
+
+    async def ask(self) -> Asked:
+        try:
+            await self._client.set(self._key, 1, ex=10)
+            before = self._clock()
+            seconds, microseconds = await self._client.time()
+        except (RedisError, OSError, TimeoutError) as error:
+            return Asked(redis_fault(error))
+        ours = (before + self._clock()) / 2
+        return Asked(ahead_s=seconds + microseconds / 1e6 - ours)

@@ -1,0 +1,35 @@
+"""Patterns that text in a body must match, and what people are told of each. `$` alone would let a line end pass."""
+
+from __future__ import annotations
+
+import re
+
+MONTH = r"^20\d\d-(0[1-9]|1[0-2])$(?!\n)"
+CURRENCY = r"^[A-Za-z]{3}$(?!\n)"
+ABSOLUTE_PATH = "^/"
+SHEET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)"
+SCHEMA_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+$(?!\n)"
+ONE_LINE = r"^[^\r\n]*$(?!\n)"
+
+WORDS = {
+    MONTH: "a month, written like 2026-10",
+    CURRENCY: "the three letters of a currency, like USD",
+    ABSOLUTE_PATH: "a path that begins with /",
+    SHEET_NAME: "letters, digits, '.', '_' and '-', beginning with a letter or digit",
+    SCHEMA_NAME: "1 to 64 letters, digits, '_' and '-'",
+    EMAIL: "a mail address",
+    ONE_LINE: "one line of text",
+}
+_REFUSED = re.compile(r"Expected `str` matching regex (?P<pattern>.*)", re.DOTALL)
+
+
+def words_for(refusal: str) -> str | None:
+    """What a value must be, by the validator's words about a pattern; None: they are about something else."""
+    match = _REFUSED.fullmatch(refusal)
+    if match is None:
+        return None
+    return next(
+        (words for pattern, words in WORDS.items() if repr(pattern) == match["pattern"]),
+        "of another form",
+    )

@@ -1,0 +1,71 @@
+"""Which of a CPU's instructions are used: those that it has, less those that somebody hides.
+
+`HEADGATE_ENGINE_CPU` names a kind of CPU, and whatever is beyond that kind counts as missing. `amx` is the one kind that
+can be pretended: products then go to the library that a matrix unit would be used by, which does them on any CPU. Knows
+names, not what is done with an instruction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Literal
+
+VARIABLE = "HEADGATE_ENGINE_CPU"
+
+Instruction = Literal["avx512", "bf16", "amx", "amx_fp16"]
+Kind = Literal["auto", "avx2", "avx512", "avx512_bf16", "amx"]
+
+_OF_KIND: dict[str, frozenset[Instruction]] = {
+    "avx2": frozenset(),
+    "avx512": frozenset({"avx512"}),
+    "avx512_bf16": frozenset({"avx512", "bf16"}),
+    "amx": frozenset({"avx512", "bf16", "amx", "amx_fp16"}),
+}
+_ASKED: dict[Instruction, str] = {
+    "avx512": "_is_avx512_supported",
+    "bf16": "_is_avx512_bf16_supported",
+    "amx": "_is_amx_tile_supported",
+    "amx_fp16": "_is_amx_fp16_supported",
+}
+"""Functions of `torch.cpu`; older ones lack some."""
+_LIBRARIES = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+}
+"""What tells torch and oneDNN the same."""
+
+
+def limit_libraries() -> None:
+    """Before torch computes anything. What somebody has set by hand stays."""
+    for name, value in _LIBRARIES.get(kind(), {}).items():
+        os.environ.setdefault(name, value)
+
+
+def kind() -> str:
+    """Raises ValueError for a name that is none."""
+    told = os.environ.get(VARIABLE, "auto")
+    if told != "auto" and told not in _OF_KIND:
+        raise ValueError(f"{VARIABLE}: {told} is not one of auto, {', '.join(_OF_KIND)}.")
+    return told
+
+
+@cache
+def has(instruction: Instruction) -> bool:
+    """Whether it is used here."""
+    told = kind()
+    if told != "auto" and instruction not in _OF_KIND[told]:
+        return False
+    pretended = told == "amx" and instruction == "amx"
+    return pretended or _is_there(instruction)
+
+
+def _is_there(instruction: Instruction) -> bool:
+    import torch
+
+    if getattr(torch.cpu, _ASKED[instruction], bool)():
+        return True
+    arms: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return instruction == "bf16" and bool(arms.get("bf16"))

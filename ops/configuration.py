@@ -1,0 +1,148 @@
+"""Writes what is known of settings: the page docs/configuration.md, and accounting/setting_names.py, which every process
+compares its environment with. Both follow from the settings classes and the comments below their fields.
+
+`make configuration` writes them; a test says when they are not current.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic_core import PydanticUndefined
+
+from gateway.settings import GatewaySettings
+from workers.engine.settings import WorkerSettings
+from workers.jobs.settings import JobsSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, NAMES = ROOT / "docs" / "configuration.md", ROOT / "accounting" / "setting_names.py"
+PREFIX = "HEADGATE_"
+UNITS = {"s": "seconds", "ms": "milliseconds", "days": "days", "bytes": "bytes"}
+UNSET = "unset"
+
+COMMANDS = (
+    ("HEADGATE_HOME", "`~/.headgate`", "The state directory, where `--home` is not given."),
+    ("HEADGATE_URL", "what runs in the home", "Base URL of the gateways, for commands that ask a running Headgate (and for the jobs process)."),
+    ("HEADGATE_API_KEY", "the home's", "An admin key (`hg_admin_...`) for these commands; another key is left to clients."),
+    ("HEADGATE_MODEL", "the demo model", "What `headgate up` serves: a directory or hub id, as `--model`."),
+    ("HEADGATE_THREADS", "all cores, shared among the workers", "As `--threads` of `headgate up`."),
+    ("HEADGATE_ENGINE_TENSOR_PARALLEL", "`1`", "As `--tensor-parallel`."),
+    ("HEADGATE_DATABASE_URL", "SQLite in the home", "For `up`, `migrate` and what reads the books itself (`export`, `rerate`, `verify-books`)."),
+    ("HEADGATE_REDIS_URL", "an embedded server", "For `up`, which starts none of its own then."),
+    ("HEADGATE_BROKER_URL", "database 1 beside the embedded one", "For `up`: Celery's broker."),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "none", "With one, traces go there (OTLP over HTTP)."),
+)  # fmt: skip
+PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
+    ("Gateway", GatewaySettings), ("Worker", WorkerSettings), ("Jobs", JobsSettings),
+)  # fmt: skip
+HEAD = """# Configuration
+
+Written by `make configuration` from the settings classes: change those. Each process reads its environment once, at its
+start; `headgate up` hands its own on to all of them, and sets what places them (slots, sockets, models). A `HEADGATE_` variable
+that no process knows stops every command with one sentence, and so does a value that cannot be used.
+"""
+
+
+def page() -> str:
+    parts = [HEAD, *_table("Commands", COMMANDS)]
+    for name, settings in PROCESSES:
+        told = comments(settings)
+        rows = [
+            (PREFIX + field.upper(), _default(info), _described(field, info, told))
+            for field, info in settings.model_fields.items()
+            if not field.startswith("test_")
+        ]
+        parts += _table(name, rows)
+    return "\n".join(parts)
+
+
+def names() -> str:
+    known = {name for name, _, _ in COMMANDS if name.startswith(PREFIX)}
+    for _, settings in PROCESSES:
+        known |= {PREFIX + field.upper() for field in settings.model_fields}
+    lines = "".join(f'        "{name}",\n' for name in sorted(known))
+    return (
+        '"""Every variable that a process of Headgate reads. Written by `make configuration`."""\n\n'
+        f"NAMES = frozenset(\n    {{\n{lines}    }}\n)\n"
+    )
+
+
+def comments(settings: type[pydantic.BaseModel]) -> dict[str, str]:
+    """What stands below each field."""
+    source = ast.parse(inspect.getsource(settings)).body[0]
+    assert isinstance(source, ast.ClassDef)
+    found = {}
+    for field, below in zip(source.body, source.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _table(title: str, rows: Any) -> Iterator[str]:
+    yield f"## {title}\n\n| variable | default | what it does |\n|---|---|---|"
+    for name, default, text in rows:
+        escaped = text.replace("|", "\\|")
+        yield f"| `{name}` | {default} | {escaped} |"
+    yield ""
+
+
+def _default(info: pydantic.fields.FieldInfo) -> str:
+    if info.is_required():
+        return "must be set"
+    default = info.get_default(call_default_factory=True)
+    if default in (None, "", (), {}) or default is PydanticUndefined:
+        return UNSET
+    if isinstance(default, tuple):
+        return f"`{','.join(map(str, default))}`"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _described(field: str, info: pydantic.fields.FieldInfo, told: dict[str, str]) -> str:
+    """Its own names are written as variables; then its unit, its choices and its bounds."""
+    text = re.sub(r"`(engine_[a-z_]+)`", lambda m: f"`{PREFIX}{m[1].upper()}`", told.get(field, ""))
+    text = re.sub(r"\bNone:", "unset:", text)
+    more = [*_unit(field), *_choices(info.annotation), *_bounds(info)]
+    if more and text and text[-1] not in ".:":
+        text += "."
+    return " ".join([text, f"({'; '.join(more)})" if more else ""]).strip()
+
+
+def _unit(field: str) -> Iterator[str]:
+    unit = UNITS.get(field.rpartition("_")[2])
+    if unit is not None:
+        yield unit
+
+
+def _choices(annotation: Any) -> Iterator[str]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+    if typing.get_origin(annotation) is typing.Literal:
+        yield ", ".join(f"`{one}`" for one in typing.get_args(annotation))
+    if annotation is bool:
+        yield "`true`, `false`"
+
+
+def _bounds(info: pydantic.fields.FieldInfo) -> Iterator[str]:
+    bounds = {
+        name: value
+        for one in info.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if (value := getattr(one, name, None)) is not None
+    }
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    if bounds:
+        yield ", ".join(f"{words[name]} {value}" for name, value in bounds.items())
+
+
+if __name__ == "__main__":
+    NAMES.write_text(names())
+    PAGE.write_text(page())

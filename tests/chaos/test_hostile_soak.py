@@ -1,0 +1,126 @@
+"""An hour of hostile requests against `headgate up`: eight attackers with every field, size and encoding, two victims whose
+streams stay byte for byte what they are, no engine that ends, no link that is lost.
+
+`HEADGATE_TEST_HOSTILE_S` sets another length, `HEADGATE_TEST_HOSTILE_SEED` repeats a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from running import PATIENT, Server, Starter
+
+SECONDS = float(os.environ.get("HEADGATE_TEST_HOSTILE_S") or 3600)
+PARTS = {"alone": 0.1, "refused": 0.4, "any": 0.5}
+"""Of the time: nobody else; bodies of any size that are refused; bodies of any kind."""
+NUM_TOKENS = 24
+SHARED_CORES = {"HEADGATE_LIMITER_TIMEOUT_S": "2"}
+"""The attackers compute on the same cores: a Redis that gets none for a moment refuses nobody."""
+MOST = 1.5
+"""Times the first token of a victim may be later beside refused bodies than alone (99th percentile)."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 600)
+async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
+    start_server: Starter,
+) -> None:
+    seed = int(os.environ.get("HEADGATE_TEST_HOSTILE_SEED") or random.randrange(10**6))
+    server = await asyncio.to_thread(start_server, env=PATIENT | SHARED_CORES)
+    _, attacker = await asyncio.to_thread(server.tenant_key, "mallory")
+    keys = [(await asyncio.to_thread(server.tenant_key, f"victim {i}"))[1] for i in range(2)]
+    starts = _starts(server)
+    texts = [(await _stream(server, key, number))[1] for number, key in enumerate(keys)]
+    assert all(texts)
+    firsts: dict[str, list[float]] = {}
+    for kind, part in PARTS.items():
+        until = time.monotonic() + part * SECONDS
+        async with _attackers(server, attacker, seed, kind, part) as replies:
+            seen = await asyncio.gather(
+                *(_victim(server, key, i, texts[i], until) for i, key in enumerate(keys))
+            )
+        firsts[kind] = sorted(seconds for one in seen for seconds in one)
+        print(
+            f"seed {seed}, {kind}: p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {replies}"
+        )
+        if kind == "refused":
+            assert set(replies) <= {"400", "404", "413", "415", "429", "503"}, replies
+        assert "500" not in replies
+    assert _starts(server) == starts, "a worker was started anew"
+    assert _events(server, "engine_broken") == _events(server, "worker_link_lost") == 0
+    await asyncio.to_thread(server.verify_books, 120.0)
+    assert _p99(firsts["refused"]) <= MOST * _p99(firsts["alone"]), firsts
+
+
+async def _victim(server: Server, key: str, number: int, text: str, until: float) -> list[float]:
+    """Seconds to the first token of each of its streams, all of which say the same."""
+    firsts = []
+    while time.monotonic() < until:
+        first, said = await _stream(server, key, number)
+        assert said == text
+        firsts.append(first)
+    return firsts
+
+
+async def _stream(server: Server, key: str, number: int) -> tuple[float, str]:
+    began, first, said = time.monotonic(), 0.0, ""
+    async with server.async_client(key, max_retries=0) as client:
+        stream = await client.chat.completions.create(
+            model=server.model, messages=[{"role": "user", "content": f"What is number {number}?"}],
+            stream=True, max_tokens=NUM_TOKENS, seed=number, temperature=float(number),
+        )  # fmt: skip
+        async for chunk in stream:
+            for choice in chunk.choices:
+                if choice.delta.content and not first:
+                    first = time.monotonic() - began
+                said += (choice.delta.content or "") + (choice.finish_reason or "")
+    return first, said
+
+
+@contextlib.asynccontextmanager
+async def _attackers(
+    server: Server, key: str, seed: int, kind: str, part: float
+) -> AsyncIterator[dict[str, int]]:
+    """Behind it stands how many answers there were of each status."""
+    replies: dict[str, int] = {}
+    if kind == "alone":
+        yield replies
+        return
+    script, url = Path(__file__).parents[1] / "attackers.py", server.ready["base_url"]
+    command = [sys.executable, str(script), url, key, server.model, str(part * SECONDS), str(seed), kind]  # fmt: skip
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield replies
+        replies.update(json.loads((await process.communicate())[0]))
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _p99(values: list[float]) -> float:
+    return values[min(len(values) - 1, int(len(values) * 0.99))]
+
+
+def _starts(server: Server) -> set[str]:
+    """Lines of the logs, one for each time that a worker became ready."""
+    return {
+        line
+        for path in (server.home / "logs").glob("worker*.log")
+        for line in path.read_text().splitlines()
+        if "worker_ready" in line
+    }
+
+
+def _events(server: Server, name: str) -> int:
+    logs = (server.home / "logs").glob("*.log")
+    return sum(path.read_text().count(f'"{name}"') for path in logs)

@@ -1,0 +1,46 @@
+"""S9: the disk quota of a tenant on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from accounting import files, tenants
+from accounting.errors import NoRoomError
+
+
+async def test_s9_files_registered_at_the_same_time_keep_the_quota(db):
+    async with db.write() as conn:
+        mine, other = [(await tenants.create(conn, name, now=1)).id for name in ("a", "b")]
+
+    async def register(tenant: str, number: int) -> int:
+        async with db.write() as conn:
+            try:
+                await files.create(
+                    conn, tenant, purpose="batch", name="x", num_bytes=300, sha256="0" * 64,
+                    storage_key=f"{tenant}-{number}", now=1, most_bytes=1000,
+                )  # fmt: skip
+            except NoRoomError:
+                return 0
+            await asyncio.sleep(0.01)  # registered and not yet committed
+            return 1
+
+    done = await asyncio.gather(*(register(mine, i) for i in range(8)), register(other, 0))
+    assert (sum(done[:8]), done[8]) == (3, 1)
+    async with db.read() as conn:
+        assert await files.tenant_bytes(conn, mine) == 900
+
+
+async def test_what_is_not_bounded_is_registered_whatever_there_is(conn):
+    tenant = (await tenants.create(conn, "a", now=1)).id
+    for number, most_bytes in enumerate((100, None)):
+        await files.create(
+            conn, tenant, purpose="batch", name="x", num_bytes=100, sha256="0" * 64,
+            storage_key=str(number), now=1, most_bytes=most_bytes,
+        )  # fmt: skip
+    with pytest.raises(NoRoomError):
+        await files.create(
+            conn, tenant, purpose="batch", name="x", num_bytes=1, sha256="0" * 64, storage_key="2",
+            now=1, most_bytes=200,
+        )  # fmt: skip

@@ -1,0 +1,36 @@
+"""B1: a Redis whose turn it is not for a while, as beside hundreds of requests on two cores, is not taken for gone; one
+that hangs is, whatever the timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from gateway.limits import limiter_link
+from gateway.redis_link import BREAKER_FAILURES, LimiterUnavailable
+from gateway.settings import GatewaySettings
+
+
+async def test_b1_a_redis_that_stands_still_for_half_a_second_refuses_nobody(own_redis) -> None:
+    default = GatewaySettings.model_fields["limiter_timeout_s"].default
+    link = limiter_link(own_redis.url, timeout_s=default)
+    await link.command("PING")
+    own_redis.send(signal.SIGSTOP)
+    asyncio.get_running_loop().call_later(0.5, own_redis.send, signal.SIGCONT)
+    assert await asyncio.gather(*(link.command("PING") for _ in range(10))) == [b"PONG"] * 10
+    await link.close()
+
+
+@pytest.mark.parametrize("timeout_s", [0.1, 0.5])
+async def test_b1_one_that_hangs_is_not_waited_for_by_everybody(own_redis, timeout_s) -> None:
+    link = limiter_link(own_redis.url, timeout_s=timeout_s)
+    await link.command("PING")
+    own_redis.send(signal.SIGSTOP)
+    for _ in range(BREAKER_FAILURES):
+        with pytest.raises(LimiterUnavailable):
+            await link.command("PING")
+    assert not link.is_open
+    own_redis.send(signal.SIGCONT)
+    await link.close()

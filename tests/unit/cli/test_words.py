@@ -1,0 +1,93 @@
+"""O9: what is typed a little wrong is told in the words that were typed, and help is whole."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli.main import main
+
+
+def said(*arguments: str, **environment: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, list(arguments), env=environment)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, " ".join(done.output.split())
+
+
+def groups() -> list[tuple[str, ...]]:
+    """The command itself and all of its groups."""
+    context = click.Context(main)
+    named = [(name, main.get_command(context, name)) for name in main.list_commands(context)]
+    return [(), *((name,) for name, command in named if isinstance(command, click.Group))]
+
+
+@pytest.mark.parametrize("group", groups(), ids=" ".join)
+def test_o9_help_says_every_command_in_whole_sentences(group):
+    done = CliRunner().invoke(main, [*group, "--help"], terminal_width=100)
+    assert done.exit_code == 0
+    assert "..." not in done.output.partition("Commands:")[2], done.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("tenats", "list"), "tenants"), (("tenants", "lisst"), "list"), (("buget", "list"), "budgets"),
+        (("verify-bok",), "verify-books"), (("invoice", "exportt"), "export"),
+    ],
+)  # fmt: skip
+def test_o9_a_command_that_is_close_is_suggested(typed, meant):
+    status, output = said(*typed)
+    assert status == 2
+    assert f"Did you mean {meant!r}?" in output
+
+
+def test_o9_what_is_close_to_nothing_is_not_guessed():
+    status, output = said("coffee")
+    assert status == 2
+    assert "No such command 'coffee'" in output
+    assert "Did you mean" not in output
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("tenant", "tenants"), ("key", "keys"), ("budget", "budgets"), ("quota", "quotas"), ("limit", "limits"),
+        ("price", "prices"), ("invoices", "invoice"), ("credit", "credits"), ("webhook", "webhooks"),
+        ("prefix", "prefixes"), ("adapter", "adapters"), ("journal", "journals"), ("exports", "export"),
+        ("cost", "costs"), ("model-permissions", "models-permissions"), ("audits", "audit"),
+    ],
+)  # fmt: skip
+def test_o9_names_are_found_in_singular_and_plural(typed, name):
+    assert said(typed, "--help") == said(name, "--help")
+    assert f"Usage: main {name}" in said(typed, "--help")[1]
+
+
+@pytest.mark.parametrize("typed", ["ups", "workers", "gateways"])
+def test_o9_no_process_is_started_by_another_name(typed):
+    status, output = said(typed)
+    assert (status, "Did you mean" in output) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["usage", "costs"])
+def test_o9_a_range_that_ends_before_it_begins_is_told_by_its_options(command, tmp_path):
+    days = ("--from", "2026-11-02", "--to", "2026-11-01")
+    status, output = said(command, *days, "--home", str(tmp_path))
+    assert (status, "--from must lie before --to." in output) == (2, True)
+    for same in ("2026-11-02", "2026-11-02T00:00Z"):
+        status, output = said(
+            command, "--from", "2026-11-02", "--to", same, "--home", str(tmp_path)
+        )
+        assert "--from must lie before --to." in output
+
+
+def test_o9_an_empty_home_is_no_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("tenants", "list"), ("up",), ("migrate",)):
+        status, output = said(*arguments, HEADGATE_HOME="")
+        assert status == 2
+        assert "HEADGATE_HOME is empty" in output
+        status, output = said(*arguments, "--home", "")
+        assert status == 2
+        assert "must not be empty" in output
+    assert list(tmp_path.iterdir()) == []

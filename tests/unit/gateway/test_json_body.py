@@ -1,0 +1,82 @@
+"""S2: what a body may cost is counted before it is decoded, and what parsers disagree about is still refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.schema import json_body
+from gateway.schema.json_body import WINDOW, decode_object
+
+
+def refusal(body: bytes) -> tuple[str | None, str]:
+    with pytest.raises(ApiError) as refused:
+        decode_object(body)
+    assert refused.value.status == 400
+    return refused.value.code, refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (json.dumps({f"k{i}": 1 for i in range(1_500_000)}), "members"),
+        (json.dumps({"prompt": [123456] * 2_000_000}), "values"),
+        (json.dumps({"messages": [{"role": "user", "content": "x"}] * 99_000}), "objects"),
+        ('{"a":' + '"",' * 5_000_000, "values"),
+        ("{" + '"' * 15_000_000, "values"),
+        ("{" + ":" * 15_000_000, "members"),
+    ],
+    ids=["keys", "ids", "messages", "strings", "quotes", "colons"],
+)
+def test_s2_a_flood_of_values_is_refused_before_it_is_decoded(
+    body: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_body.msgspec.json, "decode", lambda _: pytest.fail("decoded"))
+    code, message = refusal(body.encode())
+    assert code == "too_many_values"
+    assert what in message
+
+
+def test_s2_the_largest_prompts_that_models_can_take_are_decoded() -> None:
+    ids = {"prompt": [131_071] * 262_144}
+    assert decode_object(json.dumps(ids).encode()) == ids
+    messages = {"messages": [{"role": "user", "content": "a, b: [c] {d}"}] * 10_000}
+    assert decode_object(json.dumps(messages).encode()) == messages
+    text = {"prompt": '{"a": [1, "\\"]}' * 100_000}
+    assert decode_object(json.dumps(text).encode()) == text
+
+
+@pytest.mark.parametrize("shift", range(12))
+@pytest.mark.parametrize("inner", ['-0 "', "\\\\\\", '","b":', "[[", 'x"y\\"z'])
+def test_what_stands_in_a_string_is_no_structure_wherever_a_window_ends(
+    shift: int, inner: str
+) -> None:
+    value = {"a": "x" * (WINDOW - 20 + shift) + inner, "b": [{"c": inner}]}
+    assert decode_object(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize("shift", range(6))
+@pytest.mark.parametrize("number", ["-0", "18446744073709551616", "-9223372036854775809"])
+def test_numbers_that_parsers_disagree_about_are_refused_wherever_a_window_ends(
+    shift: int, number: str
+) -> None:
+    filler = " " * (WINDOW - 10 + shift)
+    assert refusal(f'{{"a":{filler}{number}}}'.encode())[0] == "invalid_json"
+    assert refusal(f'{{"a":[1,{{"b":[{number} ]}}]}}'.encode())[0] == "invalid_json"
+
+
+def test_numbers_that_only_begin_like_a_negative_zero_are_taken() -> None:
+    body = b'{"a": [-0.5, -0.0, -0e1, 1e-05, -10], "b-0 ": "-0 "}'
+    assert decode_object(body) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"a":1,"a":2}', '{"a":{"b":1,"\\u0062":2}}', '{"x":[1,[{"a":{},"a":{}}]]}', '{"a":1,"a":1}'],
+)
+def test_a_key_that_comes_twice_is_refused_at_any_depth(body: str) -> None:
+    code, message = refusal(body.encode())
+    assert code == "invalid_json"
+    assert "twice" in message
