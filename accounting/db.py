@@ -7,8 +7,9 @@ block. On SQLite a writer begins IMMEDIATE, so it waits for its turn at the star
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
 from typing import Any, Literal
 
@@ -66,6 +67,20 @@ _EACH = (
 """SQLite's list of values in one parameter. As text: made of functions, each statement leaves 38 objects in cycles."""
 
 
+class SqliteConnection(sqlite3.Connection):
+    """A connection whose transaction ends when it is closed.
+
+    A write that is cancelled in a statement has its connection closed. SQLite keeps a closed connection, with its lock,
+    until its last statement is freed, and the cancelled task's traceback may hold one until the garbage collector runs.
+    Without the rollback every other writer would hear "database is locked" until then.
+    """
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):  # it may be closed already
+            self.rollback()
+        super().close()
+
+
 class Database:
     """One per process and event loop. `close()` must be awaited before the loop ends."""
 
@@ -90,6 +105,7 @@ class Database:
                 pool_use_lifo=True,
                 pool_timeout=BUSY_TIMEOUT_MS / 1000,
                 insertmanyvalues_page_size=MAX_SQLITE_ROWS,
+                connect_args={"factory": SqliteConnection},
             )
             for size in (max(pool_size, MIN_READERS), 1)
         )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,6 +150,36 @@ async def test_p3_a_crowd_of_readers_and_writers_opens_no_connection_twice(
         )
     await database.close()
     assert len(opened) <= 4 + 1
+
+
+async def test_a_cancelled_write_leaves_no_lock_behind(tmp_path, sqlite_template, monkeypatch):
+    """Whatever statement the cancellation hits, and although nothing is collected meanwhile."""
+    monkeypatch.setattr("accounting.db.BUSY_TIMEOUT_MS", 500)
+    path = tmp_path / "headgate.db"
+    path.write_bytes(sqlite_template.read_bytes())
+    db, moments = Database(f"sqlite+aiosqlite:///{path}"), random.Random(1)
+
+    async def write_for_ever(slot: int) -> None:
+        while True:
+            async with db.write() as conn:
+                row = ROW | {"slot": slot}
+                await insert_new(conn, JournalOffset.__table__, [row], (JournalOffset.slot,))
+                await conn.execute(text("DELETE FROM journal_offset"))
+
+    gc.disable()
+    try:
+        for _ in range(300):
+            writers = [asyncio.create_task(write_for_ever(slot)) for slot in range(2)]
+            await asyncio.sleep(moments.random() * 0.004)
+            for writer in writers:
+                writer.cancel()
+            await asyncio.wait(writers)
+            async with db.write() as conn:
+                await conn.execute(insert(JournalOffset).values(ROW | {"slot": 9}))
+                await conn.execute(text("DELETE FROM journal_offset"))
+    finally:
+        gc.enable()
+        await db.close()
 
 
 async def test_two_processes_on_one_sqlite_file_wait_for_each_other(tmp_path, sqlite_template):
