@@ -34,9 +34,9 @@ from aiohttp import web
 
 from gateway.app import create_app
 from gateway.http_limits import ConnectionLimits, GatewayRunner
-from gateway.keys import ENGINE
 from gateway.placement import Candidate, Choose, Placement, Wanted, place
 from gateway.settings import GatewaySettings
+from gateway.stream import ENGINE
 
 WORDS = (
     "canal",

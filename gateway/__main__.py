@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 import uvloop
 
 from gateway import settings
-from gateway.cli.supervisor import EXIT_CONFIG
 from gateway.server import serve
 from gateway.telemetry import logs
 
@@ -25,7 +25,7 @@ def main() -> int:
         uvloop.run(serve(loaded))
     except settings.SettingsError as error:
         print(f"headgate gateway: {error}", file=sys.stderr)
-        return EXIT_CONFIG
+        return os.EX_CONFIG
     return 0
 
 

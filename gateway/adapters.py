@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Sequence
 
+from aiohttp import web
+
 from accounting.adapters import AdapterInfo
 from gateway.models import Models
 from gateway.upstream.native import WorkerLink
@@ -72,3 +74,6 @@ class AdapterKeeper:
                 "adapter_asked_for",
                 extra={"adapter": info.id, "worker": link.registration.worker},
             )
+
+
+ADAPTERS = web.AppKey("adapters", AdapterKeeper)

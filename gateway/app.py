@@ -10,9 +10,19 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from gateway import keys, middleware, resources
+from gateway import middleware, resources
 from gateway.addresses import UnlistedProxy
-from gateway.intake import Intake
+from gateway.app_keys import (
+    DETACHED,
+    KEY_CONNECTIONS,
+    LIFECYCLE,
+    RUNNING,
+    SETTINGS,
+    THROTTLE,
+    UNLISTED_PROXY,
+)
+from gateway.idempotency import KEYED
+from gateway.intake import INTAKE, Intake
 from gateway.lifecycle import Detached, Lifecycle
 from gateway.routes import (
     adapters,
@@ -42,9 +52,10 @@ from gateway.routes import (
     usage,
     webhooks,
 )
-from gateway.routes.table import Route
+from gateway.routes.table import ROUTES, Route
 from gateway.running import KeyConnections, Running
 from gateway.settings import GatewaySettings
+from gateway.telemetry.keys import OBSERVERS
 from gateway.throttle import AdaptiveThrottle
 
 
@@ -85,16 +96,16 @@ def create_app(settings: GatewaySettings) -> web.Application:
         middlewares=[middleware.observe, middleware.error_bodies, middleware.guard],
         client_max_size=0,  # `body.read` keeps each route's own limit
     )
-    app[keys.SETTINGS] = settings
-    app[keys.LIFECYCLE] = Lifecycle()
-    app[keys.DETACHED] = Detached()
-    app[keys.OBSERVERS] = []
-    app[keys.KEYED] = set()
-    app[keys.RUNNING] = Running()
-    app[keys.THROTTLE] = AdaptiveThrottle()
-    app[keys.INTAKE] = Intake(settings.body_bytes_held, settings.body_bytes_per_minute)
-    app[keys.KEY_CONNECTIONS] = KeyConnections(settings.max_connections_per_key)
-    app[keys.UNLISTED_PROXY] = UnlistedProxy(settings.trusted_networks)
+    app[SETTINGS] = settings
+    app[LIFECYCLE] = Lifecycle()
+    app[DETACHED] = Detached()
+    app[OBSERVERS] = []
+    app[KEYED] = set()
+    app[RUNNING] = Running()
+    app[THROTTLE] = AdaptiveThrottle()
+    app[INTAKE] = Intake(settings.body_bytes_held, settings.body_bytes_per_minute)
+    app[KEY_CONNECTIONS] = KeyConnections(settings.max_connections_per_key)
+    app[UNLISTED_PROXY] = UnlistedProxy(settings.trusted_networks)
     app.cleanup_ctx.extend(resources.ALL)
     app.on_response_prepare.append(middleware.stamp_answer)
     add_routes(app, routes())
@@ -103,7 +114,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
 
 def add_routes(app: web.Application, table: Sequence[Route]) -> None:
     """What needs no key answers HEAD as well, without a body: load balancers and monitors probe by it."""
-    app[keys.ROUTES] = {
+    app[ROUTES] = {
         app.router.add_route(method, route.path, route.handler): route
         for route in table
         for method in ((route.method, "HEAD") if route.scope == "none" else (route.method,))

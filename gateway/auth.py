@@ -236,3 +236,6 @@ def too_many_bad_keys(retry_after_ms: int) -> errors.ApiError:
 
 
 AUTH = web.AppKey("auth", Authenticator)
+
+
+PRINCIPAL = web.RequestKey("principal", Principal)

@@ -7,7 +7,8 @@ import asyncio
 from aiohttp import hdrs, web
 
 from gateway import errors
-from gateway.keys import EXPECTS_CONTINUE, SETTINGS, SHARE
+from gateway.app_keys import SETTINGS
+from gateway.intake import SHARE
 from gateway.routes.table import Route
 
 MIN_BYTES_PER_S = 1024
@@ -71,3 +72,8 @@ async def send_continue(request: web.Request) -> None:
     if request.get(EXPECTS_CONTINUE):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer itself has not begun
+
+
+NUM_BODY_BYTES = web.RequestKey("num_body_bytes", int)
+"""Length of the JSON body in bytes, as it came."""
+EXPECTS_CONTINUE = web.RequestKey("expects_continue", bool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting import replies, sealing
@@ -95,3 +96,7 @@ def line_ended() -> errors.ApiError:
         code="batch_line_ended",
         headers={"x-should-retry": "false"},
     )
+
+
+CLAIMED_KEY = web.RequestKey("claimed_key", ClaimedKey)
+"""A request has it only if it carries an Idempotency-Key that it runs under."""

@@ -1,6 +1,6 @@
-"""Rings for the jobs processes: a Celery message without arguments. SQL says what to do.
+"""Wakes the jobs processes by a Celery message without arguments. SQL says what is to be done.
 
-A ring that is lost costs one sweep, so a broker that is away is a line in the log and nothing else.
+A message that is lost costs one sweep, so a broker that is away is a line in the log and nothing else.
 """
 
 from __future__ import annotations
@@ -10,27 +10,29 @@ import logging
 from functools import cached_property
 from typing import Any
 
+from aiohttp import web
+
 from accounting.batches import DOORBELL, QUEUE, RING_EXPIRES_S
 
 logger = logging.getLogger(__name__)
 
-RING_S = 2.0
+NOTIFY_S = 2.0
 
 
-class Doorbell:
+class JobsNotifier:
     def __init__(self, broker_url: str | None) -> None:
-        """None: there is nobody to ring; sweepers find the work by themselves."""
+        """Without a URL nobody is notified; sweepers find the work by themselves."""
         self._broker_url = broker_url
 
-    async def ring(self, traceparent: str = "") -> None:
-        """Returns at once when the broker is quick, and after `RING_S` when it is not."""
+    async def notify(self, traceparent: str = "") -> None:
+        """Returns at once when the broker is quick, and after `NOTIFY_S` when it is not."""
         if self._broker_url is None:
             return
         try:
-            async with asyncio.timeout(RING_S):
+            async with asyncio.timeout(NOTIFY_S):
                 await asyncio.to_thread(self._send, traceparent)
         except TimeoutError:
-            logger.warning("doorbell_slow")
+            logger.warning("jobs_notifier_slow")
 
     def _send(self, traceparent: str) -> None:
         from kombu.exceptions import OperationalError
@@ -41,14 +43,17 @@ class Doorbell:
                 headers={"traceparent": traceparent} if traceparent else {},
             )  # fmt: skip
         except (OperationalError, OSError) as error:
-            logger.warning("doorbell_failed", extra={"reason": str(error)[:200]})
+            logger.warning("jobs_notifier_failed", extra={"reason": str(error)[:200]})
 
     @cached_property
     def _celery(self) -> Any:
-        # Celery takes half a second to import, and most gateways serve no batch: it is loaded by the first ring.
+        # Celery takes half a second to import, and most gateways serve no batch: the first message loads it.
         from celery import Celery
 
-        options = {"socket_timeout": RING_S, "socket_connect_timeout": RING_S}
-        app = Celery("headgate.doorbell", broker=self._broker_url, set_as_current=False)
-        app.conf.update(broker_transport_options=options, broker_connection_timeout=RING_S)
+        options = {"socket_timeout": NOTIFY_S, "socket_connect_timeout": NOTIFY_S}
+        app = Celery("headgate.jobs_notifier", broker=self._broker_url, set_as_current=False)
+        app.conf.update(broker_transport_options=options, broker_connection_timeout=NOTIFY_S)
         return app
+
+
+JOBS_NOTIFIER = web.AppKey("jobs_notifier", JobsNotifier)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 PIECE_CHARS = 64 * 1024
 PIECE_ITEMS = 4096
@@ -76,3 +77,7 @@ def _items(part: list[Any]) -> Iterator[Iterator[bytes]]:
         yield from map(_pieces, part)
     else:
         yield iter([msgspec.json.encode(part)[1:-1]])
+
+
+FINGERPRINT = web.RequestKey("fingerprint", Fingerprint)
+"""A request has it only if its repeat may have to be recognised."""

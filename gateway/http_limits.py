@@ -20,8 +20,9 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway import errors, ids
 from gateway.addresses import Network, within
-from gateway.keys import EXPECTS_CONTINUE, RECORD
+from gateway.body import EXPECTS_CONTINUE
 from gateway.settings import GatewaySettings
+from gateway.telemetry.keys import RECORD
 
 logger = logging.getLogger(__name__)
 

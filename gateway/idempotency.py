@@ -22,21 +22,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import ledger, quotes, replies, sdk_retries, sealing
 from accounting.db import Database
 from gateway import errors, sse
-from gateway.claimed_key import ClaimedKey, line_ended
-from gateway.keys import (
-    ATTEMPT,
-    CLAIMED_KEY,
-    DATABASE,
-    DETACHED,
-    FINGERPRINT,
-    KEYED,
-    LIFECYCLE,
-    PRINCIPAL,
-    RECORD,
-    SEALS,
-    SETTINGS,
-)
-from gateway.retries import Attempt
+from gateway.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
+from gateway.auth import PRINCIPAL
+from gateway.claimed_key import CLAIMED_KEY, ClaimedKey, line_ended
+from gateway.fingerprints import FINGERPRINT
+from gateway.retries import ATTEMPT, Attempt
+from gateway.seals import SEALS
+from gateway.telemetry.keys import RECORD
 
 logger = logging.getLogger(__name__)
 
@@ -222,3 +214,7 @@ async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
         await replies.drop_lost(conn, slot, keyed, int(now) - LOST_S)
         await sdk_retries.forget(conn, int(now * 1000))
         await quotes.forget(conn, int(now * 1000))
+
+
+KEYED = web.AppKey("keyed", set[str])
+"""Ids of the requests of this process that run, or are about to run, under an Idempotency-Key."""

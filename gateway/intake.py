@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from aiohttp import web
+
 from accounting.types import Principal
 from gateway import errors
 
@@ -145,3 +147,8 @@ def _refusal(
         headers=errors.retry_headers(wait_ms),
         headgate={"level": "tenant", "dimension": dimension, "limit": limit, "used": used},
     )
+
+
+INTAKE = web.AppKey("intake", Intake)
+SHARE = web.RequestKey("share", Share)
+"""The request's share of the bytes that may be held. It is given back when the request has ended."""

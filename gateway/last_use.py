@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting import api_keys
@@ -51,3 +52,6 @@ async def write_again_and_again(database: Database, use: LastUse) -> None:
             await uninterrupted(use.write(database))
         except (SQLAlchemyError, OSError, TimeoutError):
             pass  # tried again
+
+
+LAST_USE = web.AppKey("last_use", LastUse)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from aiohttp import web
+
 from accounting import ledger, replies
 from accounting.db import Database
 from accounting.types import Posting
@@ -112,3 +114,6 @@ async def _revive(journal: Journal) -> None:
     while True:
         await asyncio.sleep(REVIVE_EVERY_S)
         await journal.revive()
+
+
+METERING = web.AppKey("metering", Metering)

@@ -14,23 +14,13 @@ from aiohttp import hdrs, web
 from accounting.types import Principal
 from gateway import body, errors, ids
 from gateway.addresses import client_address
-from gateway.auth import AUTH
+from gateway.app_keys import KEY_CONNECTIONS, LIFECYCLE, SETTINGS, UNLISTED_PROXY
+from gateway.auth import AUTH, PRINCIPAL
 from gateway.http_limits import stamp
-from gateway.keys import (
-    INTAKE,
-    KEY_CONNECTIONS,
-    LAST_USE,
-    LIFECYCLE,
-    OBSERVERS,
-    PRINCIPAL,
-    RECORD,
-    ROUTES,
-    SETTINGS,
-    SHARE,
-    TRACING,
-    UNLISTED_PROXY,
-)
-from gateway.routes.table import Route
+from gateway.intake import INTAKE, SHARE
+from gateway.last_use import LAST_USE
+from gateway.routes.table import ROUTES, Route
+from gateway.telemetry.keys import OBSERVERS, RECORD, TRACING
 from gateway.telemetry.record import RequestRecord
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from accounting.adapters import AdapterInfo
 from accounting.types import Principal
@@ -232,3 +233,6 @@ def _end_ids(path: Path, text_config: dict[str, Any]) -> tuple[int, ...]:
 def fingerprint(root: str) -> str:
     """`system_fingerprint`: changes with weights, tokenizer and KV format, and tells nothing of them."""
     return "fp_" + hashlib.blake2b(root.encode(), digest_size=6).hexdigest()
+
+
+MODELS = web.AppKey("models", Models)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aiohttp import web
+
 from accounting.prefixes import PrefixInfo
 from accounting.types import OPERATOR_TENANT, Principal
 from cache.hashing import region_id
@@ -216,3 +218,7 @@ async def _final(mailbox: Mailbox) -> Finished | Failed | Lost:
 
 def _lives(info: PrefixInfo, now: float) -> bool:
     return info.expires_at is None or now < info.expires_at
+
+
+PREFIXES = web.AppKey("prefixes", PublicPrefixes)
+FILLER = web.AppKey("filler", Filler)

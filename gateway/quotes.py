@@ -20,9 +20,12 @@ from accounting import pricing, quotes
 from accounting.quotes import LASTS_MS, Terms
 from accounting.types import Price, Rates, Usage
 from gateway import errors, ids, sql
-from gateway.keys import ENGINE, FINGERPRINT, PRINCIPAL, RECORD
+from gateway.auth import PRINCIPAL
+from gateway.fingerprints import FINGERPRINT
 from gateway.order import Order
 from gateway.reply import Plan
+from gateway.stream import ENGINE
+from gateway.telemetry.keys import RECORD
 from gateway.upstream.native import LinkDown
 from workers.protocol.frames import FrameError
 

@@ -20,15 +20,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.types import Posting
 from gateway import errors, ids
 from gateway.admission import Settled
-from gateway.claimed_key import ClaimedKey, Jointly, not_kept, not_stored
+from gateway.app_keys import SETTINGS
+from gateway.claimed_key import CLAIMED_KEY, ClaimedKey, Jointly, not_kept, not_stored
 from gateway.generation import ChoicePiece
-from gateway.keys import ATTEMPT, CLAIMED_KEY, ENGINE, RECORD, RETRIES, SETTINGS
 from gateway.models import fingerprint
 from gateway.order import Order
+from gateway.retries import ATTEMPT, RETRIES
 from gateway.schema.replies import Shape, headgate_of, usage_of
 from gateway.schema.sampling import SamplingFields
 from gateway.sse import CONTENT_TYPE, EventStream, KeptStream
-from gateway.stream import Ended, Numbered, Run
+from gateway.stream import ENGINE, Ended, Numbered, Run
+from gateway.telemetry.keys import RECORD
 
 T = TypeVar("T")
 

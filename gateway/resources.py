@@ -23,34 +23,51 @@ from accounting.db import Database
 from accounting.errors import AccountingError
 from accounting.file_store import FileStore
 from accounting.types import EquationResult, Principal
-from gateway import idempotency, keys, models, spending
-from gateway.adapters import AdapterKeeper
+from gateway import idempotency, models, spending
+from gateway.adapters import ADAPTERS, AdapterKeeper
+from gateway.app_keys import (
+    CACHE_SECRET,
+    DATABASE,
+    DETACHED,
+    FILES,
+    GROUP_KEY,
+    LIFECYCLE,
+    PEPPER,
+    REDIS,
+    RUNNING,
+    SETTINGS,
+)
 from gateway.auth import AUTH, Authenticator
 from gateway.bookkeeping import Bookkeeping
 from gateway.checks import Check
-from gateway.doorbell import Doorbell
+from gateway.doorbell import JOBS_NOTIFIER, JobsNotifier
+from gateway.idempotency import KEYED
+from gateway.intake import INTAKE
 from gateway.journals import gateway_journals
 from gateway.key_lookups import KeyLookups, LookupFailed
-from gateway.last_use import LastUse, write_again_and_again
+from gateway.last_use import LAST_USE, LastUse, write_again_and_again
 from gateway.lifecycle import heed_cancellation, uninterrupted
 from gateway.limiter_truth import limiter_equals_books
 from gateway.mail import Mailer
-from gateway.metering import metering
-from gateway.prefixes import Filler, PublicPrefixes
+from gateway.metering import METERING, metering
+from gateway.models import MODELS
+from gateway.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.readiness import RedisProbe, of_database, of_disk, of_limiter, of_models
 from gateway.redis_keys import REVOKED_CHANNEL
-from gateway.retries import MOVE_EVERY_S, Retries
+from gateway.retries import MOVE_EVERY_S, RETRIES, Retries
 from gateway.router import Router
 from gateway.running import Running
-from gateway.seals import Seals
+from gateway.seals import SEALS, Seals
 from gateway.settings import SettingsError
-from gateway.stream import Engine
+from gateway.spending import SPENDING
+from gateway.stream import ENGINE, Engine
 from gateway.telemetry import logs, tracing
 from gateway.telemetry.intake_metrics import IntakeMetrics
+from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics
 from gateway.telemetry.router_metrics import RouterMetrics
 from gateway.telemetry.tracing import Tracing
-from gateway.text_work import TextWork
+from gateway.text_work import TEXT_WORK, TextWork
 from gateway.upstream.fleet import Fleet, decode_all
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -69,13 +86,13 @@ T = TypeVar("T")
 
 
 async def telemetry(app: web.Application) -> AsyncIterator[None]:
-    app[METRICS] = metrics = Metrics(app[keys.SETTINGS].slot)
-    metrics.serve_models(app[keys.SETTINGS].models)
-    settings = app[keys.SETTINGS]
-    app[keys.TRACING] = traces = Tracing(
+    app[METRICS] = metrics = Metrics(app[SETTINGS].slot)
+    metrics.serve_models(app[SETTINGS].models)
+    settings = app[SETTINGS]
+    app[TRACING] = traces = Tracing(
         settings.trace_ratio, settings.trace_parent_from, tracing.exporter(), slot=settings.slot
     )
-    app[keys.OBSERVERS] += [logs.access, metrics.observe, traces.observe]
+    app[OBSERVERS] += [logs.access, metrics.observe, traces.observe]
     async with _background(_watch_loop(metrics)), _background(_tick(traces)):
         yield
     await traces.close()
@@ -83,29 +100,29 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
 
 async def secrets(app: web.Application) -> AsyncIterator[None]:
     """Key files; what is derived from the master key has a purpose in its name."""
-    master = app[keys.SETTINGS].secret("master.key")
-    app[keys.PEPPER] = app[keys.SETTINGS].secret("pepper")
-    app[keys.CACHE_SECRET] = hmac.digest(master, b"headgate cache namespaces", hashlib.sha256)
-    app[keys.GROUP_KEY] = hmac.digest(master, b"headgate cache groups", hashlib.sha256)
+    master = app[SETTINGS].secret("master.key")
+    app[PEPPER] = app[SETTINGS].secret("pepper")
+    app[CACHE_SECRET] = hmac.digest(master, b"headgate cache namespaces", hashlib.sha256)
+    app[GROUP_KEY] = hmac.digest(master, b"headgate cache groups", hashlib.sha256)
     yield
 
 
 async def text(app: web.Application) -> AsyncIterator[None]:
     """Tokenizers and templates, and the threads that use them."""
-    settings = app[keys.SETTINGS]
-    app[keys.TEXT_WORK] = work = TextWork(settings.text_threads)
-    app[METRICS].registry.register(IntakeMetrics(app[keys.INTAKE], work))
+    settings = app[SETTINGS]
+    app[TEXT_WORK] = work = TextWork(settings.text_threads)
+    app[METRICS].registry.register(IntakeMetrics(app[INTAKE], work))
     served = {name: models.load(name, source) for name, source in settings.models.items()}
-    app[keys.MODELS] = models.Models(served)
+    app[MODELS] = models.Models(served)
     yield
     work.close()
 
 
 async def database(app: web.Application) -> AsyncIterator[None]:
-    url = app[keys.SETTINGS].sql_url
+    url = app[SETTINGS].sql_url
     try:
         await asyncio.to_thread(migrate.check, url)
-        app[keys.DATABASE] = database = Database(url)
+        app[DATABASE] = database = Database(url)
     except AccountingError as error:
         raise SettingsError(str(error)) from None
     except (SQLAlchemyError, OSError, ValueError, ImportError) as error:
@@ -116,19 +133,19 @@ async def database(app: web.Application) -> AsyncIterator[None]:
 
 async def stored_texts(app: web.Application) -> AsyncIterator[None]:
     """Files and answers at rest, and the bell for those who run batches."""
-    settings = app[keys.SETTINGS]
-    app[keys.SEALS] = Seals(app[keys.DATABASE], settings.secret("master.key"))
-    app[keys.FILES] = FileStore(settings.files_dir)
-    app[keys.DOORBELL] = Doorbell(settings.broker_url)
-    app[keys.RETRIES] = Retries(app[keys.DATABASE])
+    settings = app[SETTINGS]
+    app[SEALS] = Seals(app[DATABASE], settings.secret("master.key"))
+    app[FILES] = FileStore(settings.files_dir)
+    app[JOBS_NOTIFIER] = JobsNotifier(settings.broker_url)
+    app[RETRIES] = Retries(app[DATABASE])
     yield
 
 
 async def shared_memory(app: web.Application) -> AsyncIterator[None]:
     """The Redis client for registry and revocations. It connects when it is first used."""
     try:
-        app[keys.REDIS] = client = redis.asyncio.from_url(
-            app[keys.SETTINGS].redis_url,
+        app[REDIS] = client = redis.asyncio.from_url(
+            app[SETTINGS].redis_url,
             socket_connect_timeout=REDIS_S,
             socket_timeout=REDIS_S,
             retry=Retry(NoBackoff(), 0),
@@ -143,7 +160,7 @@ async def shared_memory(app: web.Application) -> AsyncIterator[None]:
 
 async def identities(app: web.Application) -> AsyncIterator[None]:
     """Keys → principals; revocations are pulled from SQL and announced by Redis."""
-    database, pepper = app[keys.DATABASE], app[keys.PEPPER]
+    database, pepper = app[DATABASE], app[PEPPER]
 
     async def resolve(key: str) -> Principal | None:
         async with database.read() as conn:
@@ -163,10 +180,10 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
         return (credentials.parse(key) or credentials.parse_batch(pepper, key)) is not None
 
     app[AUTH] = auth = Authenticator(lookup, well_formed)
-    app[keys.LAST_USE] = used = LastUse()
+    app[LAST_USE] = used = LastUse()
     async with (
-        _background(_pull_epoch(database, auth, app[keys.RUNNING])),
-        _background(_hear_revocations(app[keys.REDIS], auth)),
+        _background(_pull_epoch(database, auth, app[RUNNING])),
+        _background(_hear_revocations(app[REDIS], auth)),
         _background(write_again_and_again(database, used)),
     ):
         yield
@@ -174,7 +191,7 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
 
 async def engine(app: web.Application) -> AsyncIterator[None]:
     """Metering, then workers: the journal is replayed before anything can be asked of a worker."""
-    settings, client = app[keys.SETTINGS], app[keys.REDIS]
+    settings, client = app[SETTINGS], app[REDIS]
 
     async def look() -> list[Registration] | None:
         try:
@@ -186,34 +203,34 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             return None
 
     async with metering(
-        database=app[keys.DATABASE],
+        database=app[DATABASE],
         redis_url=settings.redis_url,
         slot=settings.slot,
         directory=settings.journal_dir,
         note_shadow=app[METRICS].note_shadow,
         limiter_timeout_s=settings.limiter_timeout_s,
     ) as metered:
-        app[keys.METERING] = metered
-        group_key = app[keys.GROUP_KEY]
+        app[METERING] = metered
+        group_key = app[GROUP_KEY]
         fleet = Fleet(look, metered.shipper.keep, group_key)
         router = Router(group_key)
         app[METRICS].registry.register(RouterMetrics(router, lambda: fleet.links))
-        lifecycle = app[keys.LIFECYCLE]
+        lifecycle = app[LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
-        app[keys.ENGINE] = Engine(
-            metered.admission, fleet, router, app[keys.DETACHED], lifecycle, app[keys.RUNNING],
-            app[keys.SPENDING],
+        app[ENGINE] = Engine(
+            metered.admission, fleet, router, app[DETACHED], lifecycle, app[RUNNING],
+            app[SPENDING],
         )  # fmt: skip
         async with _background(fleet.run()):
             lifecycle.started = True
             yield
-            await app[keys.DETACHED].join(10.0)
+            await app[DETACHED].join(10.0)
 
 
 async def readiness(app: web.Application) -> AsyncIterator[None]:
     """What `/readyz` tells."""
-    settings, metered, fleet = app[keys.SETTINGS], app[keys.METERING], app[keys.ENGINE].fleet
-    probe = RedisProbe(app[keys.REDIS], settings.slot)
+    settings, metered, fleet = app[SETTINGS], app[METERING], app[ENGINE].fleet
+    probe = RedisProbe(app[REDIS], settings.slot)
 
     def checks() -> list[Check]:
         return [
@@ -223,22 +240,22 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
             *of_models(settings.models, fleet.links),
         ]
 
-    app[keys.LIFECYCLE].checks = checks
+    app[LIFECYCLE].checks = checks
     async with _background(probe.run()):
         yield
 
 
 async def spending_limits(app: web.Application) -> AsyncIterator[None]:
     """The organization's own limit, and alerts of spending."""
-    settings = app[keys.SETTINGS]
+    settings = app[SETTINGS]
     try:
         mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
     except ValueError as error:
         raise SettingsError(
             f"Cannot use the environment variable HEADGATE_SMTP_URL: {error}."
         ) from None
-    app[keys.SPENDING] = limit = spending.OrganizationLimit()
-    database = app[keys.DATABASE]
+    app[SPENDING] = limit = spending.OrganizationLimit()
+    database = app[DATABASE]
     async with (
         _background(spending.watch_limit(database, limit)),
         _background(spending.watch_alerts(database, mailer)),
@@ -248,11 +265,11 @@ async def spending_limits(app: web.Application) -> AsyncIterator[None]:
 
 async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     """What the operator registered, read again and again, and its filling on every linked worker."""
-    app[keys.PREFIXES] = known = PublicPrefixes(app[keys.CACHE_SECRET])
-    served = app[keys.ENGINE]
-    app[keys.FILLER] = filler = Filler(known, served.admission, app[keys.MODELS])
+    app[PREFIXES] = known = PublicPrefixes(app[CACHE_SECRET])
+    served = app[ENGINE]
+    app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
     async with (
-        _background(_pull_prefixes(app[keys.DATABASE], known)),
+        _background(_pull_prefixes(app[DATABASE], known)),
         _background(_fill_prefixes(served.fleet, filler)),
     ):
         yield
@@ -260,17 +277,17 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
 
 
 async def idempotency_keys(app: web.Application) -> AsyncIterator[None]:
-    retries = app[keys.RETRIES]
+    retries = app[RETRIES]
     async with _background(_sweep_keys(app)), _background(_move_charges(retries)):
         yield
 
 
 async def adapters(app: web.Application) -> AsyncIterator[None]:
     """What the operator registered, read again and again, and brought to every linked worker."""
-    app[keys.ADAPTERS] = keeper = AdapterKeeper(app[keys.MODELS])
-    fleet = app[keys.ENGINE].fleet
+    app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
+    fleet = app[ENGINE].fleet
     async with (
-        _background(_pull_adapters(app[keys.DATABASE], keeper)),
+        _background(_pull_adapters(app[DATABASE], keeper)),
         _background(_keep_adapters(fleet, keeper)),
     ):
         yield
@@ -278,11 +295,11 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
 
 async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
     """Days sealed, books checked."""
-    settings, database = app[keys.SETTINGS], app[keys.DATABASE]
+    settings, database = app[SETTINGS], app[DATABASE]
 
     async def limiter_truth() -> EquationResult:
         journals = gateway_journals(settings.journals_dir)
-        return await limiter_equals_books(database, app[keys.METERING].link, journals)
+        return await limiter_equals_books(database, app[METERING].link, journals)
 
     keeper = Bookkeeping(
         database,
@@ -384,11 +401,11 @@ async def _pull_prefixes(database: Database, known: PublicPrefixes) -> None:
 
 
 async def _sweep_keys(app: web.Application) -> None:
-    slot, keyed = app[keys.SETTINGS].slot, app[keys.KEYED]
+    slot, keyed = app[SETTINGS].slot, app[KEYED]
     while True:
         await asyncio.sleep(idempotency.SWEEP_EVERY_S)
         try:
-            await uninterrupted(idempotency.sweep(app[keys.DATABASE], slot, keyed))
+            await uninterrupted(idempotency.sweep(app[DATABASE], slot, keyed))
         except (SQLAlchemyError, OSError):
             pass  # what is left is swept the next time
 

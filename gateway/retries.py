@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting import sdk_retries
@@ -82,3 +83,8 @@ class Retries:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+RETRIES = web.AppKey("retries", Retries)
+ATTEMPT = web.RequestKey("attempt", Attempt)
+"""Only a tenant's request without an Idempotency-Key has it."""

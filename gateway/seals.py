@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
+from aiohttp import web
+
 from accounting import sealing
 from accounting.db import Database
 
@@ -31,3 +33,6 @@ class Seals:
         if len(self._keys) > KEPT:
             self._keys.popitem(last=False)
         return key
+
+
+SEALS = web.AppKey("seals", Seals)

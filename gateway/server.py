@@ -16,9 +16,9 @@ import signal
 from aiohttp import web
 
 from gateway.app import create_app
+from gateway.app_keys import DETACHED, LIFECYCLE
 from gateway.http_limits import ConnectionLimits, GatewayRunner
 from gateway.journal import SlotTaken
-from gateway.keys import DETACHED, LIFECYCLE
 from gateway.listeners import BACKLOG, base_socket, ops_socket
 from gateway.routes.ops import create_ops_app, create_scraped_app
 from gateway.settings import GatewaySettings, SettingsError

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 
+from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting import spend_alerts, spend_limits
@@ -107,3 +108,6 @@ def _text(due: DueAlert) -> str:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+SPENDING = web.AppKey("spending", OrganizationLimit)

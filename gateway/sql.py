@@ -22,8 +22,8 @@ from accounting.errors import (
     NotFoundError,
 )
 from gateway import errors
+from gateway.app_keys import DATABASE, REDIS
 from gateway.auth import AUTH
-from gateway.keys import DATABASE, REDIS
 from gateway.redis_keys import REVOKED_CHANNEL
 
 PUBLISH_S = 0.25

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from aiohttp import web
+
 from accounting.types import Outcome, Usage
 from gateway import errors
 from gateway.admission import Admission, Admitted, Keep, Settled
@@ -315,3 +317,6 @@ def _sum(usages: Sequence[Usage]) -> Usage:
         sum(usage.uncached for usage in usages),
         sum(usage.output for usage in usages),
     )
+
+
+ENGINE = web.AppKey("engine", Engine)

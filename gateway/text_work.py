@@ -12,6 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from aiohttp import web
+
 from gateway.fair_queue import FairQueue
 
 T = TypeVar("T")
@@ -97,3 +99,6 @@ class TextWork:
         self._num_free += 1
         self._num_free_for_large += is_large
         self._admit()
+
+
+TEXT_WORK = web.AppKey("text_work", TextWork)

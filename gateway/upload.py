@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from accounting.file_store import Writer
 from gateway import body, errors
-from gateway.keys import SETTINGS
+from gateway.app_keys import SETTINGS
 
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 1024

@@ -12,7 +12,7 @@ from accounting import api_keys, ledger, prices, pricing, tenants
 from accounting.db import Database
 from accounting.periods import bounds
 from accounting.types import Posting, Rates, Usage, WitnessRecord
-from gateway.keys import DATABASE
+from gateway.app_keys import DATABASE
 
 PERIOD = "2025-09"
 START, END = bounds(PERIOD)

@@ -25,9 +25,11 @@ from sqlalchemy import text
 from accounting import api_keys, books, migrate, tenants
 from accounting.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
 from gateway.app import create_app
+from gateway.app_keys import DATABASE, DETACHED
 from gateway.http_limits import ConnectionLimits, GatewayRunner
-from gateway.keys import DATABASE, DETACHED, ENGINE, METERING
+from gateway.metering import METERING
 from gateway.settings import GatewaySettings
+from gateway.stream import ENGINE
 
 MODEL = "scripted"
 PEPPER = b"p" * 32

@@ -24,8 +24,6 @@ from pathlib import Path
 BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
 MAX_BACKOFF_S = 30.0
-EXIT_CONFIG = 78
-"""A child that ends with this (sysexits.h EX_CONFIG) said why in its last line and must not be restarted."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -156,7 +154,7 @@ class Supervisor:
 
     def _judge(self, child: Child, code: int) -> ChildFailed | None:
         """None: restart. Counts the death."""
-        if code == EXIT_CONFIG:
+        if code == os.EX_CONFIG:  # it said why in its last line, and must not be restarted
             return ChildFailed(child.last_line())
         if code == -signal.SIGKILL:
             return None

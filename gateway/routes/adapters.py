@@ -10,7 +10,9 @@ from aiohttp import web
 from accounting import adapters
 from accounting.adapters import AdapterInfo
 from gateway import errors
-from gateway.keys import ADAPTERS, ENGINE, MODELS, PRINCIPAL
+from gateway.adapters import ADAPTERS
+from gateway.auth import PRINCIPAL
+from gateway.models import MODELS
 from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import adapters as shapes
@@ -18,6 +20,7 @@ from gateway.schema import query
 from gateway.schema.convert import convert
 from gateway.schema.organization import deleted, page_of, reply
 from gateway.sql import reading, writing
+from gateway.stream import ENGINE
 
 PATH = "/admin/v1/adapters"
 LOAD_S = 20.0

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gateway import body, errors
-from gateway.keys import PRINCIPAL
+from gateway.auth import PRINCIPAL
 from gateway.routes.table import Handler, Route
 from gateway.schema import query
 from gateway.schema.convert import convert

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from accounting import api_keys
-from gateway.keys import PEPPER
+from gateway.app_keys import PEPPER
 from gateway.routes import admin
 from gateway.routes.admin import route
 from gateway.schema import admin_keys as shapes

@@ -9,7 +9,8 @@ from aiohttp import web
 from accounting import batches
 from accounting.batches import BatchInfo
 from gateway import body, errors
-from gateway.keys import DOORBELL, PRINCIPAL, RECORD
+from gateway.auth import PRINCIPAL
+from gateway.doorbell import JOBS_NOTIFIER
 from gateway.routes.table import Route
 from gateway.schema import query
 from gateway.schema.batches import NewBatch, batch_object
@@ -17,6 +18,7 @@ from gateway.schema.convert import convert
 from gateway.schema.json_body import decode_object
 from gateway.schema.organization import listing, reply
 from gateway.sql import reading, writing
+from gateway.telemetry.keys import RECORD
 
 MAX_BODY_BYTES = 64 * 1024
 SCOPE = "chat"
@@ -37,7 +39,7 @@ async def create(request: web.Request) -> web.Response:
             invalid_lines=fields.headgate.invalid_lines, metadata=fields.metadata, traceparent=traceparent,
             output_expires_after_s=expiry.seconds if expiry else None,
         )  # fmt: skip
-    await request.app[DOORBELL].ring(traceparent)
+    await request.app[JOBS_NOTIFIER].notify(traceparent)
     return _reply(batch, 0)
 
 
@@ -72,7 +74,7 @@ async def cancel(request: web.Request) -> web.Response:
             actor=principal.key_id,
         )
         charge = await batches.charge(conn, batch.id)
-    await request.app[DOORBELL].ring(request[RECORD].outgoing_traceparent)
+    await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
     return _reply(batch, charge)
 
 

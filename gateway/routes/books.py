@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway.keys import DATABASE, METERING, SETTINGS
+from gateway.app_keys import DATABASE, SETTINGS
+from gateway.metering import METERING
 from gateway.routes.table import Route
 from gateway.schema.organization import reply
 from gateway.sql import translated

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import budgets, prices, quotas, spend, tenants
 from accounting.budget_types import Budget, Quota
 from accounting.paging import Page
-from gateway.keys import PRINCIPAL
+from gateway.auth import PRINCIPAL
 from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import budgets as shapes

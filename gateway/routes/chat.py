@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway import idempotency, quotes
-from gateway.keys import PRINCIPAL, RECORD
+from gateway.auth import PRINCIPAL
 from gateway.models import output_bound
 from gateway.order import Order
 from gateway.reply import Plan, answer
@@ -17,6 +17,7 @@ from gateway.schema import chat
 from gateway.schema.replies import ChatShape
 from gateway.schema.sampling import SamplingFields, check_vocabulary, sampling_params
 from gateway.schema.search import beams_of
+from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TextRules
 
 

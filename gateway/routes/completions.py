@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway import errors, idempotency, ids, quotes
-from gateway.keys import PRINCIPAL, RECORD
+from gateway.auth import PRINCIPAL
 from gateway.models import MAX_TOKENS, ServedModel, output_bound
 from gateway.order import Order
 from gateway.reply import Plan, answer
@@ -24,6 +24,7 @@ from gateway.schema.sampling import check_vocabulary, sampling_params
 from gateway.schema.search import beams_of
 from gateway.stream import Run
 from gateway.structured.form import Form
+from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TokenEntry, texts_of
 from workers.protocol.messages import TokenLogprob
 

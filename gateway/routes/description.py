@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from gateway.keys import ROUTES as TABLE
+from gateway.routes.table import ROUTES as TABLE
 from gateway.routes.table import Route
 from gateway.schema import openapi
 

@@ -12,11 +12,13 @@ from accounting import files
 from accounting.file_store import Reader, Writer
 from accounting.files import DEFAULT_EXPIRY_S, MAX_EXPIRY_S, MIN_EXPIRY_S
 from gateway import errors
-from gateway.keys import FILES, PRINCIPAL, SEALS, SETTINGS
+from gateway.app_keys import FILES, SETTINGS
+from gateway.auth import PRINCIPAL
 from gateway.routes.table import Route
 from gateway.schema import query
 from gateway.schema.batches import file_object
 from gateway.schema.organization import listing, reply
+from gateway.seals import SEALS
 from gateway.sql import reading, writing
 from gateway.upload import Receiver, Upload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from gateway.app_keys import LIFECYCLE
 from gateway.checks import Report
-from gateway.keys import LIFECYCLE
 from gateway.routes.table import Route
 
 

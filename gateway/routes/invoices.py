@@ -10,8 +10,9 @@ from aiohttp import web
 from accounting import credits, invoices
 from accounting.errors import KeyReusedError
 from gateway import errors
+from gateway.app_keys import DATABASE, SETTINGS
+from gateway.auth import PRINCIPAL
 from gateway.billing.render import RENDERERS
-from gateway.keys import DATABASE, PRINCIPAL, SETTINGS
 from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import invoices as shapes

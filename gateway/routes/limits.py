@@ -8,12 +8,14 @@ from aiohttp import web
 
 from accounting.types import Tier
 from gateway import errors
-from gateway.keys import ENGINE, MODELS, PRINCIPAL
+from gateway.auth import PRINCIPAL
 from gateway.limit_replies import shown
+from gateway.models import MODELS
 from gateway.redis_link import LimiterUnavailable
 from gateway.routes.table import Route
 from gateway.rules import everything_of
 from gateway.schema.organization import reply
+from gateway.stream import ENGINE
 
 
 async def me(request: web.Request) -> web.Response:

@@ -9,8 +9,9 @@ from aiohttp import web
 
 from accounting.prices import priced_models
 from gateway import errors
-from gateway.keys import DATABASE, MODELS, PRINCIPAL
-from gateway.models import ServedModel
+from gateway.app_keys import DATABASE
+from gateway.auth import PRINCIPAL
+from gateway.models import MODELS, ServedModel
 from gateway.routes.common import max_len
 from gateway.routes.table import Route
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
-from gateway.keys import LIFECYCLE, SETTINGS
+from gateway.app_keys import LIFECYCLE, SETTINGS
 from gateway.routes import health
 from gateway.routes.table import Handler
 from gateway.telemetry.exposition import Page

@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from accounting import tenants
-from gateway.keys import DOORBELL, RECORD
+from gateway.doorbell import JOBS_NOTIFIER
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, PROJECTS, route
 from gateway.routes.tenants import purge
@@ -16,6 +16,7 @@ from gateway.schema import organization as shapes
 from gateway.schema import query
 from gateway.schema.organization import reply
 from gateway.sql import reading, writing
+from gateway.telemetry.keys import RECORD
 
 
 async def create_project(request: web.Request) -> web.Response:
@@ -60,7 +61,7 @@ async def archive_project(request: web.Request) -> web.Response:
             actor=admin.actor(request),
         )  # fmt: skip
     purge(request.app, tenant.id)
-    await request.app[DOORBELL].ring(request[RECORD].outgoing_traceparent)
+    await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
     return reply(shapes.project(tenant))
 
 

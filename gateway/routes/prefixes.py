@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from aiohttp import web
 
 from accounting import prefixes
+from accounting.prefixes import PrefixInfo
 from gateway import errors
-from gateway.keys import ENGINE, FILLER, MODELS, PREFIXES, PRINCIPAL
-from gateway.models import ServedModel, context_exceeded
+from gateway.auth import PRINCIPAL
+from gateway.models import MODELS, ServedModel, context_exceeded
+from gateway.prefixes import FILLER, PREFIXES, Fill
 from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import chat, query
 from gateway.schema import prefixes as shapes
 from gateway.schema.organization import deleted, page_of, reply
 from gateway.sql import reading, writing
+from gateway.stream import ENGINE
 
 PATH = "/admin/v1/prefixes"
 CONTINUATIONS = ("a", "Z", "7", "\n", "\u00e9", "\u6f22")
@@ -44,7 +49,7 @@ async def create(request: web.Request) -> web.Response:
         )
         in_force = await prefixes.in_force(conn, now)
     request.app[PREFIXES].replace(in_force)
-    return reply(shapes.prefix(info, {}))
+    return reply(_shape(info, {}))
 
 
 async def list_all(request: web.Request) -> web.Response:
@@ -56,13 +61,13 @@ async def list_all(request: web.Request) -> web.Response:
             limit=query.limit(request.query, 20, 100),
         )
     filler = request.app[FILLER]
-    return reply(page_of(page, lambda info: shapes.prefix(info, filler.states(info.id))))
+    return reply(page_of(page, lambda info: _shape(info, filler.states(info.id))))
 
 
 async def get(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         info = await prefixes.get(conn, request.match_info["prefix_id"], int(time.time()))
-    return reply(shapes.prefix(info, request.app[FILLER].states(info.id)))
+    return reply(_shape(info, request.app[FILLER].states(info.id)))
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -113,3 +118,20 @@ ROUTES = [
     Route("GET", f"{PATH}/{{prefix_id}}", get, "admin"),
     Route("DELETE", f"{PATH}/{{prefix_id}}", delete, "admin"),
 ]
+
+
+def _shape(info: PrefixInfo, fills: Mapping[str, Fill]) -> dict[str, Any]:
+    return {
+        "id": info.id, "object": "prefix", "name": info.name, "model": info.model, "num_tokens": len(info.tokens),
+        "created_at": info.created_at, "expires_at": info.expires_at, "pinned": True, "state": _state(fills),
+        "workers": [
+            {"worker": worker, "state": fill.state, "num_tokens": fill.num_tokens, "reason": fill.reason or None}
+            for worker, fill in sorted(fills.items())
+        ],
+    }  # fmt: skip
+
+
+def _state(fills: Mapping[str, Fill]) -> str:
+    """Of all workers together; without one, it waits to be filled."""
+    states = {fill.state for fill in fills.values()}
+    return "failed" if "failed" in states else "pinned" if states == {"pinned"} else "filling"

@@ -11,7 +11,8 @@ from aiohttp import web
 from accounting import changes, price_lists, prices
 from accounting.errors import ConflictError, NotFoundError
 from gateway import errors
-from gateway.keys import MODELS, PRINCIPAL
+from gateway.auth import PRINCIPAL
+from gateway.models import MODELS
 from gateway.routes import common
 from gateway.routes.table import Route
 from gateway.schema import prices as shapes

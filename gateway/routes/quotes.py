@@ -8,9 +8,11 @@ import msgspec
 from aiohttp import web
 
 from gateway import quotes
-from gateway.keys import ENGINE, PRINCIPAL, RECORD
+from gateway.auth import PRINCIPAL
 from gateway.routes import chat, common, completions
 from gateway.routes.table import Route
+from gateway.stream import ENGINE
+from gateway.telemetry.keys import RECORD
 
 PLANS = {"/v1/chat/completions": chat.plan, "/v1/completions": completions.plan}
 

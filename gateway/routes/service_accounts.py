@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import api_keys, tenants
 from gateway import errors
-from gateway.keys import PEPPER
+from gateway.app_keys import PEPPER
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
 from gateway.schema import organization as shapes

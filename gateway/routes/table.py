@@ -37,3 +37,6 @@ class Route:
     """POST bodies must be application/json; False: the handler reads the body itself (uploads)."""
     takes: type[msgspec.Struct] | None = None
     """The body's fields, for the API's description; None: no body, or one that is described elsewhere."""
+
+
+ROUTES = web.AppKey("routes", dict[web.AbstractRoute, Route])

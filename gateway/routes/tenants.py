@@ -5,12 +5,13 @@ from __future__ import annotations
 from aiohttp import web
 
 from accounting import audit, erasure, tenants
-from gateway.keys import ENGINE, SETTINGS
+from gateway.app_keys import SETTINGS
 from gateway.routes import admin
 from gateway.routes.admin import route
 from gateway.schema import tenants as shapes
 from gateway.schema.organization import reply
 from gateway.sql import reading, writing
+from gateway.stream import ENGINE
 from workers.protocol.messages import CacheCommand
 
 PATH = "/admin/v1/tenants/{tenant_id}"

@@ -15,7 +15,7 @@ from aiohttp import web
 from accounting import reports
 from accounting.reports import Bucket, CostResult, Report, ReportQuery, UsageResult
 from gateway import errors
-from gateway.keys import PRINCIPAL
+from gateway.auth import PRINCIPAL
 from gateway.routes.table import Route
 from gateway.schema import query
 from gateway.schema.money import decimal

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from accounting import webhooks
 from accounting.types import OPERATOR_TENANT
-from gateway.keys import SETTINGS
+from gateway.app_keys import SETTINGS
 from gateway.routes.admin import actor, fields, now, part, route
 from gateway.schema import query
 from gateway.schema import webhooks as shapes

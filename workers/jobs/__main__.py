@@ -31,7 +31,6 @@ from workers.jobs.worker import ring
 
 logger = logging.getLogger(__name__)
 
-EXIT_CONFIG = 78
 STOP_MARGIN_S = 5.0
 START_S = 60.0
 """A Celery worker that is not ready by then is not going to be."""
@@ -177,7 +176,7 @@ def main() -> int:
             settings.secret(name)
     except jobs_settings.SettingsError as error:
         print(error, file=sys.stderr)
-        return EXIT_CONFIG
+        return os.EX_CONFIG
     name = uuid.uuid4().hex[:12]
     run_dir = settings.home / "run"
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -18,8 +18,8 @@ from sqlalchemy import text
 
 from accounting import ledger
 from accounting.types import Usage
+from gateway.app_keys import DATABASE
 from gateway.cli.main import main
-from gateway.keys import DATABASE
 
 HEADGATE = str(Path(sys.executable).parent / "headgate")
 

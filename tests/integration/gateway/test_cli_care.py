@@ -17,13 +17,14 @@ from money import posting, record
 from accounting import books, ledger
 from accounting.types import Charge, Limits, Principal, Usage
 from gateway.abandon import OLD_MS
+from gateway.app_keys import DATABASE
 from gateway.cli.home import Home
 from gateway.cli.main import main
 from gateway.cli.up import Options, Up
 from gateway.journal import open_journal
 from gateway.journal_records import Opened
-from gateway.keys import DATABASE, METERING
 from gateway.limits import Limiter, limiter_link
+from gateway.metering import METERING
 from gateway.redis_keys import open_key
 from gateway.rules import Holder
 from workers.protocol.journal import segment_name

@@ -15,7 +15,10 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 
 from accounting import tenants
 from accounting.types import Limits, Usage
-from gateway.keys import DATABASE, ENGINE, LIFECYCLE, METERING, OBSERVERS
+from gateway.app_keys import DATABASE, LIFECYCLE
+from gateway.metering import METERING
+from gateway.stream import ENGINE
+from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.record import RequestRecord
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]

@@ -16,8 +16,9 @@ from sqlalchemy.exc import OperationalError
 
 from accounting import replies
 from gateway import idempotency
+from gateway.app_keys import DATABASE
 from gateway.claimed_key import ClaimedKey
-from gateway.keys import DATABASE, KEYED
+from gateway.idempotency import KEYED
 
 CHAT = "/v1/chat/completions"
 Answer = tuple[int, bytes, Mapping[str, str]]

@@ -8,8 +8,8 @@ from sqlalchemy import text
 
 from accounting import migrate
 from accounting.db import Database
+from gateway.app_keys import DATABASE
 from gateway.journal_truth import shipped_whole
-from gateway.keys import DATABASE
 
 
 async def test_what_was_shipped_is_in_the_ledger_and_missed_where_it_is_not(gateway, tmp_path):

@@ -13,7 +13,8 @@ from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
 from gateway.addresses import LOOPBACK
-from gateway.keys import ENGINE, RUNNING
+from gateway.app_keys import RUNNING
+from gateway.stream import ENGINE
 
 LONG: dict[str, Any] = {
     "model": MODEL, "messages": [{"role": "user", "content": "tell"}], "max_tokens": 1500, "stream": True,

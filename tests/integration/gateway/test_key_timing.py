@@ -15,7 +15,7 @@ import pytest
 from gateways import PEPPER, RunningGateway, running_gateway
 
 from accounting import credentials, principals
-from gateway.keys import DATABASE
+from gateway.app_keys import DATABASE
 
 SOAK = bool(os.environ.get("HEADGATE_SOAK"))
 NUM_EACH = 20_000 if SOAK else 400

@@ -12,8 +12,8 @@ from gateways import MODEL, RunningGateway
 from sqlalchemy import event
 
 from accounting import api_keys, credentials, tenants
+from gateway.app_keys import DATABASE, REDIS
 from gateway.auth import AUTH, LookupFailed
-from gateway.keys import DATABASE, REDIS
 
 CHAT: dict[str, Any] = {
     "model": MODEL,

@@ -18,7 +18,7 @@ from accounting import api_keys, tenants
 from accounting.types import KeyChanges
 from gateway.addresses import LOOPBACK
 from gateway.app import routes
-from gateway.keys import DATABASE
+from gateway.app_keys import DATABASE
 from gateway.routes.table import Route
 
 TENANT_SCOPES = ("chat", "embeddings", "batch", "files:read", "files:write", "usage:read")

@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 from gateways import MODEL
 
-from gateway.keys import ENGINE
+from gateway.stream import ENGINE
 from gateway.telemetry.record import RequestRecord
 from gateway.upstream.fleet import LOOK_EVERY_S
 

@@ -15,7 +15,8 @@ from sqlalchemy import text
 from accounting import prices, tenants
 from accounting.bootstrap import EXAMPLE_RATES
 from accounting.types import Limits
-from gateway.keys import DATABASE, ENGINE
+from gateway.app_keys import DATABASE
+from gateway.stream import ENGINE
 
 CHAT = "/v1/chat/completions"
 LONG = (

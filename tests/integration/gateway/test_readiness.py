@@ -20,7 +20,8 @@ from gateways import MODEL, RunningGateway, running_gateway
 from own_redis import OwnRedis
 
 from gateway import readiness, resources
-from gateway.keys import DATABASE, LIFECYCLE, METERING
+from gateway.app_keys import DATABASE, LIFECYCLE
+from gateway.metering import METERING
 from gateway.settings import GatewaySettings
 
 

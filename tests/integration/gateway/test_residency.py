@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from accounting import books, prices
 from accounting.residency import GRACE_MS, HOUR_S
 from accounting.types import Rates
+from gateway.app_keys import DATABASE
 from gateway.bookkeeping import Bookkeeping
-from gateway.keys import DATABASE
 from tests.fakes import BYTES_PER_BLOCK
 from tests.gateways import MODEL
 

@@ -13,7 +13,8 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, until
 
-from gateway.keys import DETACHED, RETRIES
+from gateway.app_keys import DETACHED
+from gateway.retries import RETRIES
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 

@@ -13,7 +13,8 @@ from money import posting
 
 from accounting import ledger, spend_limits
 from accounting.types import Charge
-from gateway.keys import DATABASE, SPENDING
+from gateway.app_keys import DATABASE
+from gateway.spending import SPENDING
 
 EMAIL = {"type": "email", "recipients": ["ops@example.org"], "subject_prefix": "[farm]"}
 

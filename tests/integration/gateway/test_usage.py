@@ -11,7 +11,7 @@ from money import NOON_MS, RATES, posting
 
 from accounting import ledger, pricing
 from accounting.types import Usage
-from gateway.keys import DATABASE
+from gateway.app_keys import DATABASE
 from gateway.schema.money import decimal
 
 NOON = NOON_MS // 1000

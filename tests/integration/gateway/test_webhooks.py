@@ -13,8 +13,8 @@ from gateways import running_gateway
 from webhook_receiver import Receiver, Verifier, receiving
 
 from accounting import api_keys
+from gateway.app_keys import DATABASE
 from gateway.cli.main import main
-from gateway.keys import DATABASE
 from workers.jobs.settings import JobsSettings
 from workers.jobs.webhooks import Sender
 

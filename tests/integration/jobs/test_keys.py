@@ -18,9 +18,9 @@ from accounting.batch_runs import Chunk
 from accounting.credentials import batch_credential
 from accounting.db import Database
 from gateway import journal_records
+from gateway.app_keys import DATABASE
 from gateway.journal import open_journal
 from gateway.journal_records import Opened
-from gateway.keys import DATABASE
 from gateway.segments import recover
 from workers.jobs.order import Placed, pack
 from workers.protocol.journal import Kind

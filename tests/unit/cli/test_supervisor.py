@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gateway.cli.supervisor import EXIT_CONFIG, Spec, Supervisor
+from gateway.cli.supervisor import Spec, Supervisor
 
 
 def spec(script: str, kind: str = "worker", **more) -> Spec:
@@ -55,7 +55,7 @@ async def test_three_deaths_before_it_was_ready_end_the_start_with_the_childs_la
 
 async def test_a_child_that_says_why_it_cannot_start_is_not_restarted(supervisor):
     line = '{"level": "ERROR", "msg": "The model is broken."}'
-    await supervisor.start(spec(f"echo '{line}'; exit {EXIT_CONFIG}"))
+    await supervisor.start(spec(f"echo '{line}'; exit {os.EX_CONFIG}"))
     failure = await asyncio.wait_for(supervisor.failed, 5)
     assert str(failure) == "The model is broken."
     assert supervisor.changes == []
