@@ -95,8 +95,8 @@ def headings(page: str) -> frozenset[str]:
             chapter = heading["rest"]
             if number := re.match(r"\d+(?:\.\d+)*(?=\.? )", chapter):
                 names.add(number[0])
-        elif "ecision" in chapter and (item := re.match(r"(\d+)\. ", line)):
-            names.add(f"decision {item[1]}")
+        elif "ecision" in chapter and (item := re.match(r"\| *(\d+) *\||(\d+)\. ", line)):
+            names.add(f"decision {item[1] or item[2]}")
         elif row := re.match(r"\| *(?P<cell>[^|]+?) *\|", line):
             names.update(re.findall(r"\b[A-Z]\d{1,2}[a-c]?\b", row["cell"]))
     return frozenset(names)
