@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration format clean
+.PHONY: help setup serve test test-rest test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -27,14 +27,22 @@ $(STAMP): pyproject.toml requirements/constraints.txt
 serve: setup ## start gateway, worker, jobs and embedded services on 127.0.0.1:8080
 	@exec $(BIN)/headgate up --home $(HEADGATE_HOME) $(ARGS)
 
-test: setup ## all tests; starts embedded services where none answer
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(ARGS)
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
+test: setup ## unit, property, kernel and integration tests, one end-to-end smoke; starts embedded services where none answer
+	$(PYTEST) -m "not rest" $(ARGS)
+
+test-rest: setup ## the remainder: end-to-end, chaos, PostgreSQL everywhere, long histories, the benchmarks' own tests
+	$(PYTEST) -m rest $(ARGS)
+
+test-all: setup ## both
+	$(PYTEST) $(ARGS)
 
 # What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
 CPUS ?= avx2 avx512 avx512_bf16 amx
 test-cpus: setup ## the engine's own tests as on CPUs of other kinds
-	set -e; for kind in $(CPUS); do echo "as on $$kind"; HEADGATE_ENGINE_CPU=$$kind OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) \
-	  --dist loadfile tests/kernels tests/unit/engine_model tests/integration/model tests/integration/parallel $(ARGS); done
+	set -e; for kind in $(CPUS); do echo "as on $$kind"; HEADGATE_ENGINE_CPU=$$kind $(PYTEST) \
+	  tests/kernels tests/unit/engine_model tests/integration/model tests/integration/parallel $(ARGS); done
 
 # Not `setup`: a machine with a GPU brings its own torch and Triton. GPU_PYTHON names the interpreter that has them.
 GPU_PYTHON ?= $(PYTHON)

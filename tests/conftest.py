@@ -50,6 +50,10 @@ sys.path.insert(0, str(TESTS))
 pytest_plugins = ("running",)
 
 FOLDER_MARKERS = ("integration", "e2e", "chaos", "gpu")
+REST_FOLDERS = ("e2e", "chaos", "integration/benchmarks")
+"""What `make test` leaves to `make test-rest`, beside the tests that are marked `rest`."""
+BOTH_DIALECTS = "integration/accounting"
+"""Tests of SQL itself run on both dialects in `make test`. Elsewhere PostgreSQL is the rest's."""
 WHOLE_SERVER_S = 240
 """Limit of a test that starts `headgate up`, once or twice, on a machine that does other things too."""
 
@@ -64,6 +68,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(WHOLE_SERVER_S))
         if item.get_closest_marker("slow") and not soak:
             item.add_marker(pytest.mark.skip(reason="slow: runs under `make soak`"))
+        if _is_of_the_rest(item) and not item.get_closest_marker("smoke"):
+            item.add_marker("rest")
+
+
+def _is_of_the_rest(item: pytest.Item) -> bool:
+    folder = item.path.relative_to(TESTS).parent.as_posix()
+    if folder.startswith(REST_FOLDERS):
+        return True
+    parameters = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    return "postgresql" in [p for p in parameters if isinstance(p, str)] and not folder.startswith(BOTH_DIALECTS)
 
 
 def wait_for_socket(path: Path, limit_s: float = 10.0) -> None:

@@ -21,6 +21,7 @@ def ask(client, model: str, **more):
     )
 
 
+@pytest.mark.smoke
 def test_the_first_request_succeeds_as_soon_as_the_ready_file_is_there(server):
     reply = ask(server.client(), server.model)
     assert reply.choices[0].message.content
@@ -29,6 +30,7 @@ def test_the_first_request_succeeds_as_soon_as_the_ready_file_is_there(server):
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
+@pytest.mark.smoke
 def test_a_stream_says_the_same_as_a_whole_reply_under_greedy_decoding(server):
     client = server.client()
     whole = ask(client, server.model, temperature=0)
@@ -42,6 +44,7 @@ def test_a_stream_says_the_same_as_a_whole_reply_under_greedy_decoding(server):
     assert usage.completion_tokens == whole.usage.completion_tokens
 
 
+@pytest.mark.smoke
 def test_usage_counts_the_tokens_of_the_models_own_tokenizer(server):
     reply = server.client().completions.create(
         model=server.model,
@@ -54,6 +57,7 @@ def test_usage_counts_the_tokens_of_the_models_own_tokenizer(server):
     assert reply.usage.prompt_tokens == len(prompt_ids)
 
 
+@pytest.mark.smoke
 def test_the_ready_file_names_living_processes_and_is_private(server):
     ready = server.ready
     for kind in ("gateway", "worker", "jobs"):
@@ -64,6 +68,7 @@ def test_the_ready_file_names_living_processes_and_is_private(server):
     assert stat.S_IMODE(server.ready_file.stat().st_mode) == 0o600
 
 
+@pytest.mark.smoke
 def test_s6_every_process_shows_metrics_where_the_ready_file_says(server):
     shown = {
         kind: urllib.request.urlopen(urls[0]).read().decode()
