@@ -1,4 +1,4 @@
-"""The equations of metering.md section 13 that SQL alone can state, checked over everything. Writes nothing.
+"""The equations (`equations.py`) that SQL alone can state, checked over everything. Writes nothing.
 
 Run it on one snapshot (`Database.read`). Requests that still run, or whose journal is not replayed yet, are named by
 the caller in `running`: for them a missing half is no failure.
@@ -12,8 +12,9 @@ from typing import Any
 from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import books_billing
+from accounting import books_billing, equations
 from accounting.batch_models import Batch, IdempotentReply
+from accounting.equations import BooksReport, EquationResult
 from accounting.idempotency_models import IdempotentPosting
 from accounting.invoice_models import Credit, CreditUse
 from accounting.legs import COUNTED, TOKENS
@@ -26,8 +27,6 @@ from accounting.types import (
     OPERATOR_TENANT,
     RESIDENCY,
     WITHOUT_REQUEST,
-    BooksReport,
-    EquationResult,
 )
 
 MAX_FAILURES = 100
@@ -90,8 +89,7 @@ async def _conservation(
     both = union_all(ledger, engine).subquery()
     wrong = _not_zero(both, ["request_id"], COUNTED)
     return EquationResult(
-        "I1",
-        "conservation",
+        equations.CONSERVATION,
         await _count(conn, select(both.c.request_id).distinct()),
         await _names(conn, wrong, skip),
     )
@@ -136,7 +134,7 @@ async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationR
     unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
     failures = await _names(conn, unbalanced) + await _names(conn, unequal)
     num_checked = await _count(conn, _entries(among))
-    return EquationResult("I2", "balance", num_checked, tuple(dict.fromkeys(failures)))
+    return EquationResult(equations.BALANCE, num_checked, tuple(dict.fromkeys(failures)))
 
 
 async def _one_ending(
@@ -157,8 +155,7 @@ async def _one_ending(
         select(both.c.request_id).group_by(both.c.request_id).having(func.sum(both.c.endings) != 1)
     )
     return EquationResult(
-        "I4",
-        "one ending",
+        equations.ONE_ENDING,
         await _count(conn, select(both.c.request_id).distinct()),
         await _names(conn, wrong, skip),
     )
@@ -172,7 +169,7 @@ async def _within_reservation(conn: AsyncConnection, among: Ids | None = None) -
     )
     num_checked = await _count(conn, _entries(among))
     wrong = _entries(among).where(too_much)
-    return EquationResult("I5", "within reservation", num_checked, await _names(conn, wrong))
+    return EquationResult(equations.WITHIN_RESERVATION, num_checked, await _names(conn, wrong))
 
 
 async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
@@ -183,7 +180,7 @@ async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
         rows = (await conn.execute(differing(conn, span).limit(MAX_FAILURES))).all()
         failures += [f"{span} bucket {row.bucket}: {', '.join(map(str, row[1:]))}" for row in rows]
         num_checked += await _count(conn, select(table_of(span).bucket))
-    return EquationResult("I8", "rollup truth", num_checked, tuple(failures))
+    return EquationResult(equations.ROLLUP_TRUTH, num_checked, tuple(failures))
 
 
 async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
@@ -214,7 +211,7 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
     for wrong in (orphan, stray_record, foreign_key, foreign_batch, foreign_record):
         failures |= dict.fromkeys(await _names(conn, wrong.distinct()))
     num_checked = await _count(conn, select(LedgerEntry.request_id))
-    return EquationResult("I15", "tenancy closed", num_checked, tuple(sorted(failures)))
+    return EquationResult(equations.TENANCY_CLOSED, num_checked, tuple(sorted(failures)))
 
 
 async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
@@ -226,7 +223,7 @@ async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationR
     )
     wrong = select(stored.c.request_id).where(~settled.exists())
     num_checked = await _count(conn, select(stored.c.request_id))
-    return EquationResult("I17", "idempotency", num_checked, await _names(conn, wrong, skip))
+    return EquationResult(equations.IDEMPOTENCY, num_checked, await _names(conn, wrong, skip))
 
 
 def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:

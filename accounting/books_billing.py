@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from sqlalchemy import and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import day_seals, invoice_lines, numbers, residency_sums
+from accounting import day_seals, equations, invoice_lines, numbers, residency_sums
+from accounting.equations import EquationResult
 from accounting.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.models import LedgerEntry
 from accounting.repricing import Repriced
 from accounting.residency_models import ResidencyCharge
-from accounting.types import CORRECTIONS, EquationResult
+from accounting.types import CORRECTIONS
 
 
 async def invoice_truth(conn: AsyncConnection) -> EquationResult:
@@ -48,7 +49,7 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
         if kept != await residency_sums.invoiced(conn, tenant_id):
             failures.append(f"invoices of {tenant_id}: not what was charged for kept KV")
     num_charges, wrong = await residency_sums.wrong(conn)
-    return EquationResult("I9", "invoice truth", num_checked + num_charges, (*failures, *wrong))
+    return EquationResult(equations.INVOICE_TRUTH, num_checked + num_charges, (*failures, *wrong))
 
 
 async def immutability(conn: AsyncConnection) -> EquationResult:
@@ -88,7 +89,7 @@ async def immutability(conn: AsyncConnection) -> EquationResult:
     for wrong in (missing, too_much, overdrawn):
         failures += sorted(str(name) for name in (await conn.execute(wrong)).scalars())
     num_credits = await conn.scalar(select(func.count()).select_from(Credit)) or 0
-    return EquationResult("I18", "immutability", num_days + num_credits, tuple(failures))
+    return EquationResult(equations.IMMUTABILITY, num_days + num_credits, tuple(failures))
 
 
 async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:

@@ -292,24 +292,3 @@ class ModelPermissions(msgspec.Struct, frozen=True):
     @property
     def denied(self) -> frozenset[str]:
         return frozenset(self.model_ids) if self.mode == "deny_list" else frozenset()
-
-
-class EquationResult(msgspec.Struct, frozen=True):
-    """One law of metering.md section 13. `failures` names requests, or the rollup row that is wrong."""
-
-    id: str
-    name: str
-    num_checked: int
-    failures: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return not self.failures
-
-
-class BooksReport(msgspec.Struct, frozen=True):
-    equations: tuple[EquationResult, ...]
-
-    @property
-    def ok(self) -> bool:
-        return all(equation.ok for equation in self.equations)

@@ -18,9 +18,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from accounting import books, day_seals, end_users, invoices, ledger, residency
 from accounting.db import Database
+from accounting.equations import EquationResult
 from accounting.errors import AccountingError
 from accounting.periods import DAY_S, month_start, period_of
-from accounting.types import EquationResult
 from gateway.lifecycle import uninterrupted
 
 logger = logging.getLogger(__name__)

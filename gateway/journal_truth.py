@@ -12,9 +12,10 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import ledger
+from accounting import equations, ledger
+from accounting.equations import EquationResult
 from accounting.legs import Row
-from accounting.types import EquationResult, Posting
+from accounting.types import Posting
 from gateway import journal_records as records
 from gateway.segments import list_segments
 from workers.protocol.journal import Kind, scan
@@ -44,7 +45,7 @@ async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> 
             num_checked += len(shipped)
         if segments and offset > last_seq:
             failures.append(f"slot {slot}: {offset} was shipped, {last_seq} is the journal's last")
-    return EquationResult("I14", "journal shipped whole", num_checked, tuple(failures))
+    return EquationResult(equations.JOURNAL_SHIPPED_WHOLE, num_checked, tuple(failures))
 
 
 async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[str]:

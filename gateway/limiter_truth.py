@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import budgets, ledger, limiter_books, limiter_state, spend
+from accounting import budgets, equations, ledger, limiter_books, limiter_state, spend
 from accounting.budget_types import Budget, Period
 from accounting.db import Database
-from accounting.types import EquationResult, Posting
+from accounting.equations import EquationResult
+from accounting.types import Posting
 from gateway.redis_keys import open_key, reservation_key, state_key
 from gateway.redis_link import LimiterUnavailable, RedisLink
 from gateway.rules import row_of
@@ -61,9 +62,9 @@ async def limiter_equals_books(
             later = await _booked(database, uses, journals), await _limited(link, uses)
             wrong = [use for use in wrong if use in _differing(uses, booked, limited, *later)]
     except LimiterUnavailable:
-        return EquationResult("I13", "limiter equals books", 0, ())
+        return EquationResult(equations.LIMITER_EQUALS_BOOKS, 0, ())
     names = tuple(sorted(row_of(*use) for use in wrong))
-    return EquationResult("I13", "limiter equals books", len(limited), names)
+    return EquationResult(equations.LIMITER_EQUALS_BOOKS, len(limited), names)
 
 
 async def _is_anybody_dead(conn: AsyncConnection) -> bool:

@@ -20,9 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting import adapters as registered
 from accounting import api_keys, credentials, migrate, prefixes, principals
 from accounting.db import Database
+from accounting.equations import EquationResult
 from accounting.errors import AccountingError
 from accounting.file_store import FileStore
-from accounting.types import EquationResult, Principal
+from accounting.types import Principal
 from gateway import idempotency, models, spending
 from gateway.adapters import ADAPTERS, AdapterKeeper
 from gateway.app_keys import (

@@ -14,7 +14,7 @@ import msgspec
 
 from accounting import books, ledger
 from accounting.db import Database
-from accounting.types import BooksReport
+from accounting.equations import DOCUMENTED_IN, BooksReport
 from gateway.journal_truth import shipped_whole
 from gateway.journals import gateway_journals
 from gateway.limiter_truth import limiter_equals_books
@@ -35,6 +35,8 @@ class Verified(msgspec.Struct, frozen=True):
                 {
                     "id": e.id,
                     "name": e.name,
+                    "meaning": e.equation.meaning,
+                    "documented_in": DOCUMENTED_IN,
                     "ok": e.ok,
                     "num_checked": e.num_checked,
                     "failures": e.failures,

@@ -76,8 +76,14 @@ def _is_of_the_rest(item: pytest.Item) -> bool:
     folder = item.path.relative_to(TESTS).parent.as_posix()
     if folder.startswith(REST_FOLDERS):
         return True
-    parameters = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
-    return "postgresql" in [p for p in parameters if isinstance(p, str)] and not folder.startswith(BOTH_DIALECTS)
+    parameters = (
+        item.callspec.params.values()
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else ()
+    )
+    return "postgresql" in [p for p in parameters if isinstance(p, str)] and not folder.startswith(
+        BOTH_DIALECTS
+    )
 
 
 def wait_for_socket(path: Path, limit_s: float = 10.0) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from accounting import ledger
 from accounting.db import Database
-from accounting.types import BooksReport
+from accounting.equations import DOCUMENTED_IN, BooksReport
 from gateway.abandon import Abandoned, JournalThere, abandon
 from gateway.cli import embedded
 from gateway.cli.admin import table
@@ -155,8 +155,10 @@ def _print(report: BooksReport, slots: Sequence[int]) -> None:
         click.echo(
             f"{equation.id:<4} {equation.name:<20} {verdict:<7} {equation.num_checked} checked"
         )
+        click.echo(f"     {equation.equation.meaning}")
         for name in equation.failures[:NAMED]:
             click.echo(f"       {name}")
+    click.echo(f"The equations are explained in {DOCUMENTED_IN}.")
     if slots:
         click.echo(
             f"Left out: requests of gateway slots {', '.join(map(str, slots))} that are not in SQL yet."

@@ -1,6 +1,6 @@
 """What a jobs process is told: one frozen class, read once from the environment. Knows names and ranges only.
 
-Times are jobs.md's; `time_scale` shortens all of them together, for tests.
+Times are explained in docs/design/jobs.md section 1; `test_time_scale` shortens all of them together, for tests.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from money import posting, record
 from sqlalchemy import text
 
 from accounting import ledger
+from accounting.equations import BALANCE, CONSERVATION, DOCUMENTED_IN, EQUATIONS
 from accounting.types import Usage
 from gateway.app_keys import DATABASE
 from gateway.cli.main import main
@@ -157,12 +158,16 @@ async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(ga
     report = json.loads(output)
     assert (status, report["ok"], report["unreplayed"]) == (0, True, [])
     assert {e["id"]: e["num_checked"] for e in report["equations"]}["I1"] == 1
+    told = {(e["id"], e["name"], e["meaning"], e["documented_in"]) for e in report["equations"]}
+    assert told == {(e.id, e.name, e.meaning, DOCUMENTED_IN) for e in EQUATIONS}
     async with gateway.app[DATABASE].write() as conn:
         await ledger.post_engine_records(conn, [record("req_2", tenant_id=gateway.keys.tenant_id)])
     status, output = await headgate(gateway, "verify-books")
     assert status == 1
     assert "conservation         FAILED" in output
-    assert "req_2" in output
+    assert f"\n     {CONSERVATION.meaning}\n       req_2\n" in output
+    assert f"\n     {BALANCE.meaning}\n" in output, "also of an equation that holds"
+    assert f"\nThe equations are explained in {DOCUMENTED_IN}.\n" in output
     async with (
         gateway.session(gateway.keys.admin_key) as session,
         session.post("/admin/v1/verify-books") as answer,

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
 from accounting import ledger, prices, pricing, tenants
-from accounting.types import EquationResult, Usage
+from accounting.equations import LIMITER_EQUALS_BOOKS, EquationResult
+from accounting.types import Usage
 from gateway.bookkeeping import QUIET_MS, Bookkeeping
 from tests.money import NOON_MS, posting, record
 
@@ -70,7 +71,7 @@ async def test_a_limiter_that_drifted_is_an_alarm_until_it_agrees(books, registr
     drifted = ["budget_1@0"]
 
     async def truth() -> EquationResult:
-        return EquationResult("I13", "limiter equals books", 1, tuple(drifted))
+        return EquationResult(LIMITER_EQUALS_BOOKS, 1, tuple(drifted))
 
     keeper = Bookkeeping(books, registry, "x", False, truth)
     await keeper.once(NOON_MS)
