@@ -62,6 +62,7 @@ def test_without_a_folder_to_keep_them_in_there_are_none(
     assert "no folder for compiled kernels" in record.getMessage()
 
 
+@pytest.mark.rest
 def test_a_second_process_loads_what_the_first_one_compiled(tmp_path: Path) -> None:
     needs_functions()
     code = (

@@ -42,6 +42,7 @@ def test_without_such_pages_the_tensor_is_taken_as_it_is(monkeypatch: pytest.Mon
     assert in_large_pages(tensor) is tensor
 
 
+@pytest.mark.rest
 def test_memory_goes_with_its_last_view() -> None:
     copy = in_large_pages(torch.ones(32 * SIZE // 4))
     address, view = copy.data_ptr(), copy[1:]

@@ -15,6 +15,8 @@ from workers.engine.model.fused import FusedPass
 from workers.engine.runner import ModelRunner, RunnerSettings
 from workers.protocol.messages import SamplingParams
 
+pytestmark = pytest.mark.rest
+
 NUM_TOKENS = 4
 PARAMS = (
     SamplingParams(seed=1, temperature=0.0, min_tokens=9),

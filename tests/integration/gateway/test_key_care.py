@@ -295,6 +295,7 @@ async def test_s7_a_change_that_takes_nothing_away_lets_streams_finish(tmp_path,
             assert (await answer.read()).decode().rstrip().endswith("data: [DONE]")
 
 
+@pytest.mark.rest
 async def test_a_tenant_that_comes_back_streams_again(tmp_path, redis_url):
     async with two_gateways(tmp_path, redis_url) as (one, two):
         tenant, key = await one.new_tenant("resting")

@@ -13,6 +13,8 @@ from gateway.stream import ENGINE
 from gateway.telemetry.record import RequestRecord
 from gateway.upstream.fleet import LOOK_EVERY_S
 
+pytestmark = pytest.mark.rest
+
 NUM = 30
 BODIES = {
     "whole": {"model": MODEL, "prompt": "Water the fields.", "max_tokens": 4},

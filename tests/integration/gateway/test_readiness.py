@@ -107,6 +107,7 @@ def with_another(path: str, **told: Any) -> GatewaySettings:
     return GatewaySettings(models=models, **told)
 
 
+@pytest.mark.rest
 async def test_o2_a_redis_that_does_not_answer_is_named(
     tmp_path: Path, own_redis: OwnRedis
 ) -> None:
@@ -132,6 +133,7 @@ async def test_o2_a_redis_that_refuses_writes_is_named(tmp_path: Path, own_redis
         assert await ask(session) == (200, None)
 
 
+@pytest.mark.rest
 async def test_o2_a_redis_whose_disk_is_full_is_named(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", 4 * 1024 * 1024) as disk:
         server = OwnRedis(disk)

@@ -26,6 +26,8 @@ from gateway.leases import LeaseLost
 from gateway.limits import Holder
 from gateway.metering import Metering, metering
 
+pytestmark = pytest.mark.rest
+
 PROMPT, OUTPUT = 10, 300
 PROMPT_COST, TOKEN_COST = 40, 10
 SLOTS = range(3)

@@ -19,6 +19,8 @@ from gateway.redis_link import LimiterUnavailable, RedisLink
 from gateway.rules import Holder
 from tests.money import posting
 
+pytestmark = pytest.mark.rest
+
 HOUR_MS = 3_600_000
 LADDER = [(64, 640), (8, 80), (1, 10)]
 TOKENS, REQUESTS = "t:tokens:1", "t:requests:1"

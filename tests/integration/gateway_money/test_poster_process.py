@@ -32,6 +32,8 @@ from workers.protocol.messages import (
     TokenUsage,
 )
 
+pytestmark = pytest.mark.rest
+
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path

@@ -207,6 +207,7 @@ async def test_b4_a_batch_of_completions_needs_the_scope_of_its_endpoint(gateway
             await create(narrow, [completion_line(0, "x")], endpoint="/v1/completions")
 
 
+@pytest.mark.rest
 async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(
     gateway, client, jobs, worker
 ):

@@ -12,6 +12,8 @@ from tiny_models import GREEDY, Driven, drive
 
 from workers.protocol.messages import Finished
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.fixture
 async def start_worker(tmp_path, tiny_model):

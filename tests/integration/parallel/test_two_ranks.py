@@ -16,6 +16,8 @@ from workers.engine.layers.together import Together
 from workers.engine.model import llama
 from workers.protocol.messages import SamplingParams
 
+pytestmark = pytest.mark.rest
+
 NUM_TOKENS = 20
 SAMPLED = SamplingParams(
     seed=11, temperature=0.9, top_p=0.95, repetition_penalty=1.1, min_tokens=1000

@@ -11,6 +11,8 @@ from gateway.telemetry import tracing
 from gateway.telemetry.record import RequestRecord
 from workers.protocol.messages import TimelineEvent
 
+pytestmark = pytest.mark.rest
+
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 

@@ -117,6 +117,7 @@ def test_a_tenant_with_many_grammars_does_not_keep_others_waiting(grammars):
     assert order.index("one") <= 2
 
 
+@pytest.mark.rest
 def test_bombs_of_one_tenant_keep_a_stranger_waiting_for_one_of_them_at_most(grammars):
     ours = grammars()
     bombs = [f"root ::= x{i}\nx{i} ::= " + BOMB.removeprefix("root ::= ") for i in range(4)]

@@ -13,7 +13,7 @@ from tiny_models import TinyModel
 
 from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.rest]
 
 PARAMS = [
     {"temperature": 0.0, "min_tokens": 1000},

@@ -17,6 +17,8 @@ from tiny_models import GREEDY, TinyModel
 from workers.engine.speculate.lookup import NgramProposer
 from workers.protocol.messages import BeamParams, SamplingParams
 
+pytestmark = pytest.mark.rest
+
 NUM_TOKENS = 10
 VOCABULARY = [b"", b"", b"", *(bytes([i]) for i in range(256)), *([b""] * 42)]
 GRAMMAR = 'root ::= "<" [a-z]{4,9} (" " [0-9]{1,4})? ">"'

@@ -18,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from workers.engine.journal import EngineJournal
 from workers.protocol.messages import Finished, Hello, SamplingParams
 
+pytestmark = pytest.mark.rest
+
 
 async def start(tmp_path, **environ):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADGATE_")}

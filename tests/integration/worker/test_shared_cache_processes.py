@@ -21,6 +21,8 @@ from tiny_models import TinyModel
 
 from workers.protocol.messages import Finished, Hello, SamplingParams
 
+pytestmark = pytest.mark.rest
+
 SAMPLING = SamplingParams(1, 0.0, ignore_eos=True)
 PROMPT = [(7 * i) % 290 + 3 for i in range(140)]
 

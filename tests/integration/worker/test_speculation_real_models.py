@@ -28,7 +28,7 @@ from workers.engine.speculate.verify import own_path
 from workers.engine.token_tree import Proposal
 from workers.protocol.messages import ExtendLease, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.rest]
 
 PARAMS = [
     {"temperature": 0.0, "min_tokens": 1000},

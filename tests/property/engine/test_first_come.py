@@ -14,6 +14,8 @@ from simulation import CHUNK, Trace, name_of, play_all, seeds
 
 from workers.protocol.messages import Finished
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize("chosen", seeds(0, 600, CHUNK), ids=name_of)
 def test_of_a_tier_nobody_is_served_before_or_preempted_for_one_that_came_later(chosen):

@@ -9,6 +9,8 @@ import pytest
 import simulation
 from simulation import CHUNK, name_of, play_all, seeds
 
+pytestmark = pytest.mark.rest
+
 
 @pytest.mark.parametrize("chosen", seeds(0, 2000, CHUNK), ids=name_of)
 def test_any_schedule_keeps_every_law(chosen):

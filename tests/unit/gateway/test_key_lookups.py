@@ -43,6 +43,7 @@ class Table:
         self.num_statements = 0
 
 
+@pytest.mark.rest
 async def test_s5_a_hundred_thousand_unknown_keys_cost_less_than_a_hundredth_of_it() -> None:
     table = Table()
     attempts = 100_000
