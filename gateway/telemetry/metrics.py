@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import prometheus_client
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from gateway.rules import BudgetUse, Rule
 from gateway.telemetry.exposition import Labelled, Page, expose
@@ -46,10 +46,6 @@ class Metrics:
             "headgate_requests", "Finished requests.", ("route", "model", "tier", "outcome"),
             registry=self.registry,
         )  # fmt: skip
-        self.inflight = Gauge(
-            "headgate_inflight_requests", "Generations between admission and their end.", ("tier",),
-            registry=self.registry,
-        )  # fmt: skip
         self.disconnects = Counter(
             "headgate_client_disconnects",
             "Clients that left before the end.",
@@ -64,12 +60,6 @@ class Metrics:
             "headgate_shadow_refusals", "Requests that a limit or budget in shadow mode would have refused.",
             ("level", "dimension"), registry=self.registry,
         )  # fmt: skip
-        self.worker_state = Gauge(
-            "headgate_worker_state",
-            "1 for the state a worker is in.",
-            ("worker", "state"),
-            registry=self.registry,
-        )
 
     def note_shadow(self, limit: Rule | BudgetUse) -> None:
         if isinstance(limit, Rule):

@@ -56,7 +56,7 @@ SUSPECT_STEP_AGE_MS = 3_000
 SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
-"""Such an engine is given up; its supervisor kills it at the same age."""
+"""The gateway cuts its link to an engine whose running step is older. The process is the operator's to end."""
 
 KeepRecords = Callable[[EngineRecords | ResidencyReport], Coroutine[Any, Any, EngineAck | None]]
 """Commits a worker's records to SQL, however long that takes, and returns what the worker is to be told."""

@@ -102,7 +102,8 @@ class OpsServer:
                 )
             case "GET", "/metrics":
                 return expose(self._registry, headers.get("accept", ""))
-            case "POST", "/drain" if local:
+            # A browser sends `Origin` with every POST: a page that the operator visits must not drain a worker.
+            case "POST", "/drain" if local and "origin" not in headers:
                 self._service.stop_accepting()
                 return Reply(HTTPStatus.ACCEPTED, b"draining\n")
             case _:

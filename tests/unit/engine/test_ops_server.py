@@ -106,6 +106,12 @@ async def test_probes_follow_the_service(ops):
         assert (await ask(ops, b"GET " + path + b" HTTP/1.1\r\n\r\n"))[0] == 503
 
 
+async def test_a_page_in_a_browser_drains_nobody(ops):
+    head = b"POST /drain HTTP/1.1\r\nHost: 127.0.0.1:9400\r\nOrigin: https://page.example\r\n\r\n"
+    assert (await ask(ops, head))[0] == 404
+    assert (await ask(ops, b"GET /readyz HTTP/1.1\r\n\r\n"))[0] == 200
+
+
 async def test_drain_makes_unready_but_not_dead(ops):
     assert (await ask(ops, b"POST /drain HTTP/1.1\r\n\r\n"))[0] == 202
     assert (await ask(ops, b"GET /readyz HTTP/1.1\r\n\r\n"))[0] == 503
