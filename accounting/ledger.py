@@ -20,12 +20,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting import booking, end_users, limiter_state, outbox, rollups, spend, write_offs
 from accounting.db import among, insert_all, insert_new, upsert
 from accounting.invoice_models import DaySeal, Invoice
-from accounting.legs import Row, reversal, transfer
+from accounting.legs import reversal, transfer
 from accounting.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry, LedgerLeg
 from accounting.periods import DAY_S
 from accounting.types import (
     TOKEN_CLASSES,
     Charge,
+    LedgerRow,
     Posting,
     PostResult,
     Usage,
@@ -131,7 +132,7 @@ async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
     return await conn.scalar(select(JournalOffset.offset).where(JournalOffset.slot == slot))
 
 
-async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, Row]:
+async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, LedgerRow]:
     """Settle or void of each request that has one."""
     return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
 
@@ -157,7 +158,7 @@ async def unended(conn: AsyncConnection) -> list[Unended]:
     return [Unended(*row) for row in await conn.execute(query.order_by(record.request_id))]
 
 
-Records = Mapping[tuple[str, int], Row]
+Records = Mapping[tuple[str, int], LedgerRow]
 
 
 async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
@@ -178,14 +179,14 @@ async def last_posting_ms(conn: AsyncConnection) -> int:
     return await conn.scalar(select(_LAST_POSTING)) or 0
 
 
-async def post_correction(conn: AsyncConnection, entry: Row) -> None:
+async def post_correction(conn: AsyncConnection, entry: LedgerRow) -> None:
     """A credit note or an adjustment: a row whose charges are below 0."""
     await insert_all(conn, LedgerEntry.__table__, [entry])
     await booking.book(conn, [entry])
 
 
 async def post_transfer(
-    conn: AsyncConnection, entry: Row, debit: str, credit: str, amount: int
+    conn: AsyncConnection, entry: LedgerRow, debit: str, credit: str, amount: int
 ) -> None:
     """A row that moves money between two accounts and charges nothing: what becomes of a grant."""
     await insert_all(conn, LedgerEntry.__table__, [entry])
@@ -239,7 +240,7 @@ def _second_is_void(ending: Posting, paid: dict[tuple[str, int], str]) -> Postin
     )
 
 
-async def _book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
+async def _book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     """Legs of new entries, and the one charge of their batch lines."""
     await booking.book(conn, entries)
     lines = [
@@ -258,7 +259,7 @@ async def _book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
 
 async def _write_off(
     conn: AsyncConnection,
-    endings: Sequence[Row],
+    endings: Sequence[LedgerRow],
     records: Records,
     new_records: Collection[tuple[str, int]],
     now_ms: int,
@@ -268,7 +269,7 @@ async def _write_off(
     if not met:
         return
     earlier = await _write_offs_of(conn, {ending["request_id"] for ending in met})
-    by_request: dict[str, list[Row]] = {}
+    by_request: dict[str, list[LedgerRow]] = {}
     for record in records.values():
         by_request.setdefault(record["request_id"], []).append(record)
     rows = [
@@ -291,7 +292,7 @@ async def _records_of(conn: AsyncConnection, request_ids: Collection[str]) -> Re
     return {(row["request_id"], row["attempt"]): row for row in rows}
 
 
-async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> list[Row]:
+async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> list[LedgerRow]:
     return [
         row
         for row in await _by_request(conn, LedgerEntry, request_ids)
@@ -301,8 +302,8 @@ async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> li
 
 async def _write_offs_of(
     conn: AsyncConnection, request_ids: Collection[str]
-) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+) -> dict[str, list[LedgerRow]]:
+    found: dict[str, list[LedgerRow]] = {}
     for row in await _by_request(conn, LedgerEntry, request_ids):
         if row["kind"] not in ("settle", "void"):
             found.setdefault(row["request_id"], []).append(row)
@@ -313,7 +314,7 @@ async def _by_request(
     conn: AsyncConnection,
     table: type[LedgerEntry] | type[EngineRecordRow],
     request_ids: Collection[str],
-) -> list[Row]:
+) -> list[LedgerRow]:
     if not request_ids:
         return []
     query = select(table.__table__).where(among(conn, table.request_id, request_ids))

@@ -13,8 +13,7 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import ledger
-from accounting.legs import Row
-from accounting.types import EquationResult, Posting
+from accounting.types import EquationResult, LedgerRow, Posting
 from gateway import journal_records as records
 from gateway.segments import list_segments
 from workers.protocol.journal import Kind, scan
@@ -57,7 +56,7 @@ async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[st
     return wrong
 
 
-def _same(posting: Posting, row: Row) -> bool:
+def _same(posting: Posting, row: LedgerRow) -> bool:
     usage, charge = posting.usage, posting.charge
     return (row["charge"], row["output"], row["cache_read"], row["cache_write"], row["uncached"]) == (
         charge.total, usage.output, usage.cache_read, usage.cache_write, usage.uncached,
