@@ -16,6 +16,7 @@ from accounting import (
     sealing,
     spend_alerts,
     spend_limits,
+    tenant_status,
     tenants,
 )
 from accounting.audit import AuditFilter
@@ -93,9 +94,9 @@ async def test_what_began_before_the_end_of_its_key_is_older_and_what_comes_afte
     conn, pepper, tenant, key
 ):
     before = await principals.resolve(conn, pepper, key.value, NOW)
-    await tenants.suspend(conn, tenant, True, now=NOW, end_streams=True)
+    await tenant_status.suspend(conn, tenant, True, now=NOW, end_streams=True)
     ended = (await api_keys.ended_streams(conn, [key.info.id, "key_other"]))[key.info.id]
-    await tenants.suspend(conn, tenant, False, now=NOW)
+    await tenant_status.suspend(conn, tenant, False, now=NOW)
     after = await principals.resolve(conn, pepper, key.value, NOW)
     assert before is not None
     assert after is not None
@@ -156,7 +157,7 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     text = sealing.seal(secret, b"private", b"place")
     with pytest.raises(ConflictError):
         await erasure.erase(conn, tenant, retention_days=0, now=NOW, actor="cli")
-    await tenants.archive(conn, tenant, now=NOW)
+    await tenant_status.archive(conn, tenant, now=NOW)
     for days, at in ((1, NOW), (1, NOW + DAY_S - 1)):
         with pytest.raises(ConflictError):
             await erasure.erase(conn, tenant, retention_days=days, now=at, actor="cli")

@@ -20,7 +20,9 @@ from accounting import (
     invoices,
     ledger,
     outbox,
+    service_accounts,
     spend_alerts,
+    tenant_status,
     tenants,
     webhooks,
 )
@@ -159,7 +161,7 @@ async def test_a_closed_invoice_is_told_once(db):
 async def test_keys_that_turn_or_end_are_told_without_a_secret(conn, pepper):
     mine = await tenant(conn)
     await hook(conn, mine)
-    account = await tenants.create_service_account(conn, mine, "a", now=1)
+    account = await service_accounts.create_service_account(conn, mine, "a", now=1)
     made = [
         await api_keys.create(conn, pepper, tenant_id=mine, service_account_id=a, now=1)
         for a in (None, None, account.id)
@@ -168,7 +170,7 @@ async def test_keys_that_turn_or_end_are_told_without_a_secret(conn, pepper):
     await api_keys.rotate(conn, pepper, ids[0], 60, now=10, actor="cli")
     await api_keys.revoke(conn, mine, ids[0], now=11)
     await api_keys.revoke_leaked(conn, pepper, made[1].value, now=12, actor="cli")
-    await tenants.delete_service_account(conn, mine, account.id, now=13)
+    await service_accounts.delete_service_account(conn, mine, account.id, now=13)
     found = await told(conn)
     by_kind = [(kind.split(".")[2], data["api_key_id"]) for kind, _, data in found]
     assert sorted(by_kind) == sorted(
@@ -216,7 +218,7 @@ async def test_an_erased_tenants_webhooks_go_with_it(conn):
     await hook(conn, mine)
     everywhere = await hook(conn)
     await outbox.write(conn, [event("a", mine)])
-    await tenants.archive(conn, mine, now=2)
+    await tenant_status.archive(conn, mine, now=2)
     await erasure.erase(conn, mine, retention_days=0, now=3, actor="cli")
     assert (await conn.execute(select(Webhook.id))).scalars().all() == [everywhere]
     assert [name for _, name, _ in await told(conn)] == ["a"]
