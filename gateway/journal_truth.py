@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.types import EquationResult, LedgerRow, Posting
 from gateway import journal_records as records
 from gateway.segments import list_segments
@@ -25,7 +25,7 @@ async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> 
     num_checked = 0
     failures: list[str] = []
     for slot, directory in sorted(journals.items()):
-        offset = await ledger.journal_offset(conn, slot) or 0
+        offset = await request_postings.journal_offset(conn, slot) or 0
         segments = await asyncio.to_thread(list_segments, directory)
         last_seq = 0
         for segment in segments:
@@ -47,7 +47,7 @@ async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> 
 
 
 async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[str]:
-    booked = await ledger.endings(conn, [posting.request_id for posting in shipped])
+    booked = await request_postings.endings(conn, [posting.request_id for posting in shipped])
     wrong = []
     for posting in shipped:
         row = booked.get(posting.request_id)

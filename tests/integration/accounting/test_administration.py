@@ -10,9 +10,9 @@ from accounting import (
     audit,
     changes,
     erasure,
-    ledger,
     model_permissions,
     principals,
+    request_postings,
     sealing,
     spend_alerts,
     spend_limits,
@@ -42,7 +42,7 @@ async def key(conn, pepper, tenant):
 async def spend(conn, tenant: str, micro_units: int, number: int = 1) -> None:
     charge = Charge(micro_units, 0, 0, 0, micro_units)
     entry = posting(f"req_{number}", tenant_id=tenant, charge=charge, opened_at_ms=NOW_MS)
-    await ledger.post(conn, 0, number, [entry], now_ms=NOW_MS)
+    await request_postings.post(conn, 0, number, [entry], now_ms=NOW_MS)
 
 
 async def test_the_log_is_walked_both_ways_and_filtered_by_time(conn):

@@ -16,7 +16,7 @@ from gateways import running_gateway
 from money import posting, record
 from sqlalchemy import text
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.types import Usage
 from gateway.cli.main import main
 from gateway.keys import DATABASE
@@ -142,13 +142,13 @@ async def _post_one(gateway, **changes) -> None:
     now_ms = time.time_ns() // 1_000_000
     usage = Usage(10, 20, 30, 40)
     async with gateway.app[DATABASE].write() as conn:
-        await ledger.post(
+        await request_postings.post(
             conn,
             9,
             1,
             [posting("req_1", usage, key_id=key_id, opened_at_ms=now_ms, **owner, **changes)],
         )
-        await ledger.post_engine_records(conn, [record("req_1", usage, **owner)])
+        await request_postings.post_engine_records(conn, [record("req_1", usage, **owner)])
 
 
 async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(gateway):
@@ -158,7 +158,9 @@ async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(ga
     assert (status, report["ok"], report["unreplayed"]) == (0, True, [])
     assert {e["id"]: e["num_checked"] for e in report["equations"]}["I1"] == 1
     async with gateway.app[DATABASE].write() as conn:
-        await ledger.post_engine_records(conn, [record("req_2", tenant_id=gateway.keys.tenant_id)])
+        await request_postings.post_engine_records(
+            conn, [record("req_2", tenant_id=gateway.keys.tenant_id)]
+        )
     status, output = await headgate(gateway, "verify-books")
     assert status == 1
     assert "conservation         FAILED" in output
