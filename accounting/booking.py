@@ -29,14 +29,14 @@ from sqlalchemy.engine import Compiled, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.db import insert_all
-from accounting.legs import RULES, TAKERS, Row, Rule, legs
+from accounting.legs import RULES, TAKERS, Rule, legs
 from accounting.models import LedgerEntry, LedgerLeg
-from accounting.types import BILLED
+from accounting.types import BILLED, LedgerRow
 
 KEY = ("request_id", "kind", "attempt")
 
 
-async def book(conn: AsyncConnection, entries: Sequence[Row]) -> None:
+async def book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     """In the transaction that wrote the entries."""
     if not entries:
         return

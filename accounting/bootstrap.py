@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, prices, tenants
+from accounting import api_keys, prices, service_accounts, tenants
 from accounting.db import Database
 from accounting.types import OPERATOR_TENANT, Rates, Tier
 
@@ -62,7 +62,7 @@ async def _known(conn: AsyncConnection, stored: Credentials) -> bool:
 
 async def _make(conn: AsyncConnection, pepper: bytes, now: int) -> Credentials:
     tenant_id = await _default_tenant(conn, now)
-    account = await tenants.create_service_account(conn, tenant_id, "first start", now=now)
+    account = await service_accounts.create_service_account(conn, tenant_id, "first start", now=now)
     key = await api_keys.create(
         conn,
         pepper,

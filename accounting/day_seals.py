@@ -1,6 +1,6 @@
 """What was posted in a UTC day is sealed once the day is over: a hash over its rows and over the seal before it.
 
-A sealed day takes no more rows: the ledger posts nothing before the end of the last sealed day (`ledger.post`).
+A sealed day takes no more rows: the ledger posts nothing before the end of the last sealed day (`ledger.take_turn`).
 """
 
 from __future__ import annotations

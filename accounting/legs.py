@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from accounting.types import BILLED, TOKEN_CLASSES
-
-Row = Mapping[Any, Any]
-"""A ledger entry or an engine record by column name: a row of SQL or one on its way there."""
+from accounting.types import BILLED, TOKEN_CLASSES, LedgerRow
 
 TOKENS = "tokens"
 COUNTED = (*TOKEN_CLASSES, "speculated", "recomputed")
@@ -19,7 +16,7 @@ COUNTED = (*TOKEN_CLASSES, "speculated", "recomputed")
 CHARGES = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
 
 
-def reversal(entry: Row, reason: str, now_ms: int) -> dict[str, Any]:
+def reversal(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
     """The entry that cancels a settle."""
     return {
         **entry, "kind": "reversal", "write_off": reason, "posted_at_ms": now_ms, "reserved": 0,
@@ -53,7 +50,7 @@ TAKERS = "tenant_usage", "write_off"
 """Of billed entries, of all others."""
 
 
-def legs(entry: Row) -> Iterator[dict[str, Any]]:
+def legs(entry: LedgerRow) -> Iterator[dict[str, Any]]:
     """As `booking.py` lets SQL make them."""
     taker = TAKERS[entry["kind"] not in BILLED]
     for rule in RULES:
@@ -62,13 +59,15 @@ def legs(entry: Row) -> Iterator[dict[str, Any]]:
             yield _leg(entry, rule.account or taker, unit, rule.token_class, rule.sign * amount)
 
 
-def transfer(entry: Row, debit: str, credit: str, amount: int) -> list[dict[str, Any]]:
+def transfer(entry: LedgerRow, debit: str, credit: str, amount: int) -> list[dict[str, Any]]:
     """Money that goes from one account to another."""
     unit = entry["currency"]
     return [_leg(entry, debit, unit, "", amount), _leg(entry, credit, unit, "", -amount)]
 
 
-def _leg(entry: Row, account: str, unit: str, token_class: str, amount: int) -> dict[str, Any]:
+def _leg(
+    entry: LedgerRow, account: str, unit: str, token_class: str, amount: int
+) -> dict[str, Any]:
     return {
         "request_id": entry["request_id"], "kind": entry["kind"], "attempt": entry["attempt"],
         "account": account, "unit": unit, "token_class": token_class, "amount": amount,

@@ -16,13 +16,13 @@ from sqlalchemy.orm import aliased
 from accounting import budgets
 from accounting.budget_types import Budget
 from accounting.db import among, insert_new, upsert
-from accounting.legs import Row
 from accounting.limiter_models import (
     LimiterBuilt,
     LimiterGateway,
     LimiterIncident,
     LimiterRunning,
 )
+from accounting.types import LedgerRow
 
 EVERY_TENANT = (None,)
 CHUNK = 500
@@ -80,7 +80,9 @@ async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], n
     await _raise(conn, await _last(conn), due, None, now_ms)
 
 
-async def raise_for_reversals(conn: AsyncConnection, reversals: Sequence[Row], now_ms: int) -> None:
+async def raise_for_reversals(
+    conn: AsyncConnection, reversals: Sequence[LedgerRow], now_ms: int
+) -> None:
     """In the transaction that takes charges back: what they left of a budget is free once its tenant's state is made
     anew. Nothing for tenants without such a budget."""
     of_tenants = await budgets.of_tenants(conn, {row["tenant_id"] for row in reversals})
@@ -89,7 +91,7 @@ async def raise_for_reversals(conn: AsyncConnection, reversals: Sequence[Row], n
         due -= await _raise(conn, await _last(conn), sorted(due), None, now_ms)
 
 
-def _is_budgeted(row: Row, of_tenants: Mapping[str, Sequence[Budget]]) -> bool:
+def _is_budgeted(row: LedgerRow, of_tenants: Mapping[str, Sequence[Budget]]) -> bool:
     return row["charge"] != 0 and any(
         budget.binds(row["key_id"], row["model"], row["tier"])
         and budget.period_at(row["opened_at_ms"]) is not None

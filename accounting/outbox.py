@@ -10,16 +10,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row as SqlRow
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting import events
 from accounting.db import insert_new, upsert
 from accounting.events import Event
-from accounting.legs import Row
 from accounting.outbox_models import Installation, Outbox, Webhook
-from accounting.types import OPERATOR_TENANT
+from accounting.types import OPERATOR_TENANT, LedgerRow
 
 
 async def write(conn: AsyncConnection, told: Sequence[Event]) -> None:
@@ -28,14 +26,14 @@ async def write(conn: AsyncConnection, told: Sequence[Event]) -> None:
         await _tell(conn, told, listening)
 
 
-async def write_usage(conn: AsyncConnection, entries: Sequence[Row]) -> None:
+async def write_usage(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     """Settles and reversals. Where nobody listens, no event is made."""
     if listening := await _listening(conn, {entry["tenant_id"] for entry in entries}):
         await _tell(conn, [events.usage(entry) for entry in entries], listening)
 
 
 async def _tell(
-    conn: AsyncConnection, told: Sequence[Event], listening: Sequence[SqlRow[Any]]
+    conn: AsyncConnection, told: Sequence[Event], listening: Sequence[Row[Any]]
 ) -> None:
     pairs = [
         (event, hook)
@@ -63,7 +61,7 @@ async def source(conn: AsyncConnection) -> str:
     return f"urn:headgate:{found}"
 
 
-async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[SqlRow[Any]]:
+async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[Row[Any]]:
     if not tenant_ids:
         return []
     query = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(

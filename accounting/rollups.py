@@ -25,10 +25,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.db import add_up
 from accounting.invoice_models import RollupMonth
-from accounting.legs import Row
 from accounting.models import LedgerEntry, RollupDay, RollupHour, RollupMinute
 from accounting.periods import month_start
-from accounting.types import BILLED, TOKEN_CLASSES
+from accounting.types import BILLED, TOKEN_CLASSES, LedgerRow
 
 Width = Literal["1m", "1h", "1d"]
 Span = Literal["1m", "1h", "1d", "month"]
@@ -48,7 +47,7 @@ def table_of(span: Span) -> type[RollupMinute | RollupHour | RollupDay | RollupM
     return RollupMonth if span == "month" else TABLES[span]
 
 
-async def add(conn: AsyncConnection, entries: Sequence[Row]) -> None:
+async def add(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     """Adds new settle entries, and takes off reversals, in the buckets of their requests' start."""
     rows = summed(
         {
@@ -62,7 +61,7 @@ async def add(conn: AsyncConnection, entries: Sequence[Row]) -> None:
         await add_up(conn, table_of(span).__table__, rows, COUNTED)
 
 
-def summed(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
     """One row per bucket and key, sorted by key so that two writers lock in one order."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:

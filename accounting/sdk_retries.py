@@ -13,7 +13,7 @@ from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.db import upsert
 from accounting.idempotency_models import UnheardAttempt as Attempt
 from accounting.models import ApiKey, LedgerEntry
@@ -90,7 +90,7 @@ async def move(conn: AsyncConnection) -> list[str]:
     )
     request_ids = list((await conn.execute(query)).scalars())
     if request_ids:
-        await ledger.reverse(conn, request_ids, "sdk_retry")
+        await request_postings.reverse(conn, request_ids, "sdk_retry")
         await conn.execute(
             update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True)
         )

@@ -14,9 +14,9 @@ from accounting import budgets, events, outbox
 from accounting.budget_models import BudgetAlert
 from accounting.budget_types import THRESHOLDS, Budget, Period
 from accounting.db import among, insert_new
-from accounting.legs import Row
 from accounting.periods import DAY_S, month_start
 from accounting.rollups import SECONDS, Span, table_of
+from accounting.types import LedgerRow
 
 
 async def spent(conn: AsyncConnection, budget: Budget, period: Period) -> int:
@@ -87,7 +87,7 @@ async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str
     return found
 
 
-async def note_alerts(conn: AsyncConnection, settled: Sequence[Row], now_ms: int) -> None:
+async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_ms: int) -> None:
     """In the transaction that posts `settled`, after their rollups."""
     if not settled:
         return
@@ -105,7 +105,7 @@ async def note_alerts(conn: AsyncConnection, settled: Sequence[Row], now_ms: int
 
 
 def _touched(
-    by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[Row]
+    by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[LedgerRow]
 ) -> list[tuple[Budget, Period]]:
     """Each once."""
     found: dict[tuple[str, int], tuple[Budget, Period]] = {}

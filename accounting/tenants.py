@@ -1,4 +1,4 @@
-"""Tenants, their service accounts and their limits. Every change raises the auth epoch and is audited.
+"""Tenants and their limits. Every change raises the auth epoch and is audited.
 
 Tenants that are not archived have a name each of their own, since commands find them by it. The operator's own tenant is not one of them: it is neither listed nor found here.
 """
@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import Row, Select, and_, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, batches, changes, events, outbox, shares, time_zones
+from accounting import changes, shares, time_zones
 from accounting.changes import SYSTEM
 from accounting.db import upsert
 from accounting.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.ids import new_id
-from accounting.models import ApiKey, ModelLimit, ServiceAccount, Tenant
+from accounting.models import ModelLimit, Tenant
 from accounting.paging import Page, newest_first
 from accounting.types import (
     DEFAULT_MODEL_LIMITS,
@@ -24,7 +24,6 @@ from accounting.types import (
     CacheShare,
     Limits,
     ModelLimits,
-    ServiceAccountInfo,
     TenantInfo,
 )  # fmt: skip
 
@@ -72,53 +71,9 @@ async def rename(
     """Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
     await living(conn, tenant_id)
     values = {"name": _tenant_name(name)}
-    tenant = await _change(conn, tenant_id, values, "project.updated", now, actor)
+    tenant = await apply_change(conn, tenant_id, values, "project.updated", now, actor)
     await _check_only_one(conn, name)
     return tenant
-
-
-async def archive(
-    conn: AsyncConnection,
-    tenant_id: str,
-    *,
-    now: int,
-    end_streams: bool = False,
-    actor: str = SYSTEM,
-) -> TenantInfo:
-    """Final: its keys get 403 from now on, its open batches are cancelled, the books remain. A repeated call changes
-    nothing."""
-    tenant = await get(conn, tenant_id)
-    if tenant.status == "archived":
-        return tenant
-    await batches.stop_all(conn, tenant_id, now)
-    values = {"status": "archived", "archived_at": now}
-    tenant = await _change(conn, tenant_id, values, "project.archived", now, actor)
-    if end_streams:
-        await _end_streams(conn, tenant_id)
-    return tenant
-
-
-async def suspend(
-    conn: AsyncConnection,
-    tenant_id: str,
-    suspended: bool,
-    *,
-    now: int,
-    end_streams: bool = False,
-    actor: str = SYSTEM,
-) -> TenantInfo:
-    """`end_streams`: what runs ends too, on every gateway."""
-    await living(conn, tenant_id)
-    values = {"status": "suspended" if suspended else "active"}
-    tenant = await _change(conn, tenant_id, values, "project.updated", now, actor)
-    if suspended and end_streams:
-        await _end_streams(conn, tenant_id)
-    return tenant
-
-
-async def _end_streams(conn: AsyncConnection, tenant_id: str) -> None:
-    """After the change, whose version is the newest one."""
-    await api_keys.end_streams_of_tenant(conn, tenant_id, await changes.auth_epoch(conn))
 
 
 async def set_limits(
@@ -126,7 +81,9 @@ async def set_limits(
 ) -> TenantInfo:
     """The tenant's limits over all its models and keys."""
     await living(conn, tenant_id)
-    return await _change(conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor)
+    return await apply_change(
+        conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor
+    )
 
 
 async def set_shares(
@@ -153,7 +110,7 @@ async def set_shares(
                 f"The floors of all tenants may sum to {floor_limit} blocks on the smallest worker: {max(0, left)} are left.",
                 "cache_floor_blocks",
             )
-    return await _change(conn, tenant_id, values, "project.updated", now, actor)
+    return await apply_change(conn, tenant_id, values, "project.updated", now, actor)
 
 
 async def set_time_zone(
@@ -162,7 +119,7 @@ async def set_time_zone(
     """Raises InvalidError for a name that is none."""
     await living(conn, tenant_id)
     values = {"time_zone": time_zones.checked(time_zone)}
-    return await _change(conn, tenant_id, values, "project.updated", now, actor)
+    return await apply_change(conn, tenant_id, values, "project.updated", now, actor)
 
 
 async def time_zones_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, str]:
@@ -176,6 +133,20 @@ async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
     if tenant.status == "archived":
         raise ConflictError("The project is archived.")
     return tenant
+
+
+async def apply_change(
+    conn: AsyncConnection, tenant_id: str, values: dict[str, Any], event: str, now: int, actor: str
+) -> TenantInfo:
+    """Writes the columns `values` of the tenant, raises the auth epoch and records `event`. The caller has checked
+    that the tenant may be changed."""
+    version = await changes.record(
+        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
+    )
+    await conn.execute(
+        update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version)
+    )
+    return await get(conn, tenant_id)
 
 
 # Limits by model
@@ -200,125 +171,11 @@ async def set_model_limits(
             index_elements=["tenant_id", "model"], set_=values
         )
     )
-    await _change(conn, tenant_id, {}, "rate_limit.updated", now, actor)
+    await apply_change(conn, tenant_id, {}, "rate_limit.updated", now, actor)
 
 
 def default_limits(model: str) -> ModelLimits:
     return ModelLimits(model, DEFAULT_MODEL_LIMITS, None)
-
-
-# Service accounts
-
-
-async def create_service_account(
-    conn: AsyncConnection,
-    tenant_id: str,
-    name: str,
-    *,
-    now: int,
-    with_key: bool = True,
-    actor: str = SYSTEM,
-) -> ServiceAccountInfo:
-    """`with_key` False: role `none`, for an account that will never hold a key."""
-    await living(conn, tenant_id)
-    account_id = new_id("svc_acct")
-    await changes.record(
-        conn,
-        "service_account.created",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=account_id,
-    )
-    await conn.execute(
-        insert(ServiceAccount).values(
-            id=account_id,
-            tenant_id=tenant_id,
-            name=_name(name),
-            role="member" if with_key else "none",
-            created_at=now,
-        )
-    )
-    return await get_service_account(conn, tenant_id, account_id)
-
-
-async def get_service_account(
-    conn: AsyncConnection, tenant_id: str, account_id: str
-) -> ServiceAccountInfo:
-    query = _accounts(tenant_id).where(ServiceAccount.id == account_id)
-    row = (await conn.execute(query)).first()
-    if row is None:
-        raise NotFoundError("No such service account.")
-    return _account(row)
-
-
-async def list_service_accounts(
-    conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
-) -> Page[ServiceAccountInfo]:
-    query = _accounts(tenant_id)
-    page = await newest_first(
-        conn, query, ServiceAccount.created_at, ServiceAccount.id, after, limit,
-        ever=select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id),
-    )  # fmt: skip
-    return Page([_account(row) for row in page.items], page.has_more)
-
-
-async def rename_service_account(
-    conn: AsyncConnection,
-    tenant_id: str,
-    account_id: str,
-    name: str,
-    *,
-    now: int,
-    actor: str = SYSTEM,
-) -> ServiceAccountInfo:
-    await get_service_account(conn, tenant_id, account_id)
-    await changes.record(
-        conn,
-        "service_account.updated",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=account_id,
-    )
-    await conn.execute(
-        update(ServiceAccount).where(ServiceAccount.id == account_id).values(name=_name(name))
-    )
-    return await get_service_account(conn, tenant_id, account_id)
-
-
-async def delete_service_account(
-    conn: AsyncConnection,
-    tenant_id: str,
-    account_id: str,
-    *,
-    now: int,
-    end_streams: bool = False,
-    actor: str = SYSTEM,
-) -> None:
-    """Its keys are revoked with it. `end_streams`: what runs under them ends too, on every gateway."""
-    await get_service_account(conn, tenant_id, account_id)
-    version = await changes.record(
-        conn,
-        "service_account.deleted",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=account_id,
-    )
-    ended = {"streams_ended": version} if end_streams else {}
-    revoked = await conn.execute(
-        update(ApiKey)
-        .where(ApiKey.service_account_id == account_id, ApiKey.revoked_at.is_(None))
-        .values(revoked_at=now, version=version, **ended)
-        .returning(ApiKey.id)
-    )
-    keys = sorted(revoked.scalars())
-    told = [events.api_key("revoked", tenant_id, key_id, version, now) for key_id in keys]
-    await outbox.write(conn, told)
-    await conn.execute(
-        update(ServiceAccount).where(ServiceAccount.id == account_id).values(deleted_at=now)
-    )
 
 
 def limit_columns(limits: Limits) -> dict[str, int | None]:
@@ -332,14 +189,16 @@ def limit_columns(limits: Limits) -> dict[str, int | None]:
     return columns
 
 
+def checked_name(name: str) -> str:
+    """Raises InvalidError for a name that is blank or too long."""
+    if not name.strip() or len(name) > 200:
+        raise InvalidError("A name must have 1 to 200 characters.", "name")
+    return name
+
+
 def _tenants() -> Select[Any]:
     """Erased ones are gone for everybody but the books."""
     return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT, Tenant.erased_at.is_(None))
-
-
-def _accounts(tenant_id: str) -> Select[Any]:
-    mine = ServiceAccount.tenant_id == tenant_id
-    return select(ServiceAccount.__table__).where(mine, ServiceAccount.deleted_at.is_(None))
 
 
 def _tenant(row: Row[Any]) -> TenantInfo:
@@ -356,18 +215,8 @@ def _tenant(row: Row[Any]) -> TenantInfo:
     )
 
 
-def _account(row: Row[Any]) -> ServiceAccountInfo:
-    return ServiceAccountInfo(row.id, row.tenant_id, row.name, row.role, row.created_at)
-
-
 def _limits(row: Row[Any]) -> Limits:
     return Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency)
-
-
-def _name(name: str) -> str:
-    if not name.strip() or len(name) > 200:
-        raise InvalidError("A name must have 1 to 200 characters.", "name")
-    return name
 
 
 def _tenant_name(name: str) -> str:
@@ -375,7 +224,7 @@ def _tenant_name(name: str) -> str:
         raise InvalidError(
             f"A project's name must not begin with '{ID_PREFIX}', as ids do.", "name"
         )
-    return _name(name)
+    return checked_name(name)
 
 
 async def _check_only_one(conn: AsyncConnection, name: str) -> None:
@@ -388,15 +237,3 @@ async def _check_only_one(conn: AsyncConnection, name: str) -> None:
         raise NameTakenError(
             "Another project has this name: choose another one, or archive that project first."
         )
-
-
-async def _change(
-    conn: AsyncConnection, tenant_id: str, values: dict[str, Any], event: str, now: int, actor: str
-) -> TenantInfo:
-    version = await changes.record(
-        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
-    )
-    await conn.execute(
-        update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version)
-    )
-    return await get(conn, tenant_id)

@@ -7,7 +7,8 @@ Every id of a tenant, key or request is an opaque string that accounting made or
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -189,6 +190,10 @@ class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
     speculated: int = 0
     recomputed: int = 0
     reason: str = ""
+
+
+LedgerRow = Mapping[Any, Any]
+"""A ledger entry or an engine record by column name: a row of SQL, or one that will be written to it."""
 
 
 class PostResult(msgspec.Struct, frozen=True):

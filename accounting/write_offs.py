@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from accounting.legs import CHARGES, COUNTED, Row
-from accounting.types import TOKEN_CLASSES
+from accounting.legs import CHARGES, COUNTED
+from accounting.types import TOKEN_CLASSES, LedgerRow
 
 
 def rows(
-    ending: Row,
-    records: Sequence[Row],
-    earlier: Sequence[Row],
+    ending: LedgerRow,
+    records: Sequence[LedgerRow],
+    earlier: Sequence[LedgerRow],
     new_records: Collection[tuple[str, int]],
     now_ms: int,
 ) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def rows(
     return [row for row in made if row is not None]
 
 
-def taken_over(entry: Row, reason: str, now_ms: int) -> dict[str, Any]:
+def taken_over(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
     """The loss behind a reversal: what the tenant had been charged for."""
     return {
         **entry, "kind": reason, "write_off": reason, "posted_at_ms": now_ms,
@@ -47,9 +47,9 @@ def taken_over(entry: Row, reason: str, now_ms: int) -> dict[str, Any]:
 
 
 def _not_covered(
-    ending: Row,
-    records: Sequence[Row],
-    earlier: Sequence[Row],
+    ending: LedgerRow,
+    records: Sequence[LedgerRow],
+    earlier: Sequence[LedgerRow],
     new_records: Collection[tuple[str, int]],
 ) -> dict[str, int]:
     """Billed tokens that no record met so far; never negative, as a record is met for at most what it counts."""
@@ -61,7 +61,7 @@ def _not_covered(
 
 
 def _row(
-    ending: Row, record: Row, reason: str, tokens: Mapping[str, int], now_ms: int
+    ending: LedgerRow, record: LedgerRow, reason: str, tokens: Mapping[str, int], now_ms: int
 ) -> dict[str, Any] | None:
     if not any(tokens.values()):
         return None

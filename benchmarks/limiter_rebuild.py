@@ -20,7 +20,7 @@ from metering import Postgres, own_redis
 from metering_load import CURRENCY, MODEL, PRICE, ROOT, percentiles
 from sqlalchemy import insert
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.budget_models import BudgetRow
 from accounting.budget_types import Budget
 from accounting.db import Database
@@ -78,7 +78,9 @@ async def fill(database: Database, tenants: Sequence[str]) -> None:
                 insert(Tenant), [{"id": t, "name": t, "created_at": 1} for t in some]
             )
             await conn.execute(insert(BudgetRow), rows)
-            await ledger.post(conn, 0, 1, [_ending(t, n, now_ms) for t in some for n in range(2)])
+            await request_postings.post(
+                conn, 0, 1, [_ending(t, n, now_ms) for t in some for n in range(2)]
+            )
 
 
 async def admit(limiter: Limiter, tenants: Sequence[str], name: str) -> list[float]:

@@ -27,7 +27,7 @@ import psycopg
 import uvloop
 from metering_load import Load, Percentiles, Tenants, percentiles
 
-from accounting import ledger, migrate
+from accounting import migrate, request_postings
 from accounting.db import Database
 from accounting.types import Posting
 from gateway.cli.embedded import find_server, server_command
@@ -172,7 +172,7 @@ async def one_transaction_each(
             posting = left.pop()
             began = time.perf_counter()
             async with database.write() as conn:
-                await ledger.post(conn, slot, 1, [posting])
+                await request_postings.post(conn, slot, 1, [posting])
             times.append(time.perf_counter() - began)
 
     began = time.perf_counter()

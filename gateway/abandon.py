@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.db import Database
-from accounting.ledger import Unended
+from accounting.request_postings import Unended
 from accounting.types import Posting
 from gateway.journals import GATEWAY
 from gateway.metering import metering
@@ -53,7 +53,9 @@ async def abandon(
         # By now its reservations are given back: what is still held is others'.
         now_ms = time.time_ns() // 1_000_000
         async with database.read() as conn:
-            unended = [one for one in await ledger.unended(conn) if one.request_id not in known]
+            unended = [
+                one for one in await request_postings.unended(conn) if one.request_id not in known
+            ]
         held = await _held(found.link, {one.tenant_id for one in unended})
         lost = [one for one in unended if one.request_id not in held]
         due = [one for one in lost if one.posted_at_ms <= now_ms - OLD_MS]

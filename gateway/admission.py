@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from accounting import ledger, pricing
+from accounting import pricing, request_postings
 from accounting.db import Database
 from accounting.types import Outcome, Posting, Price, Principal, Tier, Usage
 from gateway import limit_replies
@@ -158,8 +158,8 @@ class Admission:
             await self.journal.end(posting)
         except JournalPoisoned:
             async with self._database.write() as conn:
-                offset = await ledger.journal_offset(conn, self._slot) or 0
-                await ledger.post(conn, self._slot, offset, [posting])
+                offset = await request_postings.journal_offset(conn, self._slot) or 0
+                await request_postings.post(conn, self._slot, offset, [posting])
             self.journal.forget(posting.request_id)
 
     def _check_metering(self) -> None:

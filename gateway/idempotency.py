@@ -19,7 +19,7 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import ledger, quotes, replies, sdk_retries, sealing
+from accounting import quotes, replies, request_postings, sdk_retries, sealing
 from accounting.db import Database
 from gateway import errors, sse
 from gateway.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
@@ -169,7 +169,7 @@ async def _claim(
 async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: replies.Stored) -> None:
     """If a crash came between the answer and its settlement, whoever asks again settles it."""
     if owed := await replies.owed(conn, tenant_id, key, stored):
-        await ledger.post_stored(conn, owed)
+        await request_postings.post_stored(conn, owed)
 
 
 def _no_room(refusal: replies.NoRoom, tenant_id: str) -> errors.ApiError:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import equations, ledger
+from accounting import equations, request_postings
 from accounting.equations import EquationResult
-from accounting.legs import Row
-from accounting.types import Posting
+from accounting.types import LedgerRow, Posting
 from gateway import journal_records as records
 from gateway.segments import list_segments
 from workers.protocol.journal import Kind, scan
@@ -27,7 +26,7 @@ async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> 
     num_checked = 0
     failures: list[str] = []
     for slot, directory in sorted(journals.items()):
-        offset = await ledger.journal_offset(conn, slot) or 0
+        offset = await request_postings.journal_offset(conn, slot) or 0
         segments = await asyncio.to_thread(list_segments, directory)
         last_seq = 0
         for segment in segments:
@@ -49,7 +48,7 @@ async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> 
 
 
 async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[str]:
-    booked = await ledger.endings(conn, [posting.request_id for posting in shipped])
+    booked = await request_postings.endings(conn, [posting.request_id for posting in shipped])
     wrong = []
     for posting in shipped:
         row = booked.get(posting.request_id)
@@ -58,7 +57,7 @@ async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[st
     return wrong
 
 
-def _same(posting: Posting, row: Row) -> bool:
+def _same(posting: Posting, row: LedgerRow) -> bool:
     usage, charge = posting.usage, posting.charge
     return (row["charge"], row["output"], row["cache_read"], row["cache_write"], row["uncached"]) == (
         charge.total, usage.output, usage.cache_read, usage.cache_write, usage.uncached,

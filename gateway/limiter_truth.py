@@ -16,7 +16,14 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import budgets, equations, ledger, limiter_books, limiter_state, spend
+from accounting import (
+    budgets,
+    equations,
+    limiter_books,
+    limiter_state,
+    request_postings,
+    spend,
+)
 from accounting.budget_types import Budget, Period
 from accounting.db import Database
 from accounting.equations import EquationResult
@@ -90,7 +97,7 @@ async def _booked(
     ended: list[Posting] = []
     for slot, directory in journals.items():
         async with database.read() as conn:
-            offset = await ledger.journal_offset(conn, slot) or 0
+            offset = await request_postings.journal_offset(conn, slot) or 0
         ended += await asyncio.to_thread(ended_behind, directory, offset)
     async with database.read() as conn:
         known = await limiter_books.endings(conn, [posting.request_id for posting in ended])

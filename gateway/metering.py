@@ -15,7 +15,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from accounting import ledger, replies
+from accounting import replies, request_postings
 from accounting.db import Database
 from accounting.types import Posting
 from gateway.admission import Admission
@@ -55,7 +55,7 @@ async def metering(
 ) -> AsyncIterator[Metering]:
     """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
     async with database.read() as conn:
-        offset = await ledger.journal_offset(conn, slot) or 0
+        offset = await request_postings.journal_offset(conn, slot) or 0
 
     async def stored(request_ids: Collection[str]) -> Mapping[str, Posting]:
         async with database.read() as conn:

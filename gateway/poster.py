@@ -25,7 +25,7 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from accounting import ledger, residency
+from accounting import request_postings, residency
 from accounting.db import Database
 from accounting.errors import AccountingError
 from accounting.residency import Reading
@@ -150,12 +150,12 @@ class Poster:
         """All in one transaction; if a row is at fault, halves, down to the one that is."""
         try:
             async with self._database.write() as conn:
-                stored = await ledger.journal_offset(conn, self._slot) or 0
+                stored = await request_postings.journal_offset(conn, self._slot) or 0
                 if stored < self._offset:
                     self._rewind(stored)
                     return
                 postings = [ending.posting for ending in endings]
-                posted = await ledger.post(conn, self._slot, offset, postings)
+                posted = await request_postings.post(conn, self._slot, offset, postings)
         except (SQLAlchemyError, AccountingError, OverflowError) as failure:
             if not _is_rows_fault(failure):
                 raise
@@ -172,7 +172,7 @@ class Poster:
     async def _post_witnesses(self, witnesses: Sequence[WitnessRecord]) -> None:
         try:
             async with self._database.write() as conn:
-                await ledger.post_engine_records(conn, witnesses)
+                await request_postings.post_engine_records(conn, witnesses)
         except (SQLAlchemyError, AccountingError, OverflowError) as failure:
             if not _is_rows_fault(failure):
                 raise

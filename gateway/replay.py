@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.db import Database
 from gateway.journal import SlotTaken
 from gateway.journals import GATEWAY
@@ -32,7 +32,7 @@ async def replay(database: Database, redis_url: str, slot: int, directory: Path)
     """Returns when SQL has all of it. What the slot holds in Redis is given back too, if Redis answers. Raises OSError,
     and what SQL raises."""
     async with database.read() as conn:
-        offset = await ledger.journal_offset(conn, slot) or 0
+        offset = await request_postings.journal_offset(conn, slot) or 0
     left = await asyncio.to_thread(unshipped, directory, offset)
     name = f"{GATEWAY}{slot}"
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from accounting import books, ledger
+from accounting import books, request_postings
 from accounting.db import Database
 from accounting.equations import DOCUMENTED_IN, BooksReport
 from gateway.journal_truth import shipped_whole
@@ -66,4 +66,4 @@ async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verifi
 
 async def _offset(database: Database, slot: int) -> int:
     async with database.read() as conn:
-        return await ledger.journal_offset(conn, slot) or 0
+        return await request_postings.journal_offset(conn, slot) or 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gateways import MODEL, RunningGateway
 from money import posting
 
-from accounting import api_keys, ledger, prices, pricing, tenants
+from accounting import api_keys, prices, pricing, request_postings, tenants
 from accounting.db import Database
 from accounting.periods import bounds
 from accounting.types import Posting, Rates, Usage, WitnessRecord
@@ -56,8 +56,10 @@ async def month_of_traffic(
             assert price is not None
             priced.append(_charged(request, price.version, price.rates))
     async with database.write() as conn:
-        await ledger.post(conn, 0, 1, priced, now_ms=END * 1000)
-        await ledger.post_engine_records(conn, [_witness(p) for p in priced], now_ms=END * 1000)
+        await request_postings.post(conn, 0, 1, priced, now_ms=END * 1000)
+        await request_postings.post_engine_records(
+            conn, [_witness(p) for p in priced], now_ms=END * 1000
+        )
     return priced
 
 
@@ -96,7 +98,7 @@ async def used(gateway: RunningGateway, name: str = "=cmd|' /C calc'!A0 <b>") ->
     tenant, _ = await gateway.new_tenant(name)
     async with gateway.app[DATABASE].write() as conn:
         rates = await prices.rates_of(conn, "standard@1", MODEL, "interactive")
-        await ledger.post(conn, 7, 1, [
+        await request_postings.post(conn, 7, 1, [
             posting(f"req_{tenant}_{n}", USAGE, tenant_id=tenant, model=MODEL, opened_at_ms=(START + n * 86_400) * 1000,
                     charge=pricing.charge(USAGE, rates), key_id="key_x")
             for n in range(2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.db import Database
 from accounting.equations import DOCUMENTED_IN, BooksReport
 from gateway.abandon import Abandoned, JournalThere, abandon
@@ -138,7 +138,7 @@ async def _verify(home: Home, database: Database) -> Verified:
 async def _list(state_dir: Path, database: Database) -> list[JournalState]:
     slots = gateway_journals(state_dir)
     async with database.read() as conn:
-        offsets = {slot: await ledger.journal_offset(conn, slot) or 0 for slot in slots}
+        offsets = {slot: await request_postings.journal_offset(conn, slot) or 0 for slot in slots}
     found = [await asyncio.to_thread(of_gateway, n, slots[n], offsets[n]) for n in sorted(slots)]
     workers = sorted(worker_journals(state_dir).items())
     return found + [await asyncio.to_thread(of_worker, slot, path) for slot, path in workers]

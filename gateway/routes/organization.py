@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting import tenants
+from accounting import tenant_status, tenants
 from gateway.doorbell import JOBS_NOTIFIER
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, PROJECTS, route
@@ -56,7 +56,7 @@ async def update_project(request: web.Request) -> web.Response:
 
 async def archive_project(request: web.Request) -> web.Response:
     async with writing(request) as conn:
-        tenant = await tenants.archive(
+        tenant = await tenant_status.archive(
             conn, admin.project(request), now=admin.now(), end_streams=admin.ends_streams(request),
             actor=admin.actor(request),
         )  # fmt: skip

@@ -8,7 +8,7 @@ from aiohttp import web
 from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, tenants
+from accounting import api_keys, service_accounts, tenants
 from accounting.types import ApiKeyInfo, KeyChanges
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
@@ -74,7 +74,9 @@ def _changes(fields: shapes.KeyFields) -> KeyChanges:
 async def _with_owner(conn: AsyncConnection, key: ApiKeyInfo) -> dict[str, Any]:
     owner = None
     if key.service_account_id is not None:
-        owner = await tenants.get_service_account(conn, key.tenant_id, key.service_account_id)
+        owner = await service_accounts.get_service_account(
+            conn, key.tenant_id, key.service_account_id
+        )
     return shapes.api_key(key, owner)
 
 

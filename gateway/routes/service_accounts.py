@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, tenants
+from accounting import api_keys, service_accounts, tenants
 from gateway import errors
 from gateway.app_keys import PEPPER
 from gateway.routes import admin
@@ -27,7 +27,7 @@ async def create_service_account(request: web.Request) -> web.Response:
     if not with_key and fields.expires_in_seconds is not None:
         raise errors.invalid("An account without a key has no expiry.", "expires_in_seconds")
     async with writing(request) as conn:
-        account = await tenants.create_service_account(
+        account = await service_accounts.create_service_account(
             conn,
             admin.project(request),
             fields.name,
@@ -45,7 +45,7 @@ async def create_service_account(request: web.Request) -> web.Response:
 async def list_service_accounts(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         await tenants.get(conn, admin.project(request))
-        page = await tenants.list_service_accounts(
+        page = await service_accounts.list_service_accounts(
             conn,
             admin.project(request),
             after=query.text(request.query, "after"),
@@ -56,7 +56,7 @@ async def list_service_accounts(request: web.Request) -> web.Response:
 
 async def get_service_account(request: web.Request) -> web.Response:
     async with reading(request) as conn:
-        account = await tenants.get_service_account(
+        account = await service_accounts.get_service_account(
             conn, admin.project(request), admin.part(request, "account_id")
         )
     return reply(shapes.service_account(account))
@@ -65,7 +65,7 @@ async def get_service_account(request: web.Request) -> web.Response:
 async def update_service_account(request: web.Request) -> web.Response:
     fields = await admin.fields(request, shapes.ProjectFields, ("role",))
     async with writing(request) as conn:
-        account = await tenants.rename_service_account(
+        account = await service_accounts.rename_service_account(
             conn,
             admin.project(request),
             admin.part(request, "account_id"),
@@ -79,7 +79,7 @@ async def update_service_account(request: web.Request) -> web.Response:
 async def delete_service_account(request: web.Request) -> web.Response:
     account_id = admin.part(request, "account_id")
     async with writing(request) as conn:
-        await tenants.delete_service_account(
+        await service_accounts.delete_service_account(
             conn, admin.project(request), account_id, now=admin.now(),
             end_streams=admin.ends_streams(request), actor=admin.actor(request),
         )  # fmt: skip
@@ -90,7 +90,7 @@ async def create_key(request: web.Request) -> web.Response:
     fields = await admin.fields(request, shapes.NewKey)
     async with writing(request) as conn:
         await tenants.living(conn, admin.project(request))
-        account = await tenants.get_service_account(
+        account = await service_accounts.get_service_account(
             conn, admin.project(request), admin.part(request, "account_id")
         )
         key = await _create_key(request, conn, account.id, fields)

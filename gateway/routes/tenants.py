@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting import audit, erasure, tenants
+from accounting import audit, erasure, tenant_status, tenants
 from gateway.app_keys import SETTINGS
 from gateway.routes import admin
 from gateway.routes.admin import route
@@ -40,7 +40,7 @@ async def change(request: web.Request) -> web.Response:
             await tenants.set_time_zone(conn, tenant_id, wanted.time_zone, now=now, actor=actor)
         if wanted.suspended is not None:
             ends = admin.ends_streams(request)
-            await tenants.suspend(
+            await tenant_status.suspend(
                 conn, tenant_id, wanted.suspended, now=now, end_streams=ends, actor=actor
             )
         after = await tenants.get(conn, tenant_id)

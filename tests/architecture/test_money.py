@@ -13,6 +13,7 @@ MODULES = (
     "pricing",
     "prices",
     "ledger",
+    "request_postings",
     "legs",
     "write_offs",
     "rollups",

@@ -60,7 +60,7 @@ STORED = {
     "behind the stored answer": "after:gateway.claimed_key:ClaimedKey:store",
     "before SETTLE": "before:gateway.journal:Journal:end",
     "behind SETTLE": "after:gateway.journal:Journal:end",
-    "before the ledger's commit": "after:accounting.ledger:post",
+    "before the ledger's commit": "after:accounting.request_postings:post",
     "behind the ledger's commit": "after:gateway.poster:Poster:_post",
 }
 

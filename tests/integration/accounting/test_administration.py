@@ -10,12 +10,13 @@ from accounting import (
     audit,
     changes,
     erasure,
-    ledger,
     model_permissions,
     principals,
+    request_postings,
     sealing,
     spend_alerts,
     spend_limits,
+    tenant_status,
     tenants,
 )
 from accounting.audit import AuditFilter
@@ -41,7 +42,7 @@ async def key(conn, pepper, tenant):
 async def spend(conn, tenant: str, micro_units: int, number: int = 1) -> None:
     charge = Charge(micro_units, 0, 0, 0, micro_units)
     entry = posting(f"req_{number}", tenant_id=tenant, charge=charge, opened_at_ms=NOW_MS)
-    await ledger.post(conn, 0, number, [entry], now_ms=NOW_MS)
+    await request_postings.post(conn, 0, number, [entry], now_ms=NOW_MS)
 
 
 async def test_the_log_is_walked_both_ways_and_filtered_by_time(conn):
@@ -93,9 +94,9 @@ async def test_what_began_before_the_end_of_its_key_is_older_and_what_comes_afte
     conn, pepper, tenant, key
 ):
     before = await principals.resolve(conn, pepper, key.value, NOW)
-    await tenants.suspend(conn, tenant, True, now=NOW, end_streams=True)
+    await tenant_status.suspend(conn, tenant, True, now=NOW, end_streams=True)
     ended = (await api_keys.ended_streams(conn, [key.info.id, "key_other"]))[key.info.id]
-    await tenants.suspend(conn, tenant, False, now=NOW)
+    await tenant_status.suspend(conn, tenant, False, now=NOW)
     after = await principals.resolve(conn, pepper, key.value, NOW)
     assert before is not None
     assert after is not None
@@ -156,7 +157,7 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     text = sealing.seal(secret, b"private", b"place")
     with pytest.raises(ConflictError):
         await erasure.erase(conn, tenant, retention_days=0, now=NOW, actor="cli")
-    await tenants.archive(conn, tenant, now=NOW)
+    await tenant_status.archive(conn, tenant, now=NOW)
     for days, at in ((1, NOW), (1, NOW + DAY_S - 1)):
         with pytest.raises(ConflictError):
             await erasure.erase(conn, tenant, retention_days=days, now=at, actor="cli")

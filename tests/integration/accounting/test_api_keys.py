@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert, select, update
 
-from accounting import api_keys, changes, principals, tenants
+from accounting import api_keys, changes, principals, tenant_status, tenants
 from accounting.batch_models import Batch, File
 from accounting.errors import InvalidError, NotFoundError
 from accounting.models import ApiKey
@@ -84,8 +84,8 @@ async def test_expired_and_revoked_keys_resolve_to_nothing(conn, tenant, pepper)
 async def test_a_principal_knows_that_its_tenant_is_suspended_or_archived(conn, tenant, pepper):
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
     for change, status in (
-        (tenants.suspend(conn, tenant, True, now=2), "suspended"),
-        (tenants.archive(conn, tenant, now=3), "archived"),
+        (tenant_status.suspend(conn, tenant, True, now=2), "suspended"),
+        (tenant_status.archive(conn, tenant, now=3), "archived"),
     ):
         await change
         assert (await principals.resolve(conn, pepper, key.value, 4)).tenant_status == status

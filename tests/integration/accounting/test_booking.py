@@ -5,7 +5,7 @@ from __future__ import annotations
 from money import posting, record
 from sqlalchemy import select
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.legs import legs
 from accounting.models import LedgerEntry, LedgerLeg
 from accounting.types import Charge, Usage
@@ -19,13 +19,13 @@ async def test_every_entry_has_exactly_the_legs_of_the_rules(conn):
         posting("req_4", Usage(), charge=Charge(0, 0, 0, 0, 0)),
         posting("req_5", currency="EUR"),
     ]
-    await ledger.post(conn, 0, 10, endings)
+    await request_postings.post(conn, 0, 10, endings)
     counted = [
         record("req_1", Usage(16, 32, 9, 130), speculated=7, recomputed=3),
         record("req_2", Usage(0, 16, 1, 4)),
     ]
-    await ledger.post_engine_records(conn, counted)
-    await ledger.reverse(conn, ["req_5"], "sdk_retry")
+    await request_postings.post_engine_records(conn, counted)
+    await request_postings.reverse(conn, ["req_5"], "sdk_retry")
     entries = (await conn.execute(select(LedgerEntry.__table__))).mappings().all()
     booked = (await conn.execute(select(LedgerLeg.__table__))).mappings().all()
     kinds = {entry["kind"] for entry in entries}

@@ -6,7 +6,7 @@ import pytest
 from money import RATES, posting, record
 from sqlalchemy import insert, text
 
-from accounting import api_keys, books, ledger, prices, replies, tenants
+from accounting import api_keys, books, prices, replies, request_postings, tenants
 from accounting.models import EngineRecordRow, LedgerEntry, LedgerLeg
 from accounting.types import Usage
 
@@ -24,7 +24,7 @@ async def owner(conn, pepper) -> dict[str, str]:
 async def honest(conn, owner):
     """Three settles, one of them with surplus, and a void."""
     endings = [posting(f"req_{n}", **owner) for n in range(3)]
-    await ledger.post(conn, 0, 1, [*endings, posting("req_3", kind="void", **owner)])
+    await request_postings.post(conn, 0, 1, [*endings, posting("req_3", kind="void", **owner)])
     usages = [
         Usage(16, 32, 5, 100),
         Usage(16, 32, 5, 100),
@@ -34,7 +34,7 @@ async def honest(conn, owner):
     records = [
         record(f"req_{n}", usage, tenant_id=owner["tenant_id"]) for n, usage in enumerate(usages)
     ]
-    await ledger.post_engine_records(conn, records)
+    await request_postings.post_engine_records(conn, records)
 
 
 async def failures(conn, **options) -> dict[str, tuple[str, ...]]:
@@ -62,28 +62,30 @@ async def test_honest_books_verify_and_say_how_much_they_checked(conn):
 
 
 async def test_an_ending_without_engine_record_breaks_conservation_unless_it_runs(conn, owner):
-    await ledger.post(conn, 0, 2, [posting("req_9", **owner)])
+    await request_postings.post(conn, 0, 2, [posting("req_9", **owner)])
     assert await failures(conn) == {"I1": ("req_9",)}
     assert await failures(conn, running=["req_9"]) == {}
 
 
 async def test_an_engine_record_without_ending_breaks_conservation_and_one_ending(conn, owner):
-    await ledger.post_engine_records(conn, [record("req_9", tenant_id=owner["tenant_id"])])
+    await request_postings.post_engine_records(
+        conn, [record("req_9", tenant_id=owner["tenant_id"])]
+    )
     assert await failures(conn) == {"I1": ("req_9",), "I4": ("req_9",)}
     assert await failures(conn, running={"req_9"}) == {}
 
 
 async def test_more_billed_than_the_engine_counted_is_named(conn, owner):
-    await ledger.post(conn, 0, 2, [posting("req_9", Usage(0, 0, 0, 5), **owner)])
-    await ledger.post_engine_records(
+    await request_postings.post(conn, 0, 2, [posting("req_9", Usage(0, 0, 0, 5), **owner)])
+    await request_postings.post_engine_records(
         conn, [record("req_9", Usage(0, 0, 0, 4), tenant_id=owner["tenant_id"])]
     )
     assert await failures(conn) == {"I1": ("req_9",)}
 
 
 async def test_tokens_in_the_wrong_class_are_not_hidden_by_an_equal_sum(conn, owner):
-    await ledger.post(conn, 0, 2, [posting("req_9", Usage(5, 0, 0, 0), **owner)])
-    await ledger.post_engine_records(
+    await request_postings.post(conn, 0, 2, [posting("req_9", Usage(5, 0, 0, 0), **owner)])
+    await request_postings.post_engine_records(
         conn, [record("req_9", Usage(0, 5, 0, 0), tenant_id=owner["tenant_id"])]
     )
     assert await failures(conn) == {"I1": ("req_9",)}
@@ -123,8 +125,10 @@ async def test_an_entry_without_legs_rollup_or_record_is_named(conn):
 
 
 async def test_a_charge_above_its_reservation_is_named(conn, owner):
-    await ledger.post(conn, 0, 2, [posting("req_9", reserved=1, **owner)])
-    await ledger.post_engine_records(conn, [record("req_9", tenant_id=owner["tenant_id"])])
+    await request_postings.post(conn, 0, 2, [posting("req_9", reserved=1, **owner)])
+    await request_postings.post_engine_records(
+        conn, [record("req_9", tenant_id=owner["tenant_id"])]
+    )
     assert await failures(conn) == {"I5": ("req_9",)}
 
 
@@ -144,7 +148,7 @@ async def test_a_rollup_that_is_not_the_sum_of_its_rows_is_named(conn, table, nu
 
 async def test_rows_of_nobody_and_references_across_tenants_are_named(conn, owner, pepper):
     other = (await tenants.create(conn, "b", now=1)).id
-    await ledger.post(conn, 0, 2, [
+    await request_postings.post(conn, 0, 2, [
         posting("req_nobody", kind="void", tenant_id="proj_none"),
         posting("req_key", kind="void", tenant_id=other, key_id=owner["key_id"]),
     ])  # fmt: skip

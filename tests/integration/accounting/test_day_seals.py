@@ -7,7 +7,7 @@ from money import NOON_MS, posting
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting import books_billing, day_seals, ledger, rollups
+from accounting import books_billing, day_seals, ledger, request_postings, rollups
 
 DAY_MS = 86_400_000
 MIDNIGHT_MS = NOON_MS - DAY_MS // 2
@@ -17,7 +17,7 @@ MIDNIGHT_MS = NOON_MS - DAY_MS // 2
 async def posted(conn):
     for number in range(3):
         at_ms = NOON_MS + number * DAY_MS
-        await ledger.post(
+        await request_postings.post(
             conn, 0, number, [posting(f"req_{number}", opened_at_ms=at_ms)], now_ms=at_ms
         )
     return conn
@@ -43,7 +43,9 @@ async def test_a_day_is_sealed_five_minutes_after_its_end(posted):
 
 async def test_nothing_is_posted_into_a_sealed_day(posted):
     await day_seals.seal_closed(posted, MIDNIGHT_MS + 4 * DAY_MS)
-    await ledger.post(posted, 0, 9, [posting("req_late", opened_at_ms=NOON_MS)], now_ms=NOON_MS)
+    await request_postings.post(
+        posted, 0, 9, [posting("req_late", opened_at_ms=NOON_MS)], now_ms=NOON_MS
+    )
     when = await posted.scalar(
         text("SELECT posted_at_ms FROM ledger_entry WHERE request_id = 'req_late'")
     )
@@ -69,7 +71,7 @@ async def test_what_changes_in_a_sealed_day_is_seen(db, forgery):
     async with db.write() as conn:
         for number in range(3):
             at_ms = NOON_MS + number * DAY_MS
-            await ledger.post(
+            await request_postings.post(
                 conn, 0, number, [posting(f"req_{number}", opened_at_ms=at_ms)], now_ms=at_ms
             )
         await day_seals.seal_closed(conn, MIDNIGHT_MS + 4 * DAY_MS)

@@ -7,7 +7,7 @@ from money import RATES, posting, record
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting import changes, ledger, prices
+from accounting import changes, prices, request_postings
 from accounting.types import Usage
 
 
@@ -16,8 +16,8 @@ async def books(db):
     async with db.write() as conn:
         await prices.bootstrap(conn, "m", {"interactive": RATES}, 1000)
         await changes.record(conn, "project.created", actor="system", now=1)
-        await ledger.post(conn, 0, 1, [posting("req_1", batch_id="batch_1", line_no=1)])
-        await ledger.post_engine_records(conn, [record("req_1", Usage(16, 32, 5, 120))])
+        await request_postings.post(conn, 0, 1, [posting("req_1", batch_id="batch_1", line_no=1)])
+        await request_postings.post_engine_records(conn, [record("req_1", Usage(16, 32, 5, 120))])
     return db
 
 

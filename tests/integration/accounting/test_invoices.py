@@ -17,7 +17,16 @@ from billing_world import (
 from money import posting
 from sqlalchemy import func, select, text
 
-from accounting import books, credits, invoices, ledger, prices, pricing, tenants, time_zones
+from accounting import (
+    books,
+    credits,
+    invoices,
+    prices,
+    pricing,
+    request_postings,
+    tenants,
+    time_zones,
+)
 from accounting.credits import NewCredit
 from accounting.errors import ConflictError, KeyReusedError, NotFoundError
 from accounting.models import LedgerEntry, RollupDay
@@ -102,7 +111,7 @@ async def test_what_comes_after_the_close_is_a_late_line_on_the_next_invoice(db,
     rates = prices.Rates(7, 13, 11, 17)
     async with db.write() as conn:
         for number, opened in enumerate((END - 10, END + 10)):
-            await ledger.post(conn, 0, 2 + number, [posting(
+            await request_postings.post(conn, 0, 2 + number, [posting(
                 f"req_late_{number}", usage, tenant_id=tenant, key_id=key, model="m", price_version="own@1",
                 opened_at_ms=opened * 1000, charge=pricing.charge(usage, rates),
             )], now_ms=CLOSED_MS - 5)  # fmt: skip
@@ -141,7 +150,7 @@ async def test_a_close_that_is_off_by_one_is_refused(db, tenant, statement, refu
 async def test_a_charge_that_is_not_usage_times_price_refuses_the_close(db, tenant):
     wrong = pricing.Charge(2, 1, 1, 0, 0)
     async with db.write() as conn:
-        await ledger.post(conn, 0, 9, [posting(
+        await request_postings.post(conn, 0, 9, [posting(
             "req_wrong", Usage(1, 1, 1, 1), tenant_id=tenant, key_id="k", opened_at_ms=START * 1000, charge=wrong,
         )])  # fmt: skip
     with pytest.raises(ConflictError, match="req_wrong"):

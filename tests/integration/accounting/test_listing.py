@@ -11,7 +11,9 @@ from accounting import (
     budgets,
     files,
     prefixes,
+    service_accounts,
     spend_alerts,
+    tenant_status,
     tenants,
     webhooks,
 )
@@ -55,7 +57,7 @@ async def a_tenant(conn, tenant, number):
 
 
 async def an_account(conn, tenant, number):
-    return (await tenants.create_service_account(conn, tenant, f"a{number}", now=NOW)).id
+    return (await service_accounts.create_service_account(conn, tenant, f"a{number}", now=NOW)).id
 
 
 async def a_budget(conn, tenant, number):
@@ -98,7 +100,7 @@ async def listed(conn, kind, tenant, after, limit):
             a_file: lambda: files.list_files(conn, tenant, NOW, **page),
             a_batch: lambda: batches.list_batches(conn, tenant, **page),
             a_key: lambda: api_keys.list_keys(conn, tenant, **page),
-            an_account: lambda: tenants.list_service_accounts(conn, tenant, **page),
+            an_account: lambda: service_accounts.list_service_accounts(conn, tenant, **page),
             an_alert: lambda: spend_alerts.list_alerts(conn, tenant, **page),
         }[kind]
     else:
@@ -118,9 +120,9 @@ async def end(conn, kind, tenant, id_):
     elif kind is a_key:
         await api_keys.revoke(conn, tenant, id_, now=NOW)
     elif kind is a_tenant:
-        await tenants.archive(conn, id_, now=NOW)
+        await tenant_status.archive(conn, id_, now=NOW)
     elif kind is an_account:
-        await tenants.delete_service_account(conn, tenant, id_, now=NOW)
+        await service_accounts.delete_service_account(conn, tenant, id_, now=NOW)
     elif kind is a_budget:
         await budgets.delete(conn, id_, now=NOW)
     elif kind is a_prefix:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from sqlalchemy import update
 
-from accounting import adapters, prices, tenants
+from accounting import adapters, prices, tenant_status, tenants
 from accounting.errors import ConflictError, InvalidError
 from accounting.models import Tenant
 
@@ -29,7 +29,7 @@ async def test_o4_a_tenant_cannot_take_the_name_of_another(conn):
 
 async def test_o4_an_archived_tenants_name_is_free_again(conn):
     old = await tenants.create(conn, "acme", now=1)
-    await tenants.archive(conn, old.id, now=2)
+    await tenant_status.archive(conn, old.id, now=2)
     assert (await tenants.create(conn, "acme", now=3)).id != old.id
 
 

@@ -18,9 +18,11 @@ from accounting import (
     erasure,
     files,
     invoices,
-    ledger,
     outbox,
+    request_postings,
+    service_accounts,
     spend_alerts,
+    tenant_status,
     tenants,
     webhooks,
 )
@@ -58,7 +60,7 @@ def event(name, tenant_id):
 
 
 async def test_nobody_listens_nothing_is_written(conn):
-    await ledger.post(conn, 0, 1, [posting("req_1")])
+    await request_postings.post(conn, 0, 1, [posting("req_1")])
     assert await told(conn) == []
 
 
@@ -66,8 +68,8 @@ async def test_usage_is_told_under_its_ledger_key_once(conn):
     mine = await tenant(conn)
     await hook(conn, mine)
     settle = posting("req_1", tenant_id=mine)
-    await ledger.post(conn, 0, 1, [settle, posting("req_2", kind="void", tenant_id=mine)])
-    await ledger.post(conn, 0, 2, [settle])
+    await request_postings.post(conn, 0, 1, [settle, posting("req_2", kind="void", tenant_id=mine)])
+    await request_postings.post(conn, 0, 2, [settle])
     [(kind, name, data)] = await told(conn)
     assert (kind, name) == ("headgate.usage.v1", "req_1/settle/0")
     assert data["charge_micro_units"] == settle.charge.total
@@ -81,8 +83,8 @@ async def test_usage_is_told_under_its_ledger_key_once(conn):
 async def test_a_charge_that_is_taken_back_is_told_with_its_numbers_negative(conn):
     mine = await tenant(conn)
     await hook(conn, mine)
-    await ledger.post(conn, 0, 1, [posting("req_1", tenant_id=mine)])
-    await ledger.reverse(conn, ["req_1"], "sdk_retry")
+    await request_postings.post(conn, 0, 1, [posting("req_1", tenant_id=mine)])
+    await request_postings.reverse(conn, ["req_1"], "sdk_retry")
     found = {name: data for _, name, data in await told(conn)}
     assert set(found) == {"req_1/settle/0", "req_1/reversal/0"}
     assert sum(data["charge_micro_units"] for data in found.values()) == 0
@@ -93,7 +95,7 @@ async def test_what_is_rolled_back_was_never_told(db):
         mine = await tenant(conn)
         await hook(conn, mine)
     async with db.write() as conn:
-        await ledger.post(conn, 0, 1, [posting("req_1", tenant_id=mine)])
+        await request_postings.post(conn, 0, 1, [posting("req_1", tenant_id=mine)])
         assert len(await told(conn)) == 1
         await conn.rollback()
     async with db.read() as conn:
@@ -119,9 +121,9 @@ async def test_budget_alerts_are_told_once_per_threshold(conn):
     charge = posting("x").charge.total
     new = NewBudget(tenant_id=mine, limit_micro_units=2 * charge, period="day")
     budget = await budgets.create(conn, new, now=1)
-    await ledger.post(conn, 0, 1, [posting("req_1", tenant_id=mine)])
+    await request_postings.post(conn, 0, 1, [posting("req_1", tenant_id=mine)])
     assert [data["threshold"] for *_, data in await told(conn)] == [50]
-    await ledger.post(conn, 0, 2, [posting("req_2", tenant_id=mine)])
+    await request_postings.post(conn, 0, 2, [posting("req_2", tenant_id=mine)])
     found = await told(conn)
     assert sorted(data["threshold"] for *_, data in found) == [50, 80, 100]
     assert {data["budget_id"] for *_, data in found} == {budget.id}
@@ -133,7 +135,7 @@ async def test_spend_alerts_are_told(conn):
     fields = spend_alerts.AlertFields(cents=1, recipients=("a@example.org",))
     await spend_alerts.create(conn, mine, fields, now=1, actor="cli")
     now_ms = time.time_ns() // 1_000_000
-    await ledger.post(conn, 0, 1, [
+    await request_postings.post(conn, 0, 1, [
         posting(f"req_{n}", tenant_id=mine, opened_at_ms=now_ms) for n in range(300)
     ])  # fmt: skip
     assert len(await spend_alerts.note_due(conn, now_ms)) == 1
@@ -159,7 +161,7 @@ async def test_a_closed_invoice_is_told_once(db):
 async def test_keys_that_turn_or_end_are_told_without_a_secret(conn, pepper):
     mine = await tenant(conn)
     await hook(conn, mine)
-    account = await tenants.create_service_account(conn, mine, "a", now=1)
+    account = await service_accounts.create_service_account(conn, mine, "a", now=1)
     made = [
         await api_keys.create(conn, pepper, tenant_id=mine, service_account_id=a, now=1)
         for a in (None, None, account.id)
@@ -168,7 +170,7 @@ async def test_keys_that_turn_or_end_are_told_without_a_secret(conn, pepper):
     await api_keys.rotate(conn, pepper, ids[0], 60, now=10, actor="cli")
     await api_keys.revoke(conn, mine, ids[0], now=11)
     await api_keys.revoke_leaked(conn, pepper, made[1].value, now=12, actor="cli")
-    await tenants.delete_service_account(conn, mine, account.id, now=13)
+    await service_accounts.delete_service_account(conn, mine, account.id, now=13)
     found = await told(conn)
     by_kind = [(kind.split(".")[2], data["api_key_id"]) for kind, _, data in found]
     assert sorted(by_kind) == sorted(
@@ -216,7 +218,7 @@ async def test_an_erased_tenants_webhooks_go_with_it(conn):
     await hook(conn, mine)
     everywhere = await hook(conn)
     await outbox.write(conn, [event("a", mine)])
-    await tenants.archive(conn, mine, now=2)
+    await tenant_status.archive(conn, mine, now=2)
     await erasure.erase(conn, mine, retention_days=0, now=3, actor="cli")
     assert (await conn.execute(select(Webhook.id))).scalars().all() == [everywhere]
     assert [name for _, name, _ in await told(conn)] == ["a"]
@@ -229,7 +231,7 @@ async def test_a_webhook_that_is_removed_while_it_is_told_breaks_no_posting(db):
 
     async def post(number):
         async with db.write() as conn:
-            await ledger.post(conn, 0, number, [posting(f"req_{number}", tenant_id=mine)])
+            await request_postings.post(conn, 0, number, [posting(f"req_{number}", tenant_id=mine)])
 
     async def remove():
         async with db.write() as conn:

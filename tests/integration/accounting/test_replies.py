@@ -6,7 +6,7 @@ import pytest
 from money import RATES, posting
 from sqlalchemy import text
 
-from accounting import api_keys, ledger, prices, replies, tenants
+from accounting import api_keys, prices, replies, request_postings, tenants
 
 NOW = 1_700_000_000
 
@@ -47,11 +47,13 @@ async def test_all_postings_of_an_answer_are_found_until_they_are_in_the_ledger(
         return {one.request_id for one in found}
 
     assert await owed() == names
-    await ledger.post(conn, 3, 8, [posting("req_k_1", **owner)])
+    await request_postings.post(conn, 3, 8, [posting("req_k_1", **owner)])
     assert await owed() == names - {"req_k_1"}
-    await ledger.post_stored(conn, await replies.owed(conn, owner["tenant_id"], "k", known.stored))
+    await request_postings.post_stored(
+        conn, await replies.owed(conn, owner["tenant_id"], "k", known.stored)
+    )
     assert await owed() == set()
-    assert await ledger.journal_offset(conn, 3) == 8, "nobody's offset has moved"
+    assert await request_postings.journal_offset(conn, 3) == 8, "nobody's offset has moved"
 
 
 async def test_what_is_not_ours_is_not_stored(conn, owner):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from money import NOON_MS, RATES, posting
 
-from accounting import ledger, pricing, reports
+from accounting import pricing, reports, request_postings
 from accounting.errors import InvalidError
 from accounting.reports import ReportQuery
 from accounting.types import Usage
@@ -20,7 +20,7 @@ async def posted(conn):
         "req_1": (0, {}), "req_2": (59, {"model": "n"}), "req_3": (60, {"tenant_id": "proj_b", "key_id": "key_b"}),
         "req_4": (HOUR, {"tier": "batch"}), "req_5": (DAY, {}), "req_6": (-30, {}),
     }  # fmt: skip
-    await ledger.post(conn, 0, 1, [
+    await request_postings.post(conn, 0, 1, [
         posting(name, Usage(10, 20, 30, 40), opened_at_ms=NOON_MS + second * 1000, **changes)
         for name, (second, changes) in starts.items()
     ])  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from money import NOON_MS, RATES, posting, record
 from sqlalchemy import text
 
-from accounting import api_keys, books, ledger, prices, sdk_retries, tenants
+from accounting import api_keys, books, prices, request_postings, sdk_retries, tenants
 from accounting.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, Unheard
 from accounting.types import Usage
 
@@ -44,7 +44,9 @@ async def unheard(conn, owner, number: int, at_ms: int = NOON_MS, print_: bytes 
 
 
 async def settle(conn, owner, number: int, outcome: str = "client_gone") -> None:
-    await ledger.post(conn, 0, number + 1, [posting(f"req_{number}", outcome=outcome, **owner)])
+    await request_postings.post(
+        conn, 0, number + 1, [posting(f"req_{number}", outcome=outcome, **owner)]
+    )
 
 
 async def replace(conn, owner, number: int, started_at_ms: int = NOON_MS + 1_000) -> int:
@@ -82,7 +84,7 @@ async def test_the_charge_of_a_repeated_attempt_becomes_a_write_off(conn, owner)
     assert await kinds(conn, 1) == {"settle", "reversal", "sdk_retry"}
     assert await billed(conn) == (one.charge.total, one.usage.total, 1)
     usages = [record(f"req_{n}", tenant_id=owner["tenant_id"]) for n in (1, 2)]
-    await ledger.post_engine_records(conn, usages)
+    await request_postings.post_engine_records(conn, usages)
     assert (await books.verify(conn)).ok
 
 
@@ -91,14 +93,16 @@ async def test_the_engines_surplus_is_written_off_before_and_after(conn, owner, 
     witness = record("req_1", Usage(16, 32, 5, 130), tenant_id=owner["tenant_id"])
     await settle(conn, owner, 1)
     if not late:
-        await ledger.post_engine_records(conn, [witness])
+        await request_postings.post_engine_records(conn, [witness])
     await unheard(conn, owner, 1)
     await settle(conn, owner, 2, "ok")
     await replace(conn, owner, 2)
     await sdk_retries.move(conn)
     if late:
-        await ledger.post_engine_records(conn, [witness])
-    await ledger.post_engine_records(conn, [record("req_2", tenant_id=owner["tenant_id"])])
+        await request_postings.post_engine_records(conn, [witness])
+    await request_postings.post_engine_records(
+        conn, [record("req_2", tenant_id=owner["tenant_id"])]
+    )
     report = await books.verify(conn)
     assert report.ok, report
 
@@ -117,7 +121,9 @@ async def test_a_repeat_that_is_not_charged_moves_nothing(conn, owner):
     await settle(conn, owner, 1)
     await unheard(conn, owner, 1)
     await replace(conn, owner, 2)
-    await ledger.post(conn, 0, 9, [posting("req_2", kind="void", outcome="internal", **owner)])
+    await request_postings.post(
+        conn, 0, 9, [posting("req_2", kind="void", outcome="internal", **owner)]
+    )
     assert await sdk_retries.move(conn) == []
 
 
@@ -202,9 +208,9 @@ async def test_what_nobody_repeats_is_forgotten_and_the_count_of_a_day_is_not(co
 
 
 async def test_a_reversal_needs_a_settle_and_happens_once(conn, owner):
-    await ledger.post(conn, 0, 1, [posting("req_0", kind="void", **owner)])
+    await request_postings.post(conn, 0, 1, [posting("req_0", kind="void", **owner)])
     await settle(conn, owner, 1)
     for _ in range(2):
-        await ledger.reverse(conn, ["req_0", "req_1", "req_9"], "sdk_retry")
+        await request_postings.reverse(conn, ["req_0", "req_1", "req_9"], "sdk_retry")
     assert await kinds(conn, 0) == {"void"}
     assert await billed(conn) == (0, 0, 0)

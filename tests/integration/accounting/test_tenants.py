@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from accounting import api_keys, changes, tenants
+from accounting import api_keys, changes, service_accounts, tenant_status, tenants
 from accounting.errors import ConflictError, InvalidError, NotFoundError
 from accounting.models import AuditLog
 from accounting.types import DEFAULT_MODEL_LIMITS, Limits, ModelLimits
@@ -34,29 +34,29 @@ async def test_the_operators_own_tenant_is_neither_listed_nor_found(conn):
 
 async def test_archiving_is_final_and_leaves_the_tenant_readable(conn):
     tenant = await tenants.create(conn, "a", now=1)
-    archived = await tenants.archive(conn, tenant.id, now=2)
+    archived = await tenant_status.archive(conn, tenant.id, now=2)
     assert (archived.status, archived.archived_at) == ("archived", 2)
-    assert await tenants.archive(conn, tenant.id, now=3) == archived
+    assert await tenant_status.archive(conn, tenant.id, now=3) == archived
     assert (await tenants.list_tenants(conn)).items == []
     assert (await tenants.list_tenants(conn, include_archived=True)).items == [archived]
     with pytest.raises(ConflictError):
         await tenants.rename(conn, tenant.id, "b", now=4)
     with pytest.raises(ConflictError):
-        await tenants.create_service_account(conn, tenant.id, "x", now=4)
+        await service_accounts.create_service_account(conn, tenant.id, "x", now=4)
 
 
 async def test_every_change_raises_the_epoch_and_is_audited(conn):
     epochs = [await changes.auth_epoch(conn)]
     tenant = await tenants.create(conn, "a", now=1, actor="key_admin")
-    account = await tenants.create_service_account(conn, tenant.id, "x", now=2)
+    account = await service_accounts.create_service_account(conn, tenant.id, "x", now=2)
     steps = (
         tenants.rename(conn, tenant.id, "b", now=3),
         tenants.set_limits(conn, tenant.id, Limits(1, 2, 3), now=4),
         tenants.set_model_limits(conn, tenant.id, ModelLimits("m", Limits(1), 7), now=5),
-        tenants.suspend(conn, tenant.id, True, now=6),
-        tenants.rename_service_account(conn, tenant.id, account.id, "y", now=7),
-        tenants.delete_service_account(conn, tenant.id, account.id, now=8),
-        tenants.archive(conn, tenant.id, now=9),
+        tenant_status.suspend(conn, tenant.id, True, now=6),
+        service_accounts.rename_service_account(conn, tenant.id, account.id, "y", now=7),
+        service_accounts.delete_service_account(conn, tenant.id, account.id, now=8),
+        tenant_status.archive(conn, tenant.id, now=9),
     )
     for step in steps:
         epochs.append(await changes.auth_epoch(conn))
@@ -88,25 +88,25 @@ async def test_limits_of_a_model_override_the_defaults_and_hold_for_that_model_a
 
 async def test_deleting_a_service_account_revokes_its_keys(conn, pepper):
     tenant = await tenants.create(conn, "a", now=1)
-    account = await tenants.create_service_account(conn, tenant.id, "x", now=1)
+    account = await service_accounts.create_service_account(conn, tenant.id, "x", now=1)
     mine = await api_keys.create(
         conn, pepper, tenant_id=tenant.id, now=1, service_account_id=account.id
     )
     other = await api_keys.create(conn, pepper, tenant_id=tenant.id, now=1)
-    await tenants.delete_service_account(conn, tenant.id, account.id, now=2)
+    await service_accounts.delete_service_account(conn, tenant.id, account.id, now=2)
     assert (await api_keys.list_keys(conn, tenant.id)).items == [other.info]
-    assert (await tenants.list_service_accounts(conn, tenant.id)).items == []
+    assert (await service_accounts.list_service_accounts(conn, tenant.id)).items == []
     with pytest.raises(NotFoundError):
         await api_keys.get(conn, tenant.id, mine.info.id)
     with pytest.raises(NotFoundError):
-        await tenants.get_service_account(conn, tenant.id, account.id)
+        await service_accounts.get_service_account(conn, tenant.id, account.id)
 
 
 async def test_another_tenants_service_account_is_not_found(conn):
     one, two = [await tenants.create(conn, name, now=1) for name in "ab"]
-    account = await tenants.create_service_account(conn, one.id, "x", now=1)
+    account = await service_accounts.create_service_account(conn, one.id, "x", now=1)
     with pytest.raises(NotFoundError):
-        await tenants.get_service_account(conn, two.id, account.id)
+        await service_accounts.get_service_account(conn, two.id, account.id)
 
 
 @pytest.mark.parametrize("name", ["", "   ", "x" * 201])

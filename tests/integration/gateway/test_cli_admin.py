@@ -16,7 +16,7 @@ from gateways import running_gateway
 from money import posting, record
 from sqlalchemy import text
 
-from accounting import ledger
+from accounting import request_postings
 from accounting.equations import BALANCE, CONSERVATION, DOCUMENTED_IN, EQUATIONS
 from accounting.types import Usage
 from gateway.app_keys import DATABASE
@@ -143,13 +143,13 @@ async def _post_one(gateway, **changes) -> None:
     now_ms = time.time_ns() // 1_000_000
     usage = Usage(10, 20, 30, 40)
     async with gateway.app[DATABASE].write() as conn:
-        await ledger.post(
+        await request_postings.post(
             conn,
             9,
             1,
             [posting("req_1", usage, key_id=key_id, opened_at_ms=now_ms, **owner, **changes)],
         )
-        await ledger.post_engine_records(conn, [record("req_1", usage, **owner)])
+        await request_postings.post_engine_records(conn, [record("req_1", usage, **owner)])
 
 
 async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(gateway):
@@ -161,7 +161,9 @@ async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(ga
     told = {(e["id"], e["name"], e["meaning"], e["documented_in"]) for e in report["equations"]}
     assert told == {(e.id, e.name, e.meaning, DOCUMENTED_IN) for e in EQUATIONS}
     async with gateway.app[DATABASE].write() as conn:
-        await ledger.post_engine_records(conn, [record("req_2", tenant_id=gateway.keys.tenant_id)])
+        await request_postings.post_engine_records(
+            conn, [record("req_2", tenant_id=gateway.keys.tenant_id)]
+        )
     status, output = await headgate(gateway, "verify-books")
     assert status == 1
     assert "conservation         FAILED" in output

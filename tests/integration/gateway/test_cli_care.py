@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gateways import MODEL, running_gateway
 from money import posting, record
 
-from accounting import books, ledger
+from accounting import books, request_postings
 from accounting.types import Charge, Limits, Principal, Usage
 from gateway.abandon import OLD_MS
 from gateway.app_keys import DATABASE
@@ -195,7 +195,7 @@ async def die_as_gateway_7(gateway) -> None:
     )  # fmt: skip
     async with gateway.app[DATABASE].write() as conn:
         engine_record = record("req_ended", Usage(0, 0, 5, 2), tenant_id=tenant)
-        await ledger.post_engine_records(conn, [engine_record])
+        await request_postings.post_engine_records(conn, [engine_record])
     os.close(dead._lock)  # killed: nothing is sealed or shipped
 
 
@@ -249,9 +249,9 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
     async with database.write() as conn:
         for name in (lost, held, opened):
             of_it = record(name, Usage(0, 0, 5, 2), tenant_id=tenant)
-            await ledger.post_engine_records(conn, [of_it], now_ms=old_ms)
+            await request_postings.post_engine_records(conn, [of_it], now_ms=old_ms)
         young = record("req_young", Usage(0, 0, 5, 2), tenant_id=tenant)
-        await ledger.post_engine_records(conn, [young])
+        await request_postings.post_engine_records(conn, [young])
     link = limiter_link(gateway.settings.redis_url)
     dead, other = (Limiter(link, slot, database, caught_up=gateway.settled) for slot in (6, 1))
     principal = Principal(

@@ -11,7 +11,7 @@ import pytest
 from gateways import MODEL, RunningGateway
 from sqlalchemy import event
 
-from accounting import api_keys, credentials, tenants
+from accounting import api_keys, credentials, tenant_status
 from gateway.app_keys import DATABASE, REDIS
 from gateway.auth import AUTH, LookupFailed
 
@@ -128,8 +128,8 @@ async def test_attack_C04_suspended_archived_and_expired_are_told_apart(
     suspended, suspended_key = await bare_gateway.new_tenant("suspended")
     archived, archived_key = await bare_gateway.new_tenant("archived")
     async with bare_gateway.app[DATABASE].write() as conn:
-        await tenants.suspend(conn, suspended, True, now=now)
-        await tenants.archive(conn, archived, now=now)
+        await tenant_status.suspend(conn, suspended, True, now=now)
+        await tenant_status.archive(conn, archived, now=now)
     assert (await ask(bare_gateway, {"x-api-key": suspended_key}))[0] == 403
     status, body = await ask(bare_gateway, {"x-api-key": archived_key})
     assert (status, b"project_archived" in body) == (403, True)

@@ -14,7 +14,7 @@ import pytest_asyncio
 from aiohttp import FormData
 from gateways import MODEL, RunningGateway, running_gateway
 
-from accounting import api_keys, tenants
+from accounting import api_keys, tenant_status
 from accounting.types import KeyChanges
 from gateway.addresses import LOOPBACK
 from gateway.app import routes
@@ -85,9 +85,9 @@ async def identities(gateway: RunningGateway) -> dict[str, str]:
             elif name == "revoked":
                 await api_keys.revoke(conn, tenant, key.id, now=now)
             elif name == "suspended":
-                await tenants.suspend(conn, tenant, True, now=now)
+                await tenant_status.suspend(conn, tenant, True, now=now)
             else:
-                await tenants.archive(conn, tenant, now=now)
+                await tenant_status.archive(conn, tenant, now=now)
     made["expired"] = (await gateway.new_tenant("expired", expires_at=now - 1))[1]
     return made
 

@@ -11,7 +11,7 @@ from fakes import ScriptedWorker
 from gateways import MODEL, running_gateway, until
 from money import posting
 
-from accounting import ledger, spend_limits
+from accounting import request_postings, spend_limits
 from accounting.types import Charge
 from gateway.app_keys import DATABASE
 from gateway.spending import SPENDING
@@ -42,7 +42,7 @@ async def spend(gateway, tenant: str, micro_units: int, request_id: str = "req_s
     charge = Charge(micro_units, 0, 0, 0, micro_units)
     entry = posting(request_id, tenant_id=tenant, charge=charge, opened_at_ms=now_ms)
     async with gateway.app[DATABASE].write() as conn:
-        await ledger.post(conn, 7, now_ms, [entry])
+        await request_postings.post(conn, 7, now_ms, [entry])
 
 
 async def chat(gateway, key: str | None = None):

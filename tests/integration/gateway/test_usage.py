@@ -9,7 +9,7 @@ import pytest
 from gateways import running_gateway
 from money import NOON_MS, RATES, posting
 
-from accounting import ledger, pricing
+from accounting import pricing, request_postings
 from accounting.types import Usage
 from gateway.app_keys import DATABASE
 from gateway.schema.money import decimal
@@ -25,7 +25,7 @@ async def gateway(tmp_path, redis_url):
     async with running_gateway(tmp_path, redis_url) as running:
         mine = {"tenant_id": running.keys.tenant_id, "key_id": "key_mine"}
         async with running.app[DATABASE].write() as conn:
-            await ledger.post(conn, 9, 1, [
+            await request_postings.post(conn, 9, 1, [
                 posting("req_1", ONE, **mine), posting("req_2", ONE, **mine, tier="batch"),
                 posting("req_3", ONE), posting("req_4", ONE, **mine, opened_at_ms=NOON_MS + 86_400_000),
             ])  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from accounting import ledger, prices, pricing, tenants
+from accounting import prices, pricing, request_postings, tenants
 from accounting.equations import LIMITER_EQUALS_BOOKS, EquationResult
 from accounting.types import Usage
 from gateway.bookkeeping import QUIET_MS, Bookkeeping
@@ -31,8 +31,8 @@ def keeper(books, registry):
 
 async def post(books, name: str, counted: Usage, at_ms: int = NOON_MS) -> None:
     async with books.write() as conn:
-        await ledger.post(conn, 0, 1, [posting(name, opened_at_ms=at_ms)], now_ms=at_ms)
-        await ledger.post_engine_records(conn, [record(name, counted)], now_ms=at_ms)
+        await request_postings.post(conn, 0, 1, [posting(name, opened_at_ms=at_ms)], now_ms=at_ms)
+        await request_postings.post_engine_records(conn, [record(name, counted)], now_ms=at_ms)
 
 
 async def test_honest_books_are_ok(books, keeper, registry):
@@ -60,7 +60,7 @@ async def test_books_that_are_clean_again_are_ok_again_without_a_restart(books, 
     assert registry.get_sample_value("headgate_books_ok") == 0
     late = record("req_1", Usage(0, 0, 0, 1), attempt=1, seq=2)
     async with books.write() as conn:
-        await ledger.post_engine_records(conn, [late], now_ms=NOON_MS)
+        await request_postings.post_engine_records(conn, [late], now_ms=NOON_MS)
     await keeper.once(NOON_MS + QUIET_MS + 120_001)
     assert registry.get_sample_value("headgate_books_ok") == 1
     assert registry.get_sample_value("headgate_books_failures", {"equation": "I1"}) == 0
@@ -95,7 +95,7 @@ async def test_a_month_is_closed_by_itself_where_that_is_wanted(books):
         tenant = (await tenants.create(conn, "a", now=1)).id
         rates = await prices.rates_of(conn, "standard@1", "m", "interactive")
         charge = pricing.charge(Usage(16, 32, 5, 100), rates)
-        await ledger.post(conn, 0, 1, [posting("req_1", tenant_id=tenant, charge=charge)])
+        await request_postings.post(conn, 0, 1, [posting("req_1", tenant_id=tenant, charge=charge)])
     for closes, number in ((False, 0), (True, 1), (True, 1)):
         keeper = Bookkeeping(books, CollectorRegistry(), "Example Ltd", closes=closes)
         await keeper.once(NOON_MS + 40 * DAY_MS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import insert
 
-from accounting import ledger, limiter_state
+from accounting import limiter_state, request_postings
 from accounting.budget_models import BudgetRow
 from accounting.budget_types import Budget
 from accounting.db import Database
@@ -142,7 +142,7 @@ async def spend(books: Database, budget: Budget, charge: int, at_ms: int) -> Non
     async with books.write() as conn:
         await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "p", "created_at": 1}])
         await conn.execute(insert(BudgetRow), [row])
-        await ledger.post(conn, 0, 1, [ended])
+        await request_postings.post(conn, 0, 1, [ended])
 
 
 @pytest.mark.parametrize("ahead", [0, HOUR_MS, -HOUR_MS])

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from sqlalchemy import func, select, update
 
-from accounting import ledger
+from accounting import ledger, request_postings
 from accounting.db import Database
 from accounting.models import EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.types import Posting
@@ -110,7 +110,9 @@ async def test_it_posts_everything_and_ends_with_its_close(
     assert await posted(books) == expected(*range(30))
     assert shipper.num_posted == 30
     async with books.read() as conn:
-        assert await ledger.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        assert (
+            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        )
     pid = poster.pid
     assert pid is not None
     await poster.close()
@@ -141,7 +143,9 @@ async def test_killed_at_any_moment_it_is_started_again_and_posts_everything_onc
     assert poster.pid not in (first, second)
     assert await posted(books) == expected(*range(20))
     async with books.read() as conn:
-        assert await ledger.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        assert (
+            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        )
 
 
 async def _until(condition) -> None:
@@ -206,7 +210,9 @@ async def test_a_row_that_sql_never_takes_and_a_tail_that_sql_lost(
     await ship_all(shipper)
     assert await posted(books) == expected(*range(5), *range(6, 10))
     async with books.read() as conn:
-        assert await ledger.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        assert (
+            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        )
 
 
 async def test_what_workers_tell_goes_the_same_way(

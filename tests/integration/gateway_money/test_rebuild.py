@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event, func, insert, select
 
-from accounting import end_users, ledger, quotas
+from accounting import end_users, quotas, request_postings
 from accounting.budget_models import BudgetRow
 from accounting.budget_types import Budget, Quota
 from accounting.db import Database
@@ -83,7 +83,7 @@ async def make_tenants(database: Database, now_ms: int) -> list[str]:
     async with database.write() as conn:
         await conn.execute(insert(Tenant), [{"id": t, "name": t, "created_at": 1} for t in tenants])
         await conn.execute(insert(BudgetRow), rows)
-        await ledger.post(conn, 0, 1, postings)
+        await request_postings.post(conn, 0, 1, postings)
     return tenants
 
 
@@ -217,7 +217,7 @@ async def test_engine_records_stand_for_a_dead_gateway_until_its_journal_is_repl
     await dead.reserve(lost, 10, 5, LADDER)
     usage = Usage(0, 0, 5, 10)
     async with books.write() as conn:
-        await ledger.post_engine_records(
+        await request_postings.post_engine_records(
             conn,
             [
                 record(lost.request_id, usage, tenant_id=tenant_id),
@@ -236,7 +236,7 @@ async def test_engine_records_stand_for_a_dead_gateway_until_its_journal_is_repl
         ended_at_ms=now_ms, charge=Charge(3, 0, 0, 0, 3),
     )  # fmt: skip
     async with books.write() as conn:
-        await ledger.post(conn, 1, 2, [ended])
+        await request_postings.post(conn, 1, 2, [ended])
     successor = Limiter(link, 1, books, caught_up=nothing_to_ship)
     await successor.rebuilder.follow()
     await living.rebuilder.follow()
@@ -255,7 +255,7 @@ async def test_records_of_running_requests_stand_for_nobody_while_all_gateways_l
     limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
     await limiter.reserve(holder(tenant_id, 0, now_ms), 10, 5, LADDER)
     async with books.write() as conn:
-        await ledger.post_engine_records(conn, [record("req_other", tenant_id=tenant_id)])
+        await request_postings.post_engine_records(conn, [record("req_other", tenant_id=tenant_id)])
     await link.command("FLUSHALL")
     verdict = await limiter.reserve(holder(tenant_id, 1, now_ms), 10, 5, LADDER)
     assert [money.used for money in verdict.money.values()] == [107]
@@ -307,7 +307,7 @@ async def test_a_reversal_frees_the_budget_and_no_rate(books: Database, link: Re
     epochs = [await limiter.rebuilder.epoch(one) for one in (tenant_id, other)]
     for _ in range(2):  # the second changes nothing
         async with books.write() as conn:
-            await ledger.reverse(conn, [f"req_m_{tenant_id}"], "sdk_retry")
+            await request_postings.reverse(conn, [f"req_m_{tenant_id}"], "sdk_retry")
     await limiter.rebuilder.follow()
     after = await limiter.reserve(holder(tenant_id, 1, now_ms), 10, 5, LADDER)
     assert [money.used for money in after.money.values()] == [7]

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
-from accounting import ledger, pricing
+from accounting import pricing, request_postings
 from accounting.models import EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.types import Posting, Rates, Usage
 from gateway.journal import Journal, open_journal
@@ -109,7 +109,9 @@ async def test_an_outage_and_lost_commit_replies_ship_everything_once(
     assert database.num_failed == 5
     assert await entries(books) == expected(*range(80))
     async with books.read() as conn:
-        assert await ledger.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        assert (
+            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
+        )
 
 
 @pytest.mark.parametrize("limit", [{"max_outage_s": 0.02}, {"max_backlog_bytes": 1000}])
@@ -151,7 +153,7 @@ async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal
     await ship_all(shipper)
     assert await entries(sqlite_books) == expected(*range(6))
     async with sqlite_books.read() as conn:
-        assert await ledger.journal_offset(conn, 0) == journal.durable_seq
+        assert await request_postings.journal_offset(conn, 0) == journal.durable_seq
 
 
 async def test_an_unpostable_row_goes_to_the_dead_letters_and_holds_nobody_up(
@@ -167,7 +169,7 @@ async def test_an_unpostable_row_goes_to_the_dead_letters_and_holds_nobody_up(
     assert json.loads(letter)["record"]["request_id"] == "req_00000009"
     assert "cannot be posted" in caplog.text
     async with books.read() as conn:
-        assert await ledger.journal_offset(conn, 0) == journal.durable_seq
+        assert await request_postings.journal_offset(conn, 0) == journal.durable_seq
 
 
 async def test_only_what_is_on_the_disk_is_shipped(sqlite_books, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from money import NOON_MS, posting, record
 
-from accounting import books, ledger, migrate, reports
+from accounting import books, migrate, reports, request_postings
 from accounting.db import Database
 from accounting.reports import ReportQuery
 from accounting.types import TOKEN_CLASSES, Usage
@@ -76,10 +76,12 @@ async def _check(url, made, portions):
     try:
         for number, portion in enumerate(portions):
             async with database.write() as conn:
-                await ledger.post_engine_records(
+                await request_postings.post_engine_records(
                     conn, [i for i in portion if hasattr(i, "attempt")]
                 )
-                await ledger.post(conn, 0, number, [i for i in portion if hasattr(i, "outcome")])
+                await request_postings.post(
+                    conn, 0, number, [i for i in portion if hasattr(i, "outcome")]
+                )
         async with database.read() as conn:
             await _assert_books(conn)
             settled = [ending for ending, _ in made if ending.kind == "settle"]

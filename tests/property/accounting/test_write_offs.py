@@ -29,7 +29,7 @@ def requests(draw):
 
 
 def arrive(records, ending, order):
-    """What ledger.py does: a write-off is made when an ending and a record have met."""
+    """What request_postings.py does: a write-off is made when an ending and a record have met."""
     present, made, ended = [], [], False
     for step in order:
         if step is None:

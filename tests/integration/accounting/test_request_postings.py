@@ -8,7 +8,7 @@ import pytest
 from money import NOON_MS, posting, record
 from sqlalchemy import func, select
 
-from accounting import books, ledger
+from accounting import books, request_postings
 from accounting.models import LedgerEntry, LedgerLeg, RollupDay, RollupMinute
 from accounting.types import PostResult, Usage
 
@@ -39,22 +39,24 @@ async def written_off(conn):
 
 async def test_a_repeated_posting_changes_nothing_and_says_so(conn):
     batch = [posting("req_1"), posting("req_2", kind="void")]
-    assert await ledger.post(conn, 0, 10, batch) == PostResult(2, 0)
+    assert await request_postings.post(conn, 0, 10, batch) == PostResult(2, 0)
     before = await rows(conn, *LedgerEntry.__table__.c)
     requests = await conn.scalar(select(RollupMinute.num_requests))
-    assert await ledger.post(conn, 0, 20, [*batch, posting("req_3", kind="void")]) == PostResult(
-        1, 2
-    )
+    assert await request_postings.post(
+        conn, 0, 20, [*batch, posting("req_3", kind="void")]
+    ) == PostResult(1, 2)
     assert (await rows(conn, *LedgerEntry.__table__.c))[:2] == before
     assert requests == await conn.scalar(select(RollupMinute.num_requests)) == 1
-    assert await ledger.journal_offset(conn, 0) == 20
-    assert await ledger.journal_offset(conn, 1) is None
+    assert await request_postings.journal_offset(conn, 0) == 20
+    assert await request_postings.journal_offset(conn, 1) is None
 
 
 async def test_the_first_ending_of_a_request_decides(conn):
-    result = await ledger.post(conn, 0, 1, [posting("req_1", kind="void"), posting("req_1")])
+    result = await request_postings.post(
+        conn, 0, 1, [posting("req_1", kind="void"), posting("req_1")]
+    )
     assert result == PostResult(1, 1)
-    assert await ledger.post(conn, 0, 2, [posting("req_1")]) == PostResult(0, 1)
+    assert await request_postings.post(conn, 0, 2, [posting("req_1")]) == PostResult(0, 1)
     assert await rows(conn, LedgerEntry.kind) == [("void",)]
     assert await conn.scalar(select(func.count()).select_from(RollupDay.__table__)) == 0
 
@@ -63,13 +65,13 @@ async def test_offset_and_rows_are_one_transaction(db):
     with pytest.raises(RuntimeError):
         await _post_and_fail(db)
     async with db.read() as conn:
-        assert await ledger.journal_offset(conn, 0) is None
+        assert await request_postings.journal_offset(conn, 0) is None
         assert await rows(conn, LedgerEntry.request_id) == []
 
 
 async def _post_and_fail(db):
     async with db.write() as conn:
-        await ledger.post(conn, 0, 5, [posting("req_1")])
+        await request_postings.post(conn, 0, 5, [posting("req_1")])
         raise RuntimeError
 
 
@@ -77,11 +79,11 @@ async def _post_and_fail(db):
 async def test_whichever_comes_second_writes_the_difference_off(conn, record_first):
     async def engine() -> None:
         counted = record("req_1", Usage(16, 32, 9, 130), speculated=7, recomputed=3)
-        assert await ledger.post_engine_records(conn, [counted]) == PostResult(1, 0)
-        assert await ledger.post_engine_records(conn, [counted]) == PostResult(0, 1)
+        assert await request_postings.post_engine_records(conn, [counted]) == PostResult(1, 0)
+        assert await request_postings.post_engine_records(conn, [counted]) == PostResult(0, 1)
 
     async def gateway() -> None:
-        await ledger.post(
+        await request_postings.post(
             conn, 0, 1, [posting("req_1", Usage(16, 32, 5, 100), write_off="late_abort")]
         )
 
@@ -101,17 +103,17 @@ async def test_whichever_comes_second_writes_the_difference_off(conn, record_fir
 async def test_of_a_void_everything_is_written_off_under_its_reason(conn, record_first):
     void = [posting("req_1", kind="void", outcome="gateway_crash", write_off="gateway_crash")]
     if record_first:
-        await ledger.post_engine_records(conn, [record("req_1")])
-        await ledger.post(conn, 0, 1, void)
+        await request_postings.post_engine_records(conn, [record("req_1")])
+        await request_postings.post(conn, 0, 1, void)
     else:
-        await ledger.post(conn, 0, 1, void)
-        await ledger.post_engine_records(conn, [record("req_1")])
+        await request_postings.post(conn, 0, 1, void)
+        await request_postings.post_engine_records(conn, [record("req_1")])
     assert await written_off(conn) == {("gateway_crash", 0): Usage(16, 32, 5, 100)}
 
 
 async def test_equal_counts_need_no_write_off(conn):
-    await ledger.post(conn, 0, 1, [posting("req_1")])
-    await ledger.post_engine_records(conn, [record("req_1")])
+    await request_postings.post(conn, 0, 1, [posting("req_1")])
+    await request_postings.post_engine_records(conn, [record("req_1")])
     assert await written_off(conn) == {}
 
 
@@ -121,12 +123,12 @@ async def test_several_attempts_are_billed_once_in_whatever_order_they_arrive(co
     billed = Usage(0, 48, 5, 100)
 
     async def ending() -> None:
-        await ledger.post(conn, 0, 1, [posting("req_1", billed, write_off="resume")])
+        await request_postings.post(conn, 0, 1, [posting("req_1", billed, write_off="resume")])
 
     steps = (
         ending,
-        lambda: ledger.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 44))]),
-        lambda: ledger.post_engine_records(
+        lambda: request_postings.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 44))]),
+        lambda: request_postings.post_engine_records(
             conn, [record("req_1", Usage(48, 0, 45, 60), attempt=1)]
         ),
     )
@@ -148,14 +150,14 @@ async def test_several_attempts_are_billed_once_in_whatever_order_they_arrive(co
 
 async def test_a_batch_line_is_charged_once_whatever_requests_were_sent_for_it(conn):
     line = {"tier": "batch", "batch_id": "batch_1", "line_no": 7}
-    await ledger.post(conn, 0, 1, [posting("req_1", **line)])
+    await request_postings.post(conn, 0, 1, [posting("req_1", **line)])
     again = [
         posting("req_2", **line),
         posting("req_3", tier="batch", batch_id="batch_1", line_no=8),
     ]
-    await ledger.post(conn, 0, 2, [*again, posting("req_1", **line)])
-    await ledger.post(conn, 0, 3, again)
-    await ledger.post_engine_records(conn, [record("req_2")])
+    await request_postings.post(conn, 0, 2, [*again, posting("req_1", **line)])
+    await request_postings.post(conn, 0, 3, again)
+    await request_postings.post_engine_records(conn, [record("req_2")])
     kinds = await rows(conn, LedgerEntry.request_id, LedgerEntry.kind)
     assert kinds == [
         ("req_1", "settle"),
@@ -168,7 +170,7 @@ async def test_a_batch_line_is_charged_once_whatever_requests_were_sent_for_it(c
 
 async def test_two_requests_for_one_line_in_one_transaction_are_charged_once(conn):
     line = {"tier": "batch", "batch_id": "batch_1", "line_no": 7}
-    await ledger.post(conn, 0, 1, [posting("req_2", **line), posting("req_1", **line)])
+    await request_postings.post(conn, 0, 1, [posting("req_2", **line), posting("req_1", **line)])
     assert await rows(conn, LedgerEntry.request_id, LedgerEntry.kind) == [
         ("req_1", "settle"),
         ("req_2", "void"),
@@ -176,7 +178,7 @@ async def test_two_requests_for_one_line_in_one_transaction_are_charged_once(con
 
 
 async def test_legs_of_a_settle_name_tokens_and_money_by_class(conn):
-    await ledger.post(conn, 0, 1, [posting("req_1", Usage(1_000_000, 0, 0, 1_000_000))])
+    await request_postings.post(conn, 0, 1, [posting("req_1", Usage(1_000_000, 0, 0, 1_000_000))])
     columns = LedgerLeg.__table__.c
     found = await conn.execute(
         select(columns.account, columns.unit, columns.token_class, columns.amount)
@@ -191,7 +193,7 @@ async def test_legs_of_a_settle_name_tokens_and_money_by_class(conn):
 
 async def test_a_request_counts_in_the_minute_hour_and_day_of_its_start(conn):
     opened = NOON_MS - 1
-    await ledger.post(
+    await request_postings.post(
         conn, 0, 1, [posting("req_1", opened_at_ms=opened, ended_at_ms=opened + 10**8)]
     )
     assert await conn.scalar(select(RollupMinute.bucket)) == NOON_MS // 1000 - 60
@@ -205,11 +207,13 @@ async def test_parallel_posters_of_overlapping_sets_post_each_request_once(db):
     async def post(slot: int) -> int:
         async with db.write() as conn:
             shuffled = endings[slot * 7 :] + endings[: slot * 7]
-            return (await ledger.post(conn, slot, slot, shuffled[:45])).num_new
+            return (await request_postings.post(conn, slot, slot, shuffled[:45])).num_new
 
     async def witness(start: int) -> int:
         async with db.write() as conn:
-            return (await ledger.post_engine_records(conn, records[start : start + 40])).num_new
+            return (
+                await request_postings.post_engine_records(conn, records[start : start + 40])
+            ).num_new
 
     results = await asyncio.gather(
         *(post(slot) for slot in range(4)), *(witness(n) for n in (0, 10, 20))
@@ -225,6 +229,6 @@ async def test_parallel_posters_of_overlapping_sets_post_each_request_once(db):
 
 async def test_thousands_of_postings_fit_into_one_transaction(conn):
     endings = [posting(f"req_{n:05d}") for n in range(2500)]
-    assert await ledger.post(conn, 0, 1, endings) == PostResult(2500, 0)
-    assert await ledger.post(conn, 0, 1, endings) == PostResult(0, 2500)
+    assert await request_postings.post(conn, 0, 1, endings) == PostResult(2500, 0)
+    assert await request_postings.post(conn, 0, 1, endings) == PostResult(0, 2500)
     assert await conn.scalar(select(RollupMinute.num_requests)) == 2500
