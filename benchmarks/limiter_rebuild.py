@@ -20,15 +20,15 @@ from metering import Postgres, own_redis
 from metering_load import CURRENCY, MODEL, PRICE, ROOT, percentiles
 from sqlalchemy import insert
 
-from accounting import request_postings
-from accounting.budget_models import BudgetRow
-from accounting.budget_types import Budget
-from accounting.db import Database
-from accounting.models import Tenant
-from accounting.types import Charge, Limits, Posting, Principal, Usage
-from gateway.limits import Limiter, limiter_link
-from gateway.redis_link import LimiterUnavailable
-from gateway.rules import Holder
+from accounting.database.db import Database
+from accounting.requests import request_postings
+from accounting.tables.budget_models import BudgetRow
+from accounting.tables.models import Tenant
+from accounting.values.budget_types import Budget
+from accounting.values.types import Charge, Limits, Posting, Principal, Usage
+from gateway.base.redis_link import LimiterUnavailable
+from gateway.limiter.limits import Limiter, limiter_link
+from gateway.limiter.rules import Holder
 
 LADDER = [(128, 1280), (64, 640), (1, 10)]
 RUNNING_EVERY = 10

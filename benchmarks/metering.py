@@ -27,12 +27,13 @@ import psycopg
 import uvloop
 from metering_load import Load, Percentiles, Tenants, percentiles
 
-from accounting import migrate, request_postings
-from accounting.db import Database
-from accounting.types import Posting
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.requests import request_postings
+from accounting.values.types import Posting
 from gateway.cli.embedded import find_server, server_command
-from gateway.metering import Metering, metering
-from gateway.poster_process import PosterProcess
+from gateway.journal.poster_process import PosterProcess
+from gateway.metering.metering import Metering, metering
 
 RATE = 500
 OUTAGE_RECORDS = 300_000

@@ -13,18 +13,21 @@ from dataclasses import dataclass, field
 import msgspec
 from multidict import CIMultiDict
 
-from accounting import api_keys, budgets, pricing, tenants
-from accounting.bootstrap import EXAMPLE_RATES, bootstrap
-from accounting.budgets import NewBudget
-from accounting.db import Database
-from accounting.principals import resolve
-from accounting.types import Charge, Limits, Posting, Principal, Usage
-from gateway import ids
-from gateway.admission import Ask
-from gateway.auth import Authenticator
-from gateway.errors import ApiError
-from gateway.journal_records import Opened
-from gateway.metering import Metering
+from accounting.access import api_keys
+from accounting.access.principals import resolve
+from accounting.database.db import Database
+from accounting.lifecycle.bootstrap import EXAMPLE_RATES, bootstrap
+from accounting.limits import budgets
+from accounting.limits.budgets import NewBudget
+from accounting.prices import pricing
+from accounting.tenants import tenants
+from accounting.values.types import Charge, Limits, Posting, Principal, Usage
+from gateway.base import ids
+from gateway.base.errors import ApiError
+from gateway.http.auth import Authenticator
+from gateway.journal.journal_records import Opened
+from gateway.metering.admission import Ask
+from gateway.metering.metering import Metering
 
 MODEL, ROOT, PEPPER = "model", "root", b"p" * 32
 PRICE, CURRENCY = "standard@1", "USD"

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from byte_model import write_byte_model
 from fakes import ScriptedRunner, ScriptedWorker
 
-from gateway.cli.home import Home
+from gateway.base.home import Home
 from gateway.cli.supervisor import Spec
 from gateway.cli.up import Options, Up
 

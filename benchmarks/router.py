@@ -4,7 +4,7 @@
 
 Starts `headgate up` with the demo model and beside it a gateway of this process, whose rule is changed between
 measurements: `random`, `least load` (the fewest running and waiting sequences, then turns) and `router`
-(gateway/placement.py). Each measurement is a tenant of its own, so nothing is cached when it begins. Conversations run at
+(gateway/routing/placement.py). Each measurement is a tenant of its own, so nothing is cached when it begins. Conversations run at
 the same time, each waits for its answer before its next turn. Hit rate: cached tokens / prompt tokens of all turns but
 the first. Time: from sending to the last byte of an answer, as its client sees it.
 """
@@ -33,10 +33,10 @@ import aiohttp
 from aiohttp import web
 
 from gateway.app import create_app
-from gateway.http_limits import ConnectionLimits, GatewayRunner
-from gateway.placement import Candidate, Choose, Placement, Wanted, place
-from gateway.settings import GatewaySettings
-from gateway.stream import ENGINE
+from gateway.base.settings import GatewaySettings
+from gateway.generation.stream import ENGINE
+from gateway.http.http_limits import ConnectionLimits, GatewayRunner
+from gateway.routing.placement import Candidate, Choose, Placement, Wanted, place
 
 WORDS = (
     "canal",

@@ -23,10 +23,12 @@ from typing import Any
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import migrate, reports, rollups
-from accounting.db import Database
-from accounting.periods import bounds
-from accounting.reports import ReportQuery
+from accounting.billing import reports
+from accounting.billing.reports import ReportQuery
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.ledger import rollups
+from accounting.values.periods import bounds
 
 PERIOD = "2025-09"
 START, END = bounds(PERIOD)

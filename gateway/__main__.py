@@ -8,7 +8,7 @@ import sys
 
 import uvloop
 
-from gateway import settings
+from gateway.base import settings
 from gateway.server import serve
 from gateway.telemetry import logs
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from gateway import middleware, resources
-from gateway.addresses import UnlistedProxy
-from gateway.app_keys import (
+from gateway import resources
+from gateway.base.addresses import UnlistedProxy
+from gateway.base.app_keys import (
     DETACHED,
     KEY_CONNECTIONS,
     LIFECYCLE,
@@ -21,9 +21,14 @@ from gateway.app_keys import (
     THROTTLE,
     UNLISTED_PROXY,
 )
-from gateway.idempotency import KEYED
-from gateway.intake import INTAKE, Intake
-from gateway.lifecycle import Detached, Lifecycle
+from gateway.base.lifecycle import Detached, Lifecycle
+from gateway.base.running import KeyConnections, Running
+from gateway.base.settings import GatewaySettings
+from gateway.base.throttle import AdaptiveThrottle
+from gateway.http import middleware
+from gateway.http.route_table import ROUTES, Route
+from gateway.idempotency.idempotency import KEYED
+from gateway.intake.intake import INTAKE, Intake
 from gateway.routes import (
     adapters,
     admin_keys,
@@ -52,11 +57,7 @@ from gateway.routes import (
     usage,
     webhooks,
 )
-from gateway.routes.table import ROUTES, Route
-from gateway.running import KeyConnections, Running
-from gateway.settings import GatewaySettings
 from gateway.telemetry.keys import OBSERVERS
-from gateway.throttle import AdaptiveThrottle
 
 
 def routes() -> list[Route]:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from gateway.auth import Authenticator
-from gateway.checks import CLOCK_APART_S, MODEL, Check, State, clocks_apart, redis_fault
-from gateway.journal import Journal
-from gateway.lifecycle import heed_cancellation
-from gateway.shipper import Shipper
-from gateway.upstream.native import WorkerLink
+from gateway.base.checks import CLOCK_APART_S, MODEL, Check, State, clocks_apart, redis_fault
+from gateway.base.lifecycle import heed_cancellation
+from gateway.http.auth import Authenticator
+from gateway.journal.journal import Journal
+from gateway.journal.shipper import Shipper
+from gateway.routing.upstream.native import WorkerLink
 
 EVERY_S = 1.0
 SILENT_S = 6.0

@@ -17,16 +17,16 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import adapters as registered
-from accounting import api_keys, credentials, migrate, prefixes, principals
-from accounting.db import Database
-from accounting.equations import EquationResult
-from accounting.errors import AccountingError
-from accounting.file_store import FileStore
-from accounting.types import Principal
-from gateway import idempotency, models, spending
-from gateway.adapters import ADAPTERS, AdapterKeeper
-from gateway.app_keys import (
+from accounting.access import api_keys, credentials, principals
+from accounting.batches.file_store import FileStore
+from accounting.books.equations import EquationResult
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.tenants import adapters as registered
+from accounting.tenants import prefixes
+from accounting.values.errors import AccountingError
+from accounting.values.types import Principal
+from gateway.base.app_keys import (
     CACHE_SECRET,
     DATABASE,
     DETACHED,
@@ -38,38 +38,42 @@ from gateway.app_keys import (
     RUNNING,
     SETTINGS,
 )
-from gateway.auth import AUTH, Authenticator
-from gateway.bookkeeping import Bookkeeping
-from gateway.checks import Check
-from gateway.doorbell import JOBS_NOTIFIER, JobsNotifier
-from gateway.idempotency import KEYED
-from gateway.intake import INTAKE
-from gateway.journals import gateway_journals
-from gateway.key_lookups import KeyLookups, LookupFailed
-from gateway.last_use import LAST_USE, LastUse, write_again_and_again
-from gateway.lifecycle import heed_cancellation, uninterrupted
-from gateway.limiter_truth import limiter_equals_books
-from gateway.mail import Mailer
-from gateway.metering import METERING, metering
-from gateway.models import MODELS
-from gateway.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
+from gateway.base.checks import Check
+from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
+from gateway.base.lifecycle import heed_cancellation, uninterrupted
+from gateway.base.mail import Mailer
+from gateway.base.running import Running
+from gateway.base.settings import SettingsError
+from gateway.books import spending
+from gateway.books.bookkeeping import Bookkeeping
+from gateway.books.limiter_truth import limiter_equals_books
+from gateway.books.spending import SPENDING
+from gateway.generation import models
+from gateway.generation.adapters import ADAPTERS, AdapterKeeper
+from gateway.generation.models import MODELS
+from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
+from gateway.generation.stream import ENGINE, Engine
+from gateway.http.auth import AUTH, Authenticator
+from gateway.http.key_lookups import KeyLookups, LookupFailed
+from gateway.http.last_use import LAST_USE, LastUse, write_again_and_again
+from gateway.idempotency import idempotency
+from gateway.idempotency.idempotency import KEYED
+from gateway.idempotency.retries import MOVE_EVERY_S, RETRIES, Retries
+from gateway.idempotency.seals import SEALS, Seals
+from gateway.intake.intake import INTAKE
+from gateway.intake.intake_metrics import IntakeMetrics
+from gateway.intake.text_work import TEXT_WORK, TextWork
+from gateway.journal.journals import gateway_journals
+from gateway.limiter.redis_keys import REVOKED_CHANNEL
+from gateway.metering.metering import METERING, metering
 from gateway.readiness import RedisProbe, of_database, of_disk, of_limiter, of_models
-from gateway.redis_keys import REVOKED_CHANNEL
-from gateway.retries import MOVE_EVERY_S, RETRIES, Retries
-from gateway.router import Router
-from gateway.running import Running
-from gateway.seals import SEALS, Seals
-from gateway.settings import SettingsError
-from gateway.spending import SPENDING
-from gateway.stream import ENGINE, Engine
+from gateway.routing.router import Router
+from gateway.routing.router_metrics import RouterMetrics
+from gateway.routing.upstream.fleet import Fleet, decode_all
 from gateway.telemetry import logs, tracing
-from gateway.telemetry.intake_metrics import IntakeMetrics
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics
-from gateway.telemetry.router_metrics import RouterMetrics
 from gateway.telemetry.tracing import Tracing
-from gateway.text_work import TEXT_WORK, TextWork
-from gateway.upstream.fleet import Fleet, decode_all
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 

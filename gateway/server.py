@@ -16,12 +16,12 @@ import signal
 from aiohttp import web
 
 from gateway.app import create_app
-from gateway.app_keys import DETACHED, LIFECYCLE
-from gateway.http_limits import ConnectionLimits, GatewayRunner
-from gateway.journal import SlotTaken
-from gateway.listeners import BACKLOG, base_socket, ops_socket
+from gateway.base.app_keys import DETACHED, LIFECYCLE
+from gateway.base.settings import GatewaySettings, SettingsError
+from gateway.http.http_limits import ConnectionLimits, GatewayRunner
+from gateway.http.listeners import BACKLOG, base_socket, ops_socket
+from gateway.journal.journal import SlotTaken
 from gateway.routes.ops import create_ops_app, create_scraped_app
-from gateway.settings import GatewaySettings, SettingsError
 
 logger = logging.getLogger(__name__)
 

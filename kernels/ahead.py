@@ -20,25 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.specimen import Specimen
+from kernels.triton.specimen import Specimen
 
-MODULES = (
-    "attention_decode",
-    "attention_prefill",
-    "attention_shared",
-    "block_copy",
-    "group_rows",
-    "kv_write",
-    "linear",
-    "linear_quant",
-    "logits",
-    "lora",
-    "moe",
-    "norm",
-    "pointwise",
-    "rows",
-    "sample",
-)
+MODULES = {
+    "attention_decode": "kernels.triton.attention.attention_decode",
+    "attention_prefill": "kernels.triton.attention.attention_prefill",
+    "attention_shared": "kernels.triton.attention.attention_shared",
+    "block_copy": "kernels.triton.block_copy",
+    "group_rows": "kernels.triton.products.group_rows",
+    "kv_write": "kernels.triton.kv_write",
+    "linear": "kernels.triton.products.linear",
+    "linear_quant": "kernels.triton.products.linear_quant",
+    "logits": "kernels.triton.sampling.logits",
+    "lora": "kernels.triton.products.lora",
+    "moe": "kernels.triton.products.moe",
+    "norm": "kernels.triton.norm",
+    "pointwise": "kernels.triton.pointwise",
+    "rows": "kernels.triton.rows",
+    "sample": "kernels.triton.sampling.sample",
+}
 """Triton modules; each has `specimens(capability)`."""
 CAPABILITIES = (80, 90)
 SHARED_LIMIT = {80: 166_912, 90: 232_448}
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def specimens(capability: int, module: str) -> Iterator[Specimen]:
-    found: Iterator[Specimen] = importlib.import_module(f"kernels.{module}").specimens(capability)
+    found: Iterator[Specimen] = importlib.import_module(MODULES[module]).specimens(capability)
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.batch import DeviceRows
+from kernels.arguments.batch import DeviceRows
 from kernels.reference.quant import is_quantized
 
 SUPPORTED_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from kernels import checks
-from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
-from kernels.draws import DrawTensors, EditTensors, Workspace, geometry, num_words
+from kernels.arguments.batch import DeviceRows, PagedBatch, Slots, StepInputs
+from kernels.arguments.draws import DrawTensors, EditTensors, Workspace, geometry, num_words
+from kernels.arguments.shared import SharedGroups
 from kernels.reference import (
     attention,
     group_rows,
@@ -29,7 +30,6 @@ from kernels.reference import (
     rows,
     sample,
 )
-from kernels.shared import SharedGroups
 from kernels.weight_ops import WeightOps
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
@@ -69,34 +69,34 @@ TWINS: dict[str, Kernel] = {
     "verify": sample.verify,
 }
 COMPILED: dict[str, str] = {
-    "advance_rows": "kernels.rows",
-    "attention_decode": "kernels.attention_decode",
-    "attention_prefill": "kernels.attention_prefill",
-    "attention_shared": "kernels.attention_shared",
-    "block_copy": "kernels.block_copy",
-    "count_tokens": "kernels.logits",
-    "gather_blocks": "kernels.block_copy",
-    "gelu_mul": "kernels.pointwise",
-    "group_rows": "kernels.group_rows",
-    "input_prep": "kernels.rows",
-    "kv_write": "kernels.kv_write",
-    "linear_fp8": "kernels.linear_quant",
-    "linear_small": "kernels.linear",
-    "linear_w4": "kernels.linear_quant",
-    "linear_w8": "kernels.linear_quant",
-    "linear_w8a8": "kernels.linear_quant",
-    "logits": "kernels.logits",
-    "lora": "kernels.lora",
-    "moe": "kernels.moe",
-    "quantize_tokens": "kernels.linear_quant",
-    "rms_norm": "kernels.norm",
-    "rope": "kernels.pointwise",
-    "rope_kv_write": "kernels.kv_write",
-    "route_experts": "kernels.moe",
-    "sample": "kernels.sample",
-    "scatter_blocks": "kernels.block_copy",
-    "silu_mul": "kernels.pointwise",
-    "verify": "kernels.sample",
+    "advance_rows": "kernels.triton.rows",
+    "attention_decode": "kernels.triton.attention.attention_decode",
+    "attention_prefill": "kernels.triton.attention.attention_prefill",
+    "attention_shared": "kernels.triton.attention.attention_shared",
+    "block_copy": "kernels.triton.block_copy",
+    "count_tokens": "kernels.triton.sampling.logits",
+    "gather_blocks": "kernels.triton.block_copy",
+    "gelu_mul": "kernels.triton.pointwise",
+    "group_rows": "kernels.triton.products.group_rows",
+    "input_prep": "kernels.triton.rows",
+    "kv_write": "kernels.triton.kv_write",
+    "linear_fp8": "kernels.triton.products.linear_quant",
+    "linear_small": "kernels.triton.products.linear",
+    "linear_w4": "kernels.triton.products.linear_quant",
+    "linear_w8": "kernels.triton.products.linear_quant",
+    "linear_w8a8": "kernels.triton.products.linear_quant",
+    "logits": "kernels.triton.sampling.logits",
+    "lora": "kernels.triton.products.lora",
+    "moe": "kernels.triton.products.moe",
+    "quantize_tokens": "kernels.triton.products.linear_quant",
+    "rms_norm": "kernels.triton.norm",
+    "rope": "kernels.triton.pointwise",
+    "rope_kv_write": "kernels.triton.kv_write",
+    "route_experts": "kernels.triton.products.moe",
+    "sample": "kernels.triton.sampling.sample",
+    "scatter_blocks": "kernels.triton.block_copy",
+    "silu_mul": "kernels.triton.pointwise",
+    "verify": "kernels.triton.sampling.sample",
 }
 """Op name to the Triton module that has a function of the same name and signature."""
 

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection that accounting.migrate holds under its lock. Imports the models only."""
+"""Alembic's entry: runs on the connection that accounting.database.migrate holds under its lock. Imports the models only."""
 
 import importlib
 import pkgutil
@@ -6,12 +6,11 @@ import pkgutil
 from alembic import context
 from sqlalchemy import Connection
 
-import accounting
-from accounting.models import Base
+from accounting import tables
+from accounting.tables.models import Base
 
-for module in pkgutil.iter_modules(accounting.__path__):
-    if module.name.endswith("_models"):  # with them, every table is known
-        importlib.import_module(f"accounting.{module.name}")
+for module in pkgutil.iter_modules(tables.__path__):  # with them, every table is known
+    importlib.import_module(f"accounting.tables.{module.name}")
 
 
 def run(connection: Connection) -> None:

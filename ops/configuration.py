@@ -1,4 +1,4 @@
-"""Writes what is known of settings: the page docs/configuration.md, and accounting/setting_names.py, which every process
+"""Writes what is known of settings: the page docs/configuration.md, and accounting/values/setting_names.py, which every process
 compares its environment with. Both follow from the settings classes and the comments below their fields.
 
 `make configuration` writes them; a test says when they are not current.
@@ -18,12 +18,15 @@ from typing import Any
 import pydantic
 from pydantic_core import PydanticUndefined
 
-from gateway.settings import GatewaySettings
+from gateway.base.settings import GatewaySettings
 from workers.engine.settings import WorkerSettings
 from workers.jobs.settings import JobsSettings
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, NAMES = ROOT / "docs" / "configuration.md", ROOT / "accounting" / "setting_names.py"
+PAGE, NAMES = (
+    ROOT / "docs" / "configuration.md",
+    ROOT / "accounting" / "values" / "setting_names.py",
+)
 PREFIX = "HEADGATE_"
 UNITS = {"s": "seconds", "ms": "milliseconds", "days": "days", "bytes": "bytes"}
 UNSET = "unset"

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from gateways import MODEL, RunningGateway
 from money import posting
 
-from accounting import api_keys, prices, pricing, request_postings, tenants
-from accounting.db import Database
-from accounting.periods import bounds
-from accounting.types import Posting, Rates, Usage, WitnessRecord
-from gateway.app_keys import DATABASE
+from accounting.access import api_keys
+from accounting.database.db import Database
+from accounting.prices import prices, pricing
+from accounting.requests import request_postings
+from accounting.tenants import tenants
+from accounting.values.periods import bounds
+from accounting.values.types import Posting, Rates, Usage, WitnessRecord
+from gateway.base.app_keys import DATABASE
 
 PERIOD = "2025-09"
 START, END = bounds(PERIOD)

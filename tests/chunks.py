@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from paged import quantized
 
-from kernels.batch import PagedBatch
+from kernels.arguments.batch import PagedBatch
 
 
 class Chunks:

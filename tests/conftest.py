@@ -176,7 +176,7 @@ def patient() -> Iterator[None]:
     """A machine that stands still for two seconds refuses no test's request. Not by the test's own `monkeypatch`, which
     is to be undone before the servers that a test asks for first are stopped."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.rebuild.WAIT_S", 20.0)
+        patch.setattr("gateway.limiter.rebuild.WAIT_S", 20.0)
         yield
 
 

@@ -25,8 +25,9 @@ from byte_model import write_byte_model
 from fakes import MODEL, ScriptedWorker
 from gateways import PEPPER, prepare_home
 
-from accounting import api_keys, tenants
-from accounting.db import Database
+from accounting.access import api_keys
+from accounting.database.db import Database
+from accounting.tenants import tenants
 from gateway.cli import embedded
 from gateway.cli.supervisor import Spec, Supervisor
 
@@ -129,7 +130,10 @@ def _posters_of(gateway: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(") ")[2].split()[1])
-            if parent == gateway and b"gateway.poster_process" in (path / "cmdline").read_bytes():
+            if (
+                parent == gateway
+                and b"gateway.journal.poster_process" in (path / "cmdline").read_bytes()
+            ):
                 found.append(int(path.name))
         except OSError:
             pass  # ended meanwhile

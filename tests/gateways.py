@@ -22,14 +22,17 @@ from aiohttp import web
 from byte_model import write_byte_model
 from sqlalchemy import text
 
-from accounting import api_keys, books, migrate, tenants
-from accounting.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
+from accounting.access import api_keys
+from accounting.books import books
+from accounting.database import migrate
+from accounting.lifecycle.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
+from accounting.tenants import tenants
 from gateway.app import create_app
-from gateway.app_keys import DATABASE, DETACHED
-from gateway.http_limits import ConnectionLimits, GatewayRunner
-from gateway.metering import METERING
-from gateway.settings import GatewaySettings
-from gateway.stream import ENGINE
+from gateway.base.app_keys import DATABASE, DETACHED
+from gateway.base.settings import GatewaySettings
+from gateway.generation.stream import ENGINE
+from gateway.http.http_limits import ConnectionLimits, GatewayRunner
+from gateway.metering.metering import METERING
 
 MODEL = "scripted"
 PEPPER = b"p" * 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from accounting import pricing
-from accounting.types import Posting, Rates, Usage, WitnessRecord
+from accounting.prices import pricing
+from accounting.values.types import Posting, Rates, Usage, WitnessRecord
 
 RATES = Rates(cache_read=10_000, cache_write=120_000, uncached=100_000, output=400_000)
 NOON_MS = 1_700_049_600_000

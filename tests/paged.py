@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.batch import PagedBatch
-from kernels.shared import SharedGroups
+from kernels.arguments.batch import PagedBatch
+from kernels.arguments.shared import SharedGroups
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 

@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.kernels.case import Case, Prepared
 from kernels import dispatch
-from kernels.batch import PagedBatch
-from kernels.shared import SharedGroups
-from kernels.splits import DecodeWorkspace, most_splits
+from kernels.arguments.batch import PagedBatch
+from kernels.arguments.shared import SharedGroups
+from kernels.arguments.splits import DecodeWorkspace, most_splits
 
 _ROTATED_BYTES = 256 << 20
 _MOST_BYTES = 5 << 30

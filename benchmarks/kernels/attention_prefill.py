@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.kernels.case import Case, Prepared
 from kernels import dispatch
-from kernels.batch import PagedBatch
+from kernels.arguments.batch import PagedBatch
 
 _ROTATED_BYTES = 256 << 20
 _SAMPLED = 8

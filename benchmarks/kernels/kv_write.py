@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.kernels.case import Case, Prepared, num_sets, worst
 from kernels import dispatch
-from kernels.batch import Slots
+from kernels.arguments.batch import Slots
 
 _EPS, _BLOCK_SIZE, _MAX_POSITIONS = 1e-6, 16, 4096
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.kernels.case import Case, Prepared
 from kernels import dispatch
-from kernels.batch import DeviceRows, StepInputs
+from kernels.arguments.batch import DeviceRows, StepInputs
 
 _BLOCK_SIZE = 16
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.kernels.case import Case, Prepared
 from kernels import dispatch
-from kernels.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
+from kernels.arguments.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
 from kernels.reference.sample import PURPOSE_SAMPLE, dense_noise
 
 _VOCAB = 151_936

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from accounting import time_zones
-from accounting.invoice_lines import Line
-from accounting.invoices import InvoiceInfo
-from accounting.periods import DAY_S
+from accounting.billing.invoice_lines import Line
+from accounting.billing.invoices import InvoiceInfo
+from accounting.values import time_zones
+from accounting.values.periods import DAY_S
 from gateway.schema.money import grouped
 
 CLASSES = {

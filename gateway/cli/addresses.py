@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from gateway.cli.home import HomeError
+from gateway.base.home import HomeError
 
 LISTEN_BACKLOG = 1024
 

@@ -12,10 +12,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from accounting.errors import AccountingError
+from accounting.values.errors import AccountingError
+from gateway.base.home import HomeError
 from gateway.cli.api import ApiFailed, NotThere
 from gateway.cli.common import fail
-from gateway.cli.home import HomeError
 
 FIELDS = ("field", "value")
 

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from accounting.bootstrap import Credentials
-from gateway.cli.home import Home
+from accounting.lifecycle.bootstrap import Credentials
+from gateway.base.home import Home
 
 PROJECTS = "/v1/organization/projects"
 TIMEOUT_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accounting.bootstrap import Credentials
+from accounting.lifecycle.bootstrap import Credentials
 
 QUESTION = "What does json.dumps do?"
 

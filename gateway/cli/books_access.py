@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import migrate
-from accounting.db import Database
-from accounting.errors import AccountingError
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.values.errors import AccountingError
+from gateway.base.home import Home
 from gateway.cli.common import database_fault, fail
-from gateway.cli.home import Home
 
 T = TypeVar("T")
 

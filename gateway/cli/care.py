@@ -10,18 +10,19 @@ from pathlib import Path
 import click
 import msgspec
 
-from accounting import request_postings
-from accounting.db import Database
-from accounting.equations import DOCUMENTED_IN, BooksReport
-from gateway.abandon import Abandoned, JournalThere, abandon
+from accounting.books.equations import DOCUMENTED_IN, BooksReport
+from accounting.database.db import Database
+from accounting.requests import request_postings
+from gateway.base.home import Home
+from gateway.base.redis_link import LimiterUnavailable
+from gateway.books.verification import Verified, verify
 from gateway.cli import embedded
 from gateway.cli.admin import table
 from gateway.cli.books_access import with_books
 from gateway.cli.common import fail, home_option, json_option
 from gateway.cli.groups import Commands
-from gateway.cli.home import Home
-from gateway.journal import SlotTaken
-from gateway.journals import (
+from gateway.journal.journal import SlotTaken
+from gateway.journal.journals import (
     GATEWAY,
     JournalState,
     gateway_journals,
@@ -29,10 +30,9 @@ from gateway.journals import (
     of_worker,
     worker_journals,
 )
-from gateway.limits import limiter_link
-from gateway.redis_link import LimiterUnavailable
-from gateway.replay import Replayed, replay
-from gateway.verification import Verified, verify
+from gateway.limiter.limits import limiter_link
+from gateway.metering.abandon import Abandoned, JournalThere, abandon
+from gateway.metering.replay import Replayed, replay
 
 REDIS_TIMEOUT_S = 2.0
 NAMED = 5

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from gateway.cli.home import HomeError, default_home
+from gateway.base.home import HomeError, default_home
 
 
 def _default_home() -> str:
@@ -51,8 +51,8 @@ def database_fault(error: Exception) -> str | None:
         return None
     from sqlalchemy.exc import SQLAlchemyError
 
-    from accounting.db import first_line
-    from accounting.errors import AccountingError
+    from accounting.database.db import first_line
+    from accounting.values.errors import AccountingError
 
     if isinstance(error, AccountingError):
         return str(error)

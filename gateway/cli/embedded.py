@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gateway.cli.home import HomeError
+from gateway.base.home import HomeError
 
 MIN_VERSION = (6, 2)
 SYSTEM_BINARIES = ("valkey-server", "redis-server")

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from accounting import exports, focus
-from accounting.db import Database
+from accounting.billing import exports, focus
+from accounting.database.db import Database
 from gateway.cli.books_access import with_books
 from gateway.cli.common import home_option
 from gateway.cli.groups import Commands

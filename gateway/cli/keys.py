@@ -12,16 +12,16 @@ from typing import Any
 
 import click
 
-from accounting import api_keys
-from accounting.changes import CLI
-from accounting.db import Database
-from accounting.types import OPERATOR_TENANT, NewApiKey
+from accounting.access import api_keys
+from accounting.database.changes import CLI
+from accounting.database.db import Database
+from accounting.values.types import OPERATOR_TENANT, NewApiKey
+from gateway.base.home import Home
 from gateway.cli.admin import OrNone, body_of, one_sentence, show, show_fields, table
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
 from gateway.cli.books_access import with_books
 from gateway.cli.common import end_streams_option, home_option, json_option, revoking
 from gateway.cli.groups import Commands
-from gateway.cli.home import Home
 
 KEYS = "/admin/v1/keys"
 ACCOUNT = "command line"

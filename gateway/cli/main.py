@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import click
 
-from accounting import environment
+from accounting.values import environment
+from gateway.base.home import Home, HomeError
 from gateway.cli.common import database_fault, fail, home_option
 from gateway.cli.groups import Commands
-from gateway.cli.home import Home, HomeError
 
 # These modules load SQLAlchemy and an HTTP client; a process that is only about to exec another must not wait for that.
 LATE_COMMANDS = {
@@ -170,7 +170,7 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, thread
 )
 def migrate(home: Path, check: bool, check_models: bool) -> None:
     """Bring the database schema to this version."""
-    from accounting import migrate as migrations
+    from accounting.database import migrate as migrations
 
     url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home.expanduser().resolve()).database_url
     try:

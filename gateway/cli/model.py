@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from gateway.cli.home import HomeError
+from gateway.base.home import HomeError
 
 DEMO_MODEL_ID = "headgate-demo"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from accounting.budget_types import Dimension, Level
+from accounting.values.budget_types import Dimension, Level
 from gateway.cli.admin import OrNone, one_sentence, show_fields, table
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from accounting import rerating
-from accounting.db import Database
-from accounting.rerating import Difference
+from accounting.database.db import Database
+from accounting.prices import rerating
+from accounting.prices.rerating import Difference
 from gateway.cli.admin import print_rows
 from gateway.cli.books_access import with_books
 from gateway.cli.common import home_option, json_option

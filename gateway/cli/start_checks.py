@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import redis.asyncio
 import redis.exceptions
 
-from gateway.checks import CLOCK_APART_S, clocks_apart, redis_fault
-from gateway.cli.home import HomeError
+from gateway.base.checks import CLOCK_APART_S, clocks_apart, redis_fault
+from gateway.base.home import HomeError
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 FIRST_WORD_S = 1.0

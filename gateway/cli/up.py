@@ -20,19 +20,19 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from accounting import migrate
-from accounting.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
-from accounting.db import Database
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.lifecycle.bootstrap import EXAMPLE_RATES, FREE, Credentials, bootstrap
+from gateway.base.home import Home, HomeError, write_private
 from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
 from gateway.cli.banner import banner
 from gateway.cli.devices import share, visible_devices
-from gateway.cli.home import Home, HomeError, write_private
 from gateway.cli.model import DEMO_MODEL_ID, ServedModel, resolve
 from gateway.cli.start_checks import check_redis, check_room, told
 from gateway.cli.supervisor import Spec, Supervisor
-from gateway.journals import gateway_journals
-from gateway.replay import replay
+from gateway.journal.journals import gateway_journals
+from gateway.metering.replay import replay
 
 READY_LIMIT_S = 600.0
 POLL_S = 0.1

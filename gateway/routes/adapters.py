@@ -7,20 +7,20 @@ import time
 
 from aiohttp import web
 
-from accounting import adapters
-from accounting.adapters import AdapterInfo
-from gateway import errors
-from gateway.adapters import ADAPTERS
-from gateway.auth import PRINCIPAL
-from gateway.models import MODELS
+from accounting.tenants import adapters
+from accounting.tenants.adapters import AdapterInfo
+from gateway.base import errors
+from gateway.generation.adapters import ADAPTERS
+from gateway.generation.models import MODELS
+from gateway.generation.stream import ENGINE
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
 from gateway.routes import common
-from gateway.routes.table import Route
 from gateway.schema import adapters as shapes
 from gateway.schema import query
 from gateway.schema.convert import convert
 from gateway.schema.organization import deleted, page_of, reply
-from gateway.sql import reading, writing
-from gateway.stream import ENGINE
 
 PATH = "/admin/v1/adapters"
 LOAD_S = 20.0

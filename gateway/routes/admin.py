@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from gateway import body, errors
-from gateway.auth import PRINCIPAL
-from gateway.routes.table import Handler, Route
+from gateway.base import errors
+from gateway.http import body
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Handler, Route
 from gateway.schema import query
 from gateway.schema.convert import convert
 from gateway.schema.json_body import decode_object

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting import api_keys
-from gateway.app_keys import PEPPER
+from accounting.access import api_keys
+from gateway.base.app_keys import PEPPER
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import route
 from gateway.schema import admin_keys as shapes
 from gateway.schema.organization import reply
-from gateway.sql import reading, writing
 
 KEY = "/admin/v1/keys/{key_id}"
 

@@ -6,14 +6,14 @@ import re
 
 from aiohttp import web
 
-from accounting import audit
-from accounting.audit import AuditFilter, Comparison
-from gateway import errors
+from accounting.database import audit
+from accounting.database.audit import AuditFilter, Comparison
+from gateway.base import errors
+from gateway.http.sql import reading
 from gateway.routes.admin import route
 from gateway.schema import audit_logs as shapes
 from gateway.schema import query
 from gateway.schema.organization import page_of, reply
-from gateway.sql import reading
 
 ARRAYS = ("event_types", "project_ids", "actor_ids", "resource_ids")
 COMPARISONS: tuple[Comparison, ...] = ("gt", "gte", "lt", "lte")

@@ -6,18 +6,19 @@ import time
 
 from aiohttp import web
 
-from accounting import batches
-from accounting.batches import BatchInfo
-from gateway import body, errors
-from gateway.auth import PRINCIPAL
-from gateway.doorbell import JOBS_NOTIFIER
-from gateway.routes.table import Route
+from accounting.batches import batches
+from accounting.batches.batches import BatchInfo
+from gateway.base import errors
+from gateway.base.jobs_notifier import JOBS_NOTIFIER
+from gateway.http import body
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
 from gateway.schema import query
 from gateway.schema.batches import NewBatch, batch_object
 from gateway.schema.convert import convert
 from gateway.schema.json_body import decode_object
 from gateway.schema.organization import listing, reply
-from gateway.sql import reading, writing
 from gateway.telemetry.keys import RECORD
 
 MAX_BODY_BYTES = 64 * 1024

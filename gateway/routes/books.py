@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from gateway.app_keys import DATABASE, SETTINGS
-from gateway.metering import METERING
-from gateway.routes.table import Route
+from gateway.base.app_keys import DATABASE, SETTINGS
+from gateway.books.verification import verify
+from gateway.http.route_table import Route
+from gateway.http.sql import translated
+from gateway.metering.metering import METERING
 from gateway.schema.organization import reply
-from gateway.sql import translated
-from gateway.verification import verify
 
 
 async def create(request: web.Request) -> web.Response:

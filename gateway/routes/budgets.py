@@ -9,17 +9,19 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import budgets, prices, quotas, spend, tenants
-from accounting.budget_types import Budget, Quota
-from accounting.paging import Page
-from gateway.auth import PRINCIPAL
+from accounting.database.paging import Page
+from accounting.limits import budgets, quotas, spend
+from accounting.prices import prices
+from accounting.tenants import tenants
+from accounting.values.budget_types import Budget, Quota
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
 from gateway.routes import common
-from gateway.routes.table import Route
 from gateway.schema import budgets as shapes
 from gateway.schema import query
 from gateway.schema.convert import convert
 from gateway.schema.organization import deleted, page_of, reply
-from gateway.sql import reading, writing
 
 PATH = "/admin/v1/budgets"
 ONE = f"{PATH}/{{budget_id}}"

@@ -6,15 +6,16 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway import idempotency, quotes
-from gateway.auth import PRINCIPAL
-from gateway.models import output_bound
-from gateway.order import Order
-from gateway.reply import Plan, answer
+from gateway.generation import quotes
+from gateway.generation.models import output_bound
+from gateway.generation.order import Order
+from gateway.generation.replies import ChatShape
+from gateway.generation.reply import Plan, answer
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.idempotency import idempotency
 from gateway.routes import common
-from gateway.routes.table import Route
 from gateway.schema import chat
-from gateway.schema.replies import ChatShape
 from gateway.schema.sampling import SamplingFields, check_vocabulary, sampling_params
 from gateway.schema.search import beams_of
 from gateway.telemetry.keys import RECORD

@@ -11,24 +11,25 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 from aiohttp import web
 
-from accounting.types import Principal
+from accounting.values.types import Principal
 from cache.hashing import region_id
-from gateway import body, errors
-from gateway.app_keys import CACHE_SECRET, SETTINGS, THROTTLE
-from gateway.auth import PRINCIPAL
-from gateway.body import NUM_BODY_BYTES
-from gateway.fingerprints import FINGERPRINT, Fingerprint, fingerprint_in_pieces
-from gateway.models import MODELS, ServedModel
-from gateway.prefixes import PREFIXES
-from gateway.reply import Work
+from gateway.base import errors
+from gateway.base.app_keys import CACHE_SECRET, SETTINGS, THROTTLE
+from gateway.generation.models import MODELS, ServedModel
+from gateway.generation.prefixes import PREFIXES
+from gateway.generation.reply import Work
+from gateway.generation.stream import ENGINE
+from gateway.http import body
+from gateway.http.auth import PRINCIPAL
+from gateway.http.body import NUM_BODY_BYTES
+from gateway.intake.fingerprints import FINGERPRINT, Fingerprint, fingerprint_in_pieces
+from gateway.intake.text_work import TEXT_WORK
 from gateway.schema.convert import convert
 from gateway.schema.json_body import INLINE_BYTES, decode_object
 from gateway.schema.sampling import SamplingFields, check_bans, check_constrained
-from gateway.stream import ENGINE
 from gateway.structured import form as structured
 from gateway.structured.form import Form, ResponseFormat
 from gateway.telemetry.keys import RECORD
-from gateway.text_work import TEXT_WORK
 from workers.protocol.messages import Region, Tier
 
 INLINE_ENTRIES = 1024

@@ -9,20 +9,22 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway import errors, idempotency, ids, quotes
-from gateway.auth import PRINCIPAL
-from gateway.models import MAX_TOKENS, ServedModel, output_bound
-from gateway.order import Order
-from gateway.reply import Plan, answer
+from gateway.base import errors, ids
+from gateway.generation import quotes
+from gateway.generation.models import MAX_TOKENS, ServedModel, output_bound
+from gateway.generation.order import Order
+from gateway.generation.replies import CompletionShape, Echo
+from gateway.generation.reply import Plan, answer
+from gateway.generation.stream import Run
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.idempotency import idempotency
 from gateway.routes import common
 from gateway.routes.chat import rules
-from gateway.routes.table import Route
 from gateway.schema import completions
 from gateway.schema.completions import CompletionFields
-from gateway.schema.replies import CompletionShape, Echo
 from gateway.schema.sampling import check_vocabulary, sampling_params
 from gateway.schema.search import beams_of
-from gateway.stream import Run
 from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TokenEntry, texts_of

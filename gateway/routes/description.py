@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from gateway.routes.table import ROUTES as TABLE
-from gateway.routes.table import Route
+from gateway.http.route_table import ROUTES as TABLE
+from gateway.http.route_table import Route
 from gateway.schema import openapi
 
 PATH = "/openapi.json"

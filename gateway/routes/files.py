@@ -8,19 +8,19 @@ import time
 
 from aiohttp import web
 
-from accounting import files
-from accounting.file_store import Reader, Writer
-from accounting.files import DEFAULT_EXPIRY_S, MAX_EXPIRY_S, MIN_EXPIRY_S
-from gateway import errors
-from gateway.app_keys import FILES, SETTINGS
-from gateway.auth import PRINCIPAL
-from gateway.routes.table import Route
+from accounting.batches import files
+from accounting.batches.file_store import Reader, Writer
+from accounting.batches.files import DEFAULT_EXPIRY_S, MAX_EXPIRY_S, MIN_EXPIRY_S
+from gateway.base import errors
+from gateway.base.app_keys import FILES, SETTINGS
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
+from gateway.http.upload import Receiver, Upload
+from gateway.idempotency.seals import SEALS
 from gateway.schema import query
 from gateway.schema.batches import file_object
 from gateway.schema.organization import listing, reply
-from gateway.seals import SEALS
-from gateway.sql import reading, writing
-from gateway.upload import Receiver, Upload
 
 MIB = 1024 * 1024
 MAX_BYTES = {

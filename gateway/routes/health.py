@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from gateway.app_keys import LIFECYCLE
-from gateway.checks import Report
-from gateway.routes.table import Route
+from gateway.base.app_keys import LIFECYCLE
+from gateway.base.checks import Report
+from gateway.http.route_table import Route
 
 
 async def livez(request: web.Request) -> web.Response:

@@ -7,19 +7,19 @@ import time
 
 from aiohttp import web
 
-from accounting import credits, invoices
-from accounting.errors import KeyReusedError
-from gateway import errors
-from gateway.app_keys import DATABASE, SETTINGS
-from gateway.auth import PRINCIPAL
+from accounting.billing import credits, invoices
+from accounting.values.errors import KeyReusedError
+from gateway.base import errors
+from gateway.base.app_keys import DATABASE, SETTINGS
 from gateway.billing.render import RENDERERS
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, translated, writing
 from gateway.routes import common
-from gateway.routes.table import Route
 from gateway.schema import invoices as shapes
 from gateway.schema import query
 from gateway.schema.convert import convert
 from gateway.schema.organization import listing, page_of, reply
-from gateway.sql import reading, translated, writing
 
 INVOICES, CREDITS = "/admin/v1/invoices", "/admin/v1/credits"
 JSON = "application/json"

@@ -6,16 +6,16 @@ import time
 
 from aiohttp import web
 
-from accounting.types import Tier
-from gateway import errors
-from gateway.auth import PRINCIPAL
-from gateway.limit_replies import shown
-from gateway.models import MODELS
-from gateway.redis_link import LimiterUnavailable
-from gateway.routes.table import Route
-from gateway.rules import everything_of
+from accounting.values.types import Tier
+from gateway.base import errors
+from gateway.base.redis_link import LimiterUnavailable
+from gateway.generation.models import MODELS
+from gateway.generation.stream import ENGINE
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.limiter.limit_replies import shown
+from gateway.limiter.rules import everything_of
 from gateway.schema.organization import reply
-from gateway.stream import ENGINE
 
 
 async def me(request: web.Request) -> web.Response:

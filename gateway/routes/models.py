@@ -7,13 +7,13 @@ from typing import Any
 
 from aiohttp import web
 
-from accounting.prices import priced_models
-from gateway import errors
-from gateway.app_keys import DATABASE
-from gateway.auth import PRINCIPAL
-from gateway.models import MODELS, ServedModel
+from accounting.prices.prices import priced_models
+from gateway.base import errors
+from gateway.base.app_keys import DATABASE
+from gateway.generation.models import MODELS, ServedModel
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
 from gateway.routes.common import max_len
-from gateway.routes.table import Route
 
 
 async def list_models(request: web.Request) -> web.Response:

@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
-from gateway.app_keys import LIFECYCLE, SETTINGS
+from gateway.base.app_keys import LIFECYCLE, SETTINGS
+from gateway.http.route_table import Handler
 from gateway.routes import health
-from gateway.routes.table import Handler
 from gateway.telemetry.exposition import Page
 from gateway.telemetry.gathering import gather
 from gateway.telemetry.metrics import METRICS

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting import tenant_status, tenants
-from gateway.doorbell import JOBS_NOTIFIER
+from accounting.lifecycle import tenant_status
+from accounting.tenants import tenants
+from gateway.base.jobs_notifier import JOBS_NOTIFIER
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, PROJECTS, route
 from gateway.routes.tenants import purge
 from gateway.schema import organization as shapes
 from gateway.schema import query
 from gateway.schema.organization import reply
-from gateway.sql import reading, writing
 from gateway.telemetry.keys import RECORD
 
 

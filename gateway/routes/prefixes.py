@@ -9,19 +9,19 @@ from typing import Any
 
 from aiohttp import web
 
-from accounting import prefixes
-from accounting.prefixes import PrefixInfo
-from gateway import errors
-from gateway.auth import PRINCIPAL
-from gateway.models import MODELS, ServedModel, context_exceeded
-from gateway.prefixes import FILLER, PREFIXES, Fill
+from accounting.tenants import prefixes
+from accounting.tenants.prefixes import PrefixInfo
+from gateway.base import errors
+from gateway.generation.models import MODELS, ServedModel, context_exceeded
+from gateway.generation.prefixes import FILLER, PREFIXES, Fill
+from gateway.generation.stream import ENGINE
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
 from gateway.routes import common
-from gateway.routes.table import Route
 from gateway.schema import chat, query
 from gateway.schema import prefixes as shapes
 from gateway.schema.organization import deleted, page_of, reply
-from gateway.sql import reading, writing
-from gateway.stream import ENGINE
 
 PATH = "/admin/v1/prefixes"
 CONTINUATIONS = ("a", "Z", "7", "\n", "\u00e9", "\u6f22")

@@ -8,18 +8,19 @@ from typing import Any
 
 from aiohttp import web
 
-from accounting import changes, price_lists, prices
-from accounting.errors import ConflictError, NotFoundError
-from gateway import errors
-from gateway.auth import PRINCIPAL
-from gateway.models import MODELS
+from accounting.database import changes
+from accounting.prices import price_lists, prices
+from accounting.values.errors import ConflictError, NotFoundError
+from gateway.base import errors
+from gateway.generation.models import MODELS
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
 from gateway.routes import common
-from gateway.routes.table import Route
 from gateway.schema import prices as shapes
 from gateway.schema import query
 from gateway.schema.convert import convert
 from gateway.schema.organization import page_of, reply
-from gateway.sql import reading, writing
 
 PATH = "/admin/v1/price-sheets"
 OF_TENANT = "/admin/v1/tenants/{tenant_id}/price-sheet"

@@ -8,14 +8,15 @@ from aiohttp import web
 from msgspec import UNSET
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, service_accounts, tenants
-from accounting.types import ApiKeyInfo, KeyChanges
+from accounting.access import api_keys, service_accounts
+from accounting.tenants import tenants
+from accounting.values.types import ApiKeyInfo, KeyChanges
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
 from gateway.schema import organization as shapes
 from gateway.schema import query
 from gateway.schema.organization import reply
-from gateway.sql import reading, writing
 
 KEYS = f"{PROJECT}/api_keys"
 KEY = KEYS + "/{key_id}"

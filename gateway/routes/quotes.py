@@ -7,11 +7,11 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from gateway import quotes
-from gateway.auth import PRINCIPAL
+from gateway.generation import quotes
+from gateway.generation.stream import ENGINE
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
 from gateway.routes import chat, common, completions
-from gateway.routes.table import Route
-from gateway.stream import ENGINE
 from gateway.telemetry.keys import RECORD
 
 PLANS = {"/v1/chat/completions": chat.plan, "/v1/completions": completions.plan}

@@ -8,15 +8,16 @@ import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import model_permissions, prices, tenants
-from accounting.errors import NotFoundError
-from accounting.types import ModelLimits
+from accounting.prices import prices
+from accounting.tenants import model_permissions, tenants
+from accounting.values.errors import NotFoundError
+from accounting.values.types import ModelLimits
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
 from gateway.schema import organization as shapes
 from gateway.schema import query
 from gateway.schema.organization import reply
-from gateway.sql import reading, writing
 
 LIMITS = f"{PROJECT}/rate_limits"
 PERMISSIONS = f"{PROJECT}/model_permissions"

@@ -7,15 +7,16 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import api_keys, service_accounts, tenants
-from gateway import errors
-from gateway.app_keys import PEPPER
+from accounting.access import api_keys, service_accounts
+from accounting.tenants import tenants
+from gateway.base import errors
+from gateway.base.app_keys import PEPPER
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
 from gateway.schema import organization as shapes
 from gateway.schema import query
 from gateway.schema.organization import reply
-from gateway.sql import reading, writing
 
 ACCOUNTS = f"{PROJECT}/service_accounts"
 ACCOUNT = ACCOUNTS + "/{account_id}"

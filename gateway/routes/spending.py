@@ -7,16 +7,17 @@ import time
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import spend_alerts, spend_limits, tenants
-from accounting.types import OPERATOR_TENANT
+from accounting.limits import spend_alerts, spend_limits
+from accounting.tenants import tenants
+from accounting.values.types import OPERATOR_TENANT
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
-from gateway.routes.table import Route
 from gateway.schema import query
 from gateway.schema import spending as shapes
 from gateway.schema.organization import deleted, page_of, reply
 from gateway.schema.spending import Scope
-from gateway.sql import reading, writing
 
 ORGANIZATION = "/v1/organization"
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting import audit, erasure, tenant_status, tenants
-from gateway.app_keys import SETTINGS
+from accounting.database import audit
+from accounting.lifecycle import erasure, tenant_status
+from accounting.tenants import tenants
+from gateway.base.app_keys import SETTINGS
+from gateway.generation.stream import ENGINE
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import route
 from gateway.schema import tenants as shapes
 from gateway.schema.organization import reply
-from gateway.sql import reading, writing
-from gateway.stream import ENGINE
 from workers.protocol.messages import CacheCommand
 
 PATH = "/admin/v1/tenants/{tenant_id}"

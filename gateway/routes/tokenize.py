@@ -8,10 +8,10 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from gateway import errors
-from gateway.models import ServedModel
+from gateway.base import errors
+from gateway.generation.models import ServedModel
+from gateway.http.route_table import Route
 from gateway.routes import common
-from gateway.routes.table import Route
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from accounting import reports
-from accounting.reports import Bucket, CostResult, Report, ReportQuery, UsageResult
-from gateway import errors
-from gateway.auth import PRINCIPAL
-from gateway.routes.table import Route
+from accounting.billing import reports
+from accounting.billing.reports import Bucket, CostResult, Report, ReportQuery, UsageResult
+from gateway.base import errors
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading
 from gateway.schema import query
 from gateway.schema.money import decimal
 from gateway.schema.organization import reply
-from gateway.sql import reading
 
 NEVER_SPLIT = {"user_id", "api_source"}
 """Dimensions of OpenAI's that are always null here."""

@@ -9,14 +9,14 @@ import time
 
 from aiohttp import web
 
-from accounting import webhooks
-from accounting.types import OPERATOR_TENANT
-from gateway.app_keys import SETTINGS
+from accounting.events import webhooks
+from accounting.values.types import OPERATOR_TENANT
+from gateway.base.app_keys import SETTINGS
+from gateway.http.sql import reading, writing
 from gateway.routes.admin import actor, fields, now, part, route
 from gateway.schema import query
 from gateway.schema import webhooks as shapes
 from gateway.schema.organization import deleted, page_of, reply
-from gateway.sql import reading, writing
 
 PATH = "/admin/v1/webhooks"
 ONE = f"{PATH}/{{webhook_id}}"

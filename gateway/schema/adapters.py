@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from accounting.adapters import AdapterInfo
+from accounting.tenants.adapters import AdapterInfo
 from gateway.schema import forms
 from workers.protocol.messages import AdapterState
 

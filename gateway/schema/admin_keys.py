@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from accounting.types import ApiKeyInfo, KeyChanges
+from accounting.values.types import ApiKeyInfo, KeyChanges
 from gateway.schema.convert import convert
 
 Text = Annotated[str, Meta(min_length=1, max_length=200)]

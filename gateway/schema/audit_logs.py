@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from accounting.audit import AuditEntry
+from accounting.database.audit import AuditEntry
 
 _DETAILS = {"created": "data", "updated": "changes_requested"}
 """By the event's last word, where OpenAI puts what was asked for; in other events it stands beside the id."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from accounting.batches import BatchInfo
-from accounting.files import MAX_EXPIRY_S, MIN_EXPIRY_S, FileInfo
+from accounting.batches.batches import BatchInfo
+from accounting.batches.files import MAX_EXPIRY_S, MIN_EXPIRY_S, FileInfo
 
 Seconds = Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
 MetadataKey = Annotated[str, Meta(max_length=64)]

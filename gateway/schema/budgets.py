@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from accounting import time_zones
-from accounting.budget_types import Budget, Dimension, Hardness, Level, Period, Quota
-from accounting.budgets import NewBudget
-from accounting.spend import Alert
-from accounting.types import Tier
+from accounting.limits.budgets import NewBudget
+from accounting.limits.spend import Alert
+from accounting.values import time_zones
+from accounting.values.budget_types import Budget, Dimension, Hardness, Level, Period, Quota
+from accounting.values.types import Tier
 
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Change = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gateway import errors
+from gateway.base import errors
 from gateway.schema.convert import check_other_fields, convert, of_validation, refuse_deep
 from gateway.schema.sampling import Bound, SamplingFields, check_shared
 from gateway.schema.search import check_search

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from gateway import errors
+from gateway.base import errors
 from gateway.schema import chat
 from gateway.schema.convert import check_other_fields, convert
 from gateway.schema.sampling import SamplingFields, check_shared

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway import errors
+from gateway.base import errors
 from gateway.schema import forms
 
 T = TypeVar("T", bound=msgspec.Struct)

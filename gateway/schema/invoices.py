@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from accounting.credits import CreditInfo, NewCredit
-from accounting.invoice_lines import Line
-from accounting.invoices import InvoiceInfo
-from accounting.pricing import MAX_AMOUNT
+from accounting.billing.credits import CreditInfo, NewCredit
+from accounting.billing.invoice_lines import Line
+from accounting.billing.invoices import InvoiceInfo
+from accounting.prices.pricing import MAX_AMOUNT
 from gateway.schema import forms
 
 Id = Annotated[str, Meta(min_length=1, max_length=200)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gateway import errors
+from gateway.base import errors
 
 MAX_DEPTH = 32
 MAX_BRACKETS = 100_000

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.errors import ErrorBody
-from gateway.routes.table import Route
+from gateway.base.errors import ErrorBody
+from gateway.http.route_table import Route
 
 TITLE = "Headgate"
 VERSION = "1"

@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from accounting.paging import Page
-from accounting.types import (
+from accounting.database.paging import Page
+from accounting.values.types import (
     ApiKeyInfo,
     ModelLimits,
     ModelPermissions,

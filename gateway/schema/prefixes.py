@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gateway import errors
+from gateway.base import errors
 
 MAX_TTL_S = 10 * 366 * 86_400
 

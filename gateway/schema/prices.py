@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from accounting.price_lists import Assignment, SheetVersion
-from accounting.pricing import MAX_RATE
-from accounting.types import Rates, Tier
+from accounting.prices.price_lists import Assignment, SheetVersion
+from accounting.prices.pricing import MAX_RATE
+from accounting.values.types import Rates, Tier
 from gateway.schema import forms
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=forms.SHEET_NAME)]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from multidict import MultiMapping
 
-from gateway import errors
+from gateway.base import errors
 
 Query = MultiMapping[str]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gateway import errors
+from gateway.base import errors
 from gateway.structured.form import StructuredOutputs
 from workers.protocol.messages import SamplingParams
 

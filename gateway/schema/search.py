@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway import errors
+from gateway.base import errors
 from gateway.schema.sampling import SamplingFields
 from workers.protocol.messages import BeamParams
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from accounting.spend_alerts import AlertFields, SpendAlertInfo
-from accounting.spend_limits import SpendLimitInfo
+from accounting.limits.spend_alerts import AlertFields, SpendAlertInfo
+from accounting.limits.spend_limits import SpendLimitInfo
 from gateway.schema import forms
 
 MAX_CENTS = 900_000_000_000

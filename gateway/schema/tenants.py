@@ -8,9 +8,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from accounting.erasure import ErasureReport
-from accounting.time_zones import UTC
-from accounting.types import CacheShare, Limits, TenantInfo
+from accounting.lifecycle.erasure import ErasureReport
+from accounting.values.time_zones import UTC
+from accounting.values.types import CacheShare, Limits, TenantInfo
 from gateway.schema.convert import convert
 
 Blocks = Annotated[int, Meta(ge=0, le=2**53 - 1)]

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from accounting.types import OPERATOR_TENANT
-from accounting.webhooks import DeliveryInfo, NewWebhook, WebhookInfo
+from accounting.events.webhooks import DeliveryInfo, NewWebhook, WebhookInfo
+from accounting.values.types import OPERATOR_TENANT
 
 
 class WebhookFields(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from gateway import errors
+from gateway.base import errors
 from gateway.structured import check, regex, write_schema
 from gateway.structured.charset import literal
 from gateway.structured.nodes import ANY_OBJECT, Document

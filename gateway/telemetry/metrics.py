@@ -9,7 +9,7 @@ import prometheus_client
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from gateway.rules import BudgetUse, Rule
+from gateway.limiter.rules import BudgetUse, Rule
 from gateway.telemetry.exposition import Labelled, Page, expose
 from gateway.telemetry.record import RequestRecord
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from accounting.types import Principal, Usage
+from accounting.values.types import Principal, Usage
 from workers.protocol.messages import TimelineEvent
 
 Mark = Literal[

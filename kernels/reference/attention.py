@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from kernels.batch import PagedBatch
+from kernels.arguments.batch import PagedBatch
+from kernels.arguments.shared import SharedGroups
 from kernels.reference import chunks
 from kernels.reference.quant import widen
-from kernels.shared import SharedGroups
 
 
 def attention_decode(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.batch import PagedBatch
+from kernels.arguments.batch import PagedBatch
 
 CHUNK = 512
 _TAILS = (64, 128, 256, 384, CHUNK)

@@ -1,5 +1,5 @@
 """Rows put together by the group they belong to: tokens by expert, tokens by adapter. Plain-torch twin of
-`kernels.group_rows`.
+`kernels.triton.products.group_rows`.
 
 Knows group numbers and tiles. Does not know what a group is.
 """

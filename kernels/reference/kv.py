@@ -1,4 +1,4 @@
-"""Plain-torch twins of `kernels.kv_write` and `kernels.block_copy`: what goes into KV blocks, and copies of blocks.
+"""Plain-torch twins of `kernels.triton.kv_write` and `kernels.triton.block_copy`: what goes into KV blocks, and copies of blocks.
 
 Knows tensors, blocks and slots. Does not know sequences. KV of one layer is `[num_blocks, 2, KVH, block_size, D]`: K and
 V of a block side by side, head-major inside it. 8-bit KV has float32 scales `[num_blocks, 2, KVH, block_size]`, one per
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.batch import Slots
+from kernels.arguments.batch import Slots
 from kernels.reference.pointwise import rotate
 from kernels.reference.quant import bits, quantize
 

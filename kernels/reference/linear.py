@@ -1,4 +1,4 @@
-"""Plain-torch twins of `kernels.linear` and `kernels.linear_quant`, and the formats of quantized weights.
+"""Plain-torch twins of `kernels.triton.products.linear` and `kernels.triton.products.linear_quant`, and the formats of quantized weights.
 
 Knows matrices: `x` `[num_tokens, in_features]`, `weight` `[out_features, in_features]` or its quantized form. Quantizing
 is by rounding to nearest; it happens once, at load.

@@ -1,4 +1,4 @@
-"""Plain-torch twins of `kernels.logits`: changes to logits before a draw, and the counts that penalties read.
+"""Plain-torch twins of `kernels.triton.sampling.logits`: changes to logits before a draw, and the counts that penalties read.
 
 Order: repetition, frequency and presence penalty, bias and bans, grammar mask, temperature. Each row is a function of
 itself; a row that asks for nothing is copied.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.draws import COLDEST, EditTensors, Workspace, num_words
+from kernels.arguments.draws import COLDEST, EditTensors, Workspace, num_words
 
 
 def logits(

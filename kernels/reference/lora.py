@@ -1,4 +1,4 @@
-"""Plain-torch twin of `kernels.lora`: low-rank additions to a linear layer, another one for each token.
+"""Plain-torch twin of `kernels.triton.products.lora`: low-rank additions to a linear layer, another one for each token.
 
 Knows stacked adapters and token rows. Does not know tenants, or where adapters come from.
 """

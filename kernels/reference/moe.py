@@ -1,4 +1,4 @@
-"""Plain-torch twins of `kernels.moe`: the choice of experts, and the experts themselves.
+"""Plain-torch twins of `kernels.triton.products.moe`: the choice of experts, and the experts themselves.
 
 Knows tokens, experts and their weights. Does not know which model they are of.
 """

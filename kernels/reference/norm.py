@@ -1,4 +1,4 @@
-"""Plain-torch twin of `kernels.norm`."""
+"""Plain-torch twin of `kernels.triton.norm`."""
 
 from __future__ import annotations
 

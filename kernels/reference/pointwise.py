@@ -1,4 +1,4 @@
-"""Plain-torch twins of `kernels.pointwise`: rotary embedding and gated activations.
+"""Plain-torch twins of `kernels.triton.pointwise`: rotary embedding and gated activations.
 
 Knows tokens, heads and columns. All arithmetic in float32, rounded once.
 """

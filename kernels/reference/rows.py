@@ -1,4 +1,4 @@
-"""Plain-torch twin of `kernels.rows`: the inputs of a decode step from what running sequences own on the device.
+"""Plain-torch twin of `kernels.triton.rows`: the inputs of a decode step from what running sequences own on the device.
 
 Knows device rows. Does not know sequences, tokens' meaning or what a step is for.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.batch import DeviceRows, StepInputs
+from kernels.arguments.batch import DeviceRows, StepInputs
 
 
 def input_prep(inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int) -> None:

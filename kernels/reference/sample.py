@@ -1,4 +1,4 @@
-"""Plain-torch twins of `kernels.sample`: thresholds, counter-based noise, one token per row; and what proposals pass.
+"""Plain-torch twins of `kernels.triton.sampling.sample`: thresholds, counter-based noise, one token per row; and what proposals pass.
 
 Knows logits and numbers per row. Does not know requests, penalties or grammars. A row's token is a function of that
 row alone: its logits, its parameters, its seed and its position.
@@ -11,7 +11,7 @@ from dataclasses import fields
 
 import torch
 
-from kernels.draws import COLDEST, DrawTensors, Workspace
+from kernels.arguments.draws import COLDEST, DrawTensors, Workspace
 
 PURPOSE_SAMPLE, PURPOSE_ACCEPT, PURPOSE_RESIDUAL = 0, 1, 2
 """Last word of the counter, so that different uses of one position never share a number."""

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from accounting import environment, setting_names
+from accounting.values import environment, setting_names
+from gateway.base.settings import SettingsError
+from gateway.base.settings import load as load_gateway
 from gateway.cli.main import main
-from gateway.settings import SettingsError
-from gateway.settings import load as load_gateway
 from workers.engine.errors import StartError
 from workers.engine.settings import load as load_worker
 from workers.jobs.settings import SettingsError as JobsError

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from accounting import equations
-from accounting.equations import EQUATIONS, PAGE, SECTION, Equation
+from accounting.books import equations
+from accounting.books.equations import EQUATIONS, PAGE, SECTION, Equation
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / PAGE).read_text(encoding="utf-8")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from accounting.types import Principal
+from accounting.values.types import Principal
 from gateway.app import routes
-from gateway.middleware import allows
-from gateway.routes.table import Route
+from gateway.http.middleware import allows
+from gateway.http.route_table import Route
 
 TENANT_SCOPES = {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"}
 

@@ -22,8 +22,8 @@ from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home, running_gateway
 from sqlalchemy import text
 
-from accounting import books
-from accounting.db import Database
+from accounting.books import books
+from accounting.database.db import Database
 
 CHAT = "/v1/chat/completions"
 KEY = {"idempotency-key": "mine"}
@@ -48,20 +48,20 @@ if place := os.environ.get("DIE_AT"):
 runpy.run_module("gateway", run_name="__main__")
 """
 NOT_STORED = {
-    "before the claim": "before:accounting.replies:take",
-    "before the claim's commit": "after:accounting.replies:take",
-    "behind the claim": "after:gateway.idempotency:_claim",
-    "before OPEN": "before:gateway.journal:Journal:open",
-    "behind OPEN": "after:gateway.journal:Journal:open",
-    "before the answer is stored": "before:accounting.replies:store",
-    "before the answer's commit": "after:accounting.replies:store",
+    "before the claim": "before:accounting.requests.replies:take",
+    "before the claim's commit": "after:accounting.requests.replies:take",
+    "behind the claim": "after:gateway.idempotency.idempotency:_claim",
+    "before OPEN": "before:gateway.journal.journal:Journal:open",
+    "behind OPEN": "after:gateway.journal.journal:Journal:open",
+    "before the answer is stored": "before:accounting.requests.replies:store",
+    "before the answer's commit": "after:accounting.requests.replies:store",
 }
 STORED = {
-    "behind the stored answer": "after:gateway.claimed_key:ClaimedKey:store",
-    "before SETTLE": "before:gateway.journal:Journal:end",
-    "behind SETTLE": "after:gateway.journal:Journal:end",
-    "before the ledger's commit": "after:accounting.request_postings:post",
-    "behind the ledger's commit": "after:gateway.poster:Poster:_post",
+    "behind the stored answer": "after:gateway.idempotency.claimed_key:ClaimedKey:store",
+    "before SETTLE": "before:gateway.journal.journal:Journal:end",
+    "behind SETTLE": "after:gateway.journal.journal:Journal:end",
+    "before the ledger's commit": "after:accounting.requests.request_postings:post",
+    "behind the ledger's commit": "after:gateway.journal.poster:Poster:_post",
 }
 
 

@@ -12,9 +12,9 @@ from guarded import relative_error
 from paged import quantized
 
 from kernels import dispatch
-from kernels.batch import PagedBatch, RowTensors
-from kernels.shared import SharedGroups
-from kernels.splits import DecodeWorkspace, most_splits
+from kernels.arguments.batch import PagedBatch, RowTensors
+from kernels.arguments.shared import SharedGroups
+from kernels.arguments.splits import DecodeWorkspace, most_splits
 
 CUDA = torch.device("cuda")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.batch import PagedBatch, RowTensors
-from kernels.splits import DecodeWorkspace, most_splits
+from kernels.arguments.batch import PagedBatch, RowTensors
+from kernels.arguments.splits import DecodeWorkspace, most_splits
 
 CUDA = torch.device("cuda")
 SCALE = 0.09

@@ -7,7 +7,7 @@ import torch
 from captured import captured
 
 from kernels import dispatch
-from kernels.batch import Slots
+from kernels.arguments.batch import Slots
 
 CUDA = torch.device("cuda")
 INT8, FP8, BF16 = torch.int8, torch.float8_e4m3fn, torch.bfloat16

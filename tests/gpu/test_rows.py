@@ -7,7 +7,7 @@ import torch
 from captured import captured
 
 from kernels import dispatch
-from kernels.batch import DeviceRows, StepInputs
+from kernels.arguments.batch import DeviceRows, StepInputs
 
 CUDA = torch.device("cuda")
 BLOCK_SIZE = 16

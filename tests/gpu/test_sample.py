@@ -7,7 +7,7 @@ import torch
 from sorted_sampling import kept_by_sorting
 
 from kernels import dispatch
-from kernels.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
+from kernels.arguments.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
 from kernels.reference.logits import pack_bits
 from kernels.reference.sample import PURPOSE_SAMPLE, dense_noise
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.batch import PagedBatch, Slots
+from kernels.arguments.batch import PagedBatch, Slots
 
 OPS = dispatch.choose(torch.device("cpu"))
 BLOCK_SIZE, NUM_BLOCKS = 4, 40

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from paged import Paged
 from triton.runtime import interpreter
 
-from kernels import attention_decode, attention_tiles, dispatch, splits
-from kernels.batch import PagedBatch, RowTensors
+from kernels import dispatch
+from kernels.arguments import splits
+from kernels.arguments.batch import PagedBatch, RowTensors
 from kernels.checks import SUPPORTED_DTYPES
 from kernels.dispatch import Ops
+from kernels.triton.attention import attention_decode, attention_tiles
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

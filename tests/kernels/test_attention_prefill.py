@@ -12,13 +12,14 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import ahead, attention_prefill, dispatch
-from kernels.attention_prefill import SHORT_LANES, select
-from kernels.batch import RowTensors
+from kernels import ahead, dispatch
+from kernels.arguments.batch import RowTensors
+from kernels.arguments.splits import DecodeWorkspace
 from kernels.checks import SUPPORTED_DTYPES
 from kernels.dispatch import SUPPORTED_HEAD_DIMS
 from kernels.reference.quant import LIMITS as QUANTIZED_DTYPES
-from kernels.splits import DecodeWorkspace
+from kernels.triton.attention import attention_prefill
+from kernels.triton.attention.attention_prefill import SHORT_LANES, select
 
 TWIN = dispatch.choose(torch.device("cpu"))
 TRITON = dispatch.choose(torch.device("cpu"), {"attention_prefill"})

@@ -11,13 +11,14 @@ from guarded import Guarded, relative_error
 from paged import Paged
 from torch.nn.functional import pad
 
-from kernels import attention_shared, dispatch
-from kernels.batch import PagedBatch
+from kernels import dispatch
+from kernels.arguments.batch import PagedBatch
+from kernels.arguments.shared import SharedGroups, sharing_pays
+from kernels.arguments.splits import DecodeWorkspace
 from kernels.checks import SUPPORTED_DTYPES
 from kernels.dispatch import Ops
 from kernels.reference.attention import merge_states
-from kernels.shared import SharedGroups, sharing_pays
-from kernels.splits import DecodeWorkspace
+from kernels.triton.attention import attention_shared
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from kernels.block_copy import select, specimens
+from kernels.triton.block_copy import select, specimens
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import dispatch
-from kernels.batch import PagedBatch
+from kernels.arguments.batch import PagedBatch
 from kernels.reference import chunks
 from kernels.reference.chunks import CHUNK, ChunkPlan
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from kernels.batch import Slots
-from kernels.kv_write import select, specimens
+from kernels.arguments.batch import Slots
 from kernels.reference.quant import LIMITS, quantize, widen
+from kernels.triton.kv_write import select, specimens
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

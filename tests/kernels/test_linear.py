@@ -10,8 +10,9 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch, linear, partials
+from kernels import dispatch
 from kernels.reference.linear import MAX_SPLITS, workspace_size
+from kernels.triton.products import linear, partials
 
 TWIN = dispatch.choose(torch.device("cpu"))
 TRITON = dispatch.choose(torch.device("cpu"), {"linear_small"})

@@ -10,8 +10,9 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch, linear, linear_quant
+from kernels import dispatch
 from kernels.reference import linear as formats
+from kernels.triton.products import linear, linear_quant
 
 OPS = ("linear_w8", "linear_w4", "linear_fp8", "linear_w8a8", "quantize_tokens")
 TWIN = dispatch.choose(torch.device("cpu"))

@@ -20,7 +20,14 @@ from transformers import (
 
 from kernels import dispatch
 from kernels.ahead import specimens
-from kernels.draws import NO_TOKEN, DrawTensors, EditTensors, Workspace, geometry, num_words
+from kernels.arguments.draws import (
+    NO_TOKEN,
+    DrawTensors,
+    EditTensors,
+    Workspace,
+    geometry,
+    num_words,
+)
 from kernels.reference.logits import pack_bits, unpack_bits
 
 CPU = torch.device("cpu")

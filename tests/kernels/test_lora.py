@@ -10,9 +10,10 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch, lora
+from kernels import dispatch
 from kernels.reference.group_rows import RowGroups
 from kernels.reference.lora import TILE, workspace_size
+from kernels.triton.products import lora
 
 TWIN = dispatch.choose(torch.device("cpu"))
 TRITON = dispatch.choose(torch.device("cpu"), {"lora", "group_rows"})

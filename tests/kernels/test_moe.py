@@ -11,8 +11,9 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch, moe
+from kernels import dispatch
 from kernels.reference.moe import MoeWorkspace, tile_of
+from kernels.triton.products import moe
 
 TWIN = dispatch.choose(torch.device("cpu"))
 TRITON = dispatch.choose(torch.device("cpu"), {"moe", "route_experts"})

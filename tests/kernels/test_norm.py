@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from kernels.norm import select, specimens
+from kernels.triton.norm import select, specimens
 
 TWIN = dispatch.choose(torch.device("cpu"))
 TRITON = dispatch.choose(torch.device("cpu"), {"rms_norm"})

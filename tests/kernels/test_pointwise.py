@@ -10,7 +10,8 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch, pointwise
+from kernels import dispatch
+from kernels.triton import pointwise
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import dispatch
-from kernels.batch import DeviceRows, StepInputs
-from kernels.rows import select, select_advance, specimens
+from kernels.arguments.batch import DeviceRows, StepInputs
+from kernels.triton.rows import select, select_advance, specimens
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

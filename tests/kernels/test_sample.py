@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from sorted_sampling import kept_by_sorting
 from transformers import TopPLogitsWarper
 
-from kernels import dispatch, logits, noise
-from kernels.draws import DrawTensors, Workspace, geometry
+from kernels import dispatch
+from kernels.arguments.draws import DrawTensors, Workspace, geometry
 from kernels.reference import sample as reference
+from kernels.triton.sampling import logits, noise
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from kernels.draws import DrawTensors
+from kernels.arguments.draws import DrawTensors
 from kernels.reference.sample import (
     PURPOSE_ACCEPT,
     PURPOSE_SAMPLE,

@@ -15,8 +15,8 @@ from enum import IntEnum
 
 import torch
 
-from kernels.batch import DeviceRows
-from kernels.draws import DrawTensors
+from kernels.arguments.batch import DeviceRows
+from kernels.arguments.draws import DrawTensors
 from workers.engine.plan import PENDING, Draw, Row
 from workers.protocol.messages import SamplingParams
 

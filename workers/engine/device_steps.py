@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.batch import Slots
+from kernels.arguments.batch import Slots
 from kernels.dispatch import TWINS
 from workers.engine.device_rows import Mirror, RowStore
 from workers.engine.graphs import Bucket, Capture, DirectCall, Graphs, bucket_sizes, equal

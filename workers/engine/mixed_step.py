@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels.batch import DeviceRows, PagedBatch, RowTensors
-from kernels.draws import DrawTensors
+from kernels.arguments.batch import DeviceRows, PagedBatch, RowTensors
+from kernels.arguments.draws import DrawTensors
 from workers.engine import token_tree
 from workers.engine.device_rows import draw_tensors, numbers
 from workers.engine.model.hf import Trees

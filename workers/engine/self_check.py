@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from kernels.batch import DeviceRows, PagedBatch, Slots, StepInputs
+from kernels.arguments.batch import DeviceRows, PagedBatch, Slots, StepInputs
+from kernels.arguments.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
 from kernels.dispatch import TWINS, Ops
-from kernels.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
 from kernels.reference.quant import quantize
 from workers.engine.kv_store import KVShape, LayerKV
 from workers.engine.layers import quant

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from kernels.shared import sharing_pays
+from kernels.arguments.shared import sharing_pays
 from workers.engine.plan import Row
 
 Group = tuple[list[int], int]

@@ -10,10 +10,10 @@ from typing import overload
 
 import torch
 
-from kernels.batch import PagedBatch, RowTensors, Slots, StepInputs
-from kernels.draws import DrawTensors
-from kernels.shared import SharedGroups
-from kernels.splits import DecodeWorkspace, most_splits, most_splits_beside_shared
+from kernels.arguments.batch import PagedBatch, RowTensors, Slots, StepInputs
+from kernels.arguments.draws import DrawTensors
+from kernels.arguments.shared import SharedGroups
+from kernels.arguments.splits import DecodeWorkspace, most_splits, most_splits_beside_shared
 from workers.engine.device_rows import Field, draw_tensors
 from workers.engine.model.hf import StepContext
 from workers.engine.plan import Row

@@ -20,7 +20,7 @@ from celery import Celery
 from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.db import Database
+from accounting.database.db import Database
 from workers.jobs import logs, ops
 from workers.jobs import settings as jobs_settings
 from workers.jobs.app import create_celery

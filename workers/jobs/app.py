@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 from kombu.entity import Queue
 
-from accounting.batches import QUEUE
+from accounting.batches.batches import QUEUE
 from workers.jobs.settings import HARD_LIMIT_S, SOFT_LIMIT_S, VISIBILITY_TIMEOUT_S, JobsSettings
 
 

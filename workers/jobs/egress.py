@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from accounting.egress import Egress
+from accounting.events.egress import Egress
 
 Lookup = Callable[..., Any]
 """As `socket.getaddrinfo`."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from accounting.claims import Waiting
+from accounting.batches.claims import Waiting
 
 QUANTUM_TOKENS = 4096
 CACHED_DISCOUNT = 10

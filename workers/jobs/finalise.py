@@ -15,11 +15,13 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import batch_lines, batch_runs, claims, files, replies, sealing
-from accounting.batch_lines import LineEnd
-from accounting.batch_runs import BatchClaim
-from accounting.db import Database
-from accounting.file_store import FileStore, Writer
+from accounting.batches import batch_lines, batch_runs, claims, files
+from accounting.batches.batch_lines import LineEnd
+from accounting.batches.batch_runs import BatchClaim
+from accounting.batches.file_store import FileStore, Writer
+from accounting.database import sealing
+from accounting.database.db import Database
+from accounting.requests import replies
 from workers.jobs.order import PackedLine, unpack
 from workers.jobs.runner import InputLine, delivered
 

@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from accounting.replies import line_key
-from accounting.types import Usage
+from accounting.requests.replies import line_key
+from accounting.values.types import Usage
 
 NOT_READY = frozenset({409, 429, 503})
 """With Retry-After these are back-pressure, never a failure of the line."""

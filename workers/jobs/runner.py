@@ -15,12 +15,14 @@ from typing import Literal
 
 import msgspec
 
-from accounting import batch_lines, batch_runs, batches, claims, replies, sealing
-from accounting.batch_lines import LineEnd
-from accounting.claims import ChunkClaim, ClaimLost
-from accounting.db import Database
-from accounting.file_store import Reader
-from accounting.types import Usage
+from accounting.batches import batch_lines, batch_runs, batches, claims
+from accounting.batches.batch_lines import LineEnd
+from accounting.batches.claims import ChunkClaim, ClaimLost
+from accounting.batches.file_store import Reader
+from accounting.database import sealing
+from accounting.database.db import Database
+from accounting.requests import replies
+from accounting.values.types import Usage
 from workers.jobs import fairness
 from workers.jobs.line import Answered, Closed, Failed, Later, Outcome, Sender, Stopped
 from workers.jobs.order import PackedLine, unpack

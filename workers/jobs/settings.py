@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import pydantic
 import pydantic_settings
 
-from accounting import environment
-from accounting.egress import Egress, Network, networks
+from accounting.events.egress import Egress, Network, networks
+from accounting.values import environment
 
 PREFIX = "HEADGATE_"
 

@@ -9,9 +9,9 @@ import time
 
 import msgspec
 
-from accounting import batch_runs, claims, files
-from accounting.db import Database
-from accounting.file_store import FileStore
+from accounting.batches import batch_runs, claims, files
+from accounting.batches.file_store import FileStore
+from accounting.database.db import Database
 from workers.jobs.settings import JobsSettings
 
 UNFINISHED_S = 86_400

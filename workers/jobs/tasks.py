@@ -15,12 +15,13 @@ import aiohttp
 from opentelemetry.trace import Tracer
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import batch_runs, claims, files, sealing
-from accounting.batch_runs import BatchClaim
-from accounting.claims import ChunkClaim, ClaimLost
-from accounting.credentials import batch_credential
-from accounting.db import Database
-from accounting.file_store import FileStore
+from accounting.access.credentials import batch_credential
+from accounting.batches import batch_runs, claims, files
+from accounting.batches.batch_runs import BatchClaim
+from accounting.batches.claims import ChunkClaim, ClaimLost
+from accounting.batches.file_store import FileStore
+from accounting.database import sealing
+from accounting.database.db import Database
 from workers.jobs import fairness, tracing
 from workers.jobs.finalise import Finaliser
 from workers.jobs.line import Sender

@@ -27,7 +27,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from accounting.claims import ChunkClaim
+from accounting.batches.claims import ChunkClaim
 
 BATCH_ID, CHUNK_SEQ, NUM_TOKENS, TENANT_ID, LEFT = (
     "headgate.batch.id", "headgate.batch.chunk", "headgate.batch.predicted_tokens", "headgate.tenant.id",

@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import batch_runs, claims, files, prices, tenants
-from accounting.batch_lines import LineEnd
-from accounting.batch_runs import BatchClaim, Chunk
-from accounting.batches import BatchInfo
-from accounting.db import Database
-from accounting.file_store import FileStore
+from accounting.batches import batch_runs, claims, files
+from accounting.batches.batch_lines import LineEnd
+from accounting.batches.batch_runs import BatchClaim, Chunk
+from accounting.batches.batches import BatchInfo
+from accounting.batches.file_store import FileStore
+from accounting.database.db import Database
+from accounting.prices import prices
+from accounting.tenants import tenants
 from workers.jobs import order
 from workers.jobs.settings import JobsSettings
 from workers.jobs.validate import MAX_REPORTED, Fault, Validated, validate

@@ -16,10 +16,11 @@ import aiohttp
 from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting import claims, deliveries, webhooks
-from accounting.db import Database
-from accounting.deliveries import Delivery, Schedule
-from accounting.errors import AccountingError
+from accounting.batches import claims
+from accounting.database.db import Database
+from accounting.events import deliveries, webhooks
+from accounting.events.deliveries import Delivery, Schedule
+from accounting.values.errors import AccountingError
 from workers.jobs.egress import NotSpokenTo, Poster
 from workers.jobs.settings import JobsSettings
 

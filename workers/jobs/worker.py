@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
-from accounting.batches import DOORBELL, RING_EXPIRES_S
+from accounting.batches.batches import DOORBELL, RING_EXPIRES_S
 from workers.jobs import logs, tracing
 from workers.jobs import settings as jobs_settings
 from workers.jobs.app import create_celery

@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting import migrate
-from accounting.db import Database
-from accounting.models import Base
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.tables.models import Base
 
 PEPPER = b"p" * 32
 

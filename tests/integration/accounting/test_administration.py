@@ -5,24 +5,16 @@ from __future__ import annotations
 import pytest
 from money import posting
 
-from accounting import (
-    api_keys,
-    audit,
-    changes,
-    erasure,
-    model_permissions,
-    principals,
-    request_postings,
-    sealing,
-    spend_alerts,
-    spend_limits,
-    tenant_status,
-    tenants,
-)
-from accounting.audit import AuditFilter
-from accounting.errors import ConflictError, InvalidError, NotFoundError
-from accounting.spend_alerts import AlertFields
-from accounting.types import OPERATOR_TENANT, Charge, KeyChanges, ModelPermissions
+from accounting.access import api_keys, principals
+from accounting.database import audit, changes, sealing
+from accounting.database.audit import AuditFilter
+from accounting.lifecycle import erasure, tenant_status
+from accounting.limits import spend_alerts, spend_limits
+from accounting.limits.spend_alerts import AlertFields
+from accounting.requests import request_postings
+from accounting.tenants import model_permissions, tenants
+from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.types import OPERATOR_TENANT, Charge, KeyChanges, ModelPermissions
 
 NOW = 1_700_000_000
 NOW_MS = NOW * 1000

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert, select, update
 
-from accounting import api_keys, changes, principals, tenant_status, tenants
-from accounting.batch_models import Batch, File
-from accounting.errors import InvalidError, NotFoundError
-from accounting.models import ApiKey
-from accounting.types import OPERATOR_TENANT, KeyChanges, Limits, ModelLimits
+from accounting.access import api_keys, principals
+from accounting.database import changes
+from accounting.lifecycle import tenant_status
+from accounting.tables.batch_models import Batch, File
+from accounting.tables.models import ApiKey
+from accounting.tenants import tenants
+from accounting.values.errors import InvalidError, NotFoundError
+from accounting.values.types import OPERATOR_TENANT, KeyChanges, Limits, ModelLimits
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ async def test_only_the_exact_key_under_the_right_pepper_resolves(conn, tenant, 
 
 def _with_new_secret(value: str) -> str:
     """Right id, right checksum, wrong secret: what only the database can refuse."""
-    from accounting.credentials import _checksum
+    from accounting.access.credentials import _checksum
 
     body = "_".join([*value.split("_")[:3], "A" * 43])
     return f"{body}_{_checksum(body)}"

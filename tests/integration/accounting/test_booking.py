@@ -5,10 +5,10 @@ from __future__ import annotations
 from money import posting, record
 from sqlalchemy import select
 
-from accounting import request_postings
-from accounting.legs import legs
-from accounting.models import LedgerEntry, LedgerLeg
-from accounting.types import Charge, Usage
+from accounting.ledger.legs import legs
+from accounting.requests import request_postings
+from accounting.tables.models import LedgerEntry, LedgerLeg
+from accounting.values.types import Charge, Usage
 
 
 async def test_every_entry_has_exactly_the_legs_of_the_rules(conn):

@@ -6,9 +6,13 @@ import pytest
 from money import RATES, posting, record
 from sqlalchemy import insert, text
 
-from accounting import api_keys, books, prices, replies, request_postings, tenants
-from accounting.models import EngineRecordRow, LedgerEntry, LedgerLeg
-from accounting.types import Usage
+from accounting.access import api_keys
+from accounting.books import books
+from accounting.prices import prices
+from accounting.requests import replies, request_postings
+from accounting.tables.models import EngineRecordRow, LedgerEntry, LedgerLeg
+from accounting.tenants import tenants
+from accounting.values.types import Usage
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ from money import NOON_MS, posting
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting import books_billing, day_seals, ledger, request_postings, rollups
+from accounting.books import books_billing, day_seals
+from accounting.ledger import ledger, rollups
+from accounting.requests import request_postings
 
 DAY_MS = 86_400_000
 MIDNIGHT_MS = NOON_MS - DAY_MS // 2

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine, event, insert, select, text
 from sqlalchemy.exc import IntegrityError
 
-from accounting.db import Database, insert_new
-from accounting.models import JournalOffset, Tenant
+from accounting.database.db import Database, insert_new
+from accounting.tables.models import JournalOffset, Tenant
 
 ROW = {"slot": 1, "offset": 2, "posted_at_ms": 3}
 
@@ -154,7 +154,7 @@ async def test_p3_a_crowd_of_readers_and_writers_opens_no_connection_twice(
 
 async def test_a_cancelled_write_leaves_no_lock_behind(tmp_path, sqlite_template, monkeypatch):
     """Whatever statement the cancellation hits, and although nothing is collected meanwhile."""
-    monkeypatch.setattr("accounting.db.BUSY_TIMEOUT_MS", 500)
+    monkeypatch.setattr("accounting.database.db.BUSY_TIMEOUT_MS", 500)
     path = tmp_path / "headgate.db"
     path.write_bytes(sqlite_template.read_bytes())
     db, moments = Database(f"sqlite+aiosqlite:///{path}"), random.Random(1)

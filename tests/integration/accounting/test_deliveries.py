@@ -7,11 +7,12 @@ import asyncio
 import pytest
 from sqlalchemy import func, select
 
-from accounting import deliveries, outbox, tenants, webhooks
-from accounting.deliveries import MAX_TRIES, PLACES, Schedule
-from accounting.egress import Egress
-from accounting.events import Event
-from accounting.outbox_models import Outbox
+from accounting.events import deliveries, outbox, webhooks
+from accounting.events.deliveries import MAX_TRIES, PLACES, Schedule
+from accounting.events.egress import Egress
+from accounting.events.events import Event
+from accounting.tables.outbox_models import Outbox
+from accounting.tenants import tenants
 
 STEADY = Schedule(lambda: 0.0)
 NOW = 1_800_000_000_000

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from accounting import files, tenants
-from accounting.errors import NoRoomError
+from accounting.batches import files
+from accounting.tenants import tenants
+from accounting.values.errors import NoRoomError
 
 
 async def test_s9_files_registered_at_the_same_time_keep_the_quota(db):

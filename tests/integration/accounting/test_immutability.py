@@ -7,8 +7,10 @@ from money import RATES, posting, record
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting import changes, prices, request_postings
-from accounting.types import Usage
+from accounting.database import changes
+from accounting.prices import prices
+from accounting.requests import request_postings
+from accounting.values.types import Usage
 
 
 @pytest.fixture

@@ -17,20 +17,16 @@ from billing_world import (
 from money import posting
 from sqlalchemy import func, select, text
 
-from accounting import (
-    books,
-    credits,
-    invoices,
-    prices,
-    pricing,
-    request_postings,
-    tenants,
-    time_zones,
-)
-from accounting.credits import NewCredit
-from accounting.errors import ConflictError, KeyReusedError, NotFoundError
-from accounting.models import LedgerEntry, RollupDay
-from accounting.types import TOKEN_CLASSES, Usage
+from accounting.billing import credits, invoices
+from accounting.billing.credits import NewCredit
+from accounting.books import books
+from accounting.prices import prices, pricing
+from accounting.requests import request_postings
+from accounting.tables.models import LedgerEntry, RollupDay
+from accounting.tenants import tenants
+from accounting.values import time_zones
+from accounting.values.errors import ConflictError, KeyReusedError, NotFoundError
+from accounting.values.types import TOKEN_CLASSES, Usage
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
 

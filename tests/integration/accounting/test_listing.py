@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from accounting import (
-    adapters,
-    api_keys,
-    batches,
-    budgets,
-    files,
-    prefixes,
-    service_accounts,
-    spend_alerts,
-    tenant_status,
-    tenants,
-    webhooks,
-)
-from accounting.budgets import NewBudget
-from accounting.egress import Egress
-from accounting.errors import InvalidError
-from accounting.spend_alerts import AlertFields
-from accounting.types import OPERATOR_TENANT
+from accounting.access import api_keys, service_accounts
+from accounting.batches import batches, files
+from accounting.events import webhooks
+from accounting.events.egress import Egress
+from accounting.lifecycle import tenant_status
+from accounting.limits import budgets, spend_alerts
+from accounting.limits.budgets import NewBudget
+from accounting.limits.spend_alerts import AlertFields
+from accounting.tenants import adapters, prefixes, tenants
+from accounting.values.errors import InvalidError
+from accounting.values.types import OPERATOR_TENANT
 
 NOW = 1_700_000_000
 NUM = 12

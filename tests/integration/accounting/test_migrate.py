@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import create_engine, inspect, text
 
-from accounting import migrate
-from accounting.errors import SchemaError, SchemaNewer, SchemaOlder
-from accounting.models import Base
+from accounting.database import migrate
+from accounting.tables.models import Base
+from accounting.values.errors import SchemaError, SchemaNewer, SchemaOlder
 
 
 def sync_url(url: str) -> str:

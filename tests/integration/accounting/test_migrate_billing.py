@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-from accounting import migrate
+from accounting.database import migrate
 
 BEFORE, BILLING = "0003", "0005"
 DAY = 86_400

@@ -7,9 +7,11 @@ import asyncio
 import pytest
 from sqlalchemy import update
 
-from accounting import adapters, prices, tenant_status, tenants
-from accounting.errors import ConflictError, InvalidError
-from accounting.models import Tenant
+from accounting.lifecycle import tenant_status
+from accounting.prices import prices
+from accounting.tables.models import Tenant
+from accounting.tenants import adapters, tenants
+from accounting.values.errors import ConflictError, InvalidError
 
 
 async def test_o4_a_tenant_cannot_take_the_name_of_another(conn):

@@ -10,27 +10,19 @@ from billing_world import CLOSED_MS, PERIOD, month_of_traffic, tenants_with_keys
 from money import posting
 from sqlalchemy import select, text
 
-from accounting import (
-    api_keys,
-    batch_runs,
-    batches,
-    budgets,
-    erasure,
-    files,
-    invoices,
-    outbox,
-    request_postings,
-    service_accounts,
-    spend_alerts,
-    tenant_status,
-    tenants,
-    webhooks,
-)
-from accounting.budgets import NewBudget
-from accounting.egress import Egress
-from accounting.events import Event
-from accounting.outbox_models import Outbox, Webhook
-from accounting.types import OPERATOR_TENANT
+from accounting.access import api_keys, service_accounts
+from accounting.batches import batch_runs, batches, files
+from accounting.billing import invoices
+from accounting.events import outbox, webhooks
+from accounting.events.egress import Egress
+from accounting.events.events import Event
+from accounting.lifecycle import erasure, tenant_status
+from accounting.limits import budgets, spend_alerts
+from accounting.limits.budgets import NewBudget
+from accounting.requests import request_postings
+from accounting.tables.outbox_models import Outbox, Webhook
+from accounting.tenants import tenants
+from accounting.values.types import OPERATOR_TENANT
 
 MASTER = b"m" * 32
 

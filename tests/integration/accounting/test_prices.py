@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 from money import RATES
 
-from accounting import prices, tenants
-from accounting.errors import ConflictError, InvalidError, NotFoundError
-from accounting.types import Price, Rates
+from accounting.prices import prices
+from accounting.tenants import tenants
+from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.types import Price, Rates
 
 FREE = Rates(0, 0, 0, 0)
 

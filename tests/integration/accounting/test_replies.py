@@ -6,7 +6,10 @@ import pytest
 from money import RATES, posting
 from sqlalchemy import text
 
-from accounting import api_keys, prices, replies, request_postings, tenants
+from accounting.access import api_keys
+from accounting.prices import prices
+from accounting.requests import replies, request_postings
+from accounting.tenants import tenants
 
 NOW = 1_700_000_000
 

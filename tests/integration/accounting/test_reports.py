@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 from money import NOON_MS, RATES, posting
 
-from accounting import pricing, reports, request_postings
-from accounting.errors import InvalidError
-from accounting.reports import ReportQuery
-from accounting.types import Usage
+from accounting.billing import reports
+from accounting.billing.reports import ReportQuery
+from accounting.prices import pricing
+from accounting.requests import request_postings
+from accounting.values.errors import InvalidError
+from accounting.values.types import Usage
 
 NOON = NOON_MS // 1000
 DAY, HOUR = 86_400, 3_600

@@ -8,9 +8,10 @@ import pytest
 from money import NOON_MS, posting, record
 from sqlalchemy import func, select
 
-from accounting import books, request_postings
-from accounting.models import LedgerEntry, LedgerLeg, RollupDay, RollupMinute
-from accounting.types import PostResult, Usage
+from accounting.books import books
+from accounting.requests import request_postings
+from accounting.tables.models import LedgerEntry, LedgerLeg, RollupDay, RollupMinute
+from accounting.values.types import PostResult, Usage
 
 NONE = Usage()
 

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from sqlalchemy import select, text
 
-from accounting import books, focus, invoices, prices, pricing, reports, residency
-from accounting.reports import ReportQuery
-from accounting.residency import GRACE_MS, HOUR_S, KEPT_MS, Reading
-from accounting.residency_models import ResidencyCharge, ResidencyReading
+from accounting.billing import focus, invoices, reports, residency
+from accounting.billing.reports import ReportQuery
+from accounting.billing.residency import GRACE_MS, HOUR_S, KEPT_MS, Reading
+from accounting.books import books
+from accounting.prices import prices, pricing
+from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
 from tests.billing_world import CHEAP, CLOSED_MS, END, PERIOD, START, tenants_with_keys
 
 GB_HOUR = 10**9 * 3_600_000

@@ -8,9 +8,13 @@ import pytest
 from money import NOON_MS, RATES, posting, record
 from sqlalchemy import text
 
-from accounting import api_keys, books, prices, request_postings, sdk_retries, tenants
-from accounting.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, Unheard
-from accounting.types import Usage
+from accounting.access import api_keys
+from accounting.books import books
+from accounting.prices import prices
+from accounting.requests import request_postings, sdk_retries
+from accounting.requests.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, Unheard
+from accounting.tenants import tenants
+from accounting.values.types import Usage
 
 PRINT = b"\1" * 32
 

@@ -3,10 +3,13 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from accounting import api_keys, changes, service_accounts, tenant_status, tenants
-from accounting.errors import ConflictError, InvalidError, NotFoundError
-from accounting.models import AuditLog
-from accounting.types import DEFAULT_MODEL_LIMITS, Limits, ModelLimits
+from accounting.access import api_keys, service_accounts
+from accounting.database import changes
+from accounting.lifecycle import tenant_status
+from accounting.tables.models import AuditLog
+from accounting.tenants import tenants
+from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.types import DEFAULT_MODEL_LIMITS, Limits, ModelLimits
 
 
 async def test_tenants_are_listed_newest_first_page_by_page(conn):

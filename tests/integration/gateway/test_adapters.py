@@ -8,7 +8,7 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, until
 
-from gateway.stream import ENGINE
+from gateway.generation.stream import ENGINE
 
 PATH = "/admin/v1/adapters"
 LONG = "Tell me of the canal that feeds the lower fields, gate by gate, from the head on. " * 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gateways import MODEL, RunningGateway, running_gateway, until
 
-from gateway.http_limits import GatewayRunner
+from gateway.http.http_limits import GatewayRunner
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

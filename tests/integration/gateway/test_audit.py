@@ -12,7 +12,7 @@ from aiohttp import FormData
 from billing_world import PERIOD, used
 from gateways import MODEL, RunningGateway, running_gateway
 
-from accounting import erasure
+from accounting.lifecycle import erasure
 from gateway.app import routes
 
 RUNS_A_MODEL = {

@@ -12,7 +12,7 @@ from billing_world import PERIOD, START, used
 from click.testing import CliRunner
 from gateways import MODEL, running_gateway
 
-from accounting.types import OPERATOR_TENANT
+from accounting.values.types import OPERATOR_TENANT
 from gateway.cli.main import main
 
 RATES = {"cache_read": 1, "cache_write": 2, "uncached": 3, "output": 4}

@@ -16,10 +16,10 @@ from gateways import running_gateway
 from money import posting, record
 from sqlalchemy import text
 
-from accounting import request_postings
-from accounting.equations import BALANCE, CONSERVATION, DOCUMENTED_IN, EQUATIONS
-from accounting.types import Usage
-from gateway.app_keys import DATABASE
+from accounting.books.equations import BALANCE, CONSERVATION, DOCUMENTED_IN, EQUATIONS
+from accounting.requests import request_postings
+from accounting.values.types import Usage
+from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
 
 HEADGATE = str(Path(sys.executable).parent / "headgate")

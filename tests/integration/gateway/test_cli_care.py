@@ -14,19 +14,20 @@ from click.testing import CliRunner
 from gateways import MODEL, running_gateway
 from money import posting, record
 
-from accounting import books, request_postings
-from accounting.types import Charge, Limits, Principal, Usage
-from gateway.abandon import OLD_MS
-from gateway.app_keys import DATABASE
-from gateway.cli.home import Home
+from accounting.books import books
+from accounting.requests import request_postings
+from accounting.values.types import Charge, Limits, Principal, Usage
+from gateway.base.app_keys import DATABASE
+from gateway.base.home import Home
 from gateway.cli.main import main
 from gateway.cli.up import Options, Up
-from gateway.journal import open_journal
-from gateway.journal_records import Opened
-from gateway.limits import Limiter, limiter_link
-from gateway.metering import METERING
-from gateway.redis_keys import open_key
-from gateway.rules import Holder
+from gateway.journal.journal import open_journal
+from gateway.journal.journal_records import Opened
+from gateway.limiter.limits import Limiter, limiter_link
+from gateway.limiter.redis_keys import open_key
+from gateway.limiter.rules import Holder
+from gateway.metering.abandon import OLD_MS
+from gateway.metering.metering import METERING
 from workers.protocol.journal import segment_name
 
 

@@ -13,11 +13,11 @@ import pytest
 from fakes import Fault, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
-from accounting import tenants
-from accounting.types import Limits, Usage
-from gateway.app_keys import DATABASE, LIFECYCLE
-from gateway.metering import METERING
-from gateway.stream import ENGINE
+from accounting.tenants import tenants
+from accounting.values.types import Limits, Usage
+from gateway.base.app_keys import DATABASE, LIFECYCLE
+from gateway.generation.stream import ENGINE
+from gateway.metering.metering import METERING
 from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.record import RequestRecord
 
@@ -199,7 +199,7 @@ async def test_a_drain_cuts_what_does_not_end_and_says_so(
 async def test_an_idle_stream_is_pinged(
     tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.stream.PING_S", 0.2)
+    monkeypatch.setattr("gateway.generation.stream.PING_S", 0.2)
     async with slow(tmp_path, redis_url) as worker:
         await bare_gateway.workers(1)
         async with (
@@ -219,7 +219,7 @@ async def test_b1_a_stream_that_waits_in_the_queue_is_opened_and_pinged(
     tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A proxy in front gives up on an answer of which nothing has come for a minute. A ping is no first token."""
-    monkeypatch.setattr("gateway.stream.PING_S", 0.2)
+    monkeypatch.setattr("gateway.generation.stream.PING_S", 0.2)
     records: list[RequestRecord] = []
     bare_gateway.app[OBSERVERS].append(records.append)
     async with slow(tmp_path, redis_url) as worker:
@@ -246,7 +246,7 @@ async def test_b1_a_stream_that_waits_in_the_queue_is_opened_and_pinged(
 async def test_b1_a_stream_that_failed_while_it_waited_ends_with_an_error_event(
     tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.stream.PING_S", 0.2)
+    monkeypatch.setattr("gateway.generation.stream.PING_S", 0.2)
     async with slow(tmp_path, redis_url) as worker:
         await bare_gateway.workers(1)
         worker.runner.hang()

@@ -13,9 +13,11 @@ from billing_world import CLOSED_MS, PERIOD, month_of_traffic, tenants_with_keys
 from click.testing import CliRunner
 from sqlalchemy import text
 
-from accounting import exports, focus, invoices, migrate, prices
-from accounting.db import Database
-from accounting.types import Rates
+from accounting.billing import exports, focus, invoices
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.prices import prices
+from accounting.values.types import Rates
 from gateway.cli.main import main
 from gateway.cli.whole_file import whole_file
 

@@ -14,11 +14,11 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from accounting import replies
-from gateway import idempotency
-from gateway.app_keys import DATABASE
-from gateway.claimed_key import ClaimedKey
-from gateway.idempotency import KEYED
+from accounting.requests import replies
+from gateway.base.app_keys import DATABASE
+from gateway.idempotency import idempotency
+from gateway.idempotency.claimed_key import ClaimedKey
+from gateway.idempotency.idempotency import KEYED
 
 CHAT = "/v1/chat/completions"
 Answer = tuple[int, bytes, Mapping[str, str]]
@@ -290,7 +290,7 @@ async def test_an_answer_that_cannot_be_stored_is_not_given_and_not_charged(
 async def test_a_key_whose_drop_did_not_reach_sql_is_dropped_by_the_sweep(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gateway import idempotency
+    from gateway.idempotency import idempotency
 
     async def fail(self: ClaimedKey) -> None:
         raise OSError

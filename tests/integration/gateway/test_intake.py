@@ -14,11 +14,11 @@ import aiohttp
 import pytest
 from gateways import MODEL, RunningGateway, running_gateway, until
 
-from gateway.intake import INTAKE
+from gateway.intake.intake import INTAKE
+from gateway.intake.text_work import TEXT_WORK
 from gateway.routes import common
 from gateway.schema.json_body import decode_object
 from gateway.telemetry.metrics import METRICS
-from gateway.text_work import TEXT_WORK
 
 CHAT = "/v1/chat/completions"
 BROKEN = b'{"model": "scripted", "messages": [' + b" " * 2**20

@@ -6,10 +6,10 @@ import asyncio
 
 from sqlalchemy import text
 
-from accounting import migrate
-from accounting.db import Database
-from gateway.app_keys import DATABASE
-from gateway.journal_truth import shipped_whole
+from accounting.database import migrate
+from accounting.database.db import Database
+from gateway.base.app_keys import DATABASE
+from gateway.journal.journal_truth import shipped_whole
 
 
 async def test_what_was_shipped_is_in_the_ledger_and_missed_where_it_is_not(gateway, tmp_path):

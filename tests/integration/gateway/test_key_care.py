@@ -12,9 +12,9 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
-from gateway.addresses import LOOPBACK
-from gateway.app_keys import RUNNING
-from gateway.stream import ENGINE
+from gateway.base.addresses import LOOPBACK
+from gateway.base.app_keys import RUNNING
+from gateway.generation.stream import ENGINE
 
 LONG: dict[str, Any] = {
     "model": MODEL, "messages": [{"role": "user", "content": "tell"}], "max_tokens": 1500, "stream": True,
@@ -137,7 +137,7 @@ async def test_a_change_that_makes_no_sense_names_its_field(gateway, body, param
 
 
 async def test_the_last_use_of_a_key_is_known(gateway, monkeypatch):
-    monkeypatch.setattr("gateway.last_use.EVERY_S", 0.05)
+    monkeypatch.setattr("gateway.http.last_use.EVERY_S", 0.05)
     tenant, key = await gateway.new_tenant("used")
     path = f"/admin/v1/keys/{await key_of(gateway, tenant)}"
     assert (await admin(gateway, "GET", path))["last_used_at"] is None

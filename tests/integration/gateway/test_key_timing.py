@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import pytest
 from gateways import PEPPER, RunningGateway, running_gateway
 
-from accounting import credentials, principals
-from gateway.app_keys import DATABASE
+from accounting.access import credentials, principals
+from gateway.base.app_keys import DATABASE
 
 SOAK = bool(os.environ.get("HEADGATE_SOAK"))
 NUM_EACH = 20_000 if SOAK else 400

@@ -11,9 +11,10 @@ import pytest
 from gateways import MODEL, RunningGateway
 from sqlalchemy import event
 
-from accounting import api_keys, credentials, tenant_status
-from gateway.app_keys import DATABASE, REDIS
-from gateway.auth import AUTH, LookupFailed
+from accounting.access import api_keys, credentials
+from accounting.lifecycle import tenant_status
+from gateway.base.app_keys import DATABASE, REDIS
+from gateway.http.auth import AUTH, LookupFailed
 
 CHAT: dict[str, Any] = {
     "model": MODEL,

@@ -14,12 +14,13 @@ import pytest_asyncio
 from aiohttp import FormData
 from gateways import MODEL, RunningGateway, running_gateway
 
-from accounting import api_keys, tenant_status
-from accounting.types import KeyChanges
-from gateway.addresses import LOOPBACK
+from accounting.access import api_keys
+from accounting.lifecycle import tenant_status
+from accounting.values.types import KeyChanges
 from gateway.app import routes
-from gateway.app_keys import DATABASE
-from gateway.routes.table import Route
+from gateway.base.addresses import LOOPBACK
+from gateway.base.app_keys import DATABASE
+from gateway.http.route_table import Route
 
 TENANT_SCOPES = ("chat", "embeddings", "batch", "files:read", "files:write", "usage:read")
 IN = 0

@@ -9,9 +9,9 @@ import pytest
 import redis.asyncio
 from gateways import MODEL
 
-from gateway.stream import ENGINE
+from gateway.generation.stream import ENGINE
+from gateway.routing.upstream.fleet import LOOK_EVERY_S
 from gateway.telemetry.record import RequestRecord
-from gateway.upstream.fleet import LOOK_EVERY_S
 
 pytestmark = pytest.mark.rest
 

@@ -22,8 +22,8 @@ from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home
 
+from gateway.base.settings import SettingsError, load
 from gateway.server import serve
-from gateway.settings import SettingsError, load
 
 ANONYMOUS = ["rw-p", "00000000", "00:00", "0"]
 

@@ -12,11 +12,12 @@ from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, until
 from sqlalchemy import text
 
-from accounting import prices, tenants
-from accounting.bootstrap import EXAMPLE_RATES
-from accounting.types import Limits
-from gateway.app_keys import DATABASE
-from gateway.stream import ENGINE
+from accounting.lifecycle.bootstrap import EXAMPLE_RATES
+from accounting.prices import prices
+from accounting.tenants import tenants
+from accounting.values.types import Limits
+from gateway.base.app_keys import DATABASE
+from gateway.generation.stream import ENGINE
 
 CHAT = "/v1/chat/completions"
 LONG = (
@@ -180,7 +181,7 @@ async def test_it_is_checked_as_the_request_and_counts_as_one(gateway: RunningGa
 async def test_without_an_answer_of_a_worker_there_is_no_quote(
     gateway: RunningGateway, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.upstream.native.PEEK_S", 0.2)
+    monkeypatch.setattr("gateway.routing.upstream.native.PEEK_S", 0.2)
     worker.runner.hang()
     running = asyncio.create_task(post(gateway, CHAT, chat("hello")))
     await until(lambda: bool(worker.engine.attempts))

@@ -20,9 +20,9 @@ from gateways import MODEL, RunningGateway, running_gateway
 from own_redis import OwnRedis
 
 from gateway import readiness, resources
-from gateway.app_keys import DATABASE, LIFECYCLE
-from gateway.metering import METERING
-from gateway.settings import GatewaySettings
+from gateway.base.app_keys import DATABASE, LIFECYCLE
+from gateway.base.settings import GatewaySettings
+from gateway.metering.metering import METERING
 
 
 async def probe(gateway: RunningGateway) -> tuple[int, str, dict[str, str]]:

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from accounting import books, prices
-from accounting.residency import GRACE_MS, HOUR_S
-from accounting.types import Rates
-from gateway.app_keys import DATABASE
-from gateway.bookkeeping import Bookkeeping
+from accounting.billing.residency import GRACE_MS, HOUR_S
+from accounting.books import books
+from accounting.prices import prices
+from accounting.values.types import Rates
+from gateway.base.app_keys import DATABASE
+from gateway.books.bookkeeping import Bookkeeping
 from tests.fakes import BYTES_PER_BLOCK
 from tests.gateways import MODEL
 

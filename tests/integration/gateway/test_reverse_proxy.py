@@ -14,8 +14,8 @@ import pytest
 from gateways import RunningGateway, running_gateway, until
 from proxies import NGINX, nginx, plain_proxy
 
-from accounting import credentials
-from gateway.auth import AUTH, BAD_KEYS_BURST, FRESH_S
+from accounting.access import credentials
+from gateway.http.auth import AUTH, BAD_KEYS_BURST, FRESH_S
 
 
 @dataclass

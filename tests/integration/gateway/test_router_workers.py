@@ -9,7 +9,7 @@ import pytest
 from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, running_gateway, until
 
-from gateway.stream import ENGINE
+from gateway.generation.stream import ENGINE
 from gateway.telemetry.metrics import METRICS
 
 SYSTEM = "You answer questions about water rights in valleys that share one canal. " * 3

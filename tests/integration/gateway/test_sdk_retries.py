@@ -13,8 +13,8 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, until
 
-from gateway.app_keys import DETACHED
-from gateway.retries import RETRIES
+from gateway.base.app_keys import DETACHED
+from gateway.idempotency.retries import RETRIES
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
 

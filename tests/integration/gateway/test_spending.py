@@ -11,10 +11,11 @@ from fakes import ScriptedWorker
 from gateways import MODEL, running_gateway, until
 from money import posting
 
-from accounting import request_postings, spend_limits
-from accounting.types import Charge
-from gateway.app_keys import DATABASE
-from gateway.spending import SPENDING
+from accounting.limits import spend_limits
+from accounting.requests import request_postings
+from accounting.values.types import Charge
+from gateway.base.app_keys import DATABASE
+from gateway.books.spending import SPENDING
 
 EMAIL = {"type": "email", "recipients": ["ops@example.org"], "subject_prefix": "[farm]"}
 
@@ -196,7 +197,7 @@ class Post:
 
 
 async def test_an_alert_is_mailed_once_a_month_and_threshold(tmp_path, redis_url, monkeypatch):
-    monkeypatch.setattr("gateway.spending.ALERTS_EVERY_S", 0.05)
+    monkeypatch.setattr("gateway.books.spending.ALERTS_EVERY_S", 0.05)
     post = Post()
     server = await asyncio.start_server(post.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from disks import CountedDisk
 
+from gateway.base.home import HomeError
 from gateway.cli import start_checks
-from gateway.cli.home import HomeError
 from workers.protocol.ballast import BALLAST_BYTES, Ballast
 
 MIB = 1024 * 1024

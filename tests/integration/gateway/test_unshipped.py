@@ -8,10 +8,10 @@ import tracemalloc
 import pytest
 from money import NOON_MS, posting
 
-from gateway import journal_records
-from gateway.journal import open_journal
-from gateway.journal_records import Opened
-from gateway.unshipped import Unshipped, ended_behind, unshipped
+from gateway.journal import journal_records
+from gateway.journal.journal import open_journal
+from gateway.journal.journal_records import Opened
+from gateway.journal.unshipped import Unshipped, ended_behind, unshipped
 from workers.protocol.journal import Chain, Kind, segment_name
 
 

@@ -9,9 +9,10 @@ import pytest
 from gateways import running_gateway
 from money import NOON_MS, RATES, posting
 
-from accounting import pricing, request_postings
-from accounting.types import Usage
-from gateway.app_keys import DATABASE
+from accounting.prices import pricing
+from accounting.requests import request_postings
+from accounting.values.types import Usage
+from gateway.base.app_keys import DATABASE
 from gateway.schema.money import decimal
 
 NOON = NOON_MS // 1000

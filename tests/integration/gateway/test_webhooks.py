@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from gateways import running_gateway
 from webhook_receiver import Receiver, Verifier, receiving
 
-from accounting import api_keys
-from gateway.app_keys import DATABASE
+from accounting.access import api_keys
+from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
 from workers.jobs.settings import JobsSettings
 from workers.jobs.webhooks import Sender

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from own_redis import OwnRedis
 
-from accounting import prices
-from accounting.db import Database
-from accounting.migrate import upgrade
-from accounting.types import Limits, Principal, Rates
-from gateway.admission import Ask
+from accounting.database.db import Database
+from accounting.database.migrate import upgrade
+from accounting.prices import prices
+from accounting.values.types import Limits, Principal, Rates
+from gateway.metering.admission import Ask
 
 RATES = Rates(cache_read=1_000_000, cache_write=4_000_000, uncached=4_000_000, output=10_000_000)
 """1, 4, 4 and 10 micro-units per token: charges that a person can check."""

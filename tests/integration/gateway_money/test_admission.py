@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from accounting import prices
-from accounting.models import LedgerEntry
-from accounting.types import Limits, Rates, Usage
-from gateway import journal_records, segments
-from gateway.errors import ApiError
-from gateway.metering import Metering, metering
+from accounting.prices import prices
+from accounting.tables.models import LedgerEntry
+from accounting.values.types import Limits, Rates, Usage
+from gateway.base.errors import ApiError
+from gateway.journal import journal_records, segments
+from gateway.metering.metering import Metering, metering
 from workers.protocol.journal import Kind
 
 NO_LIMITS = Limits()
@@ -183,8 +183,8 @@ async def test_an_admission_cancelled_at_any_moment_leaves_nothing(metered: Mete
 async def test_an_admission_that_fails_at_any_step_leaves_nothing(
     metered: Metering, ask, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gateway.journal import JournalPoisoned
-    from gateway.redis_link import LimiterUnavailable
+    from gateway.base.redis_link import LimiterUnavailable
+    from gateway.journal.journal import JournalPoisoned
 
     reserve, write = metered.limiter.reserve, metered.journal.open
 

@@ -8,10 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
-from accounting import prices, pricing, request_postings, tenants
-from accounting.equations import LIMITER_EQUALS_BOOKS, EquationResult
-from accounting.types import Usage
-from gateway.bookkeeping import QUIET_MS, Bookkeeping
+from accounting.books.equations import LIMITER_EQUALS_BOOKS, EquationResult
+from accounting.prices import prices, pricing
+from accounting.requests import request_postings
+from accounting.tenants import tenants
+from accounting.values.types import Usage
+from gateway.books.bookkeeping import QUIET_MS, Bookkeeping
 from tests.money import NOON_MS, posting, record
 
 DAY_MS = 86_400_000

@@ -16,15 +16,16 @@ import pytest
 import redis.asyncio
 from sqlalchemy import select
 
-from accounting import budgets, tenants
-from accounting.budgets import NewBudget
-from accounting.models import LedgerEntry
-from accounting.types import Principal, Usage
-from gateway.admission import Admission, Ask
-from gateway.errors import ApiError
-from gateway.leases import LeaseLost
-from gateway.limits import Holder
-from gateway.metering import Metering, metering
+from accounting.limits import budgets
+from accounting.limits.budgets import NewBudget
+from accounting.tables.models import LedgerEntry
+from accounting.tenants import tenants
+from accounting.values.types import Principal, Usage
+from gateway.base.errors import ApiError
+from gateway.limiter.limits import Holder
+from gateway.metering.admission import Admission, Ask
+from gateway.metering.leases import LeaseLost
+from gateway.metering.metering import Metering, metering
 
 pytestmark = pytest.mark.rest
 
@@ -307,7 +308,7 @@ async def test_amounts_beyond_what_a_double_can_count_are_refused(
     sqlite_books, redis_url: str, tmp_path: Path
 ) -> None:
     principal = await tenant_with(sqlite_books, 2**53 - 1)
-    from accounting.errors import InvalidError
+    from accounting.values.errors import InvalidError
 
     async with metering(
         database=sqlite_books, redis_url=redis_url, slot=0, directory=tmp_path / "j", limiter_timeout_s=10

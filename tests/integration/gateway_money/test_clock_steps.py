@@ -8,15 +8,16 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import insert
 
-from accounting import limiter_state, request_postings
-from accounting.budget_models import BudgetRow
-from accounting.budget_types import Budget
-from accounting.db import Database
-from accounting.models import Tenant
-from accounting.types import Charge, Limits, Principal, Usage
-from gateway.limits import Limiter, Verdict, limiter_link
-from gateway.redis_link import LimiterUnavailable, RedisLink
-from gateway.rules import Holder
+from accounting.database.db import Database
+from accounting.limits import limiter_state
+from accounting.requests import request_postings
+from accounting.tables.budget_models import BudgetRow
+from accounting.tables.models import Tenant
+from accounting.values.budget_types import Budget
+from accounting.values.types import Charge, Limits, Principal, Usage
+from gateway.base.redis_link import LimiterUnavailable, RedisLink
+from gateway.limiter.limits import Limiter, Verdict, limiter_link
+from gateway.limiter.rules import Holder
 from tests.money import posting
 
 pytestmark = pytest.mark.rest

@@ -13,19 +13,19 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from accounting.models import LedgerEntry
-from accounting.types import Posting
-from gateway import journal_records, segments
-from gateway.journal import open_journal
-from gateway.poster import Poster
-from gateway.shipper import Shipper
+from accounting.tables.models import LedgerEntry
+from accounting.values.types import Posting
+from gateway.journal import journal_records, segments
+from gateway.journal.journal import open_journal
+from gateway.journal.poster import Poster
+from gateway.journal.shipper import Shipper
 from workers.protocol.journal import Kind
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from gateway.journal import open_journal
-from gateway.journal_records import Opened
+from gateway.journal.journal import open_journal
+from gateway.journal.journal_records import Opened
 
 async def request(journal, name):
     opened = Opened(request_id=name, tenant_id="proj_1", key_id="key_1", model="m", root="r", tier="interactive",
@@ -125,7 +125,7 @@ async def test_a_successor_killed_before_its_voids_loses_none_of_them(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("gateway.journal.Journal.end", die)
+        patch.setattr("gateway.journal.journal.Journal.end", die)
         with pytest.raises(RuntimeError, match="killed"):
             await open_journal(second, 0)
     shutil.copytree(second, third)

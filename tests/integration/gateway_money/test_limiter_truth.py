@@ -7,14 +7,15 @@ import time
 
 import pytest
 
-from accounting import budgets, tenants
-from accounting.budgets import NewBudget
-from accounting.types import Principal, Usage
-from gateway import ids
-from gateway.admission import Ask
-from gateway.limiter_truth import limiter_equals_books
-from gateway.metering import metering
-from gateway.rules import row_of
+from accounting.limits import budgets
+from accounting.limits.budgets import NewBudget
+from accounting.tenants import tenants
+from accounting.values.types import Principal, Usage
+from gateway.base import ids
+from gateway.books.limiter_truth import limiter_equals_books
+from gateway.limiter.rules import row_of
+from gateway.metering.admission import Ask
+from gateway.metering.metering import metering
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from accounting.types import Limits, Principal
-from gateway.limits import Limiter, ReservationEnded, limiter_link
-from gateway.redis_link import LimiterUnavailable, RedisLink
-from gateway.rules import Holder
-from gateway.upkeep import Upkeep
+from accounting.values.types import Limits, Principal
+from gateway.base.redis_link import LimiterUnavailable, RedisLink
+from gateway.limiter.limits import Limiter, ReservationEnded, limiter_link
+from gateway.limiter.rules import Holder
+from gateway.limiter.upkeep import Upkeep
 
 START_MS = 1_790_000_000_000
 LADDER = [(64, 640), (8, 80), (1, 10)]
@@ -262,7 +262,7 @@ async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqli
 async def test_a_gateway_that_died_holds_nobody_up_for_long(
     own_redis, limiter_of, monkeypatch
 ) -> None:
-    monkeypatch.setattr("gateway.rebuild.WAIT_S", 2.0)
+    monkeypatch.setattr("gateway.limiter.rebuild.WAIT_S", 2.0)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     living, dead = (limiter_of(link, slot) for slot, link in enumerate(links))
     for number, limiter in enumerate((living, dead)):

@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from gateway.limits import limiter_link
-from gateway.redis_link import BREAKER_FAILURES, LimiterUnavailable
-from gateway.settings import GatewaySettings
+from gateway.base.redis_link import BREAKER_FAILURES, LimiterUnavailable
+from gateway.base.settings import GatewaySettings
+from gateway.limiter.limits import limiter_link
 
 
 async def test_b1_a_redis_that_stands_still_for_half_a_second_refuses_nobody(own_redis) -> None:

@@ -15,15 +15,16 @@ import msgspec
 import pytest
 from sqlalchemy import func, select, update
 
-from accounting import ledger, request_postings
-from accounting.db import Database
-from accounting.models import EngineRecordRow, JournalOffset, LedgerEntry
-from accounting.types import Posting
-from gateway.journal import Journal, open_journal
-from gateway.journal_records import Opened
-from gateway.poster import DEAD_LETTERS
-from gateway.poster_process import NotPosted, PosterProcess
-from gateway.shipper import Shipper
+from accounting.database.db import Database
+from accounting.ledger import ledger
+from accounting.requests import request_postings
+from accounting.tables.models import EngineRecordRow, JournalOffset, LedgerEntry
+from accounting.values.types import Posting
+from gateway.journal.journal import Journal, open_journal
+from gateway.journal.journal_records import Opened
+from gateway.journal.poster import DEAD_LETTERS
+from gateway.journal.poster_process import NotPosted, PosterProcess
+from gateway.journal.shipper import Shipper
 from workers.protocol.messages import (
     EngineRecord,
     EngineRecords,
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.rest
 GATEWAY = """
 import asyncio, sys
 from pathlib import Path
-from gateway.poster_process import PosterProcess
+from gateway.journal.poster_process import PosterProcess
 
 async def main():
     poster = PosterProcess(Path(sys.argv[1]), sys.argv[2], 0, 0)
@@ -258,7 +259,7 @@ async def test_a_database_that_is_away_is_no_reason_to_end(journal: Journal) -> 
 async def test_a_call_that_is_given_up_leaves_no_answer_to_the_next(
     books: Database, journal: Journal, poster: PosterProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.lifecycle.UNINTERRUPTED_S", 0.05)
+    monkeypatch.setattr("gateway.base.lifecycle.UNINTERRUPTED_S", 0.05)
     await end(journal, *range(3))
     async with books.write() as conn:
         await ledger.take_turn(conn)

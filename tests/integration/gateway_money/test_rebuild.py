@@ -10,20 +10,21 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event, func, insert, select
 
-from accounting import end_users, quotas, request_postings
-from accounting.budget_models import BudgetRow
-from accounting.budget_types import Budget, Quota
-from accounting.db import Database
-from accounting.limiter_models import EndUserUse
-from accounting.models import Tenant
-from accounting.types import Charge, Limits, Principal, Usage
-from gateway import ids
-from gateway.admission import Ask
-from gateway.errors import ApiError
-from gateway.limits import Limiter, Verdict, limiter_link
-from gateway.metering import metering
-from gateway.redis_link import LimiterUnavailable, RedisLink
-from gateway.rules import Holder
+from accounting.database.db import Database
+from accounting.limits import end_users, quotas
+from accounting.requests import request_postings
+from accounting.tables.budget_models import BudgetRow
+from accounting.tables.limiter_models import EndUserUse
+from accounting.tables.models import Tenant
+from accounting.values.budget_types import Budget, Quota
+from accounting.values.types import Charge, Limits, Principal, Usage
+from gateway.base import ids
+from gateway.base.errors import ApiError
+from gateway.base.redis_link import LimiterUnavailable, RedisLink
+from gateway.limiter.limits import Limiter, Verdict, limiter_link
+from gateway.limiter.rules import Holder
+from gateway.metering.admission import Ask
+from gateway.metering.metering import metering
 from tests.money import posting, record
 
 NUM_TENANTS = 300

@@ -12,13 +12,14 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
-from accounting import pricing, request_postings
-from accounting.models import EngineRecordRow, JournalOffset, LedgerEntry
-from accounting.types import Posting, Rates, Usage
-from gateway.journal import Journal, open_journal
-from gateway.journal_records import Opened
-from gateway.poster import DEAD_LETTERS, Poster
-from gateway.shipper import Shipper
+from accounting.prices import pricing
+from accounting.requests import request_postings
+from accounting.tables.models import EngineRecordRow, JournalOffset, LedgerEntry
+from accounting.values.types import Posting, Rates, Usage
+from gateway.journal.journal import Journal, open_journal
+from gateway.journal.journal_records import Opened
+from gateway.journal.poster import DEAD_LETTERS, Poster
+from gateway.journal.shipper import Shipper
 from workers.protocol.messages import EngineRecord, EngineRecords, TokenUsage
 
 RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
@@ -71,7 +72,7 @@ async def journal(tmp_path: Path):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.shipper.EVERY_S", 0.005)
+    monkeypatch.setattr("gateway.journal.shipper.EVERY_S", 0.005)
 
 
 async def write(journal: Journal, *numbers: int) -> None:

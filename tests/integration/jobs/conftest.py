@@ -21,21 +21,16 @@ import pytest_asyncio
 import redis
 from aiohttp import web
 
-from accounting import (
-    api_keys,
-    batches,
-    files,
-    migrate,
-    prices,
-    principals,
-    replies,
-    sealing,
-    tenants,
-)
-from accounting.batches import BatchInfo
-from accounting.db import Database
-from accounting.file_store import FileStore
-from accounting.types import Charge, Posting, Rates, Usage
+from accounting.access import api_keys, principals
+from accounting.batches import batches, files
+from accounting.batches.batches import BatchInfo
+from accounting.batches.file_store import FileStore
+from accounting.database import migrate, sealing
+from accounting.database.db import Database
+from accounting.prices import prices
+from accounting.requests import replies
+from accounting.tenants import tenants
+from accounting.values.types import Charge, Posting, Rates, Usage
 
 PEPPER, MASTER = b"p" * 32, b"m" * 32
 MODEL = "demo"

@@ -284,8 +284,8 @@ async def test_a_deleted_input_is_read_to_the_end_and_then_purged(gateway, clien
 
 async def test_a_revoked_key_stops_its_batch(gateway, client, worker):
     """As a cancel does: nothing of it is left running under a key that is no more."""
-    from accounting import api_keys
-    from gateway.app_keys import DATABASE
+    from accounting.access import api_keys
+    from gateway.base.app_keys import DATABASE
     from workers.jobs import settings as jobs_settings
     from workers.jobs.tasks import Look
     from workers.jobs.tracing import provider

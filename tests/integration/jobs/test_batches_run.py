@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import text
 
-from accounting import batch_lines, batch_runs, batches, claims
+from accounting.batches import batch_lines, batch_runs, batches, claims
 from workers.jobs.settings import JobsSettings
 from workers.jobs.tasks import Look
 from workers.jobs.tracing import provider

@@ -12,8 +12,8 @@ import openai
 import pytest
 from gateways import RunningGateway, running_gateway, until
 
+from gateway.http.upload import MAX_PARTS
 from gateway.routes import files as routes
-from gateway.upload import MAX_PARTS
 
 
 @pytest.fixture

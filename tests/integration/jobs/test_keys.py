@@ -13,15 +13,16 @@ from gateways import MODEL, PEPPER, RunningGateway, running_gateway
 from msgspec.structs import replace
 from sqlalchemy import text
 
-from accounting import batch_lines, batch_runs, batches, claims, files, replies
-from accounting.batch_runs import Chunk
-from accounting.credentials import batch_credential
-from accounting.db import Database
-from gateway import journal_records
-from gateway.app_keys import DATABASE
-from gateway.journal import open_journal
-from gateway.journal_records import Opened
-from gateway.segments import recover
+from accounting.access.credentials import batch_credential
+from accounting.batches import batch_lines, batch_runs, batches, claims, files
+from accounting.batches.batch_runs import Chunk
+from accounting.database.db import Database
+from accounting.requests import replies
+from gateway.base.app_keys import DATABASE
+from gateway.journal import journal_records
+from gateway.journal.journal import open_journal
+from gateway.journal.journal_records import Opened
+from gateway.journal.segments import recover
 from workers.jobs.order import Placed, pack
 from workers.protocol.journal import Kind
 

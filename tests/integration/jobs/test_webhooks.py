@@ -23,10 +23,11 @@ from webhook_receiver import (
     receiving,
 )
 
-from accounting import outbox, tenants, webhooks
-from accounting.egress import Egress, networks
-from accounting.events import Event
-from accounting.outbox_models import Outbox
+from accounting.events import outbox, webhooks
+from accounting.events.egress import Egress, networks
+from accounting.events.events import Event
+from accounting.tables.outbox_models import Outbox
+from accounting.tenants import tenants
 from workers.jobs.settings import JobsSettings
 from workers.jobs.webhooks import Sender
 

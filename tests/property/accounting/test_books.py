@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from money import NOON_MS, posting, record
 
-from accounting import books, migrate, reports, request_postings
-from accounting.db import Database
-from accounting.reports import ReportQuery
-from accounting.types import TOKEN_CLASSES, Usage
+from accounting.billing import reports
+from accounting.billing.reports import ReportQuery
+from accounting.books import books
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.requests import request_postings
+from accounting.values.types import TOKEN_CLASSES, Usage
 
 counts = st.integers(0, 300)
 usages = st.builds(Usage, *(counts for _ in TOKEN_CLASSES))

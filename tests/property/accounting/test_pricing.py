@@ -7,8 +7,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import pricing
-from accounting.types import TOKEN_CLASSES, Rates, Usage
+from accounting.prices import pricing
+from accounting.values.types import TOKEN_CLASSES, Rates, Usage
 
 counts = st.integers(0, 2_000_000)
 rates = st.builds(Rates, *(st.integers(0, 10**9) for _ in TOKEN_CLASSES))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import legs, write_offs
-from accounting.types import TOKEN_CLASSES
+from accounting.ledger import legs
+from accounting.requests import write_offs
+from accounting.values.types import TOKEN_CLASSES
 
 counts = st.integers(0, 50)
 COUNTED = legs.COUNTED

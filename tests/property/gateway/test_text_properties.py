@@ -12,9 +12,9 @@ from byte_model import CONTROL, tokenizer_spec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway import fingerprints
-from gateway.errors import ApiError
-from gateway.fingerprints import fingerprint, fingerprint_in_pieces
+from gateway.base.errors import ApiError
+from gateway.intake import fingerprints
+from gateway.intake.fingerprints import fingerprint, fingerprint_in_pieces
 from gateway.schema.json_body import decode_object
 from gateway.text.choice import ChoiceText, TextRules
 from gateway.text.detokenizer import detokenizer

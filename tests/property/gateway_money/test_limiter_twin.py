@@ -18,11 +18,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from accounting.budget_types import Budget
-from accounting.db import Database
-from accounting.migrate import upgrade
-from accounting.types import Limits, Principal
-from gateway.limits import (
+from accounting.database.db import Database
+from accounting.database.migrate import upgrade
+from accounting.values.budget_types import Budget
+from accounting.values.types import Limits, Principal
+from gateway.limiter.limits import (
     LeaseGrant,
     Limiter,
     Money,
@@ -31,7 +31,7 @@ from gateway.limits import (
     Window,
     limiter_link,
 )
-from gateway.rules import BudgetUse, Holder, Rule
+from gateway.limiter.rules import BudgetUse, Holder, Rule
 
 START_MS = 1_790_000_000_000
 OPENED_MS = START_MS + 100_000_000

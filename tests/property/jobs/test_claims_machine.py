@@ -17,23 +17,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import text
 
-from accounting import (
-    api_keys,
-    batch_lines,
-    batch_runs,
-    batches,
-    claims,
-    files,
-    migrate,
-    replies,
-    tenants,
-)
-from accounting.batch_lines import LineEnd
-from accounting.batch_runs import Chunk
-from accounting.claims import ChunkClaim, ClaimLost
-from accounting.db import Database
-from accounting.replies import KeyClosed, line_key
-from accounting.types import Charge, Posting, Usage
+from accounting.access import api_keys
+from accounting.batches import batch_lines, batch_runs, batches, claims, files
+from accounting.batches.batch_lines import LineEnd
+from accounting.batches.batch_runs import Chunk
+from accounting.batches.claims import ChunkClaim, ClaimLost
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.requests import replies
+from accounting.requests.replies import KeyClosed, line_key
+from accounting.tenants import tenants
+from accounting.values.types import Charge, Posting, Usage
 from workers.jobs.order import Placed, pack, unpack
 
 CLAIM_MS = 60_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import credentials
+from accounting.access import credentials
 
 PEPPER = b"p" * 32
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accounting.egress import STORE_PORTS, Egress, networks
-from accounting.errors import InvalidError
+from accounting.events.egress import STORE_PORTS, Egress, networks
+from accounting.values.errors import InvalidError
 
 PUBLIC = Egress()
 OWN = Egress(networks("127.0.0.0/8, 10.1.0.0/16,fd00:1::/32"))

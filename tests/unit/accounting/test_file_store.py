@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from accounting.file_store import PART_BYTES, FileStore, Writer
-from accounting.sealing import SealBroken, seal, unseal
+from accounting.batches.file_store import PART_BYTES, FileStore, Writer
+from accounting.database.sealing import SealBroken, seal, unseal
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 CONTENT = random.Random(1).randbytes(2 * PART_BYTES + 1234)

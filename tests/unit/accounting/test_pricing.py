@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from accounting import pricing
-from accounting.errors import InvalidError
-from accounting.types import Charge, Rates, Usage
+from accounting.prices import pricing
+from accounting.values.errors import InvalidError
+from accounting.values.types import Charge, Rates, Usage
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting import report_pages
-from accounting.errors import InvalidError
+from accounting.billing import report_pages
+from accounting.values.errors import InvalidError
 
 times = st.integers(0, 2**40)
 

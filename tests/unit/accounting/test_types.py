@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from accounting.types import ApiKeyInfo, Limits, Principal, Usage
+from accounting.values.types import ApiKeyInfo, Limits, Principal, Usage
 
 
 def principal(**changes) -> Principal:

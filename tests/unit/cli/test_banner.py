@@ -4,7 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
-from accounting.bootstrap import Credentials
+from accounting.lifecycle.bootstrap import Credentials
 from gateway.cli.banner import banner
 
 FRESH = Credentials("hg_admin_a", "proj_t", "hg_live_k", fresh=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.base.home import HomeError
 from gateway.cli import embedded
-from gateway.cli.home import HomeError
 
 
 def test_without_a_system_server_the_bundled_one_is_found_and_runs(monkeypatch):

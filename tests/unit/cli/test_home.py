@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from gateway.cli.home import SOCKET_PATH_MAX, Home, HomeError, write_private
+from gateway.base.home import SOCKET_PATH_MAX, Home, HomeError, write_private
 
 
 def test_everything_private_is_private(tmp_path):

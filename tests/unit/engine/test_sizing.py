@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway import leases
+from gateway.metering import leases
 from workers.engine import settings, sizing
 from workers.engine.capacity import ModelSize, Served
 from workers.engine.devices import TABLE, Device, named

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention_shared import space_of
-from kernels.splits import most_shared_splits, most_splits
+from kernels.arguments.splits import most_shared_splits, most_splits
+from kernels.triton.attention.attention_shared import space_of
 from workers.engine.plan import Draw, Row
 from workers.engine.shared_rows import shared_groups
 from workers.engine.static_batch import StaticBatch

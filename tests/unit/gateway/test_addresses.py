@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from gateway.addresses import client_address, within
+from gateway.base.addresses import client_address, within
 
 TRUSTED = (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("127.0.0.0/8"))
 

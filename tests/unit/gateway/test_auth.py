@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from accounting.types import Principal
-from gateway.auth import BAD_KEYS_BURST, Authenticator, LookupFailed, presented_key
-from gateway.errors import ApiError
+from accounting.values.types import Principal
+from gateway.base.errors import ApiError
+from gateway.http.auth import BAD_KEYS_BURST, Authenticator, LookupFailed, presented_key
 
 GOOD = Principal(
     kind="tenant", tenant_id="t", key_id="k", scopes=frozenset({"chat"}), expires_at=2000

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fair_queue import MAX_REMEMBERED, FairQueue
-from gateway.text_work import SMALL_BYTES, TextWork
+from gateway.intake.fair_queue import MAX_REMEMBERED, FairQueue
+from gateway.intake.text_work import SMALL_BYTES, TextWork
 
 LARGE = 4 * 2**20
 

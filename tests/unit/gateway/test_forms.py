@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import gateway.schema
-from gateway.errors import ApiError
+from gateway.base.errors import ApiError
 from gateway.schema import forms
 from gateway.schema.convert import convert
 from gateway.schema.invoices import NewInvoice

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from gateway.http_limits import Addresses, ConnectionLimits
+from gateway.http.http_limits import Addresses, ConnectionLimits
 
 LIMITS = ConnectionLimits(1, 1, 1, 5, 2, (ipaddress.ip_network("10.0.0.0/8"),))
 

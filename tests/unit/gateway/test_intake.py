@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from accounting.types import Principal
-from gateway.errors import ApiError
-from gateway.intake import MAX_REMEMBERED, Intake
+from accounting.values.types import Principal
+from gateway.base.errors import ApiError
+from gateway.intake.intake import MAX_REMEMBERED, Intake
 
 MIB = 2**20
 

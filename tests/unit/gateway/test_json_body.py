@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.errors import ApiError
+from gateway.base.errors import ApiError
 from gateway.schema import json_body
 from gateway.schema.json_body import WINDOW, decode_object
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import pytest
 
-from accounting.types import Principal
-from gateway.key_lookups import MAX_AT_ONCE, UNKNOWN_BURST, KeyLookups, LookupFailed
+from accounting.values.types import Principal
+from gateway.http.key_lookups import MAX_AT_ONCE, UNKNOWN_BURST, KeyLookups, LookupFailed
 
 GOOD = Principal(kind="tenant", tenant_id="t", key_id="k", scopes=frozenset({"chat"}))
 

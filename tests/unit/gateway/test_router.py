@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cache.hashing import group_hashes
-from gateway.errors import ApiError
-from gateway.router import Prompt, Router
-from gateway.upstream.cache_view import CacheView
+from gateway.base.errors import ApiError
+from gateway.routing.router import Prompt, Router
+from gateway.routing.upstream.cache_view import CacheView
 from workers.protocol.messages import (
     AdapterState,
     CacheEvent,

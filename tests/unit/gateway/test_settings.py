@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.addresses import LOOPBACK
-from gateway.settings import GatewaySettings, SettingsError, load
+from gateway.base.addresses import LOOPBACK
+from gateway.base.settings import GatewaySettings, SettingsError, load
 
 HOME = {"HEADGATE_HOME": "/srv/headgate"}
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.journal_records import Opened
+from gateway.journal.journal_records import Opened
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from disks import fill, mounted
 
-from gateway import segments
-from gateway.journal import Journal, JournalPoisoned, open_journal
-from gateway.journal_records import posting
-from gateway.metering import _revive
+from gateway.journal import segments
+from gateway.journal.journal import Journal, JournalPoisoned, open_journal
+from gateway.journal.journal_records import posting
+from gateway.metering.metering import _revive
 from workers.protocol.ballast import NAME
 from workers.protocol.journal import Kind
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import journal_records, segments
-from gateway.journal import JournalPoisoned, SlotTaken, open_journal
-from gateway.segments import list_segments, recover
+from gateway.journal import journal_records, segments
+from gateway.journal.journal import JournalPoisoned, SlotTaken, open_journal
+from gateway.journal.segments import list_segments, recover
 from workers.protocol.journal import Kind
 
 

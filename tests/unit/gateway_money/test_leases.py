@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from accounting.budget_types import Budget, Period
-from accounting.types import Rates
-from gateway.leases import RETRY_S, Extension, Lease, LeaseLost, ladder
-from gateway.limits import Ladder, LeaseGrant, ReservationEnded, Verdict
-from gateway.redis_link import LimiterUnavailable
-from gateway.rules import BudgetUse, Holder
+from accounting.values.budget_types import Budget, Period
+from accounting.values.types import Rates
+from gateway.base.redis_link import LimiterUnavailable
+from gateway.limiter.limits import Ladder, LeaseGrant, ReservationEnded, Verdict
+from gateway.limiter.rules import BudgetUse, Holder
+from gateway.metering.leases import RETRY_S, Extension, Lease, LeaseLost, ladder
 
 RATES = Rates(0, 0, 0, output=3_000_001)
 HOLDER = Holder("req_1", "t", "k")

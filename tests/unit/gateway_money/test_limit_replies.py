@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from accounting.budget_types import Budget
-from accounting.types import Limits, Principal
-from gateway.limit_replies import duration, headers, refused
-from gateway.limits import Money, Verdict, Window
-from gateway.rules import Holder
+from accounting.values.budget_types import Budget
+from accounting.values.types import Limits, Principal
+from gateway.limiter.limit_replies import duration, headers, refused
+from gateway.limiter.limits import Money, Verdict, Window
+from gateway.limiter.rules import Holder
 
 
 def holder(tenant: Limits, key: Limits | None = None, *budgets: Budget) -> Holder:

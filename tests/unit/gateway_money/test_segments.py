@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import journal_records
-from gateway.journal import open_journal
-from gateway.segments import Reader, drop_old, list_segments, recover
+from gateway.journal import journal_records
+from gateway.journal.journal import open_journal
+from gateway.journal.segments import Reader, drop_old, list_segments, recover
 from workers.protocol.journal import Kind, segment_name
 
 ALL = 1 << 60

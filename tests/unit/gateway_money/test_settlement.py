@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
-from accounting.types import Outcome, Usage
-from gateway.settlement import decide
+from accounting.values.types import Outcome, Usage
+from gateway.metering.settlement import decide
 
 NOTHING = Usage()
 PROMPT = Usage(cache_read=64, cache_write=32, uncached=5)

@@ -21,8 +21,8 @@ from webhook_receiver import (
     receiving,
 )
 
-from accounting.egress import Egress, networks
-from accounting.errors import InvalidError
+from accounting.events.egress import Egress, networks
+from accounting.values.errors import InvalidError
 from workers.jobs.egress import Poster
 
 LOOPBACK = Egress(networks("127.0.0.0/8"))

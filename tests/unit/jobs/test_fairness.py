@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from accounting.claims import Waiting
+from accounting.batches.claims import Waiting
 from workers.jobs.fairness import QUANTUM_TOKENS, choose, cost
 
 

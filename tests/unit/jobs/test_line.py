@@ -8,7 +8,7 @@ import json
 import aiohttp
 import pytest
 
-from accounting.types import Usage
+from accounting.values.types import Usage
 from workers.jobs.line import Answered, Closed, Failed, Later, Sender, Stopped, judge
 from workers.jobs.pace import FIRST, MOST, Pace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accounting.types import Principal, Usage
+from accounting.values.types import Principal, Usage
 from gateway.telemetry import names, spans
 from gateway.telemetry.record import RequestRecord
 from workers.protocol.messages import TimelineEvent

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from kernels.batch import PagedBatch
+from kernels.arguments.batch import PagedBatch
 from workers.engine.layers.linear import PackedLinear, PanelProduct
 from workers.engine.model.fused import rope_table
 from workers.engine.model.llama import LlamaLayer

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from kernels.batch import PagedBatch, Slots
+from kernels.arguments.batch import PagedBatch, Slots
 from kernels.dispatch import Ops
 from workers.engine.kv_store import KVShape, KVStore
 from workers.engine.layers.linear import MIN_ROWS, PackedLinear

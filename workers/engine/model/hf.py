@@ -14,9 +14,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from kernels.batch import PagedBatch, Slots
+from kernels.arguments.batch import PagedBatch, Slots
+from kernels.arguments.shared import SharedGroups
 from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
-from kernels.shared import SharedGroups
 from workers.engine.errors import ModelError
 from workers.engine.kv_store import KVStore, LayerKV
 from workers.engine.model.mass import MassProbe

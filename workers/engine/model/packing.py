@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.batch import PagedBatch, Slots
+from kernels.arguments.batch import PagedBatch, Slots
 from workers.engine import token_tree
 from workers.engine.model.hf import StepContext, Trees
 from workers.engine.model.mass import MassProbe

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
 from kernels.dispatch import Ops
-from kernels.draws import NO_TOKEN, EditTensors, num_words
 from workers.engine.plan import PENDING, Draw, Row
 from workers.engine.sampling import processors
 from workers.engine.sampling.params import penalizes

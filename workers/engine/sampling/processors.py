@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.draws import NO_TOKEN, EditTensors, num_words
+from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
 from kernels.reference.logits import pack_bits
 from workers.engine.plan import Draw
 from workers.engine.sampling.params import end_tokens, penalizes

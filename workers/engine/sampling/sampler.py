@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.arguments.draws import COLDEST, DrawTensors
 from kernels.dispatch import Ops
-from kernels.draws import COLDEST, DrawTensors
 from workers.engine.plan import Draw, Drawn
 from workers.engine.sampling import processors
 from workers.engine.transport import upload

@@ -7,7 +7,7 @@ import json
 import pytest
 from walks import matches
 
-from gateway.errors import ApiError
+from gateway.base.errors import ApiError
 from gateway.structured.form import (
     JsonSchema,
     ResponseFormat,

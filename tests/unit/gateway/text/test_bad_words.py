@@ -7,10 +7,10 @@ import json
 import pytest
 from byte_model import tokenizer_spec, write_byte_model
 
-from gateway.errors import ApiError
-from gateway.models import load
+from gateway.base.errors import ApiError
+from gateway.base.settings import ModelSource
+from gateway.generation.models import load
 from gateway.schema.sampling import SamplingFields, check_bans
-from gateway.settings import ModelSource
 
 MERGES = [("c", "a"), ("ca", "t"), ("Ġ", "cat"), ("Ġ", "d"), ("Ġd", "o"), ("Ġdo", "g"), ("o", "g")]
 

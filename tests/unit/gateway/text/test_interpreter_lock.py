@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from byte_model import tokenizer_spec, write_byte_model
 
-from gateway import models
-from gateway.errors import ApiError
-from gateway.fingerprints import fingerprint_in_pieces
+from gateway.base.errors import ApiError
+from gateway.base.settings import ModelSource
+from gateway.generation import models
+from gateway.intake.fingerprints import fingerprint_in_pieces
 from gateway.schema.json_body import decode_object
-from gateway.settings import ModelSource
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
 
 TOKENIZER = ModelTokenizer(tokenizer_spec())

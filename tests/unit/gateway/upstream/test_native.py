@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from gateways import until
 
-from gateway.upstream.base import Lost, Mailbox
-from gateway.upstream.native import NativeCall, WorkerLink
+from gateway.routing.upstream.base import Lost, Mailbox
+from gateway.routing.upstream.native import NativeCall, WorkerLink
 from workers.protocol.connection import Connection
 from workers.protocol.messages import (
     Cancel,

@@ -1,0 +1,104 @@
+"""From a credential to a Principal. Knows keys, tenants and batches; what a principal may do is the gateway's to ask."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from sqlalchemy import Row, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.access import api_keys, credentials
+from accounting.database.changes import auth_epoch
+from accounting.limits import budgets, quotas
+from accounting.tables.batch_models import Batch
+from accounting.tables.models import ApiKey, Tenant
+from accounting.tenants import model_permissions, shares, tenants
+from accounting.values.types import Limits, Principal
+
+RUNNING_BATCH = ("in_progress", "finalizing")
+"""States in which the runner's credential lives; finalizing still collects stored answers through the gateway."""
+
+__all__ = ["auth_epoch", "resolve"]
+
+
+async def resolve(
+    conn: AsyncConnection, pepper: bytes, key_value: str, now: int
+) -> Principal | None:
+    """None: unknown, revoked, expired, or not a key at all. A bad checksum costs no statement."""
+    if key_value.startswith("hg_batch_"):
+        return await _resolve_batch(conn, pepper, key_value, now)
+    parsed = credentials.parse(key_value)
+    if parsed is None:
+        return None
+    if not await api_keys.is_genuine(conn, pepper, parsed.public_id, key_value, now):
+        return None
+    key = await api_keys.lookup(conn, parsed.public_id)
+    if key is None or not _living(key, now):
+        return None
+    return await _principal(conn, key, until=_end_of(pepper, key_value, key))
+
+
+async def _resolve_batch(
+    conn: AsyncConnection, pepper: bytes, key_value: str, now: int
+) -> Principal | None:
+    """The submitting key's principal, as it is now: revoking that key stops the batch."""
+    batch_id = credentials.parse_batch(pepper, key_value)
+    if batch_id is None:
+        return None
+    query = select(ApiKey.__table__).join(Batch, Batch.key_id == ApiKey.id)
+    running = Batch.state.in_(RUNNING_BATCH)
+    key = (await conn.execute(query.where(Batch.id == batch_id, running))).first()
+    if key is None or not _living(key, now):
+        return None
+    return await _principal(conn, key, batch_id, key.expires_at)
+
+
+def _living(key: Row[Any], now: int) -> bool:
+    alive = key.revoked_at is None and not key.disabled
+    return alive and (key.expires_at is None or key.expires_at > now)
+
+
+def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
+    """When this secret ends: one that was replaced ends with the overlap."""
+    ends = [key.expires_at]
+    if not credentials.verify(pepper, key_value, key.hash):
+        ends.append(key.previous_until)
+    return min((at for at in ends if at is not None), default=None)
+
+
+async def _principal(
+    conn: AsyncConnection,
+    key: Row[Any],
+    batch_id: str | None = None,
+    until: int | None = None,
+) -> Principal:
+    tenant = (await conn.execute(select(Tenant.__table__).where(Tenant.id == key.tenant_id))).one()
+    by_model = await tenants.model_limits(conn, key.tenant_id)
+    permissions = await model_permissions.get(conn, key.tenant_id)
+    models = None if key.models is None else frozenset(key.models)
+    kind: Literal["operator", "tenant"] = "operator" if key.kind == "admin" else "tenant"
+    return Principal(
+        kind="batch" if batch_id else kind,
+        tenant_id=key.tenant_id,
+        key_id=key.id,
+        scopes=frozenset(key.scopes),
+        tenant_status=tenant.status,
+        models=permissions.narrow(models),
+        denied_models=permissions.denied,
+        addresses=None if key.addresses is None or batch_id else tuple(key.addresses),
+        tenant_limits=_limits(tenant),
+        key_limits=_limits(key),
+        model_limits=tuple((model, entry.limits) for model, entry in sorted(by_model.items())),
+        weight=tenant.weight_percent / 100,
+        cache=shares.cache_share(tenant),
+        time_zone=tenant.time_zone,
+        expires_at=until,
+        version=max(key.version, tenant.version),
+        batch_id=batch_id,
+        budgets=await budgets.of_tenant(conn, key.tenant_id),
+        quotas=await quotas.of_tenant(conn, key.tenant_id),
+    )
+
+
+def _limits(row: Row[Any]) -> Limits:
+    return Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency)

@@ -1,0 +1,140 @@
+"""Service accounts: the holders of a tenant's keys. Every change raises the auth epoch and is audited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, Select, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import changes
+from accounting.database.changes import SYSTEM
+from accounting.database.paging import Page, newest_first
+from accounting.events import events, outbox
+from accounting.tables.models import ApiKey, ServiceAccount
+from accounting.tenants import tenants
+from accounting.values.errors import NotFoundError
+from accounting.values.ids import new_id
+from accounting.values.types import ServiceAccountInfo
+
+
+async def create_service_account(
+    conn: AsyncConnection,
+    tenant_id: str,
+    name: str,
+    *,
+    now: int,
+    with_key: bool = True,
+    actor: str = SYSTEM,
+) -> ServiceAccountInfo:
+    """`with_key` False: role `none`, for an account that will never hold a key."""
+    await tenants.living(conn, tenant_id)
+    account_id = new_id("svc_acct")
+    await changes.record(
+        conn,
+        "service_account.created",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=account_id,
+    )
+    await conn.execute(
+        insert(ServiceAccount).values(
+            id=account_id,
+            tenant_id=tenant_id,
+            name=tenants.checked_name(name),
+            role="member" if with_key else "none",
+            created_at=now,
+        )
+    )
+    return await get_service_account(conn, tenant_id, account_id)
+
+
+async def get_service_account(
+    conn: AsyncConnection, tenant_id: str, account_id: str
+) -> ServiceAccountInfo:
+    query = _accounts(tenant_id).where(ServiceAccount.id == account_id)
+    row = (await conn.execute(query)).first()
+    if row is None:
+        raise NotFoundError("No such service account.")
+    return _account(row)
+
+
+async def list_service_accounts(
+    conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
+) -> Page[ServiceAccountInfo]:
+    query = _accounts(tenant_id)
+    page = await newest_first(
+        conn, query, ServiceAccount.created_at, ServiceAccount.id, after, limit,
+        ever=select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id),
+    )  # fmt: skip
+    return Page([_account(row) for row in page.items], page.has_more)
+
+
+async def rename_service_account(
+    conn: AsyncConnection,
+    tenant_id: str,
+    account_id: str,
+    name: str,
+    *,
+    now: int,
+    actor: str = SYSTEM,
+) -> ServiceAccountInfo:
+    await get_service_account(conn, tenant_id, account_id)
+    await changes.record(
+        conn,
+        "service_account.updated",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=account_id,
+    )
+    await conn.execute(
+        update(ServiceAccount)
+        .where(ServiceAccount.id == account_id)
+        .values(name=tenants.checked_name(name))
+    )
+    return await get_service_account(conn, tenant_id, account_id)
+
+
+async def delete_service_account(
+    conn: AsyncConnection,
+    tenant_id: str,
+    account_id: str,
+    *,
+    now: int,
+    end_streams: bool = False,
+    actor: str = SYSTEM,
+) -> None:
+    """Its keys are revoked with it. `end_streams`: what runs under them ends too, on every gateway."""
+    await get_service_account(conn, tenant_id, account_id)
+    version = await changes.record(
+        conn,
+        "service_account.deleted",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=account_id,
+    )
+    ended = {"streams_ended": version} if end_streams else {}
+    revoked = await conn.execute(
+        update(ApiKey)
+        .where(ApiKey.service_account_id == account_id, ApiKey.revoked_at.is_(None))
+        .values(revoked_at=now, version=version, **ended)
+        .returning(ApiKey.id)
+    )
+    keys = sorted(revoked.scalars())
+    told = [events.api_key("revoked", tenant_id, key_id, version, now) for key_id in keys]
+    await outbox.write(conn, told)
+    await conn.execute(
+        update(ServiceAccount).where(ServiceAccount.id == account_id).values(deleted_at=now)
+    )
+
+
+def _accounts(tenant_id: str) -> Select[Any]:
+    mine = ServiceAccount.tenant_id == tenant_id
+    return select(ServiceAccount.__table__).where(mine, ServiceAccount.deleted_at.is_(None))
+
+
+def _account(row: Row[Any]) -> ServiceAccountInfo:
+    return ServiceAccountInfo(row.id, row.tenant_id, row.name, row.role, row.created_at)

@@ -1,0 +1,149 @@
+"""Lines of a claimed chunk: started, ended, counted. A line becomes terminal exactly once.
+
+Every write begins with the claim's renewal, so whoever has lost the chunk touches no line of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.batches import claims
+from accounting.database.db import upsert
+from accounting.tables.batch_models import Batch, BatchLine
+from accounting.values.types import TOKEN_CLASSES, Usage
+
+Ended = Literal["succeeded", "errored", "cancelled", "expired"]
+
+
+class LineState(msgspec.Struct, frozen=True):
+    state: str
+    failures: int = 0
+    crashes: int = 0
+
+
+class LineEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How a line ended. `body` is sealed by the caller."""
+
+    line_no: int
+    custom_id: str | None
+    state: Ended
+    request_id: str | None = None
+    status: int | None = None
+    body: bytes | None = None
+    error: dict[str, Any] | None = None
+    usage: Usage = Usage()
+
+
+async def line_states(conn: AsyncConnection, held: claims.ChunkClaim) -> dict[int, LineState]:
+    """Lines of the chunk that were ever started."""
+    query = select(BatchLine.line_no, BatchLine.state, BatchLine.failures, BatchLine.crashes).where(
+        BatchLine.batch_id == held.batch_id, BatchLine.chunk_seq == held.seq
+    )
+    return {
+        row.line_no: LineState(row.state, row.failures, row.crashes)
+        for row in await conn.execute(query)
+    }
+
+
+async def start_lines(
+    conn: AsyncConnection,
+    held: claims.ChunkClaim,
+    lines: Sequence[tuple[int, str]],
+    now: int,
+    lasts_ms: int,
+) -> None:
+    """(line_no, custom_id) pairs that are about to be sent. Raises `ClaimLost`."""
+    await claims.renew(conn, held, now, lasts_ms)
+    rows = [
+        {"batch_id": held.batch_id, "line_no": no, "chunk_seq": held.seq, "custom_id": custom_id}
+        for no, custom_id in lines
+    ]
+    if rows:
+        statement = upsert(conn, BatchLine.__table__).values(rows)
+        await conn.execute(statement.on_conflict_do_nothing())
+
+
+async def note_failures(
+    conn: AsyncConnection, held: claims.ChunkClaim, failures: Mapping[int, int]
+) -> None:
+    """So that the next claimer does not begin to count again."""
+    for line_no, num in sorted(failures.items()):
+        await conn.execute(
+            update(BatchLine)
+            .where(BatchLine.batch_id == held.batch_id, BatchLine.line_no == line_no)
+            .values(failures=num)
+        )
+
+
+async def finish_lines(
+    conn: AsyncConnection, held: claims.ChunkClaim, ends: Sequence[LineEnd], now: int, lasts_ms: int
+) -> None:
+    """Terminal rows and the batch's counters in one transaction. Raises `ClaimLost`."""
+    await claims.renew(conn, held, now, lasts_ms)
+    won = await end_lines(conn, held.batch_id, ends)
+    if any(end.state == "succeeded" for end in won):
+        await conn.execute(
+            update(Batch).where(Batch.id == held.batch_id).values(paused_reason=None)
+        )
+
+
+async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> list[LineEnd]:
+    """Started lines become terminal; those that were already are left alone. Returns the ones that did."""
+    won = []
+    for end in sorted(ends, key=lambda e: e.line_no):
+        row = BatchLine.batch_id == batch_id, BatchLine.line_no == end.line_no
+        done = await conn.execute(
+            update(BatchLine).where(*row, BatchLine.state == "started").values(_ending(end))
+        )
+        if done.rowcount:
+            won.append(end)
+    await _count(conn, batch_id, won)
+    return won
+
+
+async def add_ended_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> None:
+    """Lines that end without having been started: faulty ones, and those that a cancel or the window cut off."""
+    for start in range(0, len(ends), 500):
+        rows = [
+            {
+                "batch_id": batch_id,
+                "line_no": end.line_no,
+                "custom_id": end.custom_id,
+                **_ending(end),
+            }
+            for end in ends[start : start + 500]
+        ]
+        await conn.execute(upsert(conn, BatchLine.__table__).values(rows))
+    await _count(conn, batch_id, ends)
+
+
+def _ending(end: LineEnd) -> dict[str, Any]:
+    return {
+        "state": end.state, "request_id": end.request_id, "status": end.status, "body": end.body, "error": end.error,
+        **{name: getattr(end.usage, name) for name in TOKEN_CLASSES},
+    }  # fmt: skip
+
+
+async def _count(conn: AsyncConnection, batch_id: str, ends: Iterable[LineEnd]) -> None:
+    ends = list(ends)
+    if not ends:
+        return
+    completed = sum(end.state == "succeeded" for end in ends)
+    sums = {
+        name: getattr(Batch, name) + sum(getattr(end.usage, name) for end in ends)
+        for name in TOKEN_CLASSES
+    }
+    await conn.execute(
+        update(Batch)
+        .where(Batch.id == batch_id)
+        .values(
+            num_completed=Batch.num_completed + completed,
+            num_failed=Batch.num_failed + len(ends) - completed,
+            **sums,
+        )
+    )

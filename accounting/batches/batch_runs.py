@@ -1,0 +1,261 @@
+"""A batch as a whole, for whoever runs it: claimed to be validated or finalised, and moved on.
+
+As a chunk's, a claim on a batch has a fence and ends by the database's clock. Knows no files' bytes and no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import Row, and_, exists, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.batches import batch_lines
+from accounting.batches.batch_lines import LineEnd
+from accounting.batches.batches import BatchInfo, batch_info
+from accounting.batches.claims import ClaimLost
+from accounting.events import events, outbox
+from accounting.tables.batch_models import Batch, BatchChunk, BatchLine, IdempotentReply
+from accounting.tables.models import ApiKey, Tenant
+from accounting.tenants import model_permissions
+
+Work = Literal["validate", "complete", "cancel", "expire"]
+Outcome = Literal["completed", "cancelled", "expired"]
+OUTCOMES: dict[Work, Outcome] = {
+    "complete": "completed", "cancel": "cancelled", "expire": "expired",
+}  # fmt: skip
+
+
+class BatchClaim(msgspec.Struct, frozen=True):
+    batch_id: str
+    tenant_id: str
+    fence: int
+    work: Work
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    predicted_tokens: int
+    num_lines: int
+    lines: bytes
+
+
+async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -> BatchClaim | None:
+    """A batch that waits to be validated or finalised. A cancelled or expired one waits until its runners have left,
+    or for `quiet_ms`: then their fences are raised."""
+    chosen = (
+        select(Batch.id)
+        .where(_due(now, quiet_ms))
+        .order_by(Batch.created_at, Batch.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    statement = (
+        update(Batch)
+        .where(Batch.id.in_(chosen))
+        .values(fence=Batch.fence + 1, claimed_until_ms=now + lasts_ms)
+        .returning(Batch.id, Batch.tenant_id, Batch.fence, Batch.state)
+    )
+    row = (await conn.execute(statement)).first()
+    if row is None:
+        return None
+    work: dict[str, Work] = {
+        "validating": "validate", "finalizing": "complete", "cancelling": "cancel",
+    }  # fmt: skip
+    return BatchClaim(row.id, row.tenant_id, row.fence, work.get(row.state, "expire"))
+
+
+async def is_due(conn: AsyncConnection, now: int, quiet_ms: int) -> bool:
+    return (
+        await conn.execute(select(Batch.id).where(_due(now, quiet_ms)).limit(1))
+    ).first() is not None
+
+
+async def renew(conn: AsyncConnection, held: BatchClaim, now: int, lasts_ms: int) -> None:
+    """Raises `ClaimLost`, also when the state has moved: a cancel takes the work away."""
+    await _move(conn, held, claimed_until_ms=now + lasts_ms)
+
+
+async def begin(
+    conn: AsyncConnection,
+    held: BatchClaim,
+    now: int,
+    *,
+    model: str,
+    num_total: int,
+    chunks: Sequence[Chunk],
+    faulty: Sequence[LineEnd],
+    errors: list[Any] | None,
+) -> None:
+    """Validated: to `in_progress`, or at once to `finalizing` if no line can run. Raises `ClaimLost`."""
+    state = "in_progress" if chunks else "finalizing"
+    values: dict[str, Any] = {} if chunks else {"finalizing_at": now // 1000}
+    await _move(
+        conn, held, state=state, in_progress_at=now // 1000, model=model, num_total=num_total,
+        num_invalid=len(faulty), errors=errors, claimed_until_ms=None, **values,
+    )  # fmt: skip
+    rows = [
+        {
+            "batch_id": held.batch_id, "seq": seq, "tenant_id": held.tenant_id, "state": "queued", "fence": 0,
+            "not_before_ms": 0, **msgspec.structs.asdict(chunk),
+        }
+        for seq, chunk in enumerate(chunks)
+    ]  # fmt: skip
+    for row in rows:
+        await conn.execute(BatchChunk.__table__.insert(), row)  # type: ignore[attr-defined]  # a Table, declared as FromClause
+    await batch_lines.add_ended_lines(conn, held.batch_id, faulty)
+
+
+async def fail(
+    conn: AsyncConnection, held: BatchClaim, now: int, errors: list[Any], num_invalid: int
+) -> None:
+    """Nothing was run. Raises `ClaimLost`."""
+    await _move(
+        conn, held, state="failed", failed_at=now // 1000, errors=errors, num_invalid=num_invalid,
+        claimed_until_ms=None,
+    )  # fmt: skip
+    await _tell_end(conn, held, now)
+
+
+async def get(conn: AsyncConnection, batch_id: str) -> BatchInfo:
+    """Whoever owns it: for its runner alone."""
+    query = select(Batch.__table__).where(Batch.id == batch_id)
+    return batch_info((await conn.execute(query)).one())
+
+
+async def usable_models(
+    conn: AsyncConnection, batch: BatchInfo, priced: Collection[str]
+) -> frozenset[str]:
+    """Priced models that the submitting key may use."""
+    of_key = await conn.scalar(select(ApiKey.models).where(ApiKey.id == batch.key_id))
+    permissions = await model_permissions.get(conn, batch.tenant_id)
+    allowed = permissions.narrow(None if of_key is None else frozenset(of_key))
+    usable = frozenset(priced) if allowed is None else frozenset(priced) & allowed
+    return usable - permissions.denied
+
+
+async def close_chunks(conn: AsyncConnection, batch_id: str) -> None:
+    """Raises the fences: whoever still runs a line of it can write nothing more."""
+    await conn.execute(
+        update(BatchChunk)
+        .where(BatchChunk.batch_id == batch_id, BatchChunk.state != "done")
+        .values(state="done", fence=BatchChunk.fence + 1, claimed_by=None, claimed_until_ms=None)
+    )
+
+
+async def chunk_lines(conn: AsyncConnection, batch_id: str) -> list[bytes]:
+    """The packed lines of every chunk."""
+    query = select(BatchChunk.lines).where(BatchChunk.batch_id == batch_id)
+    return list((await conn.execute(query.order_by(BatchChunk.seq))).scalars())
+
+
+async def line_page(
+    conn: AsyncConnection, batch_id: str, after: int, limit: int = 500
+) -> Sequence[Row[Any]]:
+    """Rows of lines in input order, behind `after`."""
+    query = select(BatchLine.__table__).where(
+        BatchLine.batch_id == batch_id, BatchLine.line_no > after
+    )
+    return (await conn.execute(query.order_by(BatchLine.line_no).limit(limit))).all()
+
+
+async def finish(
+    conn: AsyncConnection,
+    held: BatchClaim,
+    now: int,
+    *,
+    output_file_id: str | None,
+    error_file_id: str | None,
+) -> None:
+    """The end: files named, answers dropped from the rows, keys free again. Raises `ClaimLost`."""
+    outcome = OUTCOMES[held.work]
+    await _move(
+        conn, held, state=outcome, output_file_id=output_file_id, error_file_id=error_file_id,
+        claimed_until_ms=None, paused_reason=None, **{f"{outcome}_at": now // 1000},
+    )  # fmt: skip
+    await conn.execute(
+        update(BatchLine).where(BatchLine.batch_id == held.batch_id).values(body=None)
+    )
+    await conn.execute(
+        IdempotentReply.__table__.delete().where(IdempotentReply.batch_id == held.batch_id)  # type: ignore[attr-defined]  # a Table, declared as FromClause
+    )
+    await _tell_end(conn, held, now)
+
+
+async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
+    """What a runner must know between lines: `run`, `pause` (tenant suspended), `stop` (cancelled, expired or
+    ended), `revoked` (its key or tenant is gone)."""
+    query = (
+        select(
+            Batch.state, Batch.expires_at, ApiKey.revoked_at, ApiKey.expires_at.label("key_until"), Tenant.status
+        )
+        .join(ApiKey, ApiKey.id == Batch.key_id)
+        .join(Tenant, Tenant.id == Batch.tenant_id)
+        .where(Batch.id == batch_id)
+    )  # fmt: skip
+    row = (await conn.execute(query)).one()
+    if row.state != "in_progress" or row.expires_at <= now // 1000:
+        return "stop"
+    key_is_over = row.key_until is not None and row.key_until <= now // 1000
+    if row.revoked_at is not None or key_is_over or row.status == "archived":
+        return "revoked"
+    return "pause" if row.status == "suspended" else "run"
+
+
+async def backlog_tokens(conn: AsyncConnection, tenant_id: str, model: str) -> int:
+    """Predicted prompt tokens that the tenant has waiting for that model."""
+    query = (
+        select(func.coalesce(func.sum(BatchChunk.predicted_tokens), 0))
+        .join(Batch, Batch.id == BatchChunk.batch_id)
+        .where(
+            BatchChunk.tenant_id == tenant_id, BatchChunk.state != "done", Batch.model == model,
+            Batch.state == "in_progress",
+        )
+    )  # fmt: skip
+    return int(await conn.scalar(query) or 0)
+
+
+async def _tell_end(conn: AsyncConnection, held: BatchClaim, now: int) -> None:
+    batch = await get(conn, held.batch_id)
+    counts = {
+        "total": batch.num_total,
+        "completed": batch.num_completed,
+        "failed": batch.num_failed,
+    }
+    files = {"output_file_id": batch.output_file_id, "error_file_id": batch.error_file_id}
+    told = events.batch_ended(batch.id, batch.tenant_id, batch.state, counts, files, now)
+    await outbox.write(conn, [told])
+
+
+async def _move(conn: AsyncConnection, held: BatchClaim, **values: Any) -> None:
+    states = {
+        "validate": ("validating",), "complete": ("finalizing",), "cancel": ("cancelling",),
+        "expire": ("in_progress",),
+    }[held.work]  # fmt: skip
+    done = await conn.execute(
+        update(Batch)
+        .where(Batch.id == held.batch_id, Batch.fence == held.fence, Batch.state.in_(states))
+        .values(**values)
+    )
+    if not done.rowcount:
+        raise ClaimLost("The claim on this batch is lost.")
+
+
+def _due(now: int, quiet_ms: int) -> Any:
+    busy = exists().where(
+        BatchChunk.batch_id == Batch.id,
+        BatchChunk.state == "claimed",
+        BatchChunk.claimed_until_ms >= now,
+    )
+    quiet_since = (now - quiet_ms) // 1000
+    work = or_(
+        Batch.state.in_(("validating", "finalizing")),
+        and_(Batch.state == "cancelling", or_(~busy, Batch.cancelling_at <= quiet_since)),
+        and_(
+            Batch.state == "in_progress",
+            Batch.expires_at <= now // 1000,
+            or_(~busy, Batch.expires_at <= quiet_since),
+        ),
+    )
+    return and_(work, or_(Batch.claimed_until_ms.is_(None), Batch.claimed_until_ms < now))

@@ -1,0 +1,186 @@
+"""Batches as their owner sees them: create, look, list, cancel. Every query names the owner.
+
+What runs them is batch_runs.py (the batch as a whole), claims.py (chunks and lines) and `workers.jobs`. The state
+moves by compare-and-set; money is never stored here, it is a sum over the ledger.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import Row, Select, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.batches import files
+from accounting.batches.files import ENDED
+from accounting.database import audit
+from accounting.database.paging import Page, newest_first
+from accounting.tables.batch_models import Batch
+from accounting.tables.models import BatchCharge, LedgerEntry
+from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.ids import new_id
+from accounting.values.types import Usage
+
+State = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]  # fmt: skip
+InvalidLines = Literal["reject", "skip"]
+
+WINDOWS = {"24h": 86_400}
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+DOORBELL, QUEUE = "headgate.look", "headgate.batch"
+"""Name and queue of the message that says "there is work", and nothing else."""
+RING_EXPIRES_S = 30
+"""A ring that nobody heard for so long is repeated by the sweeper anyway."""
+TIMESTAMPS = (
+    "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
+)  # fmt: skip
+
+__all__ = ["ENDED", "BatchInfo", "cancel", "charge", "create", "get", "list_batches"]
+
+
+class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    tenant_id: str
+    key_id: str
+    endpoint: str
+    model: str | None
+    completion_window: str
+    input_file_id: str
+    output_file_id: str | None
+    error_file_id: str | None
+    state: State
+    created_at: int
+    expires_at: int
+    at: dict[str, int | None]
+    """The other timestamps, by name."""
+    paused_reason: str | None
+    invalid_lines: InvalidLines
+    output_expires_after_s: int | None
+    num_total: int
+    num_completed: int
+    num_failed: int
+    num_invalid: int
+    usage: Usage
+    errors: list[Any] | None
+    metadata: dict[str, Any] | None
+    traceparent: str
+
+
+async def create(
+    conn: AsyncConnection,
+    tenant_id: str,
+    key_id: str,
+    *,
+    input_file_id: str,
+    endpoint: str,
+    completion_window: str,
+    now: int,
+    invalid_lines: InvalidLines = "reject",
+    output_expires_after_s: int | None = None,
+    metadata: dict[str, Any] | None = None,
+    traceparent: str = "",
+) -> BatchInfo:
+    """NotFoundError for an input file that the tenant does not have; InvalidError for one that is no input."""
+    if endpoint not in ENDPOINTS:
+        raise InvalidError(f"A batch's endpoint is one of {', '.join(ENDPOINTS)}.", "endpoint")
+    if completion_window not in WINDOWS:
+        raise InvalidError("The completion window must be '24h'.", "completion_window")
+    file = await files.get(conn, tenant_id, input_file_id, now)
+    if file.purpose != "batch":
+        raise InvalidError("The input file must have the purpose 'batch'.", "input_file_id")
+    batch_id = new_id("batch")
+    await conn.execute(
+        insert(Batch).values(
+            id=batch_id, tenant_id=tenant_id, key_id=key_id, endpoint=endpoint, state="validating",
+            completion_window=completion_window, input_file_id=input_file_id, created_at=now,
+            expires_at=now + WINDOWS[completion_window], invalid_lines=invalid_lines,
+            output_expires_after_s=output_expires_after_s, metadata_=metadata, traceparent=traceparent,
+        )
+    )  # fmt: skip
+    await audit.record(
+        conn, "headgate.batch.created", actor=key_id, now=now, tenant_id=tenant_id, object_id=batch_id,
+        detail={"endpoint": endpoint, "input_file_id": input_file_id},
+    )  # fmt: skip
+    return await get(conn, tenant_id, batch_id)
+
+
+async def get(conn: AsyncConnection, tenant_id: str, batch_id: str) -> BatchInfo:
+    """NotFoundError also for another tenant's."""
+    row = (await conn.execute(_owned(tenant_id).where(Batch.id == batch_id))).first()
+    if row is None:
+        raise NotFoundError("No such Batch object.")
+    return batch_info(row)
+
+
+async def list_batches(
+    conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
+) -> Page[BatchInfo]:
+    page = await newest_first(conn, _owned(tenant_id), Batch.created_at, Batch.id, after, limit)
+    return Page([batch_info(row) for row in page.items], page.has_more)
+
+
+async def cancel(
+    conn: AsyncConnection, tenant_id: str, batch_id: str, now: int, *, actor: str
+) -> BatchInfo:
+    """ConflictError for a batch that has ended; cancelling one twice is no error."""
+    await get(conn, tenant_id, batch_id)
+    await stop(conn, batch_id, now)
+    found = await get(conn, tenant_id, batch_id)
+    if found.state != "cancelling":
+        raise ConflictError("The batch has ended and cannot be cancelled.")
+    await audit.record(
+        conn,
+        "headgate.batch.cancelled",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=batch_id,
+    )
+    return found
+
+
+async def stop(conn: AsyncConnection, batch_id: str, now: int) -> None:
+    """To `cancelling`, if it still can; runners see it within a second."""
+    running = Batch.state.in_(("validating", "in_progress", "finalizing"))
+    await conn.execute(
+        update(Batch)
+        .where(Batch.id == batch_id, running)
+        .values(state="cancelling", cancelling_at=now, claimed_until_ms=None)
+    )
+
+
+async def stop_all(conn: AsyncConnection, tenant_id: str, now: int) -> None:
+    """Every open batch of a tenant to `cancelling`."""
+    query = select(Batch.id).where(
+        Batch.tenant_id == tenant_id, Batch.state.in_(("validating", "in_progress", "finalizing"))
+    )
+    for batch_id in (await conn.scalars(query)).all():
+        await stop(conn, batch_id, now)
+
+
+async def charge(conn: AsyncConnection, batch_id: str) -> int:
+    """Micro-units so far."""
+    paid = select(func.coalesce(func.sum(LedgerEntry.charge), 0)).join(
+        BatchCharge, BatchCharge.request_id == LedgerEntry.request_id
+    )
+    query = paid.where(BatchCharge.batch_id == batch_id, LedgerEntry.kind == "settle")
+    return int(await conn.scalar(query) or 0)
+
+
+def batch_info(row: Row[Any]) -> BatchInfo:
+    named = {
+        name: getattr(row, name)
+        for name in BatchInfo.__struct_fields__
+        if name not in ("at", "usage")
+    }
+    return BatchInfo(
+        **named,
+        at={name: getattr(row, name) for name in TIMESTAMPS},
+        usage=Usage(row.cache_read, row.cache_write, row.uncached, row.output),
+    )
+
+
+def _owned(tenant_id: str) -> Select[Any]:
+    return select(Batch.__table__).where(Batch.tenant_id == tenant_id)

@@ -1,0 +1,134 @@
+"""Bytes of uploaded and produced files on one disk, encrypted in parts so that any range can be read.
+
+A file appears whole or not at all: written under a temporary name, synced, renamed. Its name is a random storage key;
+what a client calls it never gets here. Synchronous: callers on a loop use a thread. Knows no SQL.
+
+Layout: parts of `PART_BYTES` plain bytes, each with its own nonce and tag, bound to (storage key, part number).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from accounting.database.sealing import NONCE_BYTES, TAG_BYTES, seal, unseal
+
+PART_BYTES = 64 * 1024
+_SEALED_BYTES = PART_BYTES + NONCE_BYTES + TAG_BYTES
+
+
+class FileStore:
+    """A folder. Several processes may share it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._unfinished = root / "unfinished"
+
+    def create(self, data_key: bytes) -> Writer:
+        self._unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
+        storage_key = secrets.token_hex(16)
+        return Writer(storage_key, data_key, self._unfinished / storage_key, self._root)
+
+    def open(self, storage_key: str, data_key: bytes) -> Reader:
+        """Raises `FileNotFoundError`."""
+        return Reader(storage_key, data_key, self._root / storage_key)
+
+    def delete(self, storage_key: str) -> None:
+        (self._root / storage_key).unlink(missing_ok=True)
+
+    def drop_unfinished(self, older_than: float) -> None:
+        """What a killed process left half written; `older_than` is a Unix time."""
+        if self._unfinished.is_dir():
+            for path in self._unfinished.iterdir():
+                if path.stat().st_mtime < older_than:
+                    path.unlink(missing_ok=True)
+
+
+class Writer:
+    """One of `finish` and `abort` ends it."""
+
+    def __init__(self, storage_key: str, data_key: bytes, path: Path, folder: Path) -> None:
+        self.storage_key = storage_key
+        self.num_bytes = 0
+        self._data_key = data_key
+        self._path, self._folder = path, folder
+        self._hash = hashlib.sha256()
+        self._rest = bytearray()
+        self._num_parts = 0
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self.num_bytes += len(data)
+        self._rest += data
+        while len(self._rest) >= PART_BYTES:
+            self._write_part(bytes(self._rest[:PART_BYTES]))
+            del self._rest[:PART_BYTES]
+
+    def finish(self) -> str:
+        """On disk and visible on return; the SHA-256 of the plain bytes."""
+        self._write_part(bytes(self._rest))
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._path.rename(self._folder / self.storage_key)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return self._hash.hexdigest()
+
+    def abort(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _write_part(self, part: bytes) -> None:
+        self._file.write(seal(self._data_key, part, _place(self.storage_key, self._num_parts)))
+        self._num_parts += 1
+
+
+class Reader:
+    """Raises `SealBroken` where the bytes are not what was written."""
+
+    def __init__(self, storage_key: str, data_key: bytes, path: Path) -> None:
+        self._storage_key, self._data_key = storage_key, data_key
+        self._file = path.open("rb")
+        self._cached: tuple[int, bytes] = (-1, b"")
+
+    def read(self, offset: int, num_bytes: int) -> bytes:
+        """That range, or less at the end of the file."""
+        found = bytearray()
+        while len(found) < num_bytes:
+            number, start = divmod(offset + len(found), PART_BYTES)
+            part = self._part(number)
+            piece = part[start : start + num_bytes - len(found)]
+            if not piece:
+                break
+            found += piece
+        return bytes(found)
+
+    def parts(self) -> Iterator[bytes]:
+        """The whole file, in order."""
+        number = 0
+        while part := self._part(number):
+            yield part
+            number += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _part(self, number: int) -> bytes:
+        if self._cached[0] != number:
+            self._file.seek(number * _SEALED_BYTES)
+            sealed = self._file.read(_SEALED_BYTES)
+            place = _place(self._storage_key, number)
+            self._cached = (number, unseal(self._data_key, sealed, place) if sealed else b"")
+        return self._cached[1]
+
+
+def _place(storage_key: str, number: int) -> bytes:
+    return f"{storage_key}/{number}".encode()

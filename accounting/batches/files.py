@@ -1,0 +1,160 @@
+"""Rows of files: whose they are, what for, and until when. Every query names the owner; the bytes are file_store.py's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, Select, exists, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import audit
+from accounting.database.paging import Page, newest_first
+from accounting.tables.batch_models import Batch, File
+from accounting.tables.models import Tenant
+from accounting.values.errors import NoRoomError, NotFoundError
+from accounting.values.ids import new_id
+
+DEFAULT_EXPIRY_S = 30 * 86_400
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 2_592_000
+ENDED = ("failed", "completed", "expired", "cancelled")
+"""States of a batch that never change again."""
+
+
+class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    tenant_id: str
+    purpose: str
+    name: str
+    num_bytes: int
+    sha256: str
+    storage_key: str
+    created_at: int
+    expires_at: int | None
+
+
+async def create(
+    conn: AsyncConnection,
+    tenant_id: str,
+    *,
+    purpose: str,
+    name: str,
+    num_bytes: int,
+    sha256: str,
+    storage_key: str,
+    now: int,
+    expires_after_s: int = DEFAULT_EXPIRY_S,
+    actor: str | None = None,
+    most_bytes: int | None = None,
+) -> FileInfo:
+    """After the bytes are on disk, in the transaction that needs the file to exist. `actor` None: made by Headgate.
+    `most_bytes`: of all files of the tenant; NoRoomError beyond it, however many are created at the same time."""
+    if most_bytes is not None:
+        await _check_room(conn, tenant_id, num_bytes, most_bytes)
+    info = FileInfo(
+        id=new_id("file"), tenant_id=tenant_id, purpose=purpose, name=name, num_bytes=num_bytes,
+        sha256=sha256, storage_key=storage_key, created_at=now, expires_at=now + expires_after_s,
+    )  # fmt: skip
+    await conn.execute(insert(File).values(msgspec.structs.asdict(info)))
+    if actor is not None:
+        await audit.record(
+            conn, "headgate.file.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id,
+            detail={"purpose": purpose, "bytes": num_bytes},
+        )  # fmt: skip
+    return info
+
+
+async def _check_room(
+    conn: AsyncConnection, tenant_id: str, num_bytes: int, most_bytes: int
+) -> None:
+    # The tenant's row is the turn: whoever comes next sees what this transaction adds.
+    mine = select(Tenant.id).where(Tenant.id == tenant_id)
+    await conn.execute(mine.with_for_update(key_share=True))
+    if await tenant_bytes(conn, tenant_id) + num_bytes > most_bytes:
+        raise NoRoomError("The files of your project take up all of their space.")
+
+
+async def get(conn: AsyncConnection, tenant_id: str, file_id: str, now: int) -> FileInfo:
+    """NotFoundError also for another tenant's file, an expired one and a deleted one."""
+    row = (await conn.execute(_living(tenant_id, now).where(File.id == file_id))).first()
+    if row is None:
+        raise NotFoundError("No such File object.")
+    return _info(row)
+
+
+async def list_files(
+    conn: AsyncConnection,
+    tenant_id: str,
+    now: int,
+    *,
+    purpose: str | None = None,
+    after: str | None = None,
+    limit: int = 10_000,
+    oldest_first: bool = False,
+) -> Page[FileInfo]:
+    query = _living(tenant_id, now)
+    if purpose is not None:
+        query = query.where(File.purpose == purpose)
+    page = await newest_first(
+        conn, query, File.created_at, File.id, after, limit, oldest_first=oldest_first,
+        ever=select(File.__table__).where(File.tenant_id == tenant_id),
+    )  # fmt: skip
+    return Page([_info(row) for row in page.items], page.has_more)
+
+
+async def delete(
+    conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str
+) -> None:
+    """Gone for its owner at once; a running batch keeps the bytes until it ends (`purgeable`)."""
+    await get(conn, tenant_id, file_id, now)
+    await conn.execute(
+        update(File).where(File.id == file_id, File.tenant_id == tenant_id).values(deleted_at=now)
+    )
+    await audit.record(
+        conn,
+        "headgate.file.deleted",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=file_id,
+    )
+
+
+async def of_batch(conn: AsyncConnection, batch_id: str) -> FileInfo:
+    """A batch's input, deleted or not: the batch keeps it."""
+    query = select(File.__table__).join(Batch, Batch.input_file_id == File.id)
+    row = (await conn.execute(query.where(Batch.id == batch_id))).one()
+    return _info(row)
+
+
+async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
+    """What the tenant's files take on the disk, deleted ones that are not yet purged included."""
+    query = select(func.coalesce(func.sum(File.num_bytes), 0)).where(
+        File.tenant_id == tenant_id, File.storage_key.is_not(None)
+    )
+    return int(await conn.scalar(query) or 0)
+
+
+async def purgeable(conn: AsyncConnection, now: int, limit: int = 100) -> list[tuple[str, str]]:
+    """(id, storage key) of files whose bytes nobody may read any more."""
+    in_use = exists().where(Batch.input_file_id == File.id, Batch.state.not_in(ENDED))
+    gone = or_(File.deleted_at.is_not(None), File.expires_at <= now)
+    query = select(File.id, File.storage_key).where(gone, File.storage_key.is_not(None), ~in_use)
+    return [(row.id, row.storage_key) for row in await conn.execute(query.limit(limit))]
+
+
+async def purged(conn: AsyncConnection, file_id: str) -> None:
+    await conn.execute(update(File).where(File.id == file_id).values(storage_key=None))
+
+
+def _living(tenant_id: str, now: int) -> Select[Any]:
+    return select(File.__table__).where(
+        File.tenant_id == tenant_id,
+        File.deleted_at.is_(None),
+        File.storage_key.is_not(None),
+        or_(File.expires_at.is_(None), File.expires_at > now),
+    )
+
+
+def _info(row: Row[Any]) -> FileInfo:
+    return FileInfo(**{name: getattr(row, name) for name in FileInfo.__struct_fields__})

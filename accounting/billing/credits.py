@@ -1,0 +1,291 @@
+"""Prepaid grants, and corrections of charged requests. Each is a new ledger row; nothing that was booked is edited.
+
+A grant lies on the tenant's prepaid account until a close takes it for usage (`invoices.py`) or it expires. A
+correction points at the row it corrects and never takes back more than was charged there: before the row's period is
+closed as an adjustment on the next invoice, afterwards as a credit note with a number of its own.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import Row, and_, func, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.billing import numbers
+from accounting.billing.grants import Grant
+from accounting.database import changes
+from accounting.database.paging import Page, newest_first
+from accounting.ledger import ledger
+from accounting.prices.pricing import MAX_AMOUNT
+from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
+from accounting.tables.models import LedgerEntry, Tenant
+from accounting.values.errors import ConflictError, InvalidError, KeyReusedError, NotFoundError
+from accounting.values.ids import new_id
+from accounting.values.periods import bounds, period_of
+from accounting.values.types import TOKEN_CLASSES
+
+CreditType = Literal["grant", "credit_note", "adjustment"]
+PREPAID = "prepaid_grants"
+
+
+class NewCredit(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. A correction takes tenant and currency from the row it corrects."""
+
+    type: CreditType
+    tenant_id: str
+    amount: int
+    currency: str = "USD"
+    source: Literal["cash", "promotion"] = "cash"
+    priority: int = 100
+    starts_at: int | None = None
+    expires_at: int | None = None
+    corrects: str | None = None
+    note: str = ""
+
+
+class CreditInfo(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: CreditType
+    tenant_id: str
+    currency: str
+    amount: int
+    remaining: int | None
+    """Of a grant: what no invoice has taken yet."""
+    source: str | None
+    priority: int
+    starts_at: int
+    expires_at: int | None
+    corrects: str | None
+    number: str | None
+    """Of a credit note."""
+    note: str
+    created_at: int
+
+
+async def create(
+    conn: AsyncConnection, wanted: NewCredit, *, key: str, issuer: str, now_ms: int, actor: str
+) -> tuple[CreditInfo, bool]:
+    """(the credit, whether that key had made it before). Raises KeyReusedError where it made something else."""
+    fingerprint = sha256(msgspec.json.encode(wanted)).digest()
+    now_ms = await ledger.take_turn(conn, now_ms)
+    known = (
+        await conn.execute(
+            select(Credit.id, Credit.fingerprint).where(Credit.idempotency_key == key)
+        )
+    ).first()
+    if known is not None:
+        if known.fingerprint != fingerprint:
+            raise KeyReusedError("The Idempotency-Key was used with another request.")
+        return await get(conn, known.id), True
+    _check(wanted, now_ms)
+    credit_id = new_id("credit")
+    values = {
+        "id": credit_id, "type": wanted.type, "amount": wanted.amount, "priority": wanted.priority,
+        "starts_at": wanted.starts_at or now_ms // 1000, "expires_at": wanted.expires_at, "note": wanted.note,
+        "created_at": now_ms // 1000, "actor": actor, "idempotency_key": key, "fingerprint": fingerprint,
+    }  # fmt: skip
+    if wanted.type == "grant":
+        await _grant(conn, wanted, values, now_ms)
+    else:
+        await _correct(conn, wanted, values, issuer, now_ms)
+    await changes.record(
+        conn, f"headgate.{wanted.type}.created", actor=actor, now=now_ms // 1000, tenant_id=wanted.tenant_id,
+        object_id=credit_id, detail={"micro_units": wanted.amount},
+    )  # fmt: skip
+    return await get(conn, credit_id), False
+
+
+async def get(conn: AsyncConnection, credit_id: str) -> CreditInfo:
+    row = (await conn.execute(_listed().where(Credit.id == credit_id))).first()
+    if row is None:
+        raise NotFoundError("No such credit.")
+    return _info(row)
+
+
+async def list_credits(
+    conn: AsyncConnection, *, tenant_id: str | None = None, after: str | None = None, limit: int
+) -> Page[CreditInfo]:
+    query = _listed()
+    if tenant_id is not None:
+        query = query.where(Credit.tenant_id == tenant_id)
+    page = await newest_first(conn, query, Credit.created_at, Credit.id, after, limit)
+    return Page([_info(row) for row in page.items], page.has_more)
+
+
+async def open_grants(conn: AsyncConnection, tenant_id: str, currency: str) -> list[Grant]:
+    """With what is left of each; those that have ended too, as they paid for their time."""
+    query = _listed().where(
+        Credit.tenant_id == tenant_id, Credit.type == "grant", Credit.currency == currency
+    )
+    rows = (await conn.execute(query)).all()
+    grants = [
+        Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at) for r in rows
+    ]
+    return [grant for grant in grants if grant.remaining]
+
+
+async def use(
+    conn: AsyncConnection,
+    grant: Grant,
+    amount: int,
+    *,
+    expired: bool,
+    tenant_id: str,
+    currency: str,
+    number: str,
+    now_ms: int,
+) -> None:
+    """A close takes what usage a grant pays for, or what nobody used of it in its time."""
+    query = select(func.max(CreditUse.use_no)).where(CreditUse.credit_id == grant.id)
+    use_no = (await conn.scalar(query) or 0) + 1
+    kind = "grant_expiry" if expired else "grant_use"
+    values = {
+        "credit_id": grant.id,
+        "use_no": use_no,
+        "kind": kind,
+        "amount": amount,
+        "number": number,
+    }
+    await conn.execute(insert(CreditUse).values(**values))
+    entry = ledger.blank(kind, grant.id, use_no, tenant_id, currency, now_ms)
+    taker = "expired_grants" if expired else "tenant_receivable"
+    await ledger.post_transfer(conn, entry, PREPAID, taker, amount)
+
+
+def _check(wanted: NewCredit, now_ms: int) -> None:
+    if not 0 < wanted.amount <= MAX_AMOUNT:
+        raise InvalidError(
+            f"The amount must be 1 to {MAX_AMOUNT} micro-units.", "amount_micro_units"
+        )
+    if (wanted.type == "grant") != (wanted.corrects is None):
+        raise InvalidError(
+            "A correction, and only a correction, names what it corrects.", "corrects"
+        )
+    ends = wanted.expires_at
+    if ends is not None and (
+        wanted.type != "grant" or ends <= (wanted.starts_at or now_ms // 1000)
+    ):
+        raise InvalidError("A grant must end after it starts, and only a grant ends.", "expires_at")
+
+
+async def _grant(
+    conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], now_ms: int
+) -> None:
+    if await conn.scalar(select(Tenant.id).where(Tenant.id == wanted.tenant_id)) is None:
+        raise NotFoundError("No such tenant.")
+    currency = wanted.currency.upper()
+    owner = {"tenant_id": wanted.tenant_id, "currency": currency}
+    await conn.execute(insert(Credit).values(**values, **owner, source=wanted.source))
+    entry = ledger.blank("grant", values["id"], 0, wanted.tenant_id, currency, now_ms)
+    await ledger.post_transfer(conn, entry, wanted.source, PREPAID, wanted.amount)
+
+
+async def _correct(
+    conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], issuer: str, now_ms: int
+) -> None:
+    query = select(LedgerEntry.__table__).where(
+        LedgerEntry.request_id == wanted.corrects, LedgerEntry.kind == "settle",
+        LedgerEntry.tenant_id == wanted.tenant_id,
+    )  # fmt: skip
+    wrong = (await conn.execute(query)).mappings().first()
+    if wrong is None:
+        raise NotFoundError("No such charge of this tenant.")
+    if wanted.type == "credit_note" and not await _is_invoiced(conn, wrong):
+        raise ConflictError("This charge is on no invoice yet: correct it by an adjustment.")
+    parts = await _parts(conn, wrong, wanted.amount)
+    owner = {"tenant_id": wrong["tenant_id"], "currency": wrong["currency"]}
+    row = {**values, **owner, "corrects_request_id": wanted.corrects}
+    await conn.execute(insert(Credit).values(**row))
+    kept = ("tenant_id", "key_id", "model", "root", "tier", "price_version", "currency")
+    entry = ledger.blank(wanted.type, row["id"], 0, wrong["tenant_id"], wrong["currency"], now_ms)
+    entry |= {name: wrong[name] for name in kept}
+    entry |= {f"charge_{name}": -part for name, part in parts.items()}
+    await ledger.post_correction(conn, {**entry, "charge": -wanted.amount})
+    if wanted.type == "credit_note":
+        await _issue_note(conn, row, wrong, issuer, now_ms)
+
+
+async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, int]:
+    """The amount by token class, out of what earlier corrections have left of the charge."""
+    columns = [
+        func.coalesce(func.sum(getattr(LedgerEntry, f"charge_{n}")), 0) for n in TOKEN_CLASSES
+    ]
+    query = select(*columns).join(Credit, Credit.id == LedgerEntry.request_id)
+    earlier = (
+        await conn.execute(query.where(Credit.corrects_request_id == wrong["request_id"]))
+    ).one()
+    left = {
+        name: wrong[f"charge_{name}"] + int(given)
+        for name, given in zip(TOKEN_CLASSES, earlier, strict=True)
+    }
+    if amount > sum(left.values()):
+        raise ConflictError(
+            f"Of this charge {sum(left.values())} micro-units are left to be corrected."
+        )
+    parts: dict[str, int] = {}
+    for name, most in left.items():
+        parts[name] = min(most, amount)
+        amount -= parts[name]
+    return parts
+
+
+async def _is_invoiced(conn: AsyncConnection, wrong: Any) -> bool:
+    covering = select(Invoice.number).where(
+        Invoice.tenant_id == wrong["tenant_id"], Invoice.series == numbers.INVOICE,
+        Invoice.until_ms > wrong["opened_at_ms"], Invoice.cutoff_ms >= wrong["posted_at_ms"],
+    )  # fmt: skip
+    return await conn.scalar(covering.limit(1)) is not None
+
+
+async def _issue_note(
+    conn: AsyncConnection, credit: dict[str, Any], wrong: Any, issuer: str, now_ms: int
+) -> None:
+    period = period_of(wrong["opened_at_ms"] // 1000)
+    of_period = and_(
+        Invoice.tenant_id == wrong["tenant_id"],
+        Invoice.period == period,
+        Invoice.series == numbers.CREDIT_NOTE,
+    )
+    earlier = await conn.scalar(select(func.count()).select_from(Invoice).where(of_period))
+    number, sequence = await numbers.following(conn, numbers.CREDIT_NOTE)
+    start, end = bounds(period)
+    query = select(Tenant.name, Tenant.time_zone).where(Tenant.id == wrong["tenant_id"])
+    tenant = (await conn.execute(query)).one()
+    amount = -credit["amount"]
+    await conn.execute(insert(Invoice).values(
+        number=number, series=numbers.CREDIT_NOTE, sequence=sequence, issuer=issuer, tenant_id=wrong["tenant_id"],
+        tenant_name=tenant.name, time_zone=tenant.time_zone, period=period, version=(earlier or 0) + 1, currency=wrong["currency"], from_ms=start * 1000,
+        until_ms=end * 1000, cutoff_ms=now_ms, created_at=now_ms // 1000, num_requests=0, subtotal=amount, prepaid=0,
+        total=amount, days=[],
+    ))  # fmt: skip
+    await conn.execute(insert(InvoiceLine).values(
+        number=number, line_no=1, kind="credit_note", period=period, model=wrong["model"], tier=wrong["tier"],
+        token_class="", price_version=wrong["price_version"], rate=0, num_requests=0, quantity=0, amount=amount,
+        credit_id=credit["id"], note=f"{wrong['request_id']} {credit['note']}".strip(),
+    ))  # fmt: skip
+
+
+def _listed() -> Any:
+    used = select(func.coalesce(func.sum(CreditUse.amount), 0)).where(
+        CreditUse.credit_id == Credit.id
+    )
+    number = select(InvoiceLine.number).where(
+        InvoiceLine.credit_id == Credit.id, InvoiceLine.kind == "credit_note"
+    )
+    return select(
+        Credit.__table__,
+        used.scalar_subquery().label("used"),
+        number.scalar_subquery().label("number"),
+    )
+
+
+def _info(row: Row[Any]) -> CreditInfo:
+    return CreditInfo(
+        id=row.id, type=row.type, tenant_id=row.tenant_id, currency=row.currency, amount=row.amount,
+        remaining=row.amount - int(row.used) if row.type == "grant" else None, source=row.source,
+        priority=row.priority, starts_at=row.starts_at, expires_at=row.expires_at, corrects=row.corrects_request_id,
+        number=row.number, note=row.note, created_at=row.created_at,
+    )  # fmt: skip

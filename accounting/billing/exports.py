@@ -1,0 +1,77 @@
+"""Rows for other programs: the ledger, usage by day, FOCUS 1.2. Keyset pages, each read in a snapshot of its own.
+
+A page goes on behind the last row of the one before, so an export of any size holds one page in memory. Integers stay
+integers; the order of columns is part of `SCHEMA_VERSION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from sqlalchemy import BigInteger, Select, and_, or_, select
+from sqlalchemy.sql.elements import ColumnElement
+
+from accounting.database.db import Database
+from accounting.ledger.rollups import KEYS, SUMS
+from accounting.tables.models import LedgerEntry, RollupDay
+
+Kind = Literal["ledger", "usage", "focus"]
+SCHEMA_VERSION = "1"
+PAGE_ROWS = 5_000
+
+LEDGER_COLUMNS = tuple(column.name for column in LedgerEntry.__table__.columns)
+USAGE_COLUMNS = ("bucket", *KEYS, "num_requests", *SUMS)
+INTEGERS = frozenset(
+    column.name for column in LedgerEntry.__table__.columns if isinstance(column.type, BigInteger)
+) | {"bucket", "num_requests"}
+_LEDGER_KEY = ("opened_at_ms", "request_id", "kind", "attempt")
+_USAGE_KEY = ("bucket", *KEYS)
+
+
+async def ledger_rows(
+    database: Database, start: int, end: int, page_rows: int = PAGE_ROWS
+) -> AsyncIterator[list[Any]]:
+    """Pages of rows whose request began in [start, end), oldest first."""
+    table = LedgerEntry.__table__.c
+    query = select(LedgerEntry.__table__).where(
+        table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000
+    )
+    async for page in _pages(database, query, [table[name] for name in _LEDGER_KEY], page_rows):
+        yield page
+
+
+async def usage_rows(
+    database: Database, start: int, end: int, page_rows: int = PAGE_ROWS
+) -> AsyncIterator[list[Any]]:
+    """Pages of day sums, oldest first."""
+    table = RollupDay.__table__.c
+    query = select(*(table[name] for name in USAGE_COLUMNS)).where(
+        table.bucket >= start, table.bucket < end
+    )
+    async for page in _pages(database, query, [table[name] for name in _USAGE_KEY], page_rows):
+        yield page
+
+
+async def _pages(
+    database: Database, query: Select[Any], key: list[ColumnElement[Any]], page_rows: int
+) -> AsyncIterator[list[Any]]:
+    last: Any = None
+    while True:
+        following = query if last is None else query.where(_behind(key, last))
+        async with database.read() as conn:
+            page = (await conn.execute(following.order_by(*key).limit(page_rows))).all()
+        if page:
+            yield list(page)
+        if len(page) < page_rows:
+            return
+        last = [page[-1]._mapping[column.key] for column in key]
+
+
+def _behind(key: list[ColumnElement[Any]], last: list[Any]) -> ColumnElement[bool]:
+    """The first column bounds the range by an index; the rest decide among equals."""
+    first, *rest = key
+    deciding: ColumnElement[bool] = rest[-1] > last[-1]
+    for column, value in reversed(list(zip(rest[:-1], last[1:-1], strict=True))):
+        deciding = or_(column > value, and_(column == value, deciding))
+    return and_(first >= last[0], or_(first > last[0], deciding))

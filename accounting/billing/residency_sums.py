@@ -1,0 +1,140 @@
+"""Sums of what was charged for kept KV, as invoices have it and as the charges say, and the charges priced once more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.billing import numbers
+from accounting.prices import prices, pricing
+from accounting.tables.invoice_models import Invoice, InvoiceLine
+from accounting.tables.residency_models import ResidencyCharge
+from accounting.values.periods import period_of
+
+ResidencyClass = Literal["residency_cache", "residency_pinned"]
+CLASSES: tuple[ResidencyClass, ...] = ("residency_cache", "residency_pinned")
+HOUR_MS = 3_600_000
+
+
+class Key(NamedTuple):
+    period: str
+    model: str
+    price_version: str
+    currency: str
+    token_class: str
+
+
+class Kept(NamedTuple):
+    """`byte_hours`: whole ones of each charge."""
+
+    byte_hours: int = 0
+    amount: int = 0
+
+    def __sub__(self, other: Kept) -> Kept:
+        return Kept(self.byte_hours - other.byte_hours, self.amount - other.amount)
+
+
+class Bucket(NamedTuple):
+    start: int
+    tenant_id: str
+    model: str
+    price_version: str
+    currency: str
+    token_class: ResidencyClass
+    kept: Kept
+
+
+async def charged(
+    conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]
+) -> dict[Key, Kept]:
+    table = ResidencyCharge
+    groups = (table.hour, table.model, table.price_version, table.currency)
+    query = select(*groups, *_sums()).where(table.tenant_id == tenant_id, *where)
+    found: dict[Key, Kept] = {}
+    for row in await conn.execute(query.group_by(*groups)):
+        for token_class, kept in _by_class(row[len(groups) :]):
+            key = Key(period_of(row.hour), row.model, row.price_version, row.currency, token_class)
+            before = found.get(key, Kept())
+            found[key] = Kept(before.byte_hours + kept.byte_hours, before.amount + kept.amount)
+    return found
+
+
+async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
+    line = InvoiceLine
+    groups = (line.period, line.model, line.price_version, Invoice.currency, line.token_class)
+    query = (
+        select(*groups, func.sum(line.quantity), func.sum(line.amount))
+        .join(Invoice, Invoice.number == line.number)
+        .where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
+        .where(line.kind == "usage", line.token_class.in_(CLASSES))
+        .group_by(*groups)
+    )
+    return {Key(*row[:5]): Kept(int(row[5]), int(row[6])) for row in await conn.execute(query)}
+
+
+async def by_bucket(
+    conn: AsyncConnection,
+    start: int,
+    end: int,
+    seconds: int,
+    tenant_ids: Sequence[str] | None = None,
+) -> AsyncIterator[Bucket]:
+    """Of hours in [start, end), by buckets of so many seconds (whole hours) and by class; only those that have any."""
+    table = ResidencyCharge
+    bucket = (table.hour - table.hour % seconds).label("bucket")
+    groups = (bucket, table.tenant_id, table.model, table.price_version, table.currency)
+    query = select(*groups, *_sums()).where(table.hour >= start, table.hour < end)
+    if tenant_ids is not None:
+        query = query.where(table.tenant_id.in_(tenant_ids))
+    for row in await conn.execute(query.group_by(*groups).order_by(*groups)):
+        for token_class, kept in _by_class(row[len(groups) :]):
+            yield Bucket(
+                row.bucket, row.tenant_id, row.model, row.price_version, row.currency,
+                token_class, kept,
+            )  # fmt: skip
+
+
+async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:
+    """Micro-units of each hour that has any."""
+    table = ResidencyCharge
+    query = (
+        select(table.hour, func.sum(table.charge_cache + table.charge_pinned))
+        .where(table.tenant_id == tenant_id, table.hour >= start, table.hour < end)
+        .group_by(table.hour)
+    )
+    return {row[0]: int(row[1]) for row in await conn.execute(query)}
+
+
+async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
+    """How many charges there are, and those that are not what was kept times its rate."""
+    rates: dict[tuple[str, str], tuple[int, int] | None] = {}
+    num_rows, failures = 0, []
+    for row in (await conn.execute(select(ResidencyCharge.__table__))).all():
+        key = row.price_version, row.model
+        if key not in rates:
+            rates[key] = await prices.residency_rates(conn, *key)
+        priced, num_rows = rates[key], num_rows + 1
+        charge = (
+            None if priced is None else pricing.residency_charge((row.cache, row.pinned), priced)
+        )
+        if charge != [row.charge_cache, row.charge_pinned]:
+            failures.append(row.request_id)
+    return num_rows, failures
+
+
+def _sums() -> list[ColumnElement[int]]:
+    """Byte-hours and micro-units of each class, side by side."""
+    table = ResidencyCharge
+    parts = ((table.cache, table.charge_cache), (table.pinned, table.charge_pinned))
+    return [func.sum(x) for kept, charge in parts for x in (kept // HOUR_MS, charge)]
+
+
+def _by_class(sums: Sequence[Any]) -> Iterator[tuple[ResidencyClass, Kept]]:
+    """Those of which there is any."""
+    for i, token_class in enumerate(CLASSES):
+        kept = Kept(int(sums[2 * i]), int(sums[2 * i + 1]))
+        if kept != Kept():
+            yield token_class, kept

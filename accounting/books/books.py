@@ -1,0 +1,246 @@
+"""The equations (`equations.py`) that SQL alone can state, checked over everything. Writes nothing.
+
+Run it on one snapshot (`Database.read`). Requests that still run, or whose journal is not replayed yet, are named by
+the caller in `running`: for them a missing half is no failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.books import books_billing, equations
+from accounting.books.equations import BooksReport, EquationResult
+from accounting.ledger.legs import COUNTED, TOKENS
+from accounting.ledger.rollups import SPANS, differing, table_of
+from accounting.tables.batch_models import Batch, IdempotentReply
+from accounting.tables.idempotency_models import IdempotentPosting
+from accounting.tables.invoice_models import Credit, CreditUse
+from accounting.tables.models import ApiKey, EngineRecordRow, LedgerEntry, LedgerLeg, Tenant
+from accounting.tables.residency_models import ResidencyCharge
+from accounting.values.types import BILLED, CORRECTIONS, OPERATOR_TENANT, RESIDENCY, WITHOUT_REQUEST
+
+MAX_FAILURES = 100
+"""Named per equation; one is enough to stop, a hundred are enough to see a pattern."""
+
+ENDING = LedgerEntry.kind.in_(("settle", "void"))
+
+
+async def verify(conn: AsyncConnection, *, running: Collection[str] = ()) -> BooksReport:
+    skip = frozenset(running)
+    return BooksReport(
+        (
+            await _conservation(conn, skip),
+            await _balance(conn),
+            await _one_ending(conn, skip),
+            await _within_reservation(conn),
+            await _rollup_truth(conn),
+            await books_billing.invoice_truth(conn),
+            await _tenancy_closed(conn),
+            await _idempotency(conn, skip),
+            await books_billing.immutability(conn),
+        )
+    )
+
+
+async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> BooksReport:
+    """What holds for each request by itself, over those whose ending was posted in [since, until)."""
+    ended = select(LedgerEntry.request_id).where(
+        ENDING, LedgerEntry.posted_at_ms >= since_ms, LedgerEntry.posted_at_ms < until_ms
+    )
+    nobody: frozenset[str] = frozenset()
+    return BooksReport(
+        (
+            await _conservation(conn, nobody, ended),
+            await _balance(conn, ended),
+            await _one_ending(conn, nobody, ended),
+            await _within_reservation(conn, ended),
+        )
+    )
+
+
+Ids = Select[str]
+"""Of the requests that are looked at; None: all."""
+
+
+async def _conservation(
+    conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None
+) -> EquationResult:
+    """Per request and class, so per tenant too: posted + written off - counted by the engine == 0."""
+    ledger = select(
+        LedgerEntry.request_id, *(getattr(LedgerEntry, name).label(name) for name in COUNTED)
+    )
+    engine = select(
+        EngineRecordRow.request_id,
+        *((-getattr(EngineRecordRow, name)).label(name) for name in COUNTED),
+    )
+    if among is not None:
+        ledger = ledger.where(LedgerEntry.request_id.in_(among))
+        engine = engine.where(EngineRecordRow.request_id.in_(among))
+    both = union_all(ledger, engine).subquery()
+    wrong = _not_zero(both, ["request_id"], COUNTED)
+    return EquationResult(
+        equations.CONSERVATION,
+        await _count(conn, select(both.c.request_id).distinct()),
+        await _names(conn, wrong, skip),
+    )
+
+
+async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
+    """Debits == credits per unit, and the legs say what their entry says."""
+    event = (LedgerLeg.request_id, LedgerLeg.kind, LedgerLeg.attempt)
+    unbalanced = (
+        select(LedgerLeg.request_id)
+        .group_by(*event, LedgerLeg.unit)
+        .having(func.sum(LedgerLeg.amount) != 0)
+    )
+    tokens = sum((getattr(LedgerEntry, name) for name in COUNTED[1:]), LedgerEntry.cache_read)
+    entries = select(
+        LedgerEntry.request_id, LedgerEntry.kind, LedgerEntry.attempt,
+        func.abs(tokens).label("tokens"), func.abs(LedgerEntry.charge).label("money"),
+    ).where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))  # fmt: skip
+    grants = select(
+        Credit.id, literal("grant"), literal(0), literal(0), Credit.amount
+    ).where(Credit.type == "grant")  # fmt: skip
+    uses = select(
+        CreditUse.credit_id, CreditUse.kind, CreditUse.use_no, literal(0), CreditUse.amount
+    )
+    kept = select(
+        ResidencyCharge.request_id, literal(RESIDENCY), ResidencyCharge.attempt, literal(0),
+        ResidencyCharge.charge_cache + ResidencyCharge.charge_pinned,
+    )  # fmt: skip
+    debit = case((LedgerLeg.amount > 0, -LedgerLeg.amount), else_=0)
+    booked = select(
+        *event,
+        case((LedgerLeg.unit == TOKENS, debit), else_=0).label("tokens"),
+        case((LedgerLeg.unit != TOKENS, debit), else_=0).label("money"),
+    )
+    if among is not None:
+        unbalanced = unbalanced.where(LedgerLeg.request_id.in_(among))
+        entries = entries.where(LedgerEntry.request_id.in_(among))
+        booked = booked.where(LedgerLeg.request_id.in_(among))
+    # Money without a request is no part of a check of requests.
+    money = (grants, uses, kept) if among is None else ()
+    both = union_all(entries, *money, booked).subquery()
+    unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
+    failures = await _names(conn, unbalanced) + await _names(conn, unequal)
+    num_checked = await _count(conn, _entries(among))
+    return EquationResult(equations.BALANCE, num_checked, tuple(dict.fromkeys(failures)))
+
+
+async def _one_ending(
+    conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None
+) -> EquationResult:
+    """Whatever the engine worked on has ended, exactly once."""
+    endings = select(
+        LedgerEntry.request_id,
+        case((ENDING, 1), else_=0).label("endings"),
+        literal(0).label("seen"),
+    ).where(LedgerEntry.kind.not_in((*CORRECTIONS, *WITHOUT_REQUEST)))
+    seen = select(EngineRecordRow.request_id, literal(0).label("endings"), literal(1).label("seen"))
+    if among is not None:
+        endings = endings.where(LedgerEntry.request_id.in_(among))
+        seen = seen.where(EngineRecordRow.request_id.in_(among))
+    both = union_all(endings, seen).subquery()
+    wrong = (
+        select(both.c.request_id).group_by(both.c.request_id).having(func.sum(both.c.endings) != 1)
+    )
+    return EquationResult(
+        equations.ONE_ENDING,
+        await _count(conn, select(both.c.request_id).distinct()),
+        await _names(conn, wrong, skip),
+    )
+
+
+async def _within_reservation(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
+    """A settle costs at most what was reserved; reversals and corrections take back; everything else costs nothing."""
+    too_much = or_(
+        LedgerEntry.charge > LedgerEntry.reserved,
+        and_(LedgerEntry.kind.not_in((*BILLED, *CORRECTIONS)), LedgerEntry.charge != 0),
+    )
+    num_checked = await _count(conn, _entries(among))
+    wrong = _entries(among).where(too_much)
+    return EquationResult(equations.WITHIN_RESERVATION, num_checked, await _names(conn, wrong))
+
+
+async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
+    """Minute, hour and day sums == sums of rows, and months == sums of days, key by key."""
+    num_checked = 0
+    failures: list[str] = []
+    for span in SPANS:
+        rows = (await conn.execute(differing(conn, span).limit(MAX_FAILURES))).all()
+        failures += [f"{span} bucket {row.bucket}: {', '.join(map(str, row[1:]))}" for row in rows]
+        num_checked += await _count(conn, select(table_of(span).bucket))
+    return EquationResult(equations.ROLLUP_TRUTH, num_checked, tuple(failures))
+
+
+async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
+    """No row without a tenant, and no reference from one tenant's row to another's key, batch or engine record."""
+    orphan = select(LedgerEntry.request_id).where(LedgerEntry.tenant_id.not_in(select(Tenant.id)))
+    stray_record = select(EngineRecordRow.request_id).where(
+        EngineRecordRow.tenant_id.not_in(select(Tenant.id))
+    )
+    # Warm-up has no key, so the operator's rows may name none; nor does what ends the requests of a lost journal.
+    foreign_key = (
+        select(LedgerEntry.request_id)
+        .outerjoin(
+            ApiKey, and_(ApiKey.id == LedgerEntry.key_id, ApiKey.tenant_id == LedgerEntry.tenant_id)
+        )
+        .where(ApiKey.id.is_(None), LedgerEntry.tenant_id != OPERATOR_TENANT)
+        .where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))
+        .where(or_(LedgerEntry.key_id != "", LedgerEntry.charge != 0))
+    )
+    foreign_batch = select(LedgerEntry.request_id).join(Batch, Batch.id == LedgerEntry.batch_id).where(
+        or_(Batch.tenant_id != LedgerEntry.tenant_id, Batch.key_id != LedgerEntry.key_id)
+    )  # fmt: skip
+    foreign_record = (
+        select(LedgerEntry.request_id)
+        .join(EngineRecordRow, EngineRecordRow.request_id == LedgerEntry.request_id)
+        .where(EngineRecordRow.tenant_id != LedgerEntry.tenant_id)
+    )
+    failures: dict[str, None] = {}
+    for wrong in (orphan, stray_record, foreign_key, foreign_batch, foreign_record):
+        failures |= dict.fromkeys(await _names(conn, wrong.distinct()))
+    num_checked = await _count(conn, select(LedgerEntry.request_id))
+    return EquationResult(equations.TENANCY_CLOSED, num_checked, tuple(sorted(failures)))
+
+
+async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
+    """One settle behind each stored answer (of several prompts: behind each); one answer per key is the table's own."""
+    first = select(IdempotentReply.request_id).where(IdempotentReply.state == "stored")
+    stored = union_all(first, select(IdempotentPosting.request_id)).subquery()
+    settled = select(LedgerEntry.request_id).where(
+        LedgerEntry.request_id == stored.c.request_id, LedgerEntry.kind == "settle"
+    )
+    wrong = select(stored.c.request_id).where(~settled.exists())
+    num_checked = await _count(conn, select(stored.c.request_id))
+    return EquationResult(equations.IDEMPOTENCY, num_checked, await _names(conn, wrong, skip))
+
+
+def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:
+    """Groups in which the two signed halves do not cancel out."""
+    return (
+        select(both.c.request_id)
+        .group_by(*(both.c[name] for name in keys))
+        .having(or_(*(func.sum(both.c[name]) != 0 for name in sums)))
+    )
+
+
+async def _names(
+    conn: AsyncConnection, wrong: Select[Any], skip: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
+    query = wrong.limit(MAX_FAILURES + len(skip))
+    found = [name for name in (await conn.execute(query)).scalars() if name not in skip]
+    return tuple(sorted(found)[:MAX_FAILURES])
+
+
+def _entries(among: Ids | None) -> Ids:
+    every = select(LedgerEntry.request_id)
+    return every if among is None else every.where(LedgerEntry.request_id.in_(among))
+
+
+async def _count(conn: AsyncConnection, query: Select[Any]) -> int:
+    return await conn.scalar(select(func.count()).select_from(query.subquery())) or 0

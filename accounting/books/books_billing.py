@@ -1,0 +1,127 @@
+"""Equations over invoices and sealed days: I9 (invoice truth) and I18 (immutability). Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import and_, case, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.billing import invoice_lines, numbers, residency_sums
+from accounting.books import day_seals, equations
+from accounting.books.equations import EquationResult
+from accounting.prices.repricing import Repriced
+from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
+from accounting.tables.models import LedgerEntry
+from accounting.tables.residency_models import ResidencyCharge
+from accounting.values.types import CORRECTIONS
+
+
+async def invoice_truth(conn: AsyncConnection) -> EquationResult:
+    """Invoices add up, their numbers have no gap, and all of a tenant's have exactly the usage of the rows up to the
+    last close, each row priced once more."""
+    failures = [*await _wrong_totals(conn), *await _gaps(conn)]
+    last_close = (
+        select(
+            Invoice.tenant_id,
+            func.max(Invoice.until_ms).label("until_ms"),
+            func.max(Invoice.cutoff_ms).label("cutoff_ms"),
+        )
+        .where(Invoice.series == numbers.INVOICE)
+        .group_by(Invoice.tenant_id)
+    )
+    num_checked = 0
+    for tenant_id, until_ms, cutoff_ms in (await conn.execute(last_close)).all():
+        rows = Repriced()
+        await rows.add(
+            conn,
+            LedgerEntry.tenant_id == tenant_id,
+            LedgerEntry.opened_at_ms < until_ms,
+            LedgerEntry.posted_at_ms <= cutoff_ms,
+        )
+        failures += rows.wrong
+        if rows.sums != await invoice_lines.invoiced(conn, tenant_id):
+            failures.append(f"invoices of {tenant_id}: not the sums of their rows")
+        num_checked += rows.num_rows
+        table = ResidencyCharge
+        kept = await residency_sums.charged(
+            conn, tenant_id, table.hour < until_ms // 1000, table.posted_at_ms <= cutoff_ms
+        )
+        if kept != await residency_sums.invoiced(conn, tenant_id):
+            failures.append(f"invoices of {tenant_id}: not what was charged for kept KV")
+    num_charges, wrong = await residency_sums.wrong(conn)
+    return EquationResult(equations.INVOICE_TRUTH, num_checked + num_charges, (*failures, *wrong))
+
+
+async def immutability(conn: AsyncConnection) -> EquationResult:
+    """Sealed days hold what was sealed; every correction is a row of its own, and takes back no more than there was."""
+    num_days, failures = await day_seals.broken(conn)
+    missing = (
+        select(Credit.id)
+        .outerjoin(
+            LedgerEntry,
+            and_(LedgerEntry.request_id == Credit.id, LedgerEntry.kind == Credit.type),
+        )
+        .where(or_(
+            LedgerEntry.request_id.is_(None),
+            and_(Credit.type.in_(CORRECTIONS), LedgerEntry.charge != -Credit.amount),
+        ))
+    )  # fmt: skip
+    too_much = (
+        select(Credit.corrects_request_id)
+        .outerjoin(
+            LedgerEntry,
+            and_(
+                LedgerEntry.request_id == Credit.corrects_request_id,
+                LedgerEntry.kind == "settle",
+                LedgerEntry.tenant_id == Credit.tenant_id,
+            ),
+        )
+        .where(Credit.type.in_(CORRECTIONS))
+        .group_by(Credit.corrects_request_id, LedgerEntry.charge)
+        .having(or_(LedgerEntry.charge.is_(None), func.sum(Credit.amount) > LedgerEntry.charge))
+    )
+    overdrawn = (
+        select(CreditUse.credit_id)
+        .join(Credit, Credit.id == CreditUse.credit_id)
+        .group_by(CreditUse.credit_id, Credit.amount)
+        .having(func.sum(CreditUse.amount) > Credit.amount)
+    )
+    for wrong in (missing, too_much, overdrawn):
+        failures += sorted(str(name) for name in (await conn.execute(wrong)).scalars())
+    num_credits = await conn.scalar(select(func.count()).select_from(Credit)) or 0
+    return EquationResult(equations.IMMUTABILITY, num_days + num_credits, tuple(failures))
+
+
+async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:
+    prepaid = func.sum(case((InvoiceLine.kind == "prepaid", -InvoiceLine.amount), else_=0))
+    query = (
+        select(Invoice.number)
+        .outerjoin(InvoiceLine, InvoiceLine.number == Invoice.number)
+        .group_by(Invoice.number, Invoice.total, Invoice.prepaid)
+        .having(
+            or_(
+                func.coalesce(func.sum(InvoiceLine.amount), 0) != Invoice.total,
+                func.coalesce(prepaid, 0) != Invoice.prepaid,
+            )
+        )
+    )
+    uses = (
+        select(CreditUse.number)
+        .join(Invoice, Invoice.number == CreditUse.number)
+        .where(CreditUse.kind == "grant_use")
+        .group_by(CreditUse.number, Invoice.prepaid)
+        .having(func.sum(CreditUse.amount) != Invoice.prepaid)
+    )
+    return [*(await conn.execute(query)).scalars(), *(await conn.execute(uses)).scalars()]
+
+
+async def _gaps(conn: AsyncConnection) -> Iterable[str]:
+    query = (
+        select(Invoice.series)
+        .group_by(Invoice.series)
+        .having(func.max(Invoice.sequence) != func.count())
+    )
+    return [
+        f"series {series}: a number is missing" for series in (await conn.execute(query)).scalars()
+    ]

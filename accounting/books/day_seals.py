@@ -1,0 +1,133 @@
+"""What was posted in a UTC day is sealed once the day is over: a hash over its rows and over the seal before it.
+
+A sealed day takes no more rows: the ledger posts nothing before the end of the last sealed day (`ledger.take_turn`).
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, and_, func, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.ledger import rollups
+from accounting.tables.invoice_models import DaySeal
+from accounting.tables.models import LedgerEntry, LedgerLeg
+from accounting.values.periods import DAY_S
+
+GRACE_S = 300
+"""After midnight: clocks of several machines are not one clock."""
+ROWS_AT_ONCE = 2_000
+
+# Fixed by name: a column of a later version is no part of what was sealed.
+ENTRY_COLUMNS = (
+    "request_id", "kind", "attempt", "tenant_id", "key_id", "model", "root", "tier", "price_version", "currency",
+    "outcome", "write_off", "opened_at_ms", "ended_at_ms", "posted_at_ms", "cache_read", "cache_write", "uncached",
+    "output", "speculated", "recomputed", "charge", "charge_cache_read", "charge_cache_write", "charge_uncached",
+    "charge_output", "reserved", "trace_id", "batch_id", "line_no",
+)  # fmt: skip
+LEG_COLUMNS = ("request_id", "kind", "attempt", "account", "unit", "token_class", "amount")
+EVENT = ("request_id", "kind", "attempt")
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    day: int
+    wrong_rollups: list[str]
+    """Buckets whose sums had to be put right: never empty only by an error of ours."""
+
+
+async def is_due(conn: AsyncConnection, now_ms: int) -> bool:
+    day = await _next_day(conn, await _last(conn))
+    return day is not None and _is_over(day, now_ms)
+
+
+async def seal_closed(conn: AsyncConnection, now_ms: int) -> list[Sealed]:
+    """Seals every day that is over, oldest first. The caller holds the poster's turn (`ledger.take_turn`)."""
+    last = await _last(conn)
+    day = await _next_day(conn, last)
+    sealed: list[Sealed] = []
+    while day is not None and _is_over(day, now_ms):
+        # A request that began the day before may have ended today.
+        wrong = await rollups.recompute(conn, day - DAY_S, day + DAY_S)
+        previous = b"" if last is None else last.hash
+        num_entries, digest = await _digest(conn, day, previous)
+        values = {
+            "day": day,
+            "num_entries": num_entries,
+            "hash": digest,
+            "sealed_at_ms": now_ms,
+        }
+        await conn.execute(insert(DaySeal).values(**values))
+        sealed.append(Sealed(day, wrong))
+        last = await _last(conn)
+        day += DAY_S
+    return sealed
+
+
+async def broken(conn: AsyncConnection) -> tuple[int, list[str]]:
+    """(sealed days, those whose rows or predecessors are not what was sealed)."""
+    seals = (await conn.execute(select(DaySeal.__table__).order_by(DaySeal.day))).all()
+    failures: list[str] = []
+    previous, expected_day = b"", None
+    for seal in seals:
+        if expected_day not in (None, seal.day):
+            failures.append(f"day {expected_day}: not sealed")
+        num_entries, digest = await _digest(conn, seal.day, previous)
+        if (num_entries, digest) != (seal.num_entries, seal.hash):
+            failures.append(f"day {seal.day}: {num_entries} rows, {seal.num_entries} were sealed")
+        previous, expected_day = seal.hash, seal.day + DAY_S
+    return len(seals), failures
+
+
+async def _last(conn: AsyncConnection) -> Any:
+    query = select(DaySeal.__table__).order_by(DaySeal.day.desc()).limit(1)
+    return (await conn.execute(query)).first()
+
+
+async def _next_day(conn: AsyncConnection, last: Any) -> int | None:
+    """The first that is not sealed. None: nothing was ever posted."""
+    if last is not None:
+        return int(last.day) + DAY_S
+    first_ms = await conn.scalar(select(func.min(LedgerEntry.posted_at_ms)))
+    return None if first_ms is None else first_ms // 1000 // DAY_S * DAY_S
+
+
+def _is_over(day: int, now_ms: int) -> bool:
+    return (day + DAY_S + GRACE_S) * 1000 <= now_ms
+
+
+async def _digest(conn: AsyncConnection, day: int, previous: bytes) -> tuple[int, bytes]:
+    """Rows and legs in the order of their keys' bytes, whatever the database's collation."""
+    whole = sha256(previous + str(day).encode())
+    posted = and_(
+        LedgerEntry.posted_at_ms >= day * 1000, LedgerEntry.posted_at_ms < (day + DAY_S) * 1000
+    )
+    entries = select(*(getattr(LedgerEntry, name) for name in ENTRY_COLUMNS)).where(posted)
+    entries = entries.order_by(*(_bytewise(conn, LedgerEntry, name) for name in EVENT))
+    num_entries = await _add(conn, whole, entries)
+    same_event = and_(*(getattr(LedgerLeg, name) == getattr(LedgerEntry, name) for name in EVENT))
+    legs = select(*(getattr(LedgerLeg, name) for name in LEG_COLUMNS)).join(LedgerEntry, same_event)
+    legs = legs.where(posted).order_by(
+        *(_bytewise(conn, LedgerLeg, name) for name in LEG_COLUMNS[:-1])
+    )
+    await _add(conn, whole, legs)
+    return num_entries, whole.digest()
+
+
+async def _add(conn: AsyncConnection, whole: Any, query: Any) -> int:
+    num_rows = 0
+    async with conn.stream(query.execution_options(yield_per=ROWS_AT_ONCE)) as rows:
+        async for row in rows:
+            whole.update(msgspec.json.encode(tuple(row)))
+            num_rows += 1
+    whole.update(str(num_rows).encode())
+    return num_rows
+
+
+def _bytewise(conn: AsyncConnection, table: Any, name: str) -> ColumnElement[Any]:
+    column: ColumnElement[Any] = getattr(table, name)
+    if name == "attempt" or conn.dialect.name == "sqlite":
+        return column
+    return column.collate("C")

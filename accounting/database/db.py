@@ -1,0 +1,298 @@
+"""The one owner of a SQL engine. Knows dialects, pools and transactions; no table and no business.
+
+Two ways in: `read()` sees one snapshot and never writes, `write()` is one transaction that commits at the end of the
+block. On SQLite a writer begins IMMEDIATE, so it waits for its turn at the start and never fails in the middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Row,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    column,
+    event,
+    func,
+    literal,
+    literal_column,
+    select,
+    text,
+)  # fmt: skip
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.orm import InstrumentedAttribute
+
+from accounting.values.errors import DatabaseUnreachable, DatabaseUrlError
+
+Dialect = Literal["sqlite", "postgresql"]
+
+BUSY_TIMEOUT_MS = 5_000
+DRIVERS = ("sqlite+aiosqlite", "postgresql+psycopg")
+_URL_FORMS = (
+    "HEADGATE_DATABASE_URL is postgresql+psycopg://user:password@host/database, or"
+    " sqlite+aiosqlite:///path."
+)
+_PATIENCE = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
+"""libpq takes these in seconds, but `tcp_user_timeout` in milliseconds."""
+MAX_SQLITE_ROWS = 16
+"""One INSERT has no more: each number of rows is a statement that the driver keeps, and long ones take half a megabyte each."""
+MIN_READERS = 4
+_WRITES = "headgate_writes"
+_EACH = (
+    text("SELECT value FROM json_each(:ids)")
+    .bindparams(bindparam("ids", unique=True, type_=Text))
+    .columns(column("value", Text))
+)
+"""SQLite's list of values in one parameter. As text: made of functions, each statement leaves 38 objects in cycles."""
+
+
+class SqliteConnection(sqlite3.Connection):
+    """A connection whose transaction ends when it is closed.
+
+    A write that is cancelled in a statement has its connection closed. SQLite keeps a closed connection, with its lock,
+    until its last statement is freed, and the cancelled task's traceback may hold one until the garbage collector runs.
+    Without the rollback every other writer would hear "database is locked" until then.
+    """
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):  # it may be closed already
+            self.rollback()
+        super().close()
+
+
+class Database:
+    """One per process and event loop. `close()` must be awaited before the loop ends."""
+
+    def __init__(self, url: str, *, pool_size: int = 8) -> None:
+        parsed = parsed_url(url)
+        self.url = url
+        """With its password: for a process that is to open the same."""
+        self.dialect: Dialect = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
+        connect = self._sqlite if self.dialect == "sqlite" else self._postgresql
+        self._readers, self._writers = connect(parsed, pool_size)
+        # SQLite has one writer; inside a process a queue of coroutines is kinder than the busy handler's polling.
+        self._turn = asyncio.Lock() if self.dialect == "sqlite" else None
+
+    def _sqlite(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
+        """Connections are kept, since each is a thread and has caches of its own; the last one used is the next.
+        Writing has one of its own: the long statements of inserts are prepared once, and no reader is waited for."""
+        readers, writers = (
+            create_async_engine(
+                url,
+                pool_size=size,
+                max_overflow=0,
+                pool_use_lifo=True,
+                pool_timeout=BUSY_TIMEOUT_MS / 1000,
+                insertmanyvalues_page_size=MAX_SQLITE_ROWS,
+                connect_args={"factory": SqliteConnection},
+            )
+            for size in (max(pool_size, MIN_READERS), 1)
+        )
+        for engine in (readers, writers):
+            sqlite_transactions(engine.sync_engine)
+        return readers, writers.execution_options(**{_WRITES: True})
+
+    def _postgresql(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
+        engine = create_async_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_timeout=BUSY_TIMEOUT_MS / 1000,
+            pool_pre_ping=True,
+            connect_args=driver_options(url),
+        )
+        readers = engine.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
+        )
+        return readers, engine
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """One snapshot for all statements of the block; whatever it writes is rolled back."""
+        async with self._readers.connect() as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction: committed at the end of the block, rolled back on an exception."""
+        async with AsyncExitStack() as stack:
+            if self._turn is not None:
+                await stack.enter_async_context(self._turn)
+            yield await stack.enter_async_context(self._writers.begin())
+
+    async def close(self) -> None:
+        for engine in (self._readers, self._writers):
+            await engine.dispose()
+
+
+def parsed_url(url: str) -> URL:
+    """Raises `DatabaseUrlError`."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise DatabaseUrlError(f"The database URL cannot be read. {_URL_FORMS}") from None
+    if parsed.drivername not in DRIVERS:
+        raise DatabaseUrlError(
+            f"The database URL must be of SQLite or PostgreSQL, not {parsed.drivername}://. {_URL_FORMS}"
+        )
+    return parsed
+
+
+def driver_options(url: URL) -> dict[str, Any]:
+    """Arguments for the driver, of what the URL does not say: a server that is silent is given up within seconds."""
+    if url.get_backend_name() == "sqlite":
+        return {}
+    return {name: value for name, value in _PATIENCE.items() if name not in url.query}
+
+
+@contextmanager
+def reaching(url: URL) -> Iterator[None]:
+    """Raises `DatabaseUnreachable` for what a driver raises on connecting: one sentence, without the password."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise DatabaseUnreachable(
+            f"The database {url.render_as_string()} cannot be used: {first_line(error)}. See that it runs"
+            " and may be used from here, or set HEADGATE_DATABASE_URL."
+        ) from None
+
+
+def first_line(error: SQLAlchemyError) -> str:
+    """The driver's own words, without the statement, as the end of a sentence."""
+    said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    return said.splitlines()[0].rstrip(".")[:300] if said else type(error).__name__
+
+
+def sqlite_transactions(engine: Any) -> None:
+    """Durable settings on each connection, and BEGIN said by us: the driver's own rules hide DDL and late locks."""
+
+    @event.listens_for(engine, "connect")
+    def _connect(dbapi_connection: Any, _record: Any) -> None:
+        dbapi_connection.isolation_level = None
+        cursor = dbapi_connection.cursor()
+        for pragma in (
+            f"busy_timeout={BUSY_TIMEOUT_MS}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+        ):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(conn: Connection) -> None:
+        writes = conn.get_execution_options().get(_WRITES, False)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def among(
+    conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str]
+) -> ColumnElement[bool]:
+    """`column IN ids`. One parameter, however many they are: drivers take long over many, and bounds are tight."""
+    if conn.dialect.name == "sqlite":
+        return column.in_(_EACH.bindparams(ids=msgspec.json.encode(sorted(ids)).decode()))
+    return column == func.any(literal(sorted(ids), postgresql.ARRAY(Text)))
+
+
+def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:
+    """The dialect's INSERT, which knows ON CONFLICT; both have the same methods."""
+    assert isinstance(table, Table)
+    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+async def insert_new(
+    conn: AsyncConnection,
+    table: FromClause,
+    rows: Sequence[Mapping[str, Any]],
+    returning: Iterable[InstrumentedAttribute[Any]],
+) -> list[Row[Any]]:
+    """`INSERT ... ON CONFLICT DO NOTHING RETURNING`: the returned rows are those that were not there before."""
+    if not rows:
+        return []
+    statement = _inserting_new(conn.dialect.name, table, tuple(rows[0]), tuple(returning))
+    return list((await conn.execute(statement, _parameters(conn, rows))).all())
+
+
+async def insert_all(
+    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Many plain rows (numbers and text) at once; a row that exists is an error."""
+    if rows:
+        statement = _inserting(conn.dialect.name, table, tuple(rows[0]))
+        await conn.execute(statement, _parameters(conn, rows))
+
+
+async def add_up(
+    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]], sums: Sequence[str]
+) -> None:
+    """Adds `sums` to those of the row with the same primary key, which is put in if there is none. No key twice."""
+    if rows:
+        statement = _adding_up(conn.dialect.name, table, tuple(rows[0]), tuple(sums))
+        await conn.execute(statement, _parameters(conn, rows))
+
+
+# Statements are made once: to make one takes longer than PostgreSQL needs for a hundred rows.
+
+
+@cache
+def _inserting_new(
+    dialect: str,
+    table: FromClause,
+    names: tuple[str, ...],
+    returning: tuple[InstrumentedAttribute[Any], ...],
+) -> Any:
+    return _inserting(dialect, table, names).on_conflict_do_nothing().returning(*returning)
+
+
+@cache
+def _adding_up(
+    dialect: str, table: FromClause, names: tuple[str, ...], sums: tuple[str, ...]
+) -> Any:
+    assert isinstance(table, Table)
+    statement = _inserting(dialect, table, names)
+    return statement.on_conflict_do_update(
+        index_elements=list(table.primary_key),
+        set_={name: table.c[name] + statement.excluded[name] for name in sums},
+    )
+
+
+@cache
+def _inserting(
+    dialect: str, table: FromClause, names: tuple[str, ...]
+) -> sqlite.Insert | postgresql.Insert:
+    """PostgreSQL takes all rows as one JSON parameter: the driver's work per value is what makes big inserts slow."""
+    assert isinstance(table, Table)
+    if dialect == "sqlite":
+        return sqlite.insert(table)
+    source = func.json_populate_recordset(
+        literal_column(f'NULL::"{table.name}"'),
+        cast(bindparam("rows", type_=Text()), postgresql.JSON),
+    ).table_valued(*(column(name, table.c[name].type) for name in names))
+    return postgresql.insert(table).from_select(list(names), select(source), include_defaults=False)
+
+
+def _parameters(conn: AsyncConnection, rows: Sequence[Mapping[str, Any]]) -> Any:
+    if conn.dialect.name == "sqlite":
+        return list(rows)
+    return {"rows": msgspec.json.encode(rows).decode()}

@@ -1,0 +1,51 @@
+"""Lists by key, newest first unless asked otherwise: a page goes on behind the last object the caller saw. Knows no table.
+
+Times of creation are whole seconds; ids, which carry their moment (ids.py), give the order within one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from sqlalchemy import Row, Select, and_, or_
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
+
+from accounting.values.errors import InvalidError
+
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True):
+    items: list[T]
+    has_more: bool
+
+
+async def newest_first(
+    conn: AsyncConnection,
+    query: Select[Any],
+    created: InstrumentedAttribute[int],
+    id_: InstrumentedAttribute[str],
+    after: str | None,
+    limit: int,
+    *,
+    ever: Select[Any] | None = None,
+    oldest_first: bool = False,
+    created_at: int | None = None,
+) -> Page[Row[Any]]:
+    """`after` must be an id that `ever` could return, which has what `query` lists and what has ended since: a caller
+    may end objects between two pages. Another tenant's is unknown here. `created_at`: when `after` was made, where no
+    row says so any more."""
+    if after is not None:
+        seen = (await conn.execute((query if ever is None else ever).where(id_ == after))).first()
+        at = created_at if seen is None else seen.created_at
+        if at is None:
+            raise InvalidError("The object named in 'after' does not exist.", "after")
+        if oldest_first:
+            query = query.where(or_(created > at, and_(created == at, id_ > after)))
+        else:
+            query = query.where(or_(created < at, and_(created == at, id_ < after)))
+    order = (created, id_) if oldest_first else (created.desc(), id_.desc())
+    rows = (await conn.execute(query.order_by(*order).limit(limit + 1))).all()
+    return Page(list(rows[:limit]), len(rows) > limit)

@@ -1,0 +1,179 @@
+"""The way out of the outbox: claimed, tried, ended. The schedule lies in SQL, so any number of senders may come and go.
+
+A tenant's deliveries queue in its lane. A claim locks lanes (locked ones are skipped), least recently served first, and
+takes no more than two places in each; a place is free again when its try has ended, or its claim has run out. A claim
+counts as a try, so a sender that dies with it cannot try for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, delete, exists, func, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.tables.outbox_models import Outbox, OutboxLane, Webhook
+
+PLACES = 2
+"""Deliveries under way at once per tenant."""
+CLAIM_MS = 60_000
+"""Far above what a try may take, however slow the receiver's name is to look up."""
+DELAYS_S = (5, 30, 120, 300, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 36_000)
+"""Between tries: 12 in 24 hours."""
+MAX_TRIES = len(DELAYS_S) + 1
+MAX_WAITING = 100_000
+"""Per webhook; one whose receiver lets more pile up hears of nothing new until half of it is gone."""
+DELIVERED_KEPT_MS, DEAD_KEPT_MS = 1 * 86_400_000, 30 * 86_400_000
+PURGED_AT_ONCE = 1_000
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    event_id: str
+    webhook_id: str
+    attempt: int
+    """Counted from 1."""
+    url: str
+    sealed_secret: bytes
+    body: str
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """`jitter`: 0 to 1, drawn anew for each try. `scale` shortens all times, for tests."""
+
+    jitter: Callable[[], float]
+    scale: float = 1.0
+
+    def delay_ms(self, attempt: int) -> int:
+        """After that try; up to a tenth less, so that what failed together does not come back together."""
+        delay_s = DELAYS_S[min(attempt, len(DELAYS_S)) - 1]
+        return int(1000 * delay_s * self.scale * (1 - self.jitter() / 10))
+
+
+async def any_due(conn: AsyncConnection, now: int) -> bool:
+    return (
+        await conn.execute(select(OutboxLane.tenant_id).where(_is_due(now)).limit(1))
+    ).first() is not None
+
+
+async def claim(conn: AsyncConnection, now: int, room: int, schedule: Schedule) -> list[Delivery]:
+    """At most `room`, of as many tenants as there are."""
+    lanes = (
+        select(OutboxLane.tenant_id)
+        .where(_is_due(now))
+        .order_by(OutboxLane.last_turn_ms, OutboxLane.tenant_id)
+        .limit(room)
+        .with_for_update(
+            skip_locked=True, key_share=True
+        )  # whoever writes events is not in the way
+    )
+    chosen = list((await conn.execute(lanes)).scalars())
+    rows: list[Row[Any]] = []
+    # Behind the lock, statement by statement: another sender's claim on the lane is seen whole.
+    for lane in chosen:
+        rows += await _next_of(conn, lane, now, min(PLACES, room - len(rows)))
+    if chosen:
+        served = update(OutboxLane).where(OutboxLane.tenant_id.in_(chosen))
+        await conn.execute(served.values(last_turn_ms=now))
+    claimed = [
+        Delivery(row.event_id, row.webhook_id, row.attempts + 1, row.url, row.secret, row.body)
+        for row in rows
+    ]
+    for one in claimed:
+        await conn.execute(
+            _row(one.event_id, one.webhook_id).values(
+                attempts=one.attempt,
+                claimed_until_ms=now + CLAIM_MS,
+                deliver_after_ms=now + max(schedule.delay_ms(one.attempt), 1),
+            )
+        )
+    return claimed
+
+
+async def _next_of(conn: AsyncConnection, lane: str, now: int, places: int) -> Sequence[Row[Any]]:
+    taken = select(func.count()).where(Outbox.lane == lane, Outbox.claimed_until_ms > now)
+    free = min(places, PLACES - int(await conn.scalar(taken) or 0))
+    if free <= 0:
+        return []
+    query = (
+        select(
+            Outbox.event_id, Outbox.webhook_id, Outbox.attempts, Outbox.body, Webhook.url, Webhook.secret
+        )
+        .join(Webhook, Webhook.id == Outbox.webhook_id)
+        .where(Outbox.lane == lane, *_waits(now))
+        .order_by(Outbox.deliver_after_ms, Outbox.event_id)
+        .limit(free)
+    )  # fmt: skip
+    return list(await conn.execute(query))
+
+
+async def delivered(conn: AsyncConnection, done: Delivery, now: int) -> None:
+    await conn.execute(
+        _mine(done).values(state="delivered", claimed_until_ms=0, ended_at_ms=now, last_error=None)
+    )
+
+
+async def failed(conn: AsyncConnection, tried: Delivery, error: str, now: int) -> bool:
+    """True: that was the last try, it is dead."""
+    is_last = tried.attempt >= MAX_TRIES
+    ended: dict[str, Any] = {"state": "dead", "ended_at_ms": now} if is_last else {}
+    await conn.execute(_mine(tried).values(claimed_until_ms=0, last_error=error, **ended))
+    return is_last
+
+
+async def tidy(conn: AsyncConnection, now: int) -> None:
+    """What ended long ago goes; last tries of senders that died are dead; who is full, and who is no longer."""
+    lost = update(Outbox).where(
+        Outbox.ended_at_ms.is_(None), Outbox.attempts >= MAX_TRIES, Outbox.claimed_until_ms <= now
+    )
+    await conn.execute(
+        lost.values(state="dead", ended_at_ms=now, last_error="lost", claimed_until_ms=0)
+    )
+    for state, kept_ms in (("delivered", DELIVERED_KEPT_MS), ("dead", DEAD_KEPT_MS)):
+        old = select(Outbox.event_id, Outbox.webhook_id).where(
+            Outbox.state == state, Outbox.ended_at_ms < now - kept_ms
+        )
+        row = tuple_(Outbox.event_id, Outbox.webhook_id)
+        await conn.execute(delete(Outbox).where(row.in_(old.limit(PURGED_AT_ONCE))))
+    await _mark_full(conn)
+
+
+async def _mark_full(conn: AsyncConnection) -> None:
+    query = select(Outbox.webhook_id, func.count()).where(Outbox.ended_at_ms.is_(None))
+    waiting = {row[0]: row[1] for row in await conn.execute(query.group_by(Outbox.webhook_id))}
+    for webhook_id, was_full in (await conn.execute(select(Webhook.id, Webhook.is_full))).all():
+        limit = MAX_WAITING // 2 if was_full else MAX_WAITING
+        is_full = waiting.get(webhook_id, 0) > limit
+        if is_full != was_full:
+            changed = update(Webhook).where(Webhook.id == webhook_id)
+            await conn.execute(changed.values(is_full=is_full))
+
+
+def _waits(now: int) -> tuple[Any, ...]:
+    return (
+        Outbox.ended_at_ms.is_(None), Outbox.deliver_after_ms <= now, Outbox.claimed_until_ms <= now,
+        Outbox.attempts < MAX_TRIES,
+    )  # fmt: skip
+
+
+def _is_due(now: int) -> Any:
+    taken = (
+        select(func.count())
+        .where(Outbox.lane == OutboxLane.tenant_id, Outbox.claimed_until_ms > now)
+        .correlate(OutboxLane)
+        .scalar_subquery()
+    )  # fmt: skip
+    waiting = exists().where(Outbox.lane == OutboxLane.tenant_id, *_waits(now))
+    return waiting & (taken < PLACES)
+
+
+def _row(event_id: str, webhook_id: str) -> Any:
+    return update(Outbox).where(Outbox.event_id == event_id, Outbox.webhook_id == webhook_id)
+
+
+def _mine(done: Delivery) -> Any:
+    """Of that try alone: a later claim has another number."""
+    return _row(done.event_id, done.webhook_id).where(
+        Outbox.ended_at_ms.is_(None), Outbox.attempts == done.attempt
+    )

@@ -1,0 +1,87 @@
+"""Events for webhooks, written in the transaction of what they tell: both are there, or neither.
+
+Nothing is written that nobody listens to. How a row gets out is deliveries.py's.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.db import insert_new, upsert
+from accounting.events import events
+from accounting.events.events import Event
+from accounting.tables.outbox_models import Installation, Outbox, Webhook
+from accounting.values.types import OPERATOR_TENANT, LedgerRow
+
+
+async def write(conn: AsyncConnection, told: Sequence[Event]) -> None:
+    """A repeated event is told once. What is told now is due now."""
+    if listening := await _listening(conn, {event.tenant_id for event in told}):
+        await _tell(conn, told, listening)
+
+
+async def write_usage(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
+    """Settles and reversals. Where nobody listens, no event is made."""
+    if listening := await _listening(conn, {entry["tenant_id"] for entry in entries}):
+        await _tell(conn, [events.usage(entry) for entry in entries], listening)
+
+
+async def _tell(
+    conn: AsyncConnection, told: Sequence[Event], listening: Sequence[Row[Any]]
+) -> None:
+    pairs = [
+        (event, hook)
+        for event in told
+        for hook in listening
+        if hook.tenant_id in (event.tenant_id, OPERATOR_TENANT)
+        and (hook.events is None or event.type in hook.events)
+    ]
+    await _insert(conn, [(event, hook.id, hook.tenant_id) for event, hook in pairs])
+
+
+async def write_to(conn: AsyncConnection, event: Event, webhook_id: str, lane: str) -> None:
+    """For one webhook, whatever it listens to."""
+    await _insert(conn, [(event, webhook_id, lane)])
+
+
+async def source(conn: AsyncConnection) -> str:
+    """What this installation calls itself in CloudEvents; made when it is first needed."""
+    query = select(Installation.uuid).where(Installation.id == 1)
+    found = await conn.scalar(query)
+    if found is None:
+        statement = upsert(conn, Installation.__table__).values(id=1, uuid=str(uuid.uuid4()))
+        await conn.execute(statement.on_conflict_do_nothing())
+        found = await conn.scalar(query)
+    return f"urn:headgate:{found}"
+
+
+async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[Row[Any]]:
+    if not tenant_ids:
+        return []
+    query = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(
+        Webhook.tenant_id.in_(sorted({*tenant_ids, OPERATOR_TENANT})), Webhook.is_full.is_(False)
+    )
+    # One that is removed at this moment is either waited for by its remover or not found here.
+    locked = query.order_by(Webhook.id).with_for_update(read=True, key_share=True)
+    return list(await conn.execute(locked))
+
+
+async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, str]]) -> None:
+    if not addressed:
+        return
+    here, now_ms = await source(conn), time.time_ns() // 1_000_000
+    rows = [
+        {
+            "event_id": event.id, "webhook_id": webhook_id, "lane": lane, "type": event.type,
+            "body": events.body(event, here), "state": "pending", "attempts": 0,
+            "deliver_after_ms": now_ms, "claimed_until_ms": 0, "created_at_ms": now_ms,
+        }
+        for event, webhook_id, lane in addressed
+    ]  # fmt: skip
+    await insert_new(conn, Outbox.__table__, rows, (Outbox.event_id,))

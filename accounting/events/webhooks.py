@@ -1,0 +1,249 @@
+"""Webhooks: made, listed, tried, removed; every change is audited. The secret is shown once and sealed at rest.
+
+A webhook of a tenant hears of that tenant, one of the operator's of every tenant.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import secrets
+from collections.abc import Collection, Sequence
+from hashlib import sha256
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from sqlalchemy import Row, delete, func, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import audit, sealing
+from accounting.database.db import upsert
+from accounting.database.paging import Page, newest_first
+from accounting.events import events, outbox
+from accounting.events.egress import Egress
+from accounting.events.events import Event
+from accounting.tables.outbox_models import Outbox, OutboxLane, Webhook
+from accounting.tenants import tenants
+from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.ids import made_at, new_id
+from accounting.values.types import OPERATOR_TENANT
+
+MAX_PER_TENANT = 20
+SECRET_BYTES = 32
+SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, not one
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Deliveries that are still kept."""
+
+    pending: int = 0
+    delivered: int = 0
+    dead: int = 0
+    last_error: str | None = None
+    """Of the latest delivery that has not come through."""
+
+
+class WebhookInfo(msgspec.Struct, frozen=True):
+    id: str
+    tenant_id: str
+    url: str
+    events: tuple[str, ...] | None
+    is_full: bool
+    created_at: int
+    counts: Counts = Counts()
+
+
+class DeliveryInfo(msgspec.Struct, frozen=True):
+    event_id: str
+    type: str
+    state: Literal["pending", "delivered", "dead"]
+    attempts: int
+    last_error: str | None
+    created_at_ms: int
+    deliver_after_ms: int
+
+
+class NewWebhook(msgspec.Struct, frozen=True):
+    info: WebhookInfo
+    secret: str
+
+
+async def create(
+    conn: AsyncConnection,
+    master: bytes,
+    egress: Egress,
+    *,
+    url: str,
+    types: Collection[str] | None,
+    tenant_id: str,
+    now: int,
+    actor: str,
+) -> NewWebhook:
+    """`types`: None for all. Raises NotFoundError, InvalidError, ConflictError."""
+    if tenant_id != OPERATOR_TENANT:
+        await tenants.living(conn, tenant_id)
+    egress.check(url)
+    _check_types(types)
+    mine = select(func.count(Webhook.id)).where(Webhook.tenant_id == tenant_id)
+    if int(await conn.scalar(mine) or 0) >= MAX_PER_TENANT:
+        raise ConflictError(f"There are at most {MAX_PER_TENANT} webhooks.")
+    lane = upsert(conn, OutboxLane.__table__).values(tenant_id=tenant_id)
+    await conn.execute(lane.on_conflict_do_nothing())
+    webhook_id, secret = new_id("webhook"), secrets.token_bytes(SECRET_BYTES)
+    await conn.execute(
+        insert(Webhook).values(
+            id=webhook_id, tenant_id=tenant_id, url=url,
+            created_at=made_at("webhook", webhook_id),  # its id alone gives its place once it is removed
+            events=None if types is None else sorted(set(types)),
+            secret=sealing.seal(_key(master), secret, webhook_id.encode()),
+        )
+    )  # fmt: skip
+    await _record(conn, "created", tenant_id, webhook_id, url, now, actor)
+    return NewWebhook(await get(conn, webhook_id), _shown(secret))
+
+
+async def get(conn: AsyncConnection, webhook_id: str) -> WebhookInfo:
+    row = (await conn.execute(_all().where(Webhook.id == webhook_id))).first()
+    if row is None:
+        raise NotFoundError("No such webhook.")
+    return (await _with_counts(conn, [row]))[0]
+
+
+async def list_webhooks(
+    conn: AsyncConnection,
+    *,
+    tenant_id: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+) -> Page[WebhookInfo]:
+    query = _all() if tenant_id is None else _all().where(Webhook.tenant_id == tenant_id)
+    # A removed one leaves no row.
+    gone = None if after is None else made_at("webhook", after)
+    page = await newest_first(
+        conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone
+    )
+    return Page(await _with_counts(conn, page.items), page.has_more)
+
+
+async def list_deliveries(
+    conn: AsyncConnection,
+    webhook_id: str,
+    *,
+    state: str | None = None,
+    event_id: str | None = None,
+    limit: int = 20,
+) -> list[DeliveryInfo]:
+    """Newest first."""
+    await get(conn, webhook_id)
+    names = DeliveryInfo.__struct_fields__
+    query = select(*(getattr(Outbox, name) for name in names)).where(
+        Outbox.webhook_id == webhook_id
+    )
+    if state is not None:
+        query = query.where(Outbox.state == state)
+    if event_id is not None:
+        query = query.where(Outbox.event_id == event_id)
+    query = query.order_by(Outbox.created_at_ms.desc(), Outbox.event_id).limit(limit)
+    return [DeliveryInfo(*row) for row in await conn.execute(query)]
+
+
+async def remove(conn: AsyncConnection, webhook_id: str, *, now: int, actor: str) -> None:
+    """What still waits for it is dropped."""
+    info = await get(conn, webhook_id)
+    await conn.execute(select(Webhook.id).where(Webhook.id == webhook_id).with_for_update())
+    await conn.execute(delete(Outbox).where(Outbox.webhook_id == webhook_id))
+    await conn.execute(delete(Webhook).where(Webhook.id == webhook_id))
+    await _record(conn, "deleted", info.tenant_id, webhook_id, info.url, now, actor)
+
+
+async def remove_of_tenant(conn: AsyncConnection, tenant_id: str) -> None:
+    """The end of an erased tenant's: addresses and secrets go with it."""
+    mine = select(Webhook.id).where(Webhook.tenant_id == tenant_id)
+    await conn.execute(mine.with_for_update())
+    await conn.execute(delete(Outbox).where(Outbox.lane == tenant_id))
+    await conn.execute(delete(Webhook).where(Webhook.tenant_id == tenant_id))
+
+
+async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: str) -> str:
+    """Id of an event that is on its way to this webhook."""
+    info = await get(conn, webhook_id)
+    event = Event(
+        f"{webhook_id}/test/{secrets.token_hex(8)}", events.TEST, info.tenant_id, now_ms, {"webhook_id": webhook_id}
+    )  # fmt: skip
+    await outbox.write_to(conn, event, webhook_id, info.tenant_id)
+    await _record(conn, "tested", info.tenant_id, webhook_id, info.url, now_ms // 1000, actor)
+    return event.id
+
+
+def signing_key(master: bytes, webhook_id: str, sealed: bytes) -> bytes:
+    """Raises SealBroken."""
+    return sealing.unseal(_key(master), sealed, webhook_id.encode())
+
+
+def sign(key: bytes, event_id: str, at: int, body: bytes) -> str:
+    """Standard Webhooks, version 1: over id, time in Unix seconds and body."""
+    signed = f"{event_id}.{at}.".encode() + body
+    return "v1," + base64.b64encode(hmac.digest(key, signed, sha256)).decode()
+
+
+def _key(master: bytes) -> bytes:
+    return hmac.digest(master, b"headgate webhook secrets", sha256)
+
+
+def _shown(secret: bytes) -> str:
+    return SECRET_PREFIX + base64.b64encode(secret).decode()
+
+
+def _check_types(types: Collection[str] | None) -> None:
+    if types is None:
+        return
+    unknown = sorted(set(types) - set(events.TYPES))
+    if unknown or not types:
+        known = ", ".join(one for one in events.TYPES if one != events.TEST)
+        raise InvalidError(f"Events are a list of these, or left out: {known}.", "events")
+
+
+def _all() -> Any:
+    return select(Webhook.__table__)
+
+
+async def _with_counts(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> list[WebhookInfo]:
+    counts = await _counts(conn, [row.id for row in rows])
+    return [
+        WebhookInfo(
+            row.id, row.tenant_id, row.url, None if row.events is None else tuple(row.events), row.is_full,
+            row.created_at, counts.get(row.id, Counts()),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+async def _counts(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, Counts]:
+    of_these = Outbox.webhook_id.in_(ids)
+    query = select(Outbox.webhook_id, Outbox.state, func.count()).where(of_these)
+    found: dict[str, dict[str, Any]] = {}
+    for webhook_id, state, number in await conn.execute(
+        query.group_by(Outbox.webhook_id, Outbox.state)
+    ):
+        found.setdefault(webhook_id, {})[state] = number
+    for webhook_id in found:
+        latest = (
+            select(Outbox.last_error)
+            .where(Outbox.webhook_id == webhook_id, Outbox.state != "delivered", Outbox.last_error.is_not(None))
+            .order_by(Outbox.created_at_ms.desc())
+            .limit(1)
+        )  # fmt: skip
+        found[webhook_id]["last_error"] = await conn.scalar(latest)
+    return {webhook_id: Counts(**values) for webhook_id, values in found.items()}
+
+
+async def _record(
+    conn: AsyncConnection, verb: str, tenant_id: str, webhook_id: str, url: str, now: int, actor: str
+) -> None:  # fmt: skip
+    """Of the URL the host alone: paths of receivers are often secrets."""
+    await audit.record(
+        conn, f"headgate.webhook.{verb}", actor=actor, now=now, object_id=webhook_id,
+        tenant_id=None if tenant_id == OPERATOR_TENANT else tenant_id,
+        detail={"host": urlsplit(url).hostname},
+    )  # fmt: skip

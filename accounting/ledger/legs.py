@@ -1,0 +1,74 @@
+"""Double entry: an entry's tokens and money as balanced legs. Pure; debits are positive, credits negative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from accounting.values.types import BILLED, TOKEN_CLASSES, LedgerRow
+
+TOKENS = "tokens"
+COUNTED = (*TOKEN_CLASSES, "speculated", "recomputed")
+"""Everything an engine computes; the last two are always written off."""
+
+
+CHARGES = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
+
+
+def reversal(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
+    """The entry that cancels a settle."""
+    return {
+        **entry, "kind": "reversal", "write_off": reason, "posted_at_ms": now_ms, "reserved": 0,
+        **{name: -entry[name] for name in (*COUNTED, *CHARGES)},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One leg of every entry in which `column` is not 0."""
+
+    account: str | None
+    """None: whoever takes the tokens (`TAKERS`)."""
+    unit: str | None
+    """None: the entry's currency."""
+    token_class: str
+    column: str
+    sign: int
+
+
+RULES = (
+    *(Rule(None, TOKENS, name, name, 1) for name in COUNTED),
+    *(Rule("engine_production", TOKENS, name, name, -1) for name in COUNTED),
+    Rule("tenant_receivable", None, "", "charge", 1),
+    *(Rule("revenue", None, name, f"charge_{name}", -1) for name in TOKEN_CLASSES),
+)
+"""Settle: the tenant uses what the engine produced and owes the revenue; a reversal, all numbers negative, takes that
+back. Write-off: our loss. Void: nothing. Corrections have charges below 0, so the revenue goes back to what the tenant
+owes."""
+TAKERS = "tenant_usage", "write_off"
+"""Of billed entries, of all others."""
+
+
+def legs(entry: LedgerRow) -> Iterator[dict[str, Any]]:
+    """As `booking.py` lets SQL make them."""
+    taker = TAKERS[entry["kind"] not in BILLED]
+    for rule in RULES:
+        if amount := entry[rule.column]:
+            unit = rule.unit or entry["currency"]
+            yield _leg(entry, rule.account or taker, unit, rule.token_class, rule.sign * amount)
+
+
+def transfer(entry: LedgerRow, debit: str, credit: str, amount: int) -> list[dict[str, Any]]:
+    """Money that goes from one account to another."""
+    unit = entry["currency"]
+    return [_leg(entry, debit, unit, "", amount), _leg(entry, credit, unit, "", -amount)]
+
+
+def _leg(
+    entry: LedgerRow, account: str, unit: str, token_class: str, amount: int
+) -> dict[str, Any]:
+    return {
+        "request_id": entry["request_id"], "kind": entry["kind"], "attempt": entry["attempt"],
+        "account": account, "unit": unit, "token_class": token_class, "amount": amount,
+    }  # fmt: skip

@@ -1,0 +1,149 @@
+"""Sums by minute, hour, day and month, written in the transaction of the rows they sum. Reports read nothing else.
+
+When a day is sealed its buckets are computed again from the rows (`recompute`): their final value is no increment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from sqlalchemy import (  # fmt: skip
+    BigInteger,
+    ColumnElement,
+    Select,
+    case,
+    cast,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.db import add_up
+from accounting.tables.invoice_models import RollupMonth
+from accounting.tables.models import LedgerEntry, RollupDay, RollupHour, RollupMinute
+from accounting.values.periods import month_start
+from accounting.values.types import BILLED, TOKEN_CLASSES, LedgerRow
+
+Width = Literal["1m", "1h", "1d"]
+Span = Literal["1m", "1h", "1d", "month"]
+TABLES: dict[Width, type[RollupMinute] | type[RollupHour] | type[RollupDay]] = {
+    "1m": RollupMinute, "1h": RollupHour, "1d": RollupDay,
+}  # fmt: skip
+SECONDS: dict[Width, int] = {"1m": 60, "1h": 3_600, "1d": 86_400}
+SPANS: tuple[Span, ...] = ("1m", "1h", "1d", "month")
+
+KEYS = ("tenant_id", "key_id", "model", "tier", "price_version", "currency")
+BUCKET_KEYS = ("bucket", *KEYS)
+SUMS = (*TOKEN_CLASSES, "charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
+COUNTED = ("num_requests", *SUMS)
+
+
+def table_of(span: Span) -> type[RollupMinute | RollupHour | RollupDay | RollupMonth]:
+    return RollupMonth if span == "month" else TABLES[span]
+
+
+async def add(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
+    """Adds new settle entries, and takes off reversals, in the buckets of their requests' start."""
+    rows = summed(
+        {
+            **entry, "bucket": bucket_of("1m", entry["opened_at_ms"] // 1000),
+            "num_requests": -1 if entry["kind"] == "reversal" else 1,
+        }
+        for entry in entries
+    )  # fmt: skip
+    for span in SPANS:
+        rows = summed({**row, "bucket": bucket_of(span, row["bucket"])} for row in rows)
+        await add_up(conn, table_of(span).__table__, rows, COUNTED)
+
+
+def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
+    """One row per bucket and key, sorted by key so that two writers lock in one order."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = tuple([row[name] for name in BUCKET_KEYS])
+        sums = found.get(key)
+        if sums is None:
+            found[key] = {name: row[name] for name in (*BUCKET_KEYS, *COUNTED)}
+            continue
+        for name in COUNTED:
+            sums[name] += row[name]
+    return [found[key] for key in sorted(found)]
+
+
+def bucket_of(span: Span, second: int) -> int:
+    """The bucket's first second."""
+    return month_start(second) if span == "month" else second - second % SECONDS[span]
+
+
+def differing(
+    conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None
+) -> Select[Any]:
+    """Keys whose stored sums are not the sums of their rows (of a month: of its days); all, or of [start, end)."""
+    source = _days_by_month(conn) if span == "month" else _rows_by_bucket(span)
+    stored = table_of(span)
+    negated = select(
+        stored.bucket,
+        *(getattr(stored, name) for name in KEYS),
+        *((-getattr(stored, name)).label(name) for name in ("num_requests", *SUMS)),
+    )
+    if start is not None and end is not None:
+        times = RollupDay.bucket if span == "month" else LedgerEntry.opened_at_ms
+        scale = 1 if span == "month" else 1000
+        source = source.where(times >= start * scale, times < end * scale)
+        negated = negated.where(stored.bucket >= start, stored.bucket < end)
+    both = union_all(source, negated).subquery()
+    keys = [both.c[name] for name in ("bucket", *KEYS)]
+    wrong = or_(*(func.sum(both.c[name]) != 0 for name in ("num_requests", *SUMS)))
+    return select(*keys).group_by(*keys).having(wrong)
+
+
+async def recompute(conn: AsyncConnection, start: int, end: int) -> list[str]:
+    """Minutes, hours and days of [start, end), whole UTC days, anew from their rows. Returns what was wrong."""
+    found: list[str] = []
+    for span, table in TABLES.items():
+        wrong = (await conn.execute(differing(conn, span, start, end))).all()
+        if not wrong:
+            continue
+        found += [f"{span} bucket {row.bucket}: {', '.join(map(str, row[1:]))}" for row in wrong]
+        await conn.execute(delete(table).where(table.bucket >= start, table.bucket < end))
+        rows = _rows_by_bucket(span).where(
+            LedgerEntry.opened_at_ms >= start * 1000, LedgerEntry.opened_at_ms < end * 1000
+        )
+        each = rows.subquery()
+        keys = [each.c[name] for name in ("bucket", *KEYS)]
+        sums = [func.sum(each.c[name]) for name in ("num_requests", *SUMS)]
+        await conn.execute(
+            insert(table).from_select(
+                ["bucket", *KEYS, "num_requests", *SUMS], select(*keys, *sums).group_by(*keys)
+            )
+        )
+    return found
+
+
+def _rows_by_bucket(span: Width) -> Select[Any]:
+    seconds = SECONDS[span]
+    return select(
+        ((LedgerEntry.opened_at_ms // (1000 * seconds)) * seconds).label("bucket"),
+        *(getattr(LedgerEntry, name) for name in KEYS),
+        case((LedgerEntry.kind == "settle", 1), else_=-1).label("num_requests"),
+        *(getattr(LedgerEntry, name) for name in SUMS),
+    ).where(LedgerEntry.kind.in_(BILLED))
+
+
+def _days_by_month(conn: AsyncConnection) -> Select[Any]:
+    return select(
+        _month(conn, RollupDay.bucket).label("bucket"),
+        *(getattr(RollupDay, name) for name in (*KEYS, "num_requests", *SUMS)),
+    )
+
+
+def _month(conn: AsyncConnection, second: Any) -> ColumnElement[int]:
+    if conn.dialect.name == "sqlite":
+        return cast(func.strftime("%s", second, "unixepoch", "start of month"), BigInteger)
+    utc = func.timezone("UTC", func.to_timestamp(second))
+    return cast(func.date_part("epoch", func.date_trunc("month", utc)), BigInteger)

@@ -1,0 +1,91 @@
+"""The first start: a tenant `default`, a priced model, an admin key and a tenant key. Later starts find them.
+
+The keys' text is the caller's to keep (0600); here it is only made and looked up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.access import api_keys, service_accounts
+from accounting.database.db import Database
+from accounting.prices import prices
+from accounting.tenants import tenants
+from accounting.values.types import OPERATOR_TENANT, Rates, Tier
+
+DEFAULT_TENANT = "default"
+
+EXAMPLE_RATES: dict[Tier, Rates] = {
+    "interactive": Rates(cache_read=10_000, cache_write=100_000, uncached=100_000, output=400_000),
+    "batch": Rates(cache_read=5_000, cache_write=50_000, uncached=50_000, output=200_000),
+}
+"""For the demo model, so that its bills show something: USD 0.10 in, 0.40 out per million tokens."""
+FREE: dict[Tier, Rates] = {"interactive": Rates(0, 0, 0, 0), "batch": Rates(0, 0, 0, 0)}
+"""An explicit 0 for any other model, until the operator sets a price."""
+
+
+class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
+    admin_key: str
+    tenant_id: str
+    api_key: str
+    fresh: bool = False
+    """Not shown yet: true from the start that made them until one got so far as to print them."""
+
+
+async def bootstrap(
+    url: str, pepper: bytes, model: str, rates: Mapping[Tier, Rates], stored: Credentials | None
+) -> Credentials:
+    """`stored` if this database knows its keys, else new ones for the tenant `default`. Also prices `model` where
+    the default sheet does not yet."""
+    now_ms = time.time_ns() // 1_000_000
+    database = Database(url)
+    try:
+        async with database.write() as conn:
+            await prices.bootstrap(conn, model, rates, now_ms)
+            if stored is not None and await _known(conn, stored):
+                return stored
+            return await _make(conn, pepper, now_ms // 1000)
+    finally:
+        await database.close()
+
+
+async def _known(conn: AsyncConnection, stored: Credentials) -> bool:
+    """Another database, or one restored from before the first start, does not know the stored keys."""
+    for value in (stored.admin_key, stored.api_key):
+        parsed = api_keys.parse(value)
+        if parsed is None or await api_keys.lookup(conn, parsed.public_id) is None:
+            return False
+    return True
+
+
+async def _make(conn: AsyncConnection, pepper: bytes, now: int) -> Credentials:
+    tenant_id = await _default_tenant(conn, now)
+    account = await service_accounts.create_service_account(conn, tenant_id, "first start", now=now)
+    key = await api_keys.create(
+        conn,
+        pepper,
+        tenant_id=tenant_id,
+        now=now,
+        name="first start",
+        service_account_id=account.id,
+    )
+    admin = await api_keys.create(
+        conn, pepper, tenant_id=OPERATOR_TENANT, now=now, kind="admin", name="first start"
+    )
+    return Credentials(admin.value, tenant_id, key.value, fresh=True)
+
+
+async def _default_tenant(conn: AsyncConnection, now: int) -> str:
+    after = None
+    while True:
+        page = await tenants.list_tenants(conn, after=after, limit=100)
+        for tenant in page.items:
+            if tenant.name == DEFAULT_TENANT:
+                return tenant.id
+        if not page.has_more:
+            return (await tenants.create(conn, DEFAULT_TENANT, now=now)).id
+        after = page.items[-1].id

@@ -1,0 +1,221 @@
+"""Budgets: made, read, changed, adjusted, deleted. Every change raises the auth epoch and is audited.
+
+What has been spent of one is spend.py's to say, what may still be is the limiter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import changes
+from accounting.database.changes import SYSTEM
+from accounting.database.db import among
+from accounting.database.paging import Page, newest_first
+from accounting.prices.pricing import MAX_AMOUNT
+from accounting.tables.budget_models import BudgetAdjustment, BudgetRow
+from accounting.tables.models import ApiKey
+from accounting.tenants import tenants
+from accounting.values.budget_types import Adjustment, Budget, Hardness, PeriodKind
+from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.ids import new_id
+
+MAX_PER_TENANT = 100
+"""In force: the limiter checks those that bind a request one by one."""
+MAX_ADJUSTMENTS = 100
+MINUTE_MS = 60_000
+
+_FIELDS = [name for name in Budget.__struct_fields__ if name != "adjustments"]
+_COLUMNS = [getattr(BudgetRow, name) for name in _FIELDS]
+
+
+class NewBudget(msgspec.Struct, frozen=True, kw_only=True):
+    tenant_id: str
+    limit_micro_units: int
+    period: PeriodKind
+    start_ms: int = 0
+    end_ms: int = 0
+    key_id: str | None = None
+    model: str | None = None
+    tier: str | None = None
+    hardness: Hardness = "hard"
+
+
+async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str = SYSTEM) -> Budget:
+    """Raises NotFoundError, InvalidError, ConflictError."""
+    await tenants.living(conn, new.tenant_id)
+    await _check_key(conn, new)
+    _check_period(new)
+    _check_amount(new.limit_micro_units, "limit_micro_units")
+    if len(await of_tenant(conn, new.tenant_id)) >= MAX_PER_TENANT:
+        raise ConflictError(f"A project has at most {MAX_PER_TENANT} budgets.")
+    budget_id = new_id("budget")
+    values = msgspec.structs.asdict(new)
+    version = await changes.record(
+        conn, "headgate.budget.created", actor=actor, now=now, tenant_id=new.tenant_id,
+        object_id=budget_id, detail=values,
+    )  # fmt: skip
+    await conn.execute(
+        insert(BudgetRow).values(id=budget_id, created_at=now, version=version, **values)
+    )
+    return await get(conn, budget_id)
+
+
+async def get(conn: AsyncConnection, budget_id: str) -> Budget:
+    row = (await conn.execute(_living().where(BudgetRow.id == budget_id))).first()
+    if row is None:
+        raise NotFoundError("No such budget.")
+    return (await _with_adjustments(conn, [row]))[0]
+
+
+async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Budget, ...]:
+    """All in force, oldest first."""
+    return tuple((await of_tenants(conn, [tenant_id])).get(tenant_id, ()))
+
+
+async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, list[Budget]]:
+    return await _by_tenant(conn, _living().where(among(conn, BudgetRow.tenant_id, tenant_ids)))
+
+
+async def _by_tenant(conn: AsyncConnection, query: Any) -> dict[str, list[Budget]]:
+    rows = (await conn.execute(query.order_by(BudgetRow.created_at, BudgetRow.id))).all()
+    found: dict[str, list[Budget]] = {}
+    for budget in await _with_adjustments(conn, rows):
+        found.setdefault(budget.tenant_id, []).append(budget)
+    return found
+
+
+async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:
+    """By tenant, of every tenant."""
+    return await _by_tenant(conn, _living())
+
+
+async def list_budgets(
+    conn: AsyncConnection,
+    *,
+    tenant_id: str | None = None,
+    after: str | None = None,
+    limit: int = 20,
+) -> Page[Budget]:
+    query, ever = _living(), select(*_COLUMNS)
+    if tenant_id is not None:
+        mine = BudgetRow.tenant_id == tenant_id
+        query, ever = query.where(mine), ever.where(mine)
+    page = await newest_first(
+        conn, query, BudgetRow.created_at, BudgetRow.id, after, limit, ever=ever
+    )
+    return Page(await _with_adjustments(conn, page.items), page.has_more)
+
+
+async def change(
+    conn: AsyncConnection,
+    budget_id: str,
+    *,
+    limit_micro_units: int | None = None,
+    hardness: Hardness | None = None,
+    now: int,
+    actor: str = SYSTEM,
+) -> Budget:
+    """None: unchanged. Another scope or period is another budget."""
+    budget = await get(conn, budget_id)
+    values: dict[str, Any] = {}
+    if limit_micro_units is not None:
+        values["limit_micro_units"] = _check_amount(limit_micro_units, "limit_micro_units")
+    if hardness is not None:
+        values["hardness"] = hardness
+    await _write(conn, budget, "updated", values, values, now, actor)
+    return await get(conn, budget_id)
+
+
+async def delete(conn: AsyncConnection, budget_id: str, *, now: int, actor: str = SYSTEM) -> Budget:
+    """Binds nobody any more; alerts that were due stay."""
+    budget = await get(conn, budget_id)
+    await _write(conn, budget, "deleted", {"deleted_at": now}, {}, now, actor)
+    return budget
+
+
+async def adjust(
+    conn: AsyncConnection,
+    budget_id: str,
+    micro_units: int,
+    from_ms: int,
+    until_ms: int,
+    *,
+    now: int,
+    actor: str = SYSTEM,
+) -> Budget:
+    """Changes the limit by so much from `from_ms` until `until_ms`."""
+    budget = await get(conn, budget_id)
+    _check_amount(abs(micro_units), "micro_units")
+    if not 0 <= from_ms < until_ms <= MAX_AMOUNT:
+        raise InvalidError("An adjustment must end after it begins.", "to")
+    if len(budget.adjustments) >= MAX_ADJUSTMENTS:
+        raise ConflictError(f"A budget has at most {MAX_ADJUSTMENTS} adjustments.")
+    detail = {"micro_units": micro_units, "from_ms": from_ms, "until_ms": until_ms}
+    await conn.execute(
+        insert(BudgetAdjustment).values(
+            id=new_id("adj"), budget_id=budget_id, created_at=now, **detail
+        )
+    )
+    await _write(conn, budget, "adjusted", {}, detail, now, actor)
+    return await get(conn, budget_id)
+
+
+async def _write(
+    conn: AsyncConnection, budget: Budget, verb: str, values: dict[str, Any], detail: dict[str, Any],
+    now: int, actor: str,
+) -> None:  # fmt: skip
+    version = await changes.record(
+        conn, f"headgate.budget.{verb}", actor=actor, now=now, tenant_id=budget.tenant_id,
+        object_id=budget.id, detail=detail,
+    )  # fmt: skip
+    changed = update(BudgetRow).where(BudgetRow.id == budget.id)
+    await conn.execute(changed.values(**values, version=version))
+
+
+async def _check_key(conn: AsyncConnection, new: NewBudget) -> None:
+    if new.key_id is None:
+        return
+    mine = select(ApiKey.id).where(ApiKey.id == new.key_id, ApiKey.tenant_id == new.tenant_id)
+    if await conn.scalar(mine) is None:
+        raise InvalidError("The project has no such api key.", "api_key_id")
+
+
+def _check_period(new: NewBudget) -> None:
+    """Whole minutes: spending is summed from the minute's rollups at the finest."""
+    if new.period != "fixed":
+        return
+    if not 0 <= new.start_ms < new.end_ms <= MAX_AMOUNT:
+        raise InvalidError("A fixed period must end after it begins.", "period.end")
+    if new.start_ms % MINUTE_MS or new.end_ms % MINUTE_MS:
+        raise InvalidError("A fixed period begins and ends on whole minutes.", "period.start")
+
+
+def _check_amount(amount: int, param: str) -> int:
+    if not 0 <= amount <= MAX_AMOUNT:
+        raise InvalidError(f"An amount must be 0 to {MAX_AMOUNT} micro-units.", param)
+    return amount
+
+
+def _living() -> Any:
+    return select(*_COLUMNS).where(BudgetRow.deleted_at.is_(None))
+
+
+async def _with_adjustments(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> list[Budget]:
+    if not rows:
+        return []
+    table = BudgetAdjustment
+    query = select(table.__table__).where(among(conn, table.budget_id, [row.id for row in rows]))
+    found: dict[str, list[Adjustment]] = {}
+    for row in await conn.execute(query.order_by(table.from_ms, table.id)):
+        found.setdefault(row.budget_id, []).append(
+            Adjustment(row.id, row.micro_units, row.from_ms, row.until_ms)
+        )
+    return [
+        Budget(**dict(zip(_FIELDS, row, strict=True)), adjustments=tuple(found.get(row.id, ())))
+        for row in rows
+    ]

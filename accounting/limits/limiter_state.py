@@ -1,0 +1,196 @@
+"""The SQL side of rebuilding the limiter: incidents, and who lists what under which epoch.
+
+Knows ids and integers; what a running request's detail means is the gateway's. Epochs are numbered by compare and set:
+of two gateways that raise one for the same cause, one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from sqlalchemy import delete, exists, func, insert, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
+
+from accounting.database.db import among, insert_new, upsert
+from accounting.limits import budgets
+from accounting.tables.limiter_models import (
+    LimiterBuilt,
+    LimiterGateway,
+    LimiterIncident,
+    LimiterRunning,
+)
+from accounting.values.budget_types import Budget
+from accounting.values.types import LedgerRow
+
+EVERY_TENANT = (None,)
+CHUNK = 500
+
+
+class Incident(msgspec.Struct, frozen=True):
+    epoch: int
+    tenant_id: str | None
+    raised_at_ms: int
+
+
+class Running(msgspec.Struct, frozen=True):
+    request_id: str
+    slot: int
+    tenant_id: str
+    opened_ms: int
+    detail: bytes
+
+
+# Incidents
+
+
+async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
+    """In order; what came before the last one of every tenant is left out."""
+    of_all = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
+    query = select(LimiterIncident.__table__).where(
+        LimiterIncident.epoch > after,
+        LimiterIncident.epoch >= func.coalesce(of_all.scalar_subquery(), 0),
+    )
+    rows = await conn.execute(query.order_by(LimiterIncident.epoch))
+    return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
+
+
+async def raise_for_life(conn: AsyncConnection, life: str, now_ms: int) -> None:
+    """Redis' data lives anew: everything is lost. Once for each life."""
+    known = select(LimiterIncident.epoch).where(LimiterIncident.life == life)
+    while await conn.scalar(known) is None:
+        await _raise(conn, await _last(conn), EVERY_TENANT, life, now_ms)
+
+
+async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], now_ms: int) -> None:
+    """The state of each tenant, built under the epoch that stands beside it, is damaged. Nothing where a newer one is
+    due already."""
+    query = select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch)).where(
+        or_(LimiterIncident.tenant_id.is_(None), among(conn, LimiterIncident.tenant_id, damaged))
+    )
+    found = await conn.execute(query.group_by(LimiterIncident.tenant_id))
+    newest = {row.tenant_id: int(row[1]) for row in found}
+    of_all = newest.pop(None, 0)
+    due = [
+        tenant_id
+        for tenant_id, epoch in sorted(damaged.items())
+        if max(of_all, newest.get(tenant_id, 0)) == epoch
+    ]
+    await _raise(conn, await _last(conn), due, None, now_ms)
+
+
+async def raise_for_reversals(
+    conn: AsyncConnection, reversals: Sequence[LedgerRow], now_ms: int
+) -> None:
+    """In the transaction that takes charges back: what they left of a budget is free once its tenant's state is made
+    anew. Nothing for tenants without such a budget."""
+    of_tenants = await budgets.of_tenants(conn, {row["tenant_id"] for row in reversals})
+    due = {row["tenant_id"] for row in reversals if _is_budgeted(row, of_tenants)}
+    while due:
+        due -= await _raise(conn, await _last(conn), sorted(due), None, now_ms)
+
+
+def _is_budgeted(row: LedgerRow, of_tenants: Mapping[str, Sequence[Budget]]) -> bool:
+    return row["charge"] != 0 and any(
+        budget.binds(row["key_id"], row["model"], row["tier"])
+        and budget.period_at(row["opened_at_ms"]) is not None
+        for budget in of_tenants.get(row["tenant_id"], ())
+    )
+
+
+async def _last(conn: AsyncConnection) -> int:
+    return await conn.scalar(select(func.max(LimiterIncident.epoch))) or 0
+
+
+async def _raise(
+    conn: AsyncConnection,
+    last: int,
+    tenant_ids: Sequence[str | None],
+    life: str | None,
+    now_ms: int,
+) -> set[str | None]:
+    """For whom one was raised. A number that somebody else has taken meanwhile stays theirs: the caller reads again."""
+    rows = [
+        {"epoch": epoch, "tenant_id": tenant_id, "life": life, "raised_at_ms": now_ms}
+        for epoch, tenant_id in enumerate(tenant_ids, last + 1)
+    ]
+    raised = await insert_new(conn, LimiterIncident.__table__, rows, (LimiterIncident.tenant_id,))
+    return {row.tenant_id for row in raised}
+
+
+# Gateways and what they hold
+
+
+async def join(conn: AsyncConnection, slot: int, now_ms: int) -> int:
+    """A gateway that holds nothing begins. What its slot held before is in the ledger by now; if its last process
+    missed an epoch, states were built without those charges, so everything is built again."""
+    last = await _last(conn)
+    listed = await conn.scalar(select(LimiterGateway.epoch).where(LimiterGateway.slot == slot))
+    if listed is not None and listed < last:
+        await _raise(conn, last, EVERY_TENANT, None, now_ms)
+        last = await _last(conn)
+    await _mark_listed(conn, slot, last, now_ms)
+    return last
+
+
+async def leave(conn: AsyncConnection, slot: int) -> None:
+    """It ended everything it held."""
+    await conn.execute(delete(LimiterGateway).where(LimiterGateway.slot == slot))
+
+
+async def list_running(
+    conn: AsyncConnection, slot: int, epoch: int, held: Sequence[Running], now_ms: int, late_ms: int
+) -> bool:
+    """What this gateway holds as it learns of `epoch`. False: it comes so late that others may have built without it;
+    then a further epoch is raised, to be listed for."""
+    first = select(func.min(LimiterIncident.raised_at_ms)).where(
+        LimiterIncident.epoch <= epoch,
+        LimiterIncident.epoch
+        > select(LimiterGateway.epoch).where(LimiterGateway.slot == slot).scalar_subquery(),
+    )
+    raised_at_ms = await conn.scalar(first)
+    rows = [{"epoch": epoch, **msgspec.structs.asdict(one)} for one in held]
+    await conn.execute(delete(LimiterRunning).where(LimiterRunning.slot == slot))
+    for start in range(0, len(rows), CHUNK):
+        await conn.execute(insert(LimiterRunning), rows[start : start + CHUNK])
+    await _mark_listed(conn, slot, epoch, now_ms)
+    is_late = raised_at_ms is not None and now_ms - raised_at_ms > late_ms
+    if is_late and rows:
+        await _raise(conn, await _last(conn), EVERY_TENANT, None, now_ms)
+        return False
+    return True
+
+
+async def num_unlisted(conn: AsyncConnection, epoch: int) -> int:
+    """Gateways that have not told yet what they held."""
+    behind = select(func.count()).select_from(LimiterGateway).where(LimiterGateway.epoch < epoch)
+    return await conn.scalar(behind) or 0
+
+
+async def claim(
+    conn: AsyncConnection, epochs: Mapping[str, int], slot: int, now_ms: int
+) -> set[str]:
+    """The tenants whose state the caller builds under the epoch beside them, and nobody else."""
+    rows = [
+        {"tenant_id": tenant_id, "epoch": epoch, "slot": slot, "claimed_at_ms": now_ms}
+        for tenant_id, epoch in sorted(epochs.items())
+    ]
+    table = LimiterBuilt.__table__
+    claimed = {
+        row.tenant_id for row in await insert_new(conn, table, rows, (LimiterBuilt.tenant_id,))
+    }
+    newer = aliased(LimiterBuilt)
+    is_old = exists().where(
+        newer.tenant_id == LimiterBuilt.tenant_id, newer.epoch > LimiterBuilt.epoch
+    )
+    await conn.execute(
+        delete(LimiterBuilt).where(among(conn, LimiterBuilt.tenant_id, claimed), is_old)
+    )
+    return claimed
+
+
+async def _mark_listed(conn: AsyncConnection, slot: int, epoch: int, now_ms: int) -> None:
+    values = {"epoch": epoch, "listed_at_ms": now_ms}
+    statement = upsert(conn, LimiterGateway.__table__).values(slot=slot, **values)
+    await conn.execute(statement.on_conflict_do_update(index_elements=["slot"], set_=values))

@@ -1,0 +1,85 @@
+"""Limits beyond those that tenant, key and model carry as columns. Every change raises the auth epoch and is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import changes
+from accounting.database.changes import SYSTEM
+from accounting.database.db import among, upsert
+from accounting.prices.pricing import MAX_AMOUNT
+from accounting.tables.budget_models import QuotaRow
+from accounting.tables.models import ApiKey
+from accounting.tenants import tenants
+from accounting.values.budget_types import Quota
+from accounting.values.errors import InvalidError, NotFoundError
+
+
+async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Quota, ...]:
+    return (await of_tenants(conn, [tenant_id])).get(tenant_id, ())
+
+
+async def of_tenants(
+    conn: AsyncConnection, tenant_ids: Collection[str]
+) -> dict[str, tuple[Quota, ...]]:
+    query = select(QuotaRow.__table__).where(among(conn, QuotaRow.tenant_id, tenant_ids))
+    order = (QuotaRow.level, QuotaRow.subject, QuotaRow.dimension)
+    found: dict[str, tuple[Quota, ...]] = {}
+    for row in await conn.execute(query.order_by(*order)):
+        quota = Quota(row.level, row.subject, row.dimension, row.limit, row.shadow)
+        found[row.tenant_id] = (*found.get(row.tenant_id, ()), quota)
+    return found
+
+
+async def put(
+    conn: AsyncConnection, tenant_id: str, quota: Quota, *, now: int, actor: str = SYSTEM
+) -> None:
+    """In the place of one with the same level, subject and dimension."""
+    await tenants.living(conn, tenant_id)
+    await _check(conn, tenant_id, quota)
+    values = {"limit": quota.limit, "shadow": quota.shadow}
+    await changes.record(
+        conn, "rate_limit.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id,
+        detail={"level": quota.level, "subject": quota.subject, "dimension": quota.dimension, **values},
+    )  # fmt: skip
+    statement = upsert(conn, QuotaRow.__table__).values(
+        tenant_id=tenant_id, level=quota.level, subject=quota.subject, dimension=quota.dimension, **values
+    )  # fmt: skip
+    keys = ["tenant_id", "level", "subject", "dimension"]
+    await conn.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
+
+
+async def remove(
+    conn: AsyncConnection,
+    tenant_id: str,
+    level: str,
+    subject: str,
+    dimension: str,
+    *,
+    now: int,
+    actor: str = SYSTEM,
+) -> None:
+    gone = delete(QuotaRow).where(
+        QuotaRow.tenant_id == tenant_id, QuotaRow.level == level,
+        QuotaRow.subject == subject, QuotaRow.dimension == dimension,
+    )  # fmt: skip
+    if (await conn.execute(gone)).rowcount != 1:
+        raise NotFoundError("No such quota.")
+    await changes.record(
+        conn, "rate_limit.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id,
+        detail={"level": level, "subject": subject, "dimension": dimension, "limit": None},
+    )  # fmt: skip
+
+
+async def _check(conn: AsyncConnection, tenant_id: str, quota: Quota) -> None:
+    if not 0 <= quota.limit <= MAX_AMOUNT:
+        raise InvalidError(f"A limit must be 0 to {MAX_AMOUNT}.", "limit")
+    if (quota.level in ("key", "model")) != bool(quota.subject):
+        raise InvalidError("A key's or a model's limit names it; others name nothing.", "subject")
+    if quota.level == "key":
+        mine = select(ApiKey.id).where(ApiKey.id == quota.subject, ApiKey.tenant_id == tenant_id)
+        if await conn.scalar(mine) is None:
+            raise InvalidError("The project has no such api key.", "subject")

@@ -1,0 +1,149 @@
+"""What was charged to a budget's period, from rollups, and the alerts that this makes due."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.db import among, insert_new
+from accounting.events import events, outbox
+from accounting.ledger.rollups import SECONDS, Span, table_of
+from accounting.limits import budgets
+from accounting.tables.budget_models import BudgetAlert
+from accounting.values.budget_types import THRESHOLDS, Budget, Period
+from accounting.values.periods import DAY_S, month_start
+from accounting.values.types import LedgerRow
+
+
+async def spent(conn: AsyncConnection, budget: Budget, period: Period) -> int:
+    """Settled charges of requests opened in the period."""
+    return (await spent_of(conn, [(budget, period)]))[0]
+
+
+async def spent_of(conn: AsyncConnection, uses: Sequence[tuple[Budget, Period]]) -> list[int]:
+    """As `spent`, in the order of `uses`: one statement for each period that occurs, whoever's budgets it is of."""
+    tenants: dict[Period, set[str]] = defaultdict(set)
+    for budget, period in uses:
+        tenants[period].add(budget.tenant_id)
+    charges = {period: await _charges(conn, tenants[period], period) for period in tenants}
+    return [
+        sum(
+            row.charge
+            for row in charges[period][budget.tenant_id]
+            if budget.binds(row.key_id, row.model, row.tier)
+        )
+        for budget, period in uses
+    ]
+
+
+class _Charged(msgspec.Struct, frozen=True):
+    key_id: str
+    model: str
+    tier: str
+    charge: int
+
+
+async def _charges(
+    conn: AsyncConnection, tenant_ids: Collection[str], period: Period
+) -> dict[str, list[_Charged]]:
+    table = table_of(_widest(period))
+    groups = (table.tenant_id, table.key_id, table.model, table.tier)
+    query = select(*groups, func.sum(table.charge)).where(
+        among(conn, table.tenant_id, tenant_ids),
+        table.bucket >= period.start_ms // 1000,
+        table.bucket < period.end_ms // 1000,
+    )
+    found: dict[str, list[_Charged]] = defaultdict(list)
+    for tenant_id, key_id, model, tier, charge in await conn.execute(query.group_by(*groups)):
+        found[tenant_id].append(_Charged(key_id, model, tier, int(charge)))
+    return found
+
+
+class Alert(msgspec.Struct, frozen=True):
+    """`threshold` percent of a budget were settled in the period."""
+
+    budget_id: str
+    period_start_ms: int
+    threshold: int
+    tenant_id: str
+    used_micro_units: int
+    limit_micro_units: int
+    at_ms: int
+    sent_at_ms: int | None
+
+
+async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str, list[Alert]]:
+    """Of all their periods, by budget, oldest first."""
+    table = BudgetAlert
+    query = select(table.__table__).where(table.budget_id.in_(sorted(budget_ids)))
+    found: dict[str, list[Alert]] = {}
+    for row in await conn.execute(query.order_by(table.period_start_ms, table.threshold)):
+        values = {name: row._mapping[name] for name in Alert.__struct_fields__}
+        found.setdefault(row.budget_id, []).append(Alert(**values))
+    return found
+
+
+async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_ms: int) -> None:
+    """In the transaction that posts `settled`, after their rollups."""
+    if not settled:
+        return
+    by_tenant = await budgets.of_tenants(conn, {entry["tenant_id"] for entry in settled})
+    uses = _touched(by_tenant, settled)
+    rows = [
+        row
+        for (budget, period), used in zip(uses, await spent_of(conn, uses), strict=True)
+        for row in _due(budget, period, used, now_ms)
+    ]
+    key = (BudgetAlert.budget_id, BudgetAlert.period_start_ms, BudgetAlert.threshold)
+    new = {tuple(row) for row in await insert_new(conn, BudgetAlert.__table__, rows, key)}
+    noted = [row for row in rows if tuple(row[column.key] for column in key) in new]
+    await outbox.write(conn, [events.budget_alert(row) for row in noted])
+
+
+def _touched(
+    by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[LedgerRow]
+) -> list[tuple[Budget, Period]]:
+    """Each once."""
+    found: dict[tuple[str, int], tuple[Budget, Period]] = {}
+    last: dict[str, Period] = {}
+    for entry in settled:
+        opened_ms = entry["opened_at_ms"]
+        for budget in by_tenant.get(entry["tenant_id"], ()):
+            known = last.get(budget.id)
+            if known is not None and known.start_ms <= opened_ms < known.end_ms:
+                continue
+            if not budget.binds(entry["key_id"], entry["model"], entry["tier"]):
+                continue
+            if (period := budget.period_at(opened_ms)) is not None:
+                last[budget.id] = period
+                found[budget.id, period.start_ms] = (budget, period)
+    return list(found.values())
+
+
+def _due(budget: Budget, period: Period, used: int, now_ms: int) -> list[dict[str, Any]]:
+    limit = budget.limit_at(now_ms)
+    return [
+        {
+            "budget_id": budget.id, "period_start_ms": period.start_ms, "threshold": threshold,
+            "tenant_id": budget.tenant_id, "used_micro_units": used, "limit_micro_units": limit,
+            "at_ms": now_ms, "sent_at_ms": None,
+        }
+        for threshold in THRESHOLDS
+        if used * 100 >= limit * threshold
+    ]  # fmt: skip
+
+
+def _widest(period: Period) -> Span:
+    """The widest rollups that begin and end where the period does."""
+    start, end = period.start_ms // 1000, period.end_ms // 1000
+    if end - start <= 31 * DAY_S and month_start(start) == start != month_start(end) == end:
+        return "month"
+    for width in ("1d", "1h"):
+        if start % SECONDS[width] == 0 and end % SECONDS[width] == 0:
+            return width
+    return "1m"

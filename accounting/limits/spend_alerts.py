@@ -1,0 +1,213 @@
+"""OpenAI's spend alerts: so many cents in a month of UTC, by a tenant or (the operator's tenant) by all, and who is told.
+
+`note_due` writes one row per alert and month; what becomes of it is its sender's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import Row, Select, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import audit
+from accounting.database.db import insert_new
+from accounting.database.paging import Page, newest_first
+from accounting.events import events, outbox
+from accounting.limits.spend_limits import MICRO_UNITS_PER_CENT, month
+from accounting.tables.admin_models import SpendAlert, SpendAlertDue
+from accounting.tables.models import RollupDay, Tenant
+from accounting.tenants import tenants
+from accounting.values.errors import ConflictError, NotFoundError
+from accounting.values.ids import new_id
+from accounting.values.types import OPERATOR_TENANT
+
+MAX_PER_TENANT = 20
+
+
+class SpendAlertInfo(msgspec.Struct, frozen=True):
+    id: str
+    tenant_id: str
+    cents: int
+    recipients: tuple[str, ...]
+    subject_prefix: str | None
+    created_at: int
+
+
+class DueAlert(msgspec.Struct, frozen=True):
+    alert: SpendAlertInfo
+    tenant_name: str
+    period_start_ms: int
+    spent_micro_units: int
+
+
+class AlertFields(msgspec.Struct, frozen=True):
+    cents: int
+    recipients: tuple[str, ...]
+    subject_prefix: str | None = None
+
+
+async def create(
+    conn: AsyncConnection, tenant_id: str, fields: AlertFields, *, now: int, actor: str
+) -> SpendAlertInfo:
+    if tenant_id != OPERATOR_TENANT:
+        await tenants.living(conn, tenant_id)
+    query = select(func.count(SpendAlert.id)).where(
+        SpendAlert.tenant_id == tenant_id, SpendAlert.deleted_at.is_(None)
+    )
+    if int(await conn.scalar(query) or 0) >= MAX_PER_TENANT:
+        raise ConflictError(f"There are at most {MAX_PER_TENANT} spend alerts.")
+    alert_id = new_id("spend_alert")
+    await conn.execute(
+        insert(SpendAlert).values(
+            id=alert_id, tenant_id=tenant_id, created_at=now, **_columns(fields)
+        )
+    )
+    await _record(conn, "created", tenant_id, alert_id, now, actor, fields)
+    return await get(conn, tenant_id, alert_id)
+
+
+async def get(conn: AsyncConnection, tenant_id: str, alert_id: str) -> SpendAlertInfo:
+    """NotFoundError also for another tenant's."""
+    row = (await conn.execute(_living(tenant_id).where(SpendAlert.id == alert_id))).first()
+    if row is None:
+        raise NotFoundError("No such spend alert.")
+    return _info(row)
+
+
+async def list_alerts(
+    conn: AsyncConnection,
+    tenant_id: str,
+    *,
+    after: str | None = None,
+    limit: int = 20,
+    oldest_first: bool = False,
+) -> Page[SpendAlertInfo]:
+    page = await newest_first(
+        conn, _living(tenant_id), SpendAlert.created_at, SpendAlert.id, after, limit,
+        oldest_first=oldest_first,
+        ever=select(SpendAlert.__table__).where(SpendAlert.tenant_id == tenant_id),
+    )  # fmt: skip
+    return Page([_info(row) for row in page.items], page.has_more)
+
+
+async def change(
+    conn: AsyncConnection,
+    tenant_id: str,
+    alert_id: str,
+    fields: AlertFields,
+    *,
+    now: int,
+    actor: str,
+) -> SpendAlertInfo:
+    await get(conn, tenant_id, alert_id)
+    await conn.execute(
+        update(SpendAlert).where(SpendAlert.id == alert_id).values(**_columns(fields))
+    )
+    await _record(conn, "updated", tenant_id, alert_id, now, actor, fields)
+    return await get(conn, tenant_id, alert_id)
+
+
+async def delete(
+    conn: AsyncConnection, tenant_id: str, alert_id: str, *, now: int, actor: str
+) -> None:
+    await get(conn, tenant_id, alert_id)
+    await conn.execute(update(SpendAlert).where(SpendAlert.id == alert_id).values(deleted_at=now))
+    await _record(conn, "deleted", tenant_id, alert_id, now, actor, None)
+
+
+async def any_due(conn: AsyncConnection, now_ms: int) -> bool:
+    """Whether `note_due` would find one."""
+    noted = select(SpendAlertDue.alert_id).where(
+        SpendAlertDue.period_start_ms == month(now_ms).start_ms
+    )
+    return not set(await _due(conn, now_ms)) <= set((await conn.scalars(noted)).all())
+
+
+async def note_due(conn: AsyncConnection, now_ms: int) -> list[DueAlert]:
+    """Those whose threshold is passed and that nobody noted this month: one of many callers gets each."""
+    due = await _due(conn, now_ms)
+    rows = [
+        {
+            "alert_id": alert_id, "period_start_ms": found.period_start_ms, "cents": found.alert.cents,
+            "spent_micro_units": found.spent_micro_units, "at_ms": now_ms, "sent_at_ms": None,
+        }
+        for alert_id, found in due.items()
+    ]  # fmt: skip
+    new = await insert_new(conn, SpendAlertDue.__table__, rows, (SpendAlertDue.alert_id,))
+    noted = [due[row.alert_id] for row in new]
+    await outbox.write(conn, [_event(one, now_ms) for one in noted])
+    return noted
+
+
+def _event(due: DueAlert, now_ms: int) -> events.Event:
+    return events.spend_alert(
+        due.alert.id, due.alert.tenant_id, due.alert.cents, due.period_start_ms, due.spent_micro_units, now_ms
+    )  # fmt: skip
+
+
+async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
+    """By id, all whose threshold is passed."""
+    period = month(now_ms)
+    of_month = (
+        select(RollupDay.tenant_id, func.sum(RollupDay.charge).label("charge"))
+        .where(RollupDay.bucket >= period.start_ms // 1000, RollupDay.bucket < period.end_ms // 1000)
+        .group_by(RollupDay.tenant_id)
+    )  # fmt: skip
+    spent = {row.tenant_id: int(row.charge) for row in await conn.execute(of_month)}
+    total = sum(spent.values())
+    query = (
+        select(SpendAlert.__table__, Tenant.name)
+        .join(Tenant, Tenant.id == SpendAlert.tenant_id)
+        .where(SpendAlert.deleted_at.is_(None))
+    )
+    due: dict[str, DueAlert] = {}
+    for row in await conn.execute(query):
+        used = total if row.tenant_id == OPERATOR_TENANT else spent.get(row.tenant_id, 0)
+        if used >= row.cents * MICRO_UNITS_PER_CENT:
+            due[row.id] = DueAlert(_info(row), row.name, period.start_ms, used)
+    return due
+
+
+async def sent(conn: AsyncConnection, due: DueAlert, now_ms: int) -> None:
+    await conn.execute(
+        update(SpendAlertDue)
+        .where(
+            SpendAlertDue.alert_id == due.alert.id,
+            SpendAlertDue.period_start_ms == due.period_start_ms,
+        )
+        .values(sent_at_ms=now_ms)
+    )
+
+
+def _living(tenant_id: str) -> Select[tuple[object, ...]]:
+    mine = SpendAlert.tenant_id == tenant_id
+    return select(SpendAlert.__table__).where(mine, SpendAlert.deleted_at.is_(None))
+
+
+def _columns(fields: AlertFields) -> dict[str, int | Sequence[str] | str | None]:
+    return {
+        "cents": fields.cents, "recipients": list(fields.recipients),
+        "subject_prefix": fields.subject_prefix,
+    }  # fmt: skip
+
+
+def _info(row: Row[tuple[object, ...]]) -> SpendAlertInfo:
+    found = row._mapping
+    return SpendAlertInfo(
+        found["id"], found["tenant_id"], found["cents"], tuple(found["recipients"]),
+        found["subject_prefix"], found["created_at"],
+    )  # fmt: skip
+
+
+async def _record(
+    conn: AsyncConnection, verb: str, tenant_id: str, alert_id: str, now: int, actor: str,
+    fields: AlertFields | None,
+) -> None:  # fmt: skip
+    """Who is told is a person's address: it is not kept in a log that nobody can edit."""
+    detail = {} if fields is None else {"threshold_amount": fields.cents, "num_recipients": len(fields.recipients)}  # fmt: skip
+    await audit.record(
+        conn, f"headgate.spend_alert.{verb}", actor=actor, now=now, object_id=alert_id, detail=detail,
+        tenant_id=None if tenant_id == OPERATOR_TENANT else tenant_id,
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""OpenAI's spend limits over budgets: a tenant's is a hard monthly budget, the operator's is a bound on what all spend.
+
+No limiter holds the operator's: gateways read the sum again and again and refuse new requests (`reached`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import Row, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import changes
+from accounting.database.db import upsert
+from accounting.limits import budgets, spend
+from accounting.limits.budgets import NewBudget
+from accounting.tables.admin_models import SpendLimit
+from accounting.tables.budget_models import BudgetRow
+from accounting.tables.models import RollupDay
+from accounting.values.budget_types import Budget, Period
+from accounting.values.errors import NotFoundError
+from accounting.values.types import OPERATOR_TENANT
+
+MICRO_UNITS_PER_CENT = 10_000
+
+
+class SpendLimitInfo(msgspec.Struct, frozen=True):
+    cents: int
+    enforcing: bool
+    """New requests are refused now."""
+
+
+async def get(conn: AsyncConnection, tenant_id: str, now_ms: int) -> SpendLimitInfo:
+    """Raises NotFoundError where none is set."""
+    row = await _row(conn, tenant_id)
+    if row is None:
+        raise NotFoundError("No spend limit is set.")
+    period = month(now_ms)
+    if row.budget_id is None:
+        spent = await spent_by_all(conn, period)
+        return SpendLimitInfo(row.cents, spent >= row.cents * MICRO_UNITS_PER_CENT)
+    budget = await budgets.get(conn, row.budget_id)
+    spent = await spend.spent(conn, budget, period)
+    cents = budget.limit_micro_units // MICRO_UNITS_PER_CENT
+    return SpendLimitInfo(cents, spent >= budget.limit_at(now_ms))
+
+
+async def put(
+    conn: AsyncConnection, tenant_id: str, cents: int, *, now_ms: int, actor: str
+) -> SpendLimitInfo:
+    now, budget_id = now_ms // 1000, None
+    if tenant_id == OPERATOR_TENANT:
+        await _record(conn, "updated", tenant_id, now, actor, {"threshold_amount": cents})
+    else:
+        budget_id = await _put_budget(conn, tenant_id, cents * MICRO_UNITS_PER_CENT, now, actor)
+    values = {"cents": cents, "budget_id": budget_id}
+    statement = upsert(conn, SpendLimit.__table__).values(tenant_id=tenant_id, **values)
+    await conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
+    return await get(conn, tenant_id, now_ms)
+
+
+async def _put_budget(
+    conn: AsyncConnection, tenant_id: str, micro_units: int, now: int, actor: str
+) -> str:
+    present = await _row(conn, tenant_id)
+    if present is not None and present.budget_id is not None:
+        changed = await budgets.change(
+            conn, present.budget_id, limit_micro_units=micro_units, now=now, actor=actor
+        )
+        return changed.id
+    new = NewBudget(tenant_id=tenant_id, limit_micro_units=micro_units, period="month")
+    return (await budgets.create(conn, new, now=now, actor=actor)).id
+
+
+async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) -> None:
+    """Raises NotFoundError where none is set."""
+    row = await _row(conn, tenant_id)
+    if row is None:
+        raise NotFoundError("No spend limit is set.")
+    if row.budget_id is None:
+        await _record(conn, "deleted", tenant_id, now, actor, {})
+    else:
+        await budgets.delete(conn, row.budget_id, now=now, actor=actor)
+    await conn.execute(delete(SpendLimit).where(SpendLimit.tenant_id == tenant_id))
+
+
+async def reached(conn: AsyncConnection, now_ms: int) -> bool:
+    """Whether all tenants together have spent this month what the operator allows."""
+    row = await _row(conn, OPERATOR_TENANT)
+    if row is None:
+        return False
+    spent = await spent_by_all(conn, month(now_ms))
+    return bool(spent >= row.cents * MICRO_UNITS_PER_CENT)
+
+
+async def spent_by_all(conn: AsyncConnection, period: Period) -> int:
+    """Micro-units settled; months begin and end on whole days."""
+    inside = (RollupDay.bucket >= period.start_ms // 1000) & (
+        RollupDay.bucket < period.end_ms // 1000
+    )
+    return int(
+        await conn.scalar(select(func.coalesce(func.sum(RollupDay.charge), 0)).where(inside)) or 0
+    )
+
+
+def month(now_ms: int) -> Period:
+    """UTC."""
+    period = Budget(id="", tenant_id="", period="month", limit_micro_units=0).period_at(now_ms)
+    assert period is not None, "a month is never over"
+    return period
+
+
+async def _row(conn: AsyncConnection, tenant_id: str) -> Row[tuple[object, ...]] | None:
+    """None also where somebody deleted the budget itself."""
+    query = (
+        select(SpendLimit.__table__)
+        .outerjoin(BudgetRow, BudgetRow.id == SpendLimit.budget_id)
+        .where(SpendLimit.tenant_id == tenant_id, BudgetRow.deleted_at.is_(None))
+    )
+    return (await conn.execute(query)).first()
+
+
+async def _record(
+    conn: AsyncConnection,
+    verb: str,
+    tenant_id: str,
+    now: int,
+    actor: str,
+    detail: dict[str, object],
+) -> None:
+    await changes.record(
+        conn, f"headgate.spend_limit.{verb}", actor=actor, now=now, object_id=tenant_id, detail=detail
+    )  # fmt: skip

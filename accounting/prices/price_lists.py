@@ -1,0 +1,154 @@
+"""Price sheets as the operator sees them: versions with all their rates, and who pays by which sheet, when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.paging import Page
+from accounting.prices.prices import covers
+from accounting.tables.invoice_models import PriceResidency
+from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion
+from accounting.values.errors import InvalidError, NotFoundError
+from accounting.values.types import Rates, Tier
+
+TIERS: tuple[Tier, ...] = ("batch", "interactive")
+
+
+class PricedModel(msgspec.Struct, frozen=True):
+    model: str
+    tier: Tier
+    rates: Rates
+
+
+class Residency(msgspec.Struct, frozen=True):
+    """Micro-units per GB and hour of KV that is kept."""
+
+    model: str
+    cache: int
+    pinned: int
+
+
+class SheetVersion(msgspec.Struct, frozen=True):
+    sheet: str
+    version: int
+    currency: str
+    from_ms: int
+    until_ms: int | None
+    created_at: int
+    rates: list[PricedModel]
+    residency: list[Residency]
+
+    @property
+    def id(self) -> str:
+        return f"{self.sheet}@{self.version}"
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    tenant_id: str
+    sheet: str
+    from_ms: int
+    until_ms: int | None
+
+
+async def get(conn: AsyncConnection, sheet: str, version: int) -> SheetVersion:
+    query = _versions().where(
+        PriceSheetVersion.sheet_id == sheet, PriceSheetVersion.version == version
+    )
+    row = (await conn.execute(query)).first()
+    if row is None:
+        raise NotFoundError("No such price sheet.")
+    return await _with_rates(conn, row)
+
+
+async def list_versions(
+    conn: AsyncConnection, *, after: str | None, limit: int
+) -> Page[SheetVersion]:
+    """By sheet, its newest version first."""
+    order = (PriceSheetVersion.sheet_id, PriceSheetVersion.version.desc())
+    query = _versions().order_by(*order).limit(limit + 1)
+    if after is not None:
+        sheet, version = split(after)
+        behind = tuple_(PriceSheetVersion.sheet_id, -PriceSheetVersion.version)
+        query = query.where(behind > tuple_(sheet, -version))
+    rows = (await conn.execute(query)).all()
+    return Page([await _with_rates(conn, row) for row in rows[:limit]], len(rows) > limit)
+
+
+async def at(conn: AsyncConnection, sheet: str, at_ms: int) -> SheetVersion | None:
+    """The version in force at one moment."""
+    row = (
+        await conn.execute(
+            _versions().where(PriceSheetVersion.sheet_id == sheet, covers(PriceSheetVersion, at_ms))
+        )
+    ).first()
+    return None if row is None else await _with_rates(conn, row)
+
+
+def unpriced(found: SheetVersion | None, models: Collection[str]) -> list[tuple[str, Tier]]:
+    """Which of these models have no rates there, and in which tier."""
+    rates = () if found is None else found.rates
+    priced = {(rate.model, rate.tier) for rate in rates}
+    return [
+        (model, tier) for model in sorted(models) for tier in TIERS if (model, tier) not in priced
+    ]
+
+
+async def versions_of(conn: AsyncConnection, sheet: str) -> list[SheetVersion]:
+    """All of one sheet. Raises NotFoundError."""
+    query = _versions().where(PriceSheetVersion.sheet_id == sheet)
+    rows = (await conn.execute(query.order_by(PriceSheetVersion.version))).all()
+    if not rows:
+        raise NotFoundError(f"There is no price sheet {sheet}.")
+    return [await _with_rates(conn, row) for row in rows]
+
+
+async def assignments(conn: AsyncConnection, tenant_id: str) -> list[Assignment]:
+    """In their order of time."""
+    query = (
+        select(PriceAssignment.__table__)
+        .where(PriceAssignment.tenant_id == tenant_id)
+        .order_by(PriceAssignment.from_ms)
+    )
+    return [
+        Assignment(row.tenant_id, row.sheet_id, row.from_ms, row.until_ms)
+        for row in await conn.execute(query)
+    ]
+
+
+def split(price_version: str) -> tuple[str, int]:
+    """`<sheet>@<n>`."""
+    sheet, _, number = price_version.rpartition("@")
+    if not sheet or not number.isascii() or not number.isdigit() or len(number) > 9:
+        raise InvalidError("A version of a price sheet is written <sheet>@<number>.")
+    return sheet, int(number)
+
+
+def _versions() -> Any:
+    return select(PriceSheetVersion.__table__, PriceSheet.currency).join(
+        PriceSheet, PriceSheet.id == PriceSheetVersion.sheet_id
+    )
+
+
+async def _with_rates(conn: AsyncConnection, row: Row[Any]) -> SheetVersion:
+    rates = select(PriceRate.__table__).where(
+        PriceRate.sheet_id == row.sheet_id, PriceRate.version == row.version
+    )
+    residency = select(PriceResidency.__table__).where(
+        PriceResidency.sheet_id == row.sheet_id, PriceResidency.version == row.version
+    )
+    return SheetVersion(
+        row.sheet_id, row.version, row.currency, row.from_ms, row.until_ms, row.created_at,
+        [
+            PricedModel(r.model, r.tier, Rates(r.cache_read, r.cache_write, r.uncached, r.output))
+            for r in await conn.execute(rates.order_by(PriceRate.model, PriceRate.tier))
+        ],
+        [
+            Residency(r.model, r.cache, r.pinned)
+            for r in await conn.execute(residency.order_by(PriceResidency.model))
+        ],
+    )  # fmt: skip

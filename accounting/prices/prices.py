@@ -1,0 +1,385 @@
+"""Price sheets in SQL: versions with half-open intervals, assignments to tenants. Arithmetic is pricing.py's.
+
+A version is immutable. It stays in force until its successor begins; a successor that would begin inside a closed
+interval, or not after its predecessor, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.db import insert_new
+from accounting.prices.pricing import MAX_RATE
+from accounting.tables.invoice_models import PriceResidency, RollupMonth
+from accounting.tables.models import (
+    PriceAssignment,
+    PriceRate,
+    PriceSheet,
+    PriceSheetVersion,
+    Tenant,
+)
+from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
+from accounting.values.types import TOKEN_CLASSES, Price, Rates, Tier
+
+DEFAULT_SHEET = "standard"
+"""In force for every tenant without an assignment of its own."""
+
+DEFAULT_CURRENCY = "USD"
+
+FOR_EVER = 2**62
+"""Later than any time."""
+
+_IS_OF_VERSION = and_(
+    PriceSheetVersion.sheet_id == PriceRate.sheet_id, PriceSheetVersion.version == PriceRate.version
+)
+
+RateTable = Mapping[tuple[str, Tier], Rates]
+ResidencyTable = Mapping[str, tuple[int, int]]
+"""Model → micro-units per GB and hour, of the cache and of pinned prefixes."""
+
+
+async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now: int) -> None:
+    if "@" in sheet_id or not sheet_id:
+        raise InvalidError("A price sheet needs a name without '@'.", "sheet")
+    sheet = {"id": sheet_id, "currency": currency.upper(), "created_at": now}
+    if not await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,)):
+        raise NameTakenError("A price sheet of that name exists.")
+
+
+async def currency_of(conn: AsyncConnection, sheet_id: str) -> str:
+    currency = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == sheet_id))
+    if currency is None:
+        raise NotFoundError("No such price sheet.")
+    return currency
+
+
+async def add_version(
+    conn: AsyncConnection,
+    sheet_id: str,
+    rates: RateTable,
+    from_ms: int,
+    until_ms: int | None = None,
+    *,
+    residency: ResidencyTable | None = None,
+    now: int | None = None,
+) -> str:
+    """Appends `<sheet>@<n>`, in force from `from_ms`; the predecessor, if still open, ends there."""
+    if until_ms is not None and until_ms <= from_ms:
+        raise InvalidError("A price must end after it begins.", "until")
+    _check_rates(rates)
+    # The lock on the sheet's row makes check and insert one step on PostgreSQL; SQLite has one writer anyway.
+    locked = select(PriceSheet.id).where(PriceSheet.id == sheet_id).with_for_update()
+    if await conn.scalar(locked) is None:
+        raise NotFoundError("No such price sheet.")
+    last = await _last_version(conn, sheet_id)
+    version = 1 if last is None else last.version + 1
+    if last is not None:
+        await _end_predecessor(conn, sheet_id, last, from_ms)
+    await conn.execute(
+        insert(PriceSheetVersion).values(
+            sheet_id=sheet_id,
+            version=version,
+            from_ms=from_ms,
+            until_ms=until_ms,
+            created_at=from_ms // 1000 if now is None else now,
+        )
+    )
+    await _add_residency(conn, sheet_id, version, residency or {})
+    await conn.execute(
+        insert(PriceRate),
+        [
+            {
+                "sheet_id": sheet_id,
+                "version": version,
+                "model": model,
+                "tier": tier,
+                **_columns(rate),
+            }
+            for (model, tier), rate in rates.items()
+        ],
+    )
+    return f"{sheet_id}@{version}"
+
+
+async def assign(
+    conn: AsyncConnection,
+    tenant_id: str,
+    sheet_id: str,
+    from_ms: int,
+    until_ms: int | None = None,
+) -> bool:
+    """From `from_ms` on the tenant pays by that sheet. One currency per tenant, for ever. False: it does already."""
+    if until_ms is not None and until_ms <= from_ms:
+        raise InvalidError("A price must end after it begins.", "until")
+    currency = await currency_of(conn, sheet_id)
+    # The lock on the tenant's row makes check and insert one step on PostgreSQL.
+    tenant = select(Tenant.id).where(Tenant.id == tenant_id).with_for_update(key_share=True)
+    if await conn.scalar(tenant) is None:
+        raise NotFoundError("No such tenant.")
+    if await _currencies(conn, tenant_id) - {currency}:
+        raise ConflictError("A tenant has one currency.")
+    mine = PriceAssignment.tenant_id == tenant_id
+    ends = func.coalesce(PriceAssignment.until_ms, FOR_EVER)
+    overlapping = select(PriceAssignment.__table__).where(
+        mine, ends > from_ms, PriceAssignment.from_ms < (until_ms or FOR_EVER)
+    )
+    for row in (await conn.execute(overlapping)).all():
+        if row.sheet_id == sheet_id and row.from_ms <= from_ms and row.until_ms == until_ms:
+            return False
+        # What began before and had no end yet ends now; all else stands in the way.
+        if row.until_ms is not None or row.from_ms >= from_ms:
+            raise ConflictError("The price interval overlaps with an earlier one.")
+        await conn.execute(
+            update(PriceAssignment)
+            .where(mine, PriceAssignment.from_ms == row.from_ms)
+            .values(until_ms=from_ms)
+        )
+    await conn.execute(
+        insert(PriceAssignment).values(
+            tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms, until_ms=until_ms
+        )
+    )
+    return True
+
+
+async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
+    """Of the tenant's own sheets, and of what it was charged."""
+    own = (
+        select(PriceSheet.currency)
+        .join(PriceAssignment, PriceAssignment.sheet_id == PriceSheet.id)
+        .where(PriceAssignment.tenant_id == tenant_id)
+    )
+    charged = select(RollupMonth.currency).where(RollupMonth.tenant_id == tenant_id)
+    return {*(await conn.execute(own)).scalars(), *(await conn.execute(charged)).scalars()}
+
+
+async def currencies(
+    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
+) -> dict[str, str]:
+    """In which each tenant pays at one moment. Two statements."""
+    sheets = await _own_sheets(conn, tenant_ids, at_ms)
+    named = {DEFAULT_SHEET, *sheets.values()}
+    query = select(PriceSheet.id, PriceSheet.currency).where(PriceSheet.id.in_(sorted(named)))
+    found = {row.id: row.currency for row in await conn.execute(query)}
+    return {
+        tenant_id: found.get(sheets.get(tenant_id, DEFAULT_SHEET), DEFAULT_CURRENCY)
+        for tenant_id in tenant_ids
+    }
+
+
+async def price_for(
+    conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int
+) -> Price | None:
+    """The rates in force at one moment. None: there is no price, so the request must be refused."""
+    query = _in_force(tenant_id, at_ms).where(PriceRate.model == model, PriceRate.tier == tier)
+    row = (await conn.execute(query)).first()
+    return (
+        None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
+    )
+
+
+async def highest_rates(
+    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
+) -> dict[str, Rates]:
+    """Of every token class the highest rate in force for each tenant, whatever the model and tier. Two statements."""
+    if not tenant_ids:
+        return {}
+    sheets = await _own_sheets(conn, tenant_ids, at_ms)
+    query = (
+        select(PriceRate.sheet_id, *(func.max(getattr(PriceRate, name)) for name in TOKEN_CLASSES))
+        .join(PriceSheetVersion, _IS_OF_VERSION)
+        .where(
+            PriceRate.sheet_id.in_(sorted({DEFAULT_SHEET, *sheets.values()})),
+            covers(PriceSheetVersion, at_ms),
+        )
+        .group_by(PriceRate.sheet_id)
+    )
+    highest = {row[0]: Rates(*map(int, row[1:])) for row in await conn.execute(query)}
+    found = {tenant_id: sheets.get(tenant_id, DEFAULT_SHEET) for tenant_id in tenant_ids}
+    return {tenant_id: highest[sheet] for tenant_id, sheet in found.items() if sheet in highest}
+
+
+class ResidencyPrice(msgspec.Struct, frozen=True):
+    version: str
+    currency: str
+    rates: tuple[int, int]
+    """Of the cache and of pinned prefixes."""
+
+
+async def residency_price(
+    conn: AsyncConnection, tenant_id: str, model: str, at_ms: int
+) -> ResidencyPrice | None:
+    """The rates in force at one moment. None: what is kept is not charged."""
+    query = (
+        select(PriceResidency.__table__, PriceSheet.currency)
+        .join(PriceSheetVersion, and_(
+            PriceSheetVersion.sheet_id == PriceResidency.sheet_id,
+            PriceSheetVersion.version == PriceResidency.version,
+        ))
+        .join(PriceSheet, PriceSheet.id == PriceResidency.sheet_id)
+        .where(
+            PriceResidency.sheet_id == _sheet_of(tenant_id, at_ms), PriceResidency.model == model,
+            covers(PriceSheetVersion, at_ms),
+        )
+    )  # fmt: skip
+    row = (await conn.execute(query)).first()
+    if row is None:
+        return None
+    return ResidencyPrice(f"{row.sheet_id}@{row.version}", row.currency, (row.cache, row.pinned))
+
+
+async def residency_rates(
+    conn: AsyncConnection, price_version: str, model: str
+) -> tuple[int, int] | None:
+    """By the version that a charge recorded."""
+    sheet_id, _, number = price_version.rpartition("@")
+    query = select(PriceResidency.cache, PriceResidency.pinned).where(
+        PriceResidency.sheet_id == sheet_id, PriceResidency.version == int(number),
+        PriceResidency.model == model,
+    )  # fmt: skip
+    row = (await conn.execute(query)).first()
+    return None if row is None else (row.cache, row.pinned)
+
+
+async def priced_models(conn: AsyncConnection, tenant_id: str, at_ms: int) -> list[str]:
+    """What the tenant can be billed for, sorted."""
+    rows = (await conn.execute(_in_force(tenant_id, at_ms))).all()
+    return sorted({row.model for row in rows})
+
+
+async def rates_of(
+    conn: AsyncConnection, price_version: str, model: str, tier: Tier
+) -> Rates | None:
+    """By the version that an OPEN recorded, for re-pricing."""
+    sheet_id, _, number = price_version.rpartition("@")
+    query = select(PriceRate.__table__).where(
+        PriceRate.sheet_id == sheet_id, PriceRate.version == int(number),
+        PriceRate.model == model, PriceRate.tier == tier,
+    )  # fmt: skip
+    row = (await conn.execute(query)).first()
+    return None if row is None else _rates(row)
+
+
+async def bootstrap(
+    conn: AsyncConnection,
+    model: str,
+    rates: Mapping[Tier, Rates],
+    now_ms: int,
+    currency: str = DEFAULT_CURRENCY,
+) -> str:
+    """Makes sure that the default sheet prices `model`; what it prices already is left alone. Returns its version."""
+    sheet = {"id": DEFAULT_SHEET, "currency": currency, "created_at": now_ms // 1000}
+    await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,))
+    last = await _last_version(conn, DEFAULT_SHEET)
+    known = {} if last is None else await _rates_of_version(conn, DEFAULT_SHEET, last.version)
+    missing = {(model, tier): rate for tier, rate in rates.items() if (model, tier) not in known}
+    if not missing:
+        assert last is not None
+        return f"{DEFAULT_SHEET}@{last.version}"
+    # Two models may come within one millisecond, and an interval must not be empty.
+    from_ms = now_ms if last is None else max(now_ms, last.from_ms + 1)
+    return await add_version(conn, DEFAULT_SHEET, {**known, **missing}, from_ms)
+
+
+async def _own_sheets(
+    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
+) -> dict[str, str]:
+    """Of those tenants that have a sheet of their own then."""
+    own = select(PriceAssignment.tenant_id, PriceAssignment.sheet_id).where(
+        PriceAssignment.tenant_id.in_(sorted(tenant_ids)), covers(PriceAssignment, at_ms)
+    )
+    return {row.tenant_id: row.sheet_id for row in await conn.execute(own)}
+
+
+def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
+    return (
+        select(PriceRate.__table__, PriceSheet.currency)
+        .join(PriceSheetVersion, _IS_OF_VERSION)
+        .join(PriceSheet, PriceSheet.id == PriceRate.sheet_id)
+        .where(PriceRate.sheet_id == _sheet_of(tenant_id, at_ms), covers(PriceSheetVersion, at_ms))
+    )
+
+
+def _sheet_of(tenant_id: str, at_ms: int) -> ColumnElement[str]:
+    """Its own, or the default one."""
+    own = select(PriceAssignment.sheet_id).where(
+        PriceAssignment.tenant_id == tenant_id, covers(PriceAssignment, at_ms)
+    )
+    return func.coalesce(own.scalar_subquery(), DEFAULT_SHEET)
+
+
+def covers(
+    table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int
+) -> ColumnElement[bool]:
+    """In force then."""
+    return and_(table.from_ms <= at_ms, or_(table.until_ms.is_(None), table.until_ms > at_ms))
+
+
+async def _last_version(conn: AsyncConnection, sheet_id: str) -> Row[int, int, int | None] | None:
+    query = (
+        select(PriceSheetVersion.version, PriceSheetVersion.from_ms, PriceSheetVersion.until_ms)
+        .where(PriceSheetVersion.sheet_id == sheet_id)
+        .order_by(PriceSheetVersion.version.desc())
+        .limit(1)
+    )
+    return (await conn.execute(query)).first()
+
+
+async def _end_predecessor(
+    conn: AsyncConnection, sheet_id: str, last: Row[int, int, int | None], from_ms: int
+) -> None:
+    """Versions follow each other in time as in number, so the last one alone can overlap."""
+    if from_ms <= last.from_ms or (last.until_ms is not None and from_ms < last.until_ms):
+        raise ConflictError("The price interval overlaps with an earlier one.")
+    if last.until_ms is None:
+        await conn.execute(
+            update(PriceSheetVersion)
+            .where(
+                PriceSheetVersion.sheet_id == sheet_id, PriceSheetVersion.version == last.version
+            )
+            .values(until_ms=from_ms)
+        )
+
+
+async def _rates_of_version(
+    conn: AsyncConnection, sheet_id: str, version: int
+) -> dict[tuple[str, Tier], Rates]:
+    query = select(PriceRate.__table__).where(
+        PriceRate.sheet_id == sheet_id, PriceRate.version == version
+    )
+    return {(row.model, row.tier): _rates(row) for row in await conn.execute(query)}
+
+
+def _rates(row: Row[Any]) -> Rates:
+    return Rates(row.cache_read, row.cache_write, row.uncached, row.output)
+
+
+def _columns(rates: Rates) -> dict[str, int]:
+    return {name: getattr(rates, name) for name in TOKEN_CLASSES}
+
+
+def _check_rates(rates: RateTable) -> None:
+    if not rates:
+        raise InvalidError("A price version needs at least one rate.", "rates")
+    for rate in rates.values():
+        for name, value in _columns(rate).items():
+            if not 0 <= value <= MAX_RATE:
+                raise InvalidError(f"The rate {name} must be 0 to {MAX_RATE}.", name)
+
+
+async def _add_residency(
+    conn: AsyncConnection, sheet_id: str, version: int, residency: ResidencyTable
+) -> None:
+    for model, (cache, pinned) in residency.items():
+        if not (0 <= cache <= MAX_RATE and 0 <= pinned <= MAX_RATE):
+            raise InvalidError(f"A rate of residency must be 0 to {MAX_RATE}.", "residency")
+        await conn.execute(
+            insert(PriceResidency).values(
+                sheet_id=sheet_id, version=version, model=model, cache=cache, pinned=pinned
+            )
+        )

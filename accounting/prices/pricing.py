@@ -1,0 +1,79 @@
+"""Tokens times rates, in integers. Pure: knows neither tables nor clocks nor currencies.
+
+A rate is micro-units per million tokens, so a product is micro-micro-units and every amount is rounded exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accounting.values.errors import InvalidError
+from accounting.values.types import TOKEN_CLASSES, Charge, Rates, Usage
+
+PER_MILLION = 1_000_000
+PER_GB_HOUR = 10**9 * 3_600_000
+"""Byte-milliseconds."""
+MAX_RATE = 10**12
+MAX_AMOUNT = 2**53 - 1
+"""Beyond it a Lua number, which is a double, would lose units."""
+
+
+def charge(usage: Usage, rates: Rates) -> Charge:
+    """One rounding, half to even; the class amounts are split from it by largest remainder and add up to it."""
+    exact = [_product(getattr(usage, name), getattr(rates, name)) for name in TOKEN_CLASSES]
+    parts = _rounded(exact, PER_MILLION)
+    return Charge(sum(parts), *parts)
+
+
+def residency_charge(byte_ms: Sequence[int], rates: Sequence[int]) -> list[int]:
+    """Byte-milliseconds times micro-units per GB and hour, each by its own rate; rounded as one charge."""
+    for value, rate in zip(byte_ms, rates, strict=True):
+        if value < 0 or not 0 <= rate <= MAX_RATE:
+            raise InvalidError("Residency and its rates must not be below 0.")
+    return _rounded([v * rate for v, rate in zip(byte_ms, rates, strict=True)], PER_GB_HOUR)
+
+
+def prompt_reservation(num_tokens: int, rates: Rates) -> int:
+    """What a prompt can cost at most, however much of it is cached: the highest input rate, rounded up."""
+    highest = max(rates.cache_read, rates.cache_write, rates.uncached)
+    return _within_range(_round_up(_product(num_tokens, highest)))
+
+
+def lease_cost(num_tokens: int, rates: Rates) -> int:
+    """What a lease of output tokens can cost at most. Rounded up per lease, so charge <= sum of reservations."""
+    return _within_range(_round_up(_product(num_tokens, rates.output)))
+
+
+def _product(num_tokens: int, rate: int) -> int:
+    if not 0 <= num_tokens <= MAX_AMOUNT:
+        raise InvalidError(f"A token count must be 0 to {MAX_AMOUNT}, not {num_tokens}.")
+    if not 0 <= rate <= MAX_RATE:
+        raise InvalidError(f"A rate must be 0 to {MAX_RATE}, not {rate}.")
+    return num_tokens * rate
+
+
+def _rounded(exact: Sequence[int], per: int) -> list[int]:
+    """Each divided by `per`, so that they add up to the sum's own rounding."""
+    total = _within_range(_round_half_even(sum(exact), per))
+    parts = [amount // per for amount in exact]
+    # Stable sort: of equal remainders the first gets the unit.
+    by_remainder = sorted(range(len(parts)), key=lambda i: -(exact[i] % per))
+    for i in by_remainder[: total - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+def _round_half_even(exact: int, per: int) -> int:
+    whole, rest = divmod(exact, per)
+    twice = 2 * rest
+    return whole + (twice > per or (twice == per and whole % 2 == 1))
+
+
+def _round_up(micro_micro: int) -> int:
+    return -(-micro_micro // PER_MILLION)
+
+
+def _within_range(amount: int) -> int:
+    if amount > MAX_AMOUNT:
+        raise InvalidError(f"An amount must not exceed {MAX_AMOUNT} micro-units.")
+    return amount

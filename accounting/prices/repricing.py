@@ -1,0 +1,125 @@
+"""Settled rows priced once more from their usage: what an invoice is reconciled with, and what another sheet would say.
+
+Writes nothing. Rows are streamed, so a month of millions needs no memory; each takes some microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import ColumnElement, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.prices import pricing
+from accounting.prices.prices import rates_of
+from accounting.tables.models import LedgerEntry
+from accounting.values.periods import month_start
+from accounting.values.types import BILLED, TOKEN_CLASSES, Charge, Rates, Tier, Usage
+
+ROWS_AT_ONCE = 2_000
+MAX_WRONG = 20
+COLUMNS = (
+    "request_id", "kind", "tenant_id", "opened_at_ms", "model", "tier", "price_version", "currency", *TOKEN_CLASSES, "charge",
+    *(f"charge_{name}" for name in TOKEN_CLASSES),
+)  # fmt: skip
+
+
+class Key(NamedTuple):
+    """What one group of lines is about."""
+
+    bucket: int
+    """The month of the usage."""
+    model: str
+    tier: Tier
+    price_version: str
+    currency: str
+
+
+class Sums:
+    """Requests, tokens and micro-units by class."""
+
+    __slots__ = ("amounts", "num_requests", "tokens")
+
+    def __init__(self, num_requests: int = 0) -> None:
+        self.num_requests = num_requests
+        self.tokens = [0] * len(TOKEN_CLASSES)
+        self.amounts = [0] * len(TOKEN_CLASSES)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sums) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __bool__(self) -> bool:
+        return any((self.num_requests, *self.tokens, *self.amounts))
+
+    def _values(self) -> tuple[int, list[int], list[int]]:
+        return self.num_requests, self.tokens, self.amounts
+
+
+class Repriced:
+    """Sums over rows, each priced by the version that it was opened with; and the rows that say something else."""
+
+    def __init__(self) -> None:
+        self.sums: dict[Key, Sums] = {}
+        self.wrong: list[str] = []
+        self.num_rows = 0
+        self._rates = RatesByVersion()
+
+    async def add(self, conn: AsyncConnection, *where: ColumnElement[bool]) -> None:
+        async for row in settled(conn, *where):
+            rates = await self._rates.of(conn, row.price_version, row.model, row.tier)
+            self.num_rows += 1
+            priced = None if rates is None else charge_of(row, rates)
+            if priced != _stored(row) and len(self.wrong) < MAX_WRONG:
+                self.wrong.append(row.request_id)
+            self._count(row, priced or Charge(0, 0, 0, 0, 0))
+
+    def _count(self, row: Any, charge: Charge) -> None:
+        bucket = month_start(row.opened_at_ms // 1000)
+        key = Key(bucket, row.model, row.tier, row.price_version, row.currency)
+        sums = self.sums.get(key)
+        if sums is None:
+            sums = self.sums[key] = Sums()
+        sums.num_requests += sign_of(row)
+        for i, name in enumerate(TOKEN_CLASSES):
+            sums.tokens[i] += getattr(row, name)
+            sums.amounts[i] += getattr(charge, name)
+
+
+class RatesByVersion:
+    """Rates are immutable, so each is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, Tier], Rates | None] = {}
+
+    async def of(self, conn: AsyncConnection, version: str, model: str, tier: Tier) -> Rates | None:
+        key = (version, model, tier)
+        if key not in self._known:
+            self._known[key] = await rates_of(conn, version, model, tier)
+        return self._known[key]
+
+
+async def settled(conn: AsyncConnection, *where: ColumnElement[bool]) -> AsyncIterator[Any]:
+    query = select(*(getattr(LedgerEntry, name) for name in COLUMNS))
+    query = query.where(LedgerEntry.kind.in_(BILLED), *where)
+    async with conn.stream(query.execution_options(yield_per=ROWS_AT_ONCE)) as rows:
+        async for row in rows:
+            yield row
+
+
+def charge_of(row: Any, rates: Rates) -> Charge:
+    """What its tokens cost; of a reversal, what they had cost."""
+    sign = sign_of(row)
+    charge = pricing.charge(Usage(*(sign * getattr(row, name) for name in TOKEN_CLASSES)), rates)
+    return Charge(*(sign * amount for amount in msgspec.structs.astuple(charge)))
+
+
+def sign_of(row: Any) -> int:
+    return -1 if row.kind == "reversal" else 1
+
+
+def _stored(row: Any) -> Charge:
+    return Charge(row.charge, *(getattr(row, f"charge_{name}") for name in TOKEN_CLASSES))

@@ -1,0 +1,83 @@
+"""What a period would have cost by another sheet. A what-if from the stored usage: it writes nothing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.prices import price_lists
+from accounting.prices.price_lists import SheetVersion
+from accounting.prices.repricing import charge_of, settled
+from accounting.tables.models import LedgerEntry
+from accounting.values.errors import InvalidError
+from accounting.values.periods import bounds
+from accounting.values.types import TOKEN_CLASSES, Rates, Tier
+
+
+class LineKey(NamedTuple):
+    tenant_id: str
+    model: str
+    tier: Tier
+    token_class: str
+
+
+class Difference(msgspec.Struct, frozen=True):
+    tenant_id: str
+    model: str
+    tier: Tier
+    token_class: str
+    quantity: int
+    charged: int
+    rerated: int
+
+    @property
+    def difference(self) -> int:
+        return self.rerated - self.charged
+
+
+async def rerate(
+    conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None
+) -> list[Difference]:
+    """`sheet` by the version that was in force at each request's start, or `<sheet>@<n>` for all. Per tenant, model,
+    tier and class. Raises InvalidError where the sheet has no price."""
+    start, end = bounds(period)
+    versions = await _versions(conn, sheet)
+    where = [LedgerEntry.opened_at_ms >= start * 1000, LedgerEntry.opened_at_ms < end * 1000]
+    if tenant_id is not None:
+        where.append(LedgerEntry.tenant_id == tenant_id)
+    sums: dict[LineKey, list[int]] = {}
+    async for row in settled(conn, *where):
+        new = charge_of(row, versions.at(row.opened_at_ms, row.model, row.tier))
+        for name in TOKEN_CLASSES:
+            line = sums.setdefault(LineKey(row.tenant_id, row.model, row.tier, name), [0, 0, 0])
+            line[0] += getattr(row, name)
+            line[1] += getattr(row, f"charge_{name}")
+            line[2] += getattr(new, name)
+    return [Difference(*key, *sums[key]) for key in sorted(sums) if any(sums[key])]
+
+
+class _Versions:
+    def __init__(self, name: str, versions: list[SheetVersion], always: bool) -> None:
+        self._name = name
+        self._always = always
+        self._tables = [(v, {(r.model, r.tier): r.rates for r in v.rates}) for v in versions]
+
+    def at(self, at_ms: int, model: str, tier: Tier) -> Rates:
+        for version, rates in self._tables:
+            ends = version.until_ms
+            if self._always or (version.from_ms <= at_ms and (ends is None or at_ms < ends)):
+                found = rates.get((model, tier))
+                if found is not None:
+                    return found
+        raise InvalidError(
+            f"{self._name} has no price for {model}, {tier}, for all of that period."
+        )
+
+
+async def _versions(conn: AsyncConnection, sheet: str) -> _Versions:
+    if "@" in sheet:
+        one = await price_lists.get(conn, *price_lists.split(sheet))
+        return _Versions(sheet, [one], always=True)
+    return _Versions(sheet, await price_lists.versions_of(conn, sheet), always=False)

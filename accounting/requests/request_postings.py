@@ -1,0 +1,298 @@
+"""The only writer of the endings of requests, of engine records and of journal offsets.
+
+Everything is idempotent by primary key: a repeated call changes nothing and says so. Of an ending and its engine
+record the one that comes second finds the other and writes the difference off. What follows from an ending (rollups,
+alerts of budgets, events) is written in the same transaction. Every writer takes the poster's turn first
+(`ledger.take_turn`). Knows no frames and no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import exists, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.db import among, insert_all, insert_new, upsert
+from accounting.events import outbox
+from accounting.ledger import booking, ledger, rollups
+from accounting.ledger.legs import reversal
+from accounting.limits import end_users, limiter_state, spend
+from accounting.requests import write_offs
+from accounting.tables.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry
+from accounting.values.types import (
+    TOKEN_CLASSES,
+    Charge,
+    LedgerRow,
+    Posting,
+    PostResult,
+    Usage,
+    WitnessRecord,
+    WriteOffReason,
+)
+
+Records = Mapping[tuple[str, int], LedgerRow]
+
+
+async def post(
+    conn: AsyncConnection,
+    slot: int,
+    offset: int,
+    postings: Sequence[Posting],
+    *,
+    now_ms: int | None = None,
+) -> PostResult:
+    """Endings out of one slot's journal, and the offset behind them, in the caller's transaction."""
+    now_ms = await ledger.take_turn(conn, now_ms)
+    result = await _post(conn, postings, now_ms)
+    await _set_offset(conn, slot, offset, now_ms)
+    return result
+
+
+async def post_stored(conn: AsyncConnection, postings: Sequence[Posting]) -> PostResult:
+    """Endings that a stored answer keeps; the journal that may hold them too is none the wiser."""
+    return await _post(conn, postings, await ledger.take_turn(conn))
+
+
+async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> PostResult:
+    # The first ending of a request in journal order decides; sorted, so that two posters never cross.
+    first: dict[str, Posting] = {}
+    for posting in postings:
+        first.setdefault(posting.request_id, posting)
+    endings = await _charge_lines_once(conn, sorted(first.values(), key=lambda p: p.request_id))
+    columns = (LedgerEntry.request_id,)
+    rows = [_entry(ending, now_ms) for ending in endings]
+    new = {row.request_id for row in await insert_new(conn, LedgerEntry.__table__, rows, columns)}
+    entries = [row for row in rows if row["request_id"] in new]
+    await _book(conn, entries)
+    await end_users.note(conn, [ending for ending in endings if ending.request_id in new])
+    settled = [row for row in entries if row["kind"] == "settle"]
+    await rollups.add(conn, settled)
+    await spend.note_alerts(conn, settled, now_ms)
+    await outbox.write_usage(conn, settled)
+    records = await _records_of(conn, new)
+    await _write_off(conn, entries, records, frozenset(records), now_ms)
+    return PostResult(len(new), len(postings) - len(new))
+
+
+async def reverse(
+    conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason
+) -> None:
+    """Takes settled charges back: a reversal cancels the settle, a write-off takes over its tokens. Once per request;
+    what is not settled is passed over."""
+    now_ms = await ledger.take_turn(conn)
+    settled = [e for e in await _endings_of(conn, request_ids) if e["kind"] == "settle"]
+    reversals = [reversal(entry, reason, now_ms) for entry in settled]
+    columns = (LedgerEntry.request_id,)
+    new = {
+        row.request_id for row in await insert_new(conn, LedgerEntry.__table__, reversals, columns)
+    }
+    taken_back = [row for row in reversals if row["request_id"] in new]
+    lost = [write_offs.taken_over(e, reason, now_ms) for e in settled if e["request_id"] in new]
+    await insert_all(conn, LedgerEntry.__table__, lost)
+    await _book(conn, [*taken_back, *lost])
+    await rollups.add(conn, taken_back)
+    await limiter_state.raise_for_reversals(conn, taken_back, now_ms)
+    await outbox.write_usage(conn, taken_back)
+
+
+async def post_engine_records(
+    conn: AsyncConnection, records: Sequence[WitnessRecord], *, now_ms: int | None = None
+) -> PostResult:
+    """What workers counted. A record whose request has no ending yet waits for it."""
+    now_ms = await ledger.take_turn(conn, now_ms)
+    rows = [
+        _record(record, now_ms)
+        for record in sorted(records, key=lambda r: (r.request_id, r.attempt))
+    ]
+    columns = (EngineRecordRow.request_id, EngineRecordRow.attempt)
+    new = {
+        (row.request_id, row.attempt)
+        for row in await insert_new(conn, EngineRecordRow.__table__, rows, columns)
+    }
+    request_ids = {request_id for request_id, _ in new}
+    endings = await _endings_of(conn, request_ids)
+    await _write_off(conn, endings, await _records_of(conn, request_ids), new, now_ms)
+    return PostResult(len(new), len(records) - len(new))
+
+
+async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
+    """Where the shipper of that slot goes on. None: nothing of it was ever posted."""
+    return await conn.scalar(select(JournalOffset.offset).where(JournalOffset.slot == slot))
+
+
+async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, LedgerRow]:
+    """Settle or void of each request that has one."""
+    return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
+
+
+class Unended(NamedTuple):
+    """A request that an engine worked on and that has no ending."""
+
+    request_id: str
+    tenant_id: str
+    root: str
+    posted_at_ms: int
+    """When its last engine record came."""
+
+
+async def unended(conn: AsyncConnection) -> list[Unended]:
+    """Running ones, those whose ending is not shipped yet, and those whose journal is lost. O(engine records)."""
+    record = EngineRecordRow
+    ended = exists().where(
+        LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(("settle", "void"))
+    )
+    groups = (record.request_id, record.tenant_id, record.root)
+    query = select(*groups, func.max(record.posted_at_ms)).where(~ended).group_by(*groups)
+    return [Unended(*row) for row in await conn.execute(query.order_by(record.request_id))]
+
+
+async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:
+    """A batch line that another request has paid for: this one's tokens become a write-off."""
+    lines = {(p.batch_id, p.line_no) for p in endings if _is_line(p)}
+    if not lines:
+        return endings
+    paid: dict[tuple[str, int], str] = {}
+    query = select(BatchCharge.__table__).where(
+        BatchCharge.batch_id.in_({batch_id for batch_id, _ in lines}),
+        BatchCharge.line_no.in_({line_no for _, line_no in lines}),
+    )
+    for row in await conn.execute(query):
+        paid[(row.batch_id, row.line_no)] = row.request_id
+    return [_second_is_void(ending, paid) for ending in endings]
+
+
+def _is_line(posting: Posting) -> bool:
+    return posting.kind == "settle" and posting.batch_id is not None and posting.line_no is not None
+
+
+def _second_is_void(ending: Posting, paid: dict[tuple[str, int], str]) -> Posting:
+    if not _is_line(ending):
+        return ending
+    assert ending.batch_id is not None
+    assert ending.line_no is not None
+    payer = paid.setdefault((ending.batch_id, ending.line_no), ending.request_id)
+    if payer == ending.request_id:
+        return ending
+    return msgspec.structs.replace(
+        ending, kind="void", usage=Usage(), charge=Charge(0, 0, 0, 0, 0), write_off="batch_retry"
+    )
+
+
+async def _book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
+    """Legs of new entries, and the one charge of their batch lines."""
+    await booking.book(conn, entries)
+    lines = [
+        {
+            "batch_id": entry["batch_id"],
+            "line_no": entry["line_no"],
+            "request_id": entry["request_id"],
+        }
+        for entry in entries
+        if entry["kind"] == "settle"
+        and entry["batch_id"] is not None
+        and entry["line_no"] is not None
+    ]
+    await insert_all(conn, BatchCharge.__table__, lines)
+
+
+async def _write_off(
+    conn: AsyncConnection,
+    endings: Sequence[LedgerRow],
+    records: Records,
+    new_records: Collection[tuple[str, int]],
+    now_ms: int,
+) -> None:
+    with_records = {request_id for request_id, _ in records}
+    met = [ending for ending in endings if ending["request_id"] in with_records]
+    if not met:
+        return
+    earlier = await _write_offs_of(conn, {ending["request_id"] for ending in met})
+    by_request: dict[str, list[LedgerRow]] = {}
+    for record in records.values():
+        by_request.setdefault(record["request_id"], []).append(record)
+    rows = [
+        row
+        for ending in met
+        for row in write_offs.rows(
+            ending,
+            by_request[ending["request_id"]],
+            earlier.get(ending["request_id"], []),
+            new_records,
+            now_ms,
+        )
+    ]
+    await insert_all(conn, LedgerEntry.__table__, rows)
+    await _book(conn, rows)
+
+
+async def _records_of(conn: AsyncConnection, request_ids: Collection[str]) -> Records:
+    rows = await _by_request(conn, EngineRecordRow, request_ids)
+    return {(row["request_id"], row["attempt"]): row for row in rows}
+
+
+async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> list[LedgerRow]:
+    return [
+        row
+        for row in await _by_request(conn, LedgerEntry, request_ids)
+        if row["kind"] in ("settle", "void")
+    ]
+
+
+async def _write_offs_of(
+    conn: AsyncConnection, request_ids: Collection[str]
+) -> dict[str, list[LedgerRow]]:
+    found: dict[str, list[LedgerRow]] = {}
+    for row in await _by_request(conn, LedgerEntry, request_ids):
+        if row["kind"] not in ("settle", "void"):
+            found.setdefault(row["request_id"], []).append(row)
+    return found
+
+
+async def _by_request(
+    conn: AsyncConnection,
+    table: type[LedgerEntry] | type[EngineRecordRow],
+    request_ids: Collection[str],
+) -> list[LedgerRow]:
+    if not request_ids:
+        return []
+    query = select(table.__table__).where(among(conn, table.request_id, request_ids))
+    return list((await conn.execute(query)).mappings())
+
+
+async def _set_offset(conn: AsyncConnection, slot: int, offset: int, now_ms: int) -> None:
+    statement = upsert(conn, JournalOffset.__table__).values(
+        slot=slot, offset=offset, posted_at_ms=now_ms
+    )
+    await conn.execute(
+        statement.on_conflict_do_update(
+            index_elements=["slot"], set_={"offset": offset, "posted_at_ms": now_ms}
+        )
+    )
+
+
+def _entry(posting: Posting, now_ms: int) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(posting)
+    usage, amount, _ = fields.pop("usage"), fields.pop("charge"), fields.pop("end_user")
+    return {
+        **fields,
+        **{name: getattr(usage, name) for name in TOKEN_CLASSES},
+        **{f"charge_{name}": getattr(amount, name) for name in TOKEN_CLASSES},
+        "charge": amount.total,
+        "attempt": 0,
+        "speculated": 0,
+        "recomputed": 0,
+        "posted_at_ms": now_ms,
+    }
+
+
+def _record(record: WitnessRecord, now_ms: int) -> dict[str, Any]:
+    fields = msgspec.structs.asdict(record)
+    usage = fields.pop("usage")
+    return {
+        **fields,
+        **{name: getattr(usage, name) for name in TOKEN_CLASSES},
+        "posted_at_ms": now_ms,
+    }

@@ -1,0 +1,114 @@
+"""Attempts whose client left before the first byte, and the charge of those that an SDK then repeated.
+
+An SDK repeats by itself what it got no answer to, without saying so by a key. The logical request pays once: when the
+repeat is settled, the earlier charge is moved to the write-off `sdk_retry`. Knows a hash of what was asked, no content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
+
+from accounting.database.db import upsert
+from accounting.requests import request_postings
+from accounting.tables.idempotency_models import UnheardAttempt as Attempt
+from accounting.tables.models import ApiKey, LedgerEntry
+
+WITHIN_MS = 120_000
+"""A repeat comes at most so long after the attempt ended."""
+MAX_MOVED = 2
+"""Attempts of one fingerprint in a day: SDKs repeat twice."""
+MAX_MOVED_OF_KEY = 60
+"""Engine requests of one key whose attempts ended in an hour. A body with something new in it each time has a new
+fingerprint each time, and what is taken back was computed: without a bound a tenant could use three times what it pays
+for. One a minute is what a bad network does to a busy client; beyond it attempts are paid for."""
+HOUR_MS = 3_600_000
+DAY_MS = 86_400_000
+MAX_AT_ONCE = 500
+
+
+class Unheard(msgspec.Struct, frozen=True):
+    request_id: str
+    attempt_id: str
+    """Of the HTTP request: several prompts are one attempt."""
+    tenant_id: str
+    key_id: str
+    fingerprint: bytes
+    ended_at_ms: int
+
+
+async def note(conn: AsyncConnection, unheard: Sequence[Unheard]) -> None:
+    rows = [msgspec.structs.asdict(one) for one in unheard]
+    if rows:
+        await conn.execute(upsert(conn, Attempt.__table__).on_conflict_do_nothing(), rows)
+
+
+async def replace(
+    conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_id: str, started_at_ms: int
+) -> int:
+    """A settled repeat takes the place of attempts before it. Returns how many engine requests it relieves."""
+    query = select(Attempt.__table__).where(
+        Attempt.key_id == key_id, Attempt.fingerprint == fingerprint, Attempt.attempt_id != retry_id
+    )
+    rows = (await conn.execute(query.order_by(Attempt.ended_at_ms).with_for_update())).all()
+    replaced = {row.attempt_id for row in rows if row.replaced_by is not None}
+    waiting = [
+        row.attempt_id
+        for row in rows
+        if row.replaced_by is None and row.ended_at_ms >= started_at_ms - WITHIN_MS
+    ]
+    chosen = list(dict.fromkeys(waiting))[: max(0, MAX_MOVED - len(replaced))]
+    if not chosen or await _num_moved(conn, key_id, started_at_ms) >= MAX_MOVED_OF_KEY:
+        return 0
+    done = await conn.execute(
+        update(Attempt).where(Attempt.attempt_id.in_(chosen)).values(replaced_by=retry_id)
+    )
+    return done.rowcount
+
+
+async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
+    """Engine requests of the key in the hour before `now_ms`. Who counts has the key for himself until he commits."""
+    await conn.execute(select(ApiKey.id).where(ApiKey.id == key_id).with_for_update(key_share=True))
+    recent = Attempt.replaced_by.is_not(None) & (Attempt.ended_at_ms > now_ms - HOUR_MS)
+    query = select(func.count()).where(Attempt.key_id == key_id, recent)
+    return int(await conn.scalar(query) or 0)
+
+
+async def move(conn: AsyncConnection) -> list[str]:
+    """Moves the charges of replaced attempts whose own settlement and whose repeat's are in the ledger by now."""
+    own, repeat = aliased(LedgerEntry), aliased(LedgerEntry)
+    query = (
+        select(Attempt.request_id)
+        .join(own, (own.request_id == Attempt.request_id) & (own.kind == "settle"))
+        .join(repeat, (repeat.request_id == Attempt.replaced_by) & (repeat.kind == "settle"))
+        .where(Attempt.is_moved.is_(False))
+        .limit(MAX_AT_ONCE)
+    )
+    request_ids = list((await conn.execute(query)).scalars())
+    if request_ids:
+        await request_postings.reverse(conn, request_ids, "sdk_retry")
+        await conn.execute(
+            update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True)
+        )
+    return request_ids
+
+
+async def any_to_move(conn: AsyncConnection) -> bool:
+    query = select(Attempt.request_id).where(
+        Attempt.replaced_by.is_not(None), Attempt.is_moved.is_(False)
+    )
+    return (await conn.execute(query.limit(1))).first() is not None
+
+
+async def forget(conn: AsyncConnection, now_ms: int) -> None:
+    """What nobody repeated in time; what was repeated is counted for a day."""
+    late = Attempt.ended_at_ms < now_ms - 10 * WITHIN_MS
+    await conn.execute(
+        delete(Attempt).where(
+            or_(late & Attempt.replaced_by.is_(None), Attempt.ended_at_ms < now_ms - DAY_MS)
+        )
+    )

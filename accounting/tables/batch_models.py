@@ -1,0 +1,203 @@
+"""The tables of files and batches; a Celery message never holds state. Same rules as models.py.
+
+Rows of these tables are edited and end: nothing here is money. What a line costs is the ledger's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from accounting.tables.models import Base
+
+
+class DataKey(Base):
+    """A tenant's key for stored texts, wrapped by the master key. Without the row its texts are noise."""
+
+    __tablename__ = "data_key"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    wrapped: Mapped[bytes]
+    created_at: Mapped[int]
+
+
+class File(Base):
+    """The name is metadata and never a path; the bytes lie under `storage_key`, encrypted."""
+
+    __tablename__ = "file"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    purpose: Mapped[str]
+    name: Mapped[str]
+    num_bytes: Mapped[int]
+    sha256: Mapped[str]
+    storage_key: Mapped[str | None]
+    """None: the bytes are gone."""
+    created_at: Mapped[int]
+    expires_at: Mapped[int | None]
+    deleted_at: Mapped[int | None]
+
+    __table_args__ = (Index("ix_file_tenant_id_created_at", "tenant_id", "created_at"),)
+
+
+class Batch(Base):
+    """The state moves by compare-and-set; money is never stored here, it is a sum over the ledger."""
+
+    __tablename__ = "batch"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_key.id"))
+    endpoint: Mapped[str]
+    model: Mapped[str | None]
+    completion_window: Mapped[str]
+    input_file_id: Mapped[str] = mapped_column(ForeignKey("file.id"))
+    output_file_id: Mapped[str | None] = mapped_column(ForeignKey("file.id"))
+    error_file_id: Mapped[str | None] = mapped_column(ForeignKey("file.id"))
+    state: Mapped[str]
+    created_at: Mapped[int]
+    expires_at: Mapped[int]
+    in_progress_at: Mapped[int | None]
+    finalizing_at: Mapped[int | None]
+    completed_at: Mapped[int | None]
+    failed_at: Mapped[int | None]
+    expired_at: Mapped[int | None]
+    cancelling_at: Mapped[int | None]
+    cancelled_at: Mapped[int | None]
+    paused_reason: Mapped[str | None]
+    invalid_lines: Mapped[str] = mapped_column(server_default="reject")
+    output_expires_after_s: Mapped[int | None]
+    num_total: Mapped[int] = mapped_column(server_default="0")
+    num_completed: Mapped[int] = mapped_column(server_default="0")
+    num_failed: Mapped[int] = mapped_column(server_default="0")
+    cache_read: Mapped[int] = mapped_column(server_default="0")
+    cache_write: Mapped[int] = mapped_column(server_default="0")
+    uncached: Mapped[int] = mapped_column(server_default="0")
+    output: Mapped[int] = mapped_column(server_default="0")
+    num_invalid: Mapped[int] = mapped_column(server_default="0")
+    """Faulty input lines; `errors` holds the first thousand."""
+    errors: Mapped[list[Any] | None]
+    fence: Mapped[int] = mapped_column(server_default="0")
+    """Of the claim to validate or finalise the batch as a whole."""
+    claimed_until_ms: Mapped[int | None]
+    metadata_: Mapped[dict[str, Any] | None] = mapped_column("metadata")
+    traceparent: Mapped[str] = mapped_column(server_default="")
+
+    __table_args__ = (
+        CheckConstraint(
+            "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired',"
+            " 'cancelling', 'cancelled')",
+            "state",
+        ),
+        Index("ix_batch_tenant_id_created_at", "tenant_id", "created_at"),
+        Index("ix_batch_state_expires_at", "state", "expires_at"),
+    )
+
+
+class BatchChunk(Base):
+    """A claim lasts until `claimed_until_ms` by the database's clock; each claim raises the fence."""
+
+    __tablename__ = "batch_chunk"
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batch.id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tenant_id: Mapped[str]
+    state: Mapped[str] = mapped_column(server_default="queued")
+    claimed_by: Mapped[str | None]
+    claimed_until_ms: Mapped[int | None]
+    fence: Mapped[int] = mapped_column(server_default="0")
+    not_before_ms: Mapped[int] = mapped_column(server_default="0")
+    predicted_tokens: Mapped[int]
+    num_lines: Mapped[int]
+    lines: Mapped[bytes]
+    """Packed (line_no, offset, length) list."""
+
+    __table_args__ = (
+        CheckConstraint("state IN ('queued', 'claimed', 'done')", "state"),
+        Index("ix_batch_chunk_state_tenant_id", "state", "tenant_id"),
+    )
+
+
+class BatchLine(Base):
+    """Made when the line is first started; terminal exactly once."""
+
+    __tablename__ = "batch_line"
+
+    batch_id: Mapped[str] = mapped_column(ForeignKey("batch.id"), primary_key=True)
+    line_no: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    chunk_seq: Mapped[int | None]
+    """None: a faulty line, which is in no chunk."""
+    custom_id: Mapped[str | None]
+    """None: the input has none that is its own."""
+    state: Mapped[str] = mapped_column(server_default="started")
+    failures: Mapped[int] = mapped_column(server_default="0")
+    crashes: Mapped[int] = mapped_column(server_default="0")
+    request_id: Mapped[str | None]
+    status: Mapped[int | None]
+    body: Mapped[bytes | None]
+    """The answer, encrypted under the tenant's data key; dropped once the files are written."""
+    error: Mapped[dict[str, Any] | None]
+    cache_read: Mapped[int] = mapped_column(server_default="0")
+    cache_write: Mapped[int] = mapped_column(server_default="0")
+    uncached: Mapped[int] = mapped_column(server_default="0")
+    output: Mapped[int] = mapped_column(server_default="0")
+
+    __table_args__ = (
+        CheckConstraint(
+            "state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", "state"
+        ),
+    )
+
+
+class IdempotentReply(Base):
+    """One Idempotency-Key of a tenant: running, or the stored answer with the posting that pays for it."""
+
+    __tablename__ = "idempotent_reply"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[bytes]
+    request_id: Mapped[str] = mapped_column(unique=True)
+    slot: Mapped[int]
+    """Of the gateway that runs it; whoever restarts in that slot drops what it left running."""
+    batch_id: Mapped[str | None] = mapped_column(index=True)
+    line_no: Mapped[int | None]
+    state: Mapped[str] = mapped_column(server_default="running")
+    status: Mapped[int | None]
+    content_type: Mapped[str | None]
+    """Of a stored answer; None: JSON."""
+    body: Mapped[bytes | None]
+    num_bytes: Mapped[int] = mapped_column(server_default="0")
+    """Of the body; while it runs, what is set aside for it."""
+    posting: Mapped[bytes | None]
+    created_at: Mapped[int]
+    expires_at: Mapped[int] = mapped_column(index=True)
+
+    __table_args__ = (
+        CheckConstraint("state IN ('running', 'stored')", "state"),
+        Index(
+            "ix_idempotent_reply_room",
+            "tenant_id", "expires_at", "num_bytes",
+            sqlite_where=text("batch_id IS NULL"),
+            postgresql_where=text("batch_id IS NULL"),
+        ),
+    )  # fmt: skip
+
+
+class TenantTurn(Base):
+    """A tenant's place in the round robin over chunks."""
+
+    __tablename__ = "tenant_turn"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    deficit_tokens: Mapped[int] = mapped_column(server_default="0")
+    last_visit: Mapped[int] = mapped_column(server_default="0")
+    """Counts visits of all tenants: the smallest is next."""

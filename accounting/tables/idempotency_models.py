@@ -1,0 +1,68 @@
+"""The tables behind answers that several engine requests made, repeated attempts and quotes. Same rules as models.py.
+
+Rows of these tables are edited and end: what anything costs is the ledger's.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, false
+from sqlalchemy.orm import Mapped, mapped_column
+
+from accounting.tables.models import Base
+
+
+class IdempotentPosting(Base):
+    """A further posting that pays for a stored answer: one of several prompts. It goes with the answer."""
+
+    __tablename__ = "idempotent_posting"
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    key: Mapped[str]
+    posting: Mapped[bytes]
+
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["tenant_id", "key"],
+            ["idempotent_reply.tenant_id", "idempotent_reply.key"],
+            ondelete="CASCADE",
+        ),
+        Index("ix_idempotent_posting_tenant_id_key", "tenant_id", "key"),
+    )
+
+
+class UnheardAttempt(Base):
+    """A charged request whose client left before the first byte of the answer. Of its content only a hash is here."""
+
+    __tablename__ = "unheard_attempt"
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt_id: Mapped[str]
+    """The HTTP request: one attempt may be several engine requests."""
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    key_id: Mapped[str]
+    fingerprint: Mapped[bytes]
+    ended_at_ms: Mapped[int] = mapped_column(index=True)
+    replaced_by: Mapped[str | None]
+    """The request that repeated it: once that one is settled, this one's charge is moved."""
+    is_moved: Mapped[bool] = mapped_column(server_default=false())
+
+    __table_args__ = (Index("ix_unheard_attempt_key_id_fingerprint", "key_id", "fingerprint"),)
+
+
+class Quote(Base):
+    """A price bound to one request for a minute. It reserves nothing."""
+
+    __tablename__ = "quote"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
+    fingerprint: Mapped[bytes]
+    model: Mapped[str]
+    price_version: Mapped[str]
+    currency: Mapped[str]
+    max_output_tokens: Mapped[int]
+    """Of each choice."""
+    max_charge: Mapped[int]
+    expires_at_ms: Mapped[int] = mapped_column(index=True)
+    used_by: Mapped[str | None]

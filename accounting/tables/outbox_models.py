@@ -1,0 +1,80 @@
+"""Tables of webhooks and what is on its way to them. Rows of `outbox` are edited and end; nothing here is money."""
+
+from __future__ import annotations
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, false, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from accounting.tables.models import Base
+
+
+class Installation(Base):
+    """One row: what tells this Headgate's events from another's."""
+
+    __tablename__ = "installation"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    uuid: Mapped[str]
+
+    __table_args__ = (CheckConstraint("id = 1", "one"),)
+
+
+class Webhook(Base):
+    """Hears of its tenant; the operator's tenant's hear of all."""
+
+    __tablename__ = "webhook"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
+    url: Mapped[str]
+    events: Mapped[list[str] | None]
+    """Types; None: every type."""
+    secret: Mapped[bytes]
+    """Sealed under the master key."""
+    is_full: Mapped[bool] = mapped_column(server_default=false())
+    """Too much waits: what happens now is not noted for it."""
+    created_at: Mapped[int]
+
+
+class OutboxLane(Base):
+    """Where a tenant's deliveries queue. The row is the lock of whoever claims from the lane."""
+
+    __tablename__ = "outbox_lane"
+
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
+    last_turn_ms: Mapped[int] = mapped_column(server_default="0")
+
+
+class Outbox(Base):
+    """One event for one webhook, written in the transaction of what it tells."""
+
+    __tablename__ = "outbox"
+
+    event_id: Mapped[str] = mapped_column(primary_key=True)
+    webhook_id: Mapped[str] = mapped_column(ForeignKey("webhook.id"), primary_key=True)
+    lane: Mapped[str] = mapped_column(ForeignKey("outbox_lane.tenant_id"))
+    type: Mapped[str]
+    body: Mapped[str]
+    """As it is sent, byte for byte, at every try."""
+    state: Mapped[str] = mapped_column(server_default="pending")
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    """Raised by a claim, so that a sender that dies has had its try."""
+    deliver_after_ms: Mapped[int]
+    claimed_until_ms: Mapped[int] = mapped_column(server_default="0")
+    last_error: Mapped[str | None]
+    created_at_ms: Mapped[int]
+    ended_at_ms: Mapped[int | None]
+
+    __table_args__ = (
+        CheckConstraint("state IN ('pending', 'delivered', 'dead')", "state"),
+        Index(
+            "ix_outbox_due",
+            "lane", "deliver_after_ms",
+            sqlite_where=text("ended_at_ms IS NULL"),
+            postgresql_where=text("ended_at_ms IS NULL"),
+        ),
+        Index("ix_outbox_lane_claimed_until_ms", "lane", "claimed_until_ms"),
+        Index("ix_outbox_webhook_id_state", "webhook_id", "state"),
+        Index("ix_outbox_state_ended_at_ms", "state", "ended_at_ms"),
+        CheckConstraint("(state = 'pending') = (ended_at_ms IS NULL)", "ended"),
+    )  # fmt: skip

@@ -1,0 +1,47 @@
+"""Which models a tenant's keys may use, beside each key's own list. Without a row nothing is denied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import changes
+from accounting.database.db import upsert
+from accounting.tables.admin_models import ModelPermission
+from accounting.values.types import ModelPermissions
+
+
+async def get(conn: AsyncConnection, tenant_id: str) -> ModelPermissions:
+    query = select(ModelPermission.__table__).where(ModelPermission.tenant_id == tenant_id)
+    row = (await conn.execute(query)).first()
+    return ModelPermissions() if row is None else ModelPermissions(row.mode, tuple(row.model_ids))
+
+
+async def put(
+    conn: AsyncConnection, tenant_id: str, wanted: ModelPermissions, *, now: int, actor: str
+) -> ModelPermissions:
+    values: dict[str, Any] = {"mode": wanted.mode, "model_ids": sorted(set(wanted.model_ids))}
+    statement = upsert(conn, ModelPermission.__table__).values(tenant_id=tenant_id, **values)
+    await conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
+    await _record(conn, "headgate.model_permissions.updated", tenant_id, now, actor, values)
+    return await get(conn, tenant_id)
+
+
+async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) -> None:
+    await conn.execute(delete(ModelPermission).where(ModelPermission.tenant_id == tenant_id))
+    await _record(conn, "headgate.model_permissions.deleted", tenant_id, now, actor, {})
+
+
+async def _record(
+    conn: AsyncConnection,
+    event: str,
+    tenant_id: str,
+    now: int,
+    actor: str,
+    detail: dict[str, Any],
+) -> None:
+    await changes.record(
+        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail
+    )

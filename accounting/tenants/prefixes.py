@@ -1,0 +1,130 @@
+"""Public prefixes: prompts that the operator registered for all tenants, kept as token ids.
+
+Knows which are in force. Does not know regions, workers or who hit them.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, and_, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import audit
+from accounting.database.paging import Page, newest_first
+from accounting.tables.models import PublicPrefix
+from accounting.values.errors import ConflictError, NotFoundError
+from accounting.values.ids import new_id
+
+MAX_PER_MODEL = 256
+"""In force at one time: each request's prompt is compared with all of them."""
+
+
+class PrefixInfo(msgspec.Struct, frozen=True):
+    id: str
+    name: str
+    model: str
+    tokens: tuple[int, ...]
+    created_at: int
+    expires_at: int | None
+    """None: until it is deleted."""
+
+
+async def create(
+    conn: AsyncConnection,
+    *,
+    name: str,
+    model: str,
+    tokens: Sequence[int],
+    ttl_s: int | None,
+    now: int,
+    actor: str,
+) -> PrefixInfo:
+    """Raises ConflictError where the same tokens are registered already, or too many are."""
+    packed = _packed(tokens)
+    of_model = and_(PublicPrefix.model == model, _in_force(now))
+    same = select(PublicPrefix.id).where(of_model, PublicPrefix.token_ids == packed)
+    if (known := await conn.scalar(same)) is not None:
+        raise ConflictError(f"These tokens are registered already, as {known}.")
+    number = await conn.scalar(select(func.count()).select_from(PublicPrefix).where(of_model))
+    if (number or 0) >= MAX_PER_MODEL:
+        raise ConflictError(f"A model has at most {MAX_PER_MODEL} public prefixes.")
+    info = PrefixInfo(
+        new_id("prefix"), name, model, tuple(tokens), now, None if ttl_s is None else now + ttl_s
+    )
+    values = {field: getattr(info, field) for field in info.__struct_fields__ if field != "tokens"}
+    await conn.execute(insert(PublicPrefix).values(**values, token_ids=packed))
+    detail = {"name": name, "model": model, "num_tokens": len(tokens), "ttl_s": ttl_s}
+    await audit.record(
+        conn, "headgate.prefix.created", actor=actor, now=now, object_id=info.id, detail=detail
+    )
+    return info
+
+
+async def get(conn: AsyncConnection, prefix_id: str, now: int) -> PrefixInfo:
+    """Raises NotFoundError, for one that has expired too."""
+    query = select(PublicPrefix.__table__).where(PublicPrefix.id == prefix_id, _in_force(now))
+    row = (await conn.execute(query)).first()
+    if row is None:
+        raise NotFoundError
+    return _info(row)
+
+
+async def list_prefixes(
+    conn: AsyncConnection, now: int, *, after: str | None, limit: int
+) -> Page[PrefixInfo]:
+    page = await newest_first(
+        conn,
+        select(PublicPrefix.__table__).where(_in_force(now)),
+        PublicPrefix.created_at,
+        PublicPrefix.id,
+        after,
+        limit,
+        ever=select(PublicPrefix.__table__),
+    )
+    return Page([_info(row) for row in page.items], page.has_more)
+
+
+async def in_force(conn: AsyncConnection, now: int) -> list[PrefixInfo]:
+    """All of them, oldest first."""
+    query = select(PublicPrefix.__table__).where(_in_force(now))
+    rows = await conn.execute(query.order_by(PublicPrefix.created_at, PublicPrefix.id))
+    return [_info(row) for row in rows]
+
+
+async def delete(conn: AsyncConnection, prefix_id: str, *, now: int, actor: str) -> None:
+    """Raises NotFoundError."""
+    ended = update(PublicPrefix).where(PublicPrefix.id == prefix_id, _in_force(now))
+    if (await conn.execute(ended.values(deleted_at=now))).rowcount != 1:
+        raise NotFoundError
+    await audit.record(conn, "headgate.prefix.deleted", actor=actor, now=now, object_id=prefix_id)
+
+
+def _in_force(now: int) -> ColumnElement[bool]:
+    unexpired = or_(PublicPrefix.expires_at.is_(None), PublicPrefix.expires_at > now)
+    return and_(PublicPrefix.deleted_at.is_(None), unexpired)
+
+
+def _info(row: Row[tuple[object, ...]]) -> PrefixInfo:
+    found = row._mapping
+    return PrefixInfo(
+        found["id"],
+        found["name"],
+        found["model"],
+        tuple(_little_endian(array("i", found["token_ids"]))),
+        found["created_at"],
+        found["expires_at"],
+    )
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return _little_endian(array("i", tokens)).tobytes()
+
+
+def _little_endian(values: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,0 +1,53 @@
+"""What a tenant gets of a busy worker: weight and cache share, checked and as columns. Knows no statement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row
+
+from accounting.values.errors import InvalidError
+from accounting.values.types import CacheShare
+
+MAX_WEIGHT_PERCENT = 10_000
+MAX_CACHE_TTL_S = 3600
+"""What nobody uses for an hour leaves every worker's cache: a pin promises no more."""
+
+
+def columns(weight: float, cache: CacheShare) -> dict[str, Any]:
+    """By column name. Raises InvalidError."""
+    _check_cache(cache)
+    return {
+        "weight_percent": _weight_percent(weight),
+        "cache_floor_blocks": cache.floor_blocks,
+        "cache_quota_blocks": cache.quota_blocks,
+        "cache_ttl_s": cache.ttl_s,
+        "cache_read": cache.read,
+        "cache_write": cache.write,
+    }
+
+
+def _weight_percent(weight: float) -> int:
+    percent = round(weight * 100)
+    if not 1 <= percent <= MAX_WEIGHT_PERCENT:
+        raise InvalidError("A weight is between 0.01 and 100.", "weight")
+    return percent
+
+
+def _check_cache(cache: CacheShare) -> None:
+    if cache.floor_blocks < 0 or (cache.quota_blocks or 0) < 0:
+        raise InvalidError("A number of blocks must not be negative.", "cache_floor_blocks")
+    if cache.quota_blocks is not None and cache.floor_blocks > cache.quota_blocks:
+        raise InvalidError("The floor must not be above the quota.", "cache_floor_blocks")
+    if cache.ttl_s is not None and not 1 <= cache.ttl_s <= MAX_CACHE_TTL_S:
+        raise InvalidError(f"Between 1 and {MAX_CACHE_TTL_S} seconds.", "cache_ttl_s")
+
+
+def cache_share(row: Row[Any]) -> CacheShare:
+    return CacheShare(
+        row.cache_floor_blocks,
+        row.cache_quota_blocks,
+        row.cache_ttl_s,
+        row.cache_read,
+        row.cache_write,
+    )

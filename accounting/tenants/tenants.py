@@ -1,0 +1,241 @@
+"""Tenants and their limits. Every change raises the auth epoch and is audited.
+
+Tenants that are not archived have a name each of their own, since commands find them by it. The operator's own tenant is not one of them: it is neither listed nor found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Row, Select, and_, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import changes
+from accounting.database.changes import SYSTEM
+from accounting.database.db import upsert
+from accounting.database.paging import Page, newest_first
+from accounting.tables.models import ModelLimit, Tenant
+from accounting.tenants import shares
+from accounting.values import time_zones
+from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
+from accounting.values.ids import new_id
+from accounting.values.types import (
+    DEFAULT_MODEL_LIMITS,
+    OPERATOR_TENANT,
+    CacheShare,
+    Limits,
+    ModelLimits,
+    TenantInfo,
+)
+
+ID_PREFIX = "proj_"
+
+
+async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
+    """Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
+    tenant_id = new_id("proj")
+    version = await changes.record(
+        conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
+    )
+    await conn.execute(
+        insert(Tenant).values(
+            id=tenant_id, name=_tenant_name(name), created_at=now, version=version
+        )
+    )
+    await _check_only_one(conn, name)
+    return await get(conn, tenant_id)
+
+
+async def get(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
+    row = (await conn.execute(_tenants().where(Tenant.id == tenant_id))).first()
+    if row is None:
+        raise NotFoundError("No such project.")
+    return _tenant(row)
+
+
+async def list_tenants(
+    conn: AsyncConnection,
+    *,
+    after: str | None = None,
+    limit: int = 20,
+    include_archived: bool = False,
+) -> Page[TenantInfo]:
+    query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
+    ever = select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
+    page = await newest_first(conn, query, Tenant.created_at, Tenant.id, after, limit, ever=ever)
+    return Page([_tenant(row) for row in page.items], page.has_more)
+
+
+async def rename(
+    conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    """Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
+    await living(conn, tenant_id)
+    values = {"name": _tenant_name(name)}
+    tenant = await apply_change(conn, tenant_id, values, "project.updated", now, actor)
+    await _check_only_one(conn, name)
+    return tenant
+
+
+async def set_limits(
+    conn: AsyncConnection, tenant_id: str, limits: Limits, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    """The tenant's limits over all its models and keys."""
+    await living(conn, tenant_id)
+    return await apply_change(
+        conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor
+    )
+
+
+async def set_shares(
+    conn: AsyncConnection,
+    tenant_id: str,
+    weight: float,
+    cache: CacheShare,
+    *,
+    floor_limit: int | None,
+    now: int,
+    actor: str = SYSTEM,
+) -> TenantInfo:
+    """What the tenant gets of a busy worker: time by weight, blocks by floor and quota. `floor_limit`: blocks that the
+    floors of all tenants may sum to on the smallest worker; None: not known, so no floor may rise."""
+    before = await living(conn, tenant_id)
+    values = shares.columns(weight, cache)
+    if cache.floor_blocks > before.cache.floor_blocks:
+        others = and_(Tenant.status != "archived", Tenant.id != tenant_id)
+        of_others = await conn.scalar(select(func.sum(Tenant.cache_floor_blocks)).where(others))
+        if floor_limit is None:
+            raise ConflictError("No worker is linked, so it is not known what floors it can keep.")
+        if (left := floor_limit - int(of_others or 0)) < cache.floor_blocks:
+            raise InvalidError(
+                f"The floors of all tenants may sum to {floor_limit} blocks on the smallest worker: {max(0, left)} are left.",
+                "cache_floor_blocks",
+            )
+    return await apply_change(conn, tenant_id, values, "project.updated", now, actor)
+
+
+async def set_time_zone(
+    conn: AsyncConnection, tenant_id: str, time_zone: str, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    """Raises InvalidError for a name that is none."""
+    await living(conn, tenant_id)
+    values = {"time_zone": time_zones.checked(time_zone)}
+    return await apply_change(conn, tenant_id, values, "project.updated", now, actor)
+
+
+async def time_zones_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, str]:
+    query = select(Tenant.id, Tenant.time_zone).where(Tenant.id.in_(sorted(set(tenant_ids))))
+    return {row.id: row.time_zone for row in await conn.execute(query)}
+
+
+async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
+    """The tenant, unless it is archived: then nothing in it may be made or changed."""
+    tenant = await get(conn, tenant_id)
+    if tenant.status == "archived":
+        raise ConflictError("The project is archived.")
+    return tenant
+
+
+async def apply_change(
+    conn: AsyncConnection, tenant_id: str, values: dict[str, Any], event: str, now: int, actor: str
+) -> TenantInfo:
+    """Writes the columns `values` of the tenant, raises the auth epoch and records `event`. The caller has checked
+    that the tenant may be changed."""
+    version = await changes.record(
+        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
+    )
+    await conn.execute(
+        update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version)
+    )
+    return await get(conn, tenant_id)
+
+
+# Limits by model
+
+
+async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
+    """What was set, by model; a model that is missing has the defaults."""
+    rows = await conn.execute(select(ModelLimit.__table__).where(ModelLimit.tenant_id == tenant_id))
+    return {
+        row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows
+    }
+
+
+async def set_model_limits(
+    conn: AsyncConnection, tenant_id: str, limits: ModelLimits, *, now: int, actor: str = SYSTEM
+) -> None:
+    await living(conn, tenant_id)
+    values = {**limit_columns(limits.limits), "batch_backlog_tokens": limits.batch_backlog_tokens}
+    statement = upsert(conn, ModelLimit.__table__)
+    await conn.execute(
+        statement.values(tenant_id=tenant_id, model=limits.model, **values).on_conflict_do_update(
+            index_elements=["tenant_id", "model"], set_=values
+        )
+    )
+    await apply_change(conn, tenant_id, {}, "rate_limit.updated", now, actor)
+
+
+def default_limits(model: str) -> ModelLimits:
+    return ModelLimits(model, DEFAULT_MODEL_LIMITS, None)
+
+
+def limit_columns(limits: Limits) -> dict[str, int | None]:
+    """By column name, checked."""
+    columns: dict[str, int | None] = {
+        name: getattr(limits, name) for name in limits.__struct_fields__
+    }
+    for name, value in columns.items():
+        if value is not None and value < 0:
+            raise InvalidError("A limit must not be negative.", name)
+    return columns
+
+
+def checked_name(name: str) -> str:
+    """Raises InvalidError for a name that is blank or too long."""
+    if not name.strip() or len(name) > 200:
+        raise InvalidError("A name must have 1 to 200 characters.", "name")
+    return name
+
+
+def _tenants() -> Select[Any]:
+    """Erased ones are gone for everybody but the books."""
+    return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT, Tenant.erased_at.is_(None))
+
+
+def _tenant(row: Row[Any]) -> TenantInfo:
+    return TenantInfo(
+        row.id,
+        row.name,
+        row.status,
+        row.created_at,
+        row.archived_at,
+        _limits(row),
+        row.weight_percent / 100,
+        shares.cache_share(row),
+        row.time_zone,
+    )
+
+
+def _limits(row: Row[Any]) -> Limits:
+    return Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency)
+
+
+def _tenant_name(name: str) -> str:
+    if name.startswith(ID_PREFIX):
+        raise InvalidError(
+            f"A project's name must not begin with '{ID_PREFIX}', as ids do.", "name"
+        )
+    return checked_name(name)
+
+
+async def _check_only_one(conn: AsyncConnection, name: str) -> None:
+    """Of tenants that are not archived, once the change is written: whoever raised the auth epoch holds its row until
+    the commit, so of two that take a name at once the later one sees the first. A unique index would say no more, and
+    could not be made where older versions let a name be given twice."""
+    others = Tenant.id != OPERATOR_TENANT, Tenant.status != "archived"
+    same = select(func.count()).where(Tenant.name == name, *others)
+    if int(await conn.scalar(same) or 0) > 1:
+        raise NameTakenError(
+            "Another project has this name: choose another one, or archive that project first."
+        )

@@ -1,0 +1,31 @@
+"""Keys of the application for what no room makes: settings, connections, secrets and the life of the process.
+
+Each other module owns the key under which its object stands. There are no module globals."""
+
+from __future__ import annotations
+
+import redis.asyncio
+from aiohttp import web
+
+from accounting.batches.file_store import FileStore
+from accounting.database.db import Database
+from gateway.base.addresses import UnlistedProxy
+from gateway.base.lifecycle import Detached, Lifecycle
+from gateway.base.running import KeyConnections, Running
+from gateway.base.settings import GatewaySettings
+from gateway.base.throttle import AdaptiveThrottle
+
+SETTINGS = web.AppKey("settings", GatewaySettings)
+LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
+DETACHED = web.AppKey("detached", Detached)
+REDIS = web.AppKey("redis", redis.asyncio.Redis)
+DATABASE = web.AppKey("database", Database)
+RUNNING = web.AppKey("running", Running)
+THROTTLE = web.AppKey("throttle", AdaptiveThrottle)
+UNLISTED_PROXY = web.AppKey("unlisted_proxy", UnlistedProxy)
+KEY_CONNECTIONS = web.AppKey("key_connections", KeyConnections)
+PEPPER = web.AppKey("pepper", bytes)
+FILES = web.AppKey("files", FileStore)
+CACHE_SECRET = web.AppKey("cache_secret", bytes)
+GROUP_KEY = web.AppKey("group_key", bytes)
+"""Group hashes are keyed with it. Workers are told this key, unlike the secret of region ids."""

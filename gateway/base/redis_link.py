@@ -1,0 +1,260 @@
+"""One process's way to the limiter's Redis: pipelined script calls, lives of the data, breaker. Knows no key names.
+
+Calls that come while a round trip is under way go together with the next one, in order, on one connection. A round
+trip that fails is repeated once as it was (every script may be repeated). Redis is judged by what it answers: after 5
+failures in a second nothing is sent but one probe each second.
+
+A life of the data has a name: drawn anew when the server's run id is new (restart, failover) or its keys are gone
+(FLUSHALL). All gateways agree on it, since it is stored with SET NX under the run id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha1
+from importlib.resources import files
+from typing import Any, cast
+
+import msgspec
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from workers.protocol.patience import patience
+
+Argument = str | int | bytes
+SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "peek", "rebuild", "audit")
+
+TIMEOUT_S = 1.0
+"""Where Redis, workers and gateway share two cores and hundreds of requests come at once, it is not its turn for some
+tenths of a second: to take it for gone then would refuse all of them."""
+MAX_BATCH = 128
+BREAKER_FAILURES = 5
+BREAKER_WINDOW_S = 1.0
+"""So many failures in this time, beside what they take themselves."""
+PROBE_EVERY_S = 1.0
+
+
+class LimiterUnavailable(Exception):
+    """Redis cannot be reached, or not trusted yet: nothing was granted."""
+
+
+class BooksUnavailable(LimiterUnavailable):
+    """What Redis lost cannot be made again now: SQL does not answer."""
+
+
+class LifeChanged(LimiterUnavailable):
+    """This Redis is in another life than the call was made for. It was not sent: make it anew."""
+
+
+class _OtherRun(redis.ConnectionError):
+    pass
+
+
+@dataclass(frozen=True)
+class _Call:
+    command: tuple[Argument, ...]
+    run_id: str
+    """Of the server it was made for; empty: any."""
+    answer: asyncio.Future[Any]
+
+
+class RedisLink:
+    """`close()` must be awaited. Every call ends within 1.5 `timeout_s`, well or with `LimiterUnavailable`."""
+
+    def __init__(self, url: str, *, life_key: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._life_key = life_key
+        self._timeouts_s = (timeout_s, timeout_s / 2)
+        self._window_s = BREAKER_WINDOW_S + BREAKER_FAILURES * timeout_s
+        self._client = redis.Redis.from_url(
+            url,
+            socket_timeout=None,  # a timer for each reply; the round trip has one
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            max_connections=2,
+            redis_connect_func=self._on_connect,
+        )
+        common = _source("common")
+        self._sources = {name: _packed(common + _source(name)) for name in SCRIPTS}
+        self._sha = {
+            name: sha1(source.encode(), usedforsecurity=False).hexdigest()
+            for name, source in self._sources.items()
+        }
+        self._pending: deque[_Call] = deque()
+        self._pump: asyncio.Task[None] | None = None
+        self._run_id = ""
+        self._life = ""
+        self._failures: deque[float] = deque(maxlen=BREAKER_FAILURES)
+        self._closed_until = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """The breaker's view: False while calls are refused without being sent."""
+        return self._closed_until == 0.0
+
+    async def script(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> list[Any]:
+        """One script of `gateway/limiter/lua`: its answer, of integers, text and lists."""
+        answer = await self.command("EVALSHA", self._sha[name], len(keys), *keys, *args)
+        return cast(list[Any], msgspec.msgpack.decode(answer))
+
+    async def command(self, *command: Argument) -> Any:
+        """Any other command. A caller that is cancelled does not take its call back."""
+        self._check_breaker()
+        call = _Call(command, self._run_id, asyncio.get_running_loop().create_future())
+        self._pending.append(call)
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._send_pending())
+        return await call.answer
+
+    @property
+    def life(self) -> str:
+        """As it was last seen; empty: not known."""
+        return self._life
+
+    async def refresh_life(self) -> str:
+        """Asks Redis, and names this life of the data if nobody has."""
+        drawn = secrets.token_hex(8)
+        if not self._run_id:
+            await self.command("PING")  # connecting reads the run id
+        run_id = self._run_id
+        key = self._life_key + run_id
+        _, stored = await asyncio.gather(
+            self.command("SET", key, drawn, "NX"), self.command("GET", key)
+        )
+        if stored is None:
+            raise LimiterUnavailable("Redis keeps nothing")
+        if run_id == self._run_id:
+            self._life = stored.decode()
+        return self._life
+
+    async def close(self) -> None:
+        if self._pump is not None:
+            await self._pump
+        await self._client.aclose()
+
+    def _check_breaker(self) -> None:
+        """Half open, one call goes through each second."""
+        if self.is_open:
+            return
+        now = asyncio.get_running_loop().time()
+        if now < self._closed_until:
+            raise LimiterUnavailable("limiter is down")
+        self._closed_until = now + PROBE_EVERY_S
+
+    async def _send_pending(self) -> None:
+        while self._pending:
+            batch = [self._pending.popleft() for _ in range(min(MAX_BATCH, len(self._pending)))]
+            batch = [call for call in batch if self._is_for_this_run(call)]
+            if not batch:
+                continue
+            answers = await self._round_trip([call.command for call in batch])
+            for call, answer in zip(batch, answers, strict=True):
+                if call.answer.done():  # its caller was cancelled
+                    continue
+                if isinstance(answer, Exception):
+                    call.answer.set_exception(answer)
+                else:
+                    call.answer.set_result(answer)
+
+    def _is_for_this_run(self, call: _Call) -> bool:
+        """What was made for another server than the one now connected must not reach it."""
+        if call.run_id in ("", self._run_id):
+            return True
+        if not call.answer.done():
+            call.answer.set_exception(LifeChanged("Redis was restarted or replaced"))
+        return False
+
+    async def _round_trip(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
+        for timeout_s in self._timeouts_s:
+            try:
+                async with patience(timeout_s):
+                    answers = await self._execute(commands)
+            except _OtherRun:
+                return [LifeChanged("Redis was restarted or replaced") for _ in commands]
+            except (RedisError, OSError, TimeoutError):
+                self._note_failure()
+                continue
+            self._failures.clear()
+            self._closed_until = 0.0
+            return answers
+        return [LimiterUnavailable("limiter does not answer") for _ in commands]
+
+    async def _execute(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
+        answers = await self._pipeline(commands)
+        missing = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if missing:
+            await self._pipeline([("SCRIPT", "LOAD", source) for source in self._sources.values()])
+            repeated = await self._pipeline([commands[i] for i in missing])
+            for i, answer in zip(missing, repeated, strict=True):
+                answers[i] = answer
+        # OOM, READONLY, LOADING, a script's own fault: whatever Redis will not do counts as away.
+        return [
+            LimiterUnavailable(str(answer)) if isinstance(answer, Exception) else answer
+            for answer in answers
+        ]
+
+    async def _pipeline(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
+        """On the connection itself: the client's own pipeline costs more than the round trip."""
+        pool: Any = self._client.connection_pool
+        connection = await pool.get_connection()
+        try:
+            await connection.send_packed_command(b"".join(map(_command, commands)))
+            return [await _reply(connection) for _ in commands]
+        except BaseException:  # whatever still comes belongs to nobody
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+
+    async def _on_connect(self, connection: Any) -> None:
+        """A new connection may lead to another life of Redis: then nothing already built may be sent on it."""
+        await connection.on_connect()
+        await connection.send_command("INFO", "server")
+        info = await connection.read_response()
+        run_id = next(
+            line.removeprefix("run_id:").strip()
+            for line in info.decode().splitlines()
+            if line.startswith("run_id:")
+        )
+        known, self._run_id = self._run_id, run_id
+        if known and known != run_id:
+            self._life = ""
+            raise _OtherRun
+
+    def _note_failure(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._failures.append(now)
+        full = len(self._failures) == BREAKER_FAILURES
+        if full and now - self._failures[0] <= self._window_s:
+            self._closed_until = now + PROBE_EVERY_S
+
+
+def _command(arguments: tuple[Argument, ...]) -> bytes:
+    """As RESP wants it: an array of strings."""
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        value = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+    return b"".join(parts)
+
+
+async def _reply(connection: Any) -> Any:
+    """What Redis refuses comes back as a value."""
+    try:
+        return await connection.read_response()
+    except ResponseError as refusal:
+        return refusal
+
+
+def _source(name: str) -> str:
+    return files("gateway.limiter").joinpath("lua", f"{name}.lua").read_text("utf-8") + "\n"
+
+
+def _packed(source: str) -> str:
+    """The script with its answer as one MessagePack value."""
+    return f"local function answer()\n{source}end\nreturn cmsgpack.pack(answer())\n"

@@ -1,0 +1,69 @@
+"""What runs under which key: how it is told to end, and how much of it there may be. Knows no SQL."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from accounting.values.types import Principal
+from gateway.base import errors
+
+RETRY_MS = 1_000
+
+
+class Running:
+    """Requests that hold a worker, by key. A change that ends a key's streams has a version; what began under an older
+    one ends, so clocks do not matter and a key that comes back is not hurt."""
+
+    def __init__(self) -> None:
+        self._ends: defaultdict[str, dict[Callable[[], None], int]] = defaultdict(dict)
+
+    @property
+    def key_ids(self) -> Collection[str]:
+        return list(self._ends)
+
+    def add(self, principal: Principal, end: Callable[[], None]) -> None:
+        self._ends[principal.key_id][end] = principal.version
+
+    def discard(self, principal: Principal, end: Callable[[], None]) -> None:
+        ends = self._ends.get(principal.key_id, {})
+        ends.pop(end, None)
+        if not ends:
+            self._ends.pop(principal.key_id, None)
+
+    def end(self, ended: Mapping[str, int]) -> None:
+        """`ended`: by key id, the version that ends what is older."""
+        for key_id, version in ended.items():
+            for end, began in list(self._ends.get(key_id, {}).items()):
+                if began < version:
+                    end()
+
+
+class KeyConnections:
+    """Requests at one time under one key in this process: with HTTP/1.1 that is its busy connections. The batch runner
+    bounds itself."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def held(self, principal: Principal | None) -> Iterator[None]:
+        """Raises `ApiError` 429."""
+        if principal is None or principal.kind == "batch":
+            yield
+            return
+        key_id = principal.key_id
+        if self._open[key_id] >= self._most:
+            raise errors.ApiError(
+                429, "This API key has too many requests running at the same time.", type="concurrency",
+                code="rate_limit_exceeded", headers=errors.retry_headers(RETRY_MS),
+            )  # fmt: skip
+        self._open[key_id] += 1
+        try:
+            yield
+        finally:
+            self._open[key_id] -= 1
+            if not self._open[key_id]:
+                del self._open[key_id]

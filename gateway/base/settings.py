@@ -1,0 +1,219 @@
+"""What a gateway process is told: one frozen class, read once from the environment, handed down as values.
+
+Knows the names and the ranges. Does not know who reads them. A name that no process of Headgate knows, or a
+value that cannot be read, stops the start with one sentence that names the variable.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import pydantic_settings
+
+from accounting.events.egress import Egress
+from accounting.values import environment
+from gateway.base.addresses import LOOPBACK, Network
+from gateway.base.home import Home
+from gateway.base.redis_link import TIMEOUT_S
+
+PREFIX = "HEADGATE_"
+
+
+class SettingsError(Exception):
+    """One sentence for the operator."""
+
+
+class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
+    """Where a served model's tokenizer and template lie, and what the operator set for it."""
+
+    path: str
+    max_output_tokens: int | None = None
+    """The model's output cap; None: the context is the only bound."""
+
+
+# Read by validators of ours: JSON or a comma-separated list, not pydantic-settings' own JSON.
+_Raw = pydantic_settings.NoDecode
+
+
+class GatewaySettings(pydantic_settings.BaseSettings):
+    model_config = pydantic_settings.SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", arbitrary_types_allowed=True
+    )
+
+    home: Path
+    """The state directory: secrets, journals, files, sockets."""
+    slot: int = pydantic.Field(default=0, ge=0)
+    """Which of the gateways of this state directory it is: each has a journal of its own."""
+    bind: str = "127.0.0.1:8080"
+    """Address and port of the base URL."""
+    listen_fd: int | None = pydantic.Field(default=None, ge=0)
+    """An inherited listening socket that several gateway processes share; wins over `bind`."""
+    ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
+    """Where probes with details and the metrics of all gateways of this home are; empty: on loopback, at 9300 + slot, or
+    at another port where that is taken."""
+    ops_fd: int | None = pydantic.Field(default=None, ge=0)
+    """An inherited listening socket for them; wins over `ops_bind`."""
+    state_dir: Path | None = None
+    """Where the slots' journals are; None: `home/state`."""
+    database_url: str | None = None
+    """`postgresql+psycopg://user@host/db` or `sqlite+aiosqlite:///path`; unset: SQLite in the state directory."""
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    """The limiter's Redis or Valkey: `redis://host:port/db`, `rediss://` or `unix:///path`."""
+    limiter_timeout_s: float = pydantic.Field(default=TIMEOUT_S, gt=0, le=5)
+    """How long an answer of the limiter's Redis is waited for; later is 503 `limiter_unavailable`."""
+    broker_url: str | None = None
+    """Celery's broker, to ring for batches; None: the jobs process finds them by itself, within seconds."""
+    models: Annotated[dict[str, ModelSource], _Raw] = pydantic.Field(default_factory=dict)
+    """What is served: JSON like `{"name": {"path": "/dir", "max_output_tokens": 4096}}`."""
+
+    invoice_issuer: str = pydantic.Field(default="Headgate", min_length=1, max_length=200)
+    """Who the invoices are from."""
+    invoice_automatic: bool = False
+    """Close every tenant's month 48 hours after its end; False: `headgate invoice close` does."""
+
+    drain_grace_s: float = pydantic.Field(default=5.0, ge=0)
+    """Unready, but the listener stays open: time for a load balancer to look."""
+    drain_s: float = pydantic.Field(default=60.0, ge=0)
+    """A stop waits so long for running requests before it ends them."""
+    trace_ratio: float = pydantic.Field(default=0.01, ge=0, le=1)
+    """Share of requests that are traced where nobody else has decided."""
+    trace_parent_from: Annotated[tuple[Network, ...], _Raw] = ()
+    """Networks whose `traceparent` is continued, separated by commas."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """How much is logged."""
+
+    trusted_networks: Annotated[tuple[Network, ...], _Raw] = ()
+    """Proxies whose `X-Forwarded-For` is believed: they must set it themselves, not pass on a client's."""
+    unlimited_networks: Annotated[tuple[Network, ...], _Raw] = LOOPBACK
+    """Peers without a limit of connections per address, beside the trusted ones: proxies, load tools and jobs of this
+    machine, which are many clients behind one address; jobs hosts."""
+    max_connections: int = pydantic.Field(default=10_000, ge=1)
+    """Of all clients together; more are closed."""
+    max_connections_per_address: int = pydantic.Field(default=512, ge=1)
+    """From one address that is neither trusted nor unlimited. One load tool has one address and one key, and some
+    hundreds of requests at once. Nobody's neighbours pay for them: what runs and what waits is shared out by tenant."""
+    max_connections_per_key: int = pydantic.Field(default=512, ge=1)
+    """Requests of one key that may run at one time; one more gets 429."""
+    smtp_url: str | None = None
+    """Where mail of spend alerts goes out; None: alerts are noted and logged."""
+    mail_from: str = "headgate@localhost"
+    """The sender of mail."""
+    webhook_allowed_networks: Annotated[tuple[Network, ...], _Raw] = ()
+    """Networks of the operator's own that webhooks may go to; else they go to public addresses alone."""
+    retention_days: int = pydantic.Field(default=30, ge=0)
+    """How long an archived tenant is kept before it may be deleted."""
+    first_byte_s: float = pydantic.Field(default=5.0, gt=0)
+    """A connection that sends nothing for so long is closed."""
+    headers_s: float = pydantic.Field(default=10.0, gt=0)
+    """Within it a request's head must have come."""
+    body_s: float = pydantic.Field(default=30.0, gt=0)
+    """Within it a body must have come, unless it keeps a rate that suits its size."""
+    keepalive_s: float = pydantic.Field(default=75.0, gt=0)
+    """An idle connection is kept open so long."""
+    write_timeout_s: float = pydantic.Field(default=30.0, gt=0)
+    """A client that takes nothing of its answer for so long is given up."""
+    text_threads: int = pydantic.Field(default=2, ge=1)
+    """Threads that read bodies, render templates and tokenize, off the loop."""
+
+    json_body_bytes: int = pydantic.Field(default=4 * 2**20, ge=2**16, le=16 * 2**20)
+    """Of one JSON body: 16 bytes for each token of a context of 262,144."""
+    body_bytes_held: int = pydantic.Field(default=512 * 2**20, ge=64 * 2**20)
+    """Of bodies of requests that have not ended, of all tenants; one may have no more than is left."""
+    body_bytes_per_minute: int = pydantic.Field(default=512 * 2**20, ge=16 * 2**20)
+    """Of one tenant's bodies."""
+
+    @pydantic.field_validator("home", "state_dir", mode="before")
+    @classmethod
+    def _is_named(cls, value: Any) -> Any:
+        """An empty path would be the directory one happens to be in."""
+        if value == "":
+            raise ValueError("must not be empty")
+        return value
+
+    @pydantic.field_validator("models", mode="before")
+    @classmethod
+    def _read_models(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError('must be a JSON object like {"name": {"path": "/dir"}}') from None
+
+    @pydantic.field_validator(
+        "trusted_networks", "unlimited_networks", "trace_parent_from", "webhook_allowed_networks",
+        mode="before",
+    )  # fmt: skip
+    @classmethod
+    def _read_networks(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(
+            ipaddress.ip_network(part.strip()) for part in value.split(",") if part.strip()
+        )
+
+    @property
+    def egress(self) -> Egress:
+        return Egress(self.webhook_allowed_networks)
+
+    @property
+    def sql_url(self) -> str:
+        return self.database_url or f"sqlite+aiosqlite:///{self.home / 'headgate.db'}"
+
+    @property
+    def journals_dir(self) -> Path:
+        """Of all slots."""
+        return self.state_dir or self.home / "state"
+
+    @property
+    def journal_dir(self) -> Path:
+        return self.journals_dir / f"gateway-{self.slot}" / "journal"
+
+    @property
+    def files_dir(self) -> Path:
+        return self.home / "files"
+
+    @property
+    def run_dir(self) -> Path:
+        return Home(self.home).run
+
+    @property
+    def ops_socket(self) -> Path:
+        return self.run_dir / f"gateway-{self.slot}.sock"
+
+    def secret(self, name: str) -> bytes:
+        """A key file of the state directory. Raises `SettingsError`."""
+        path = self.home / "secrets" / name
+        try:
+            value = path.read_bytes()
+        except OSError as error:
+            raise SettingsError(f"Cannot read the key file {path}: {error.strerror}.") from None
+        if len(value) < 32:
+            raise SettingsError(f"The key file {path} is too short: 32 bytes are needed.")
+        return value
+
+
+def load(environ: Mapping[str, str] | None = None) -> GatewaySettings:
+    """Reads the environment. Raises `SettingsError`."""
+    environ = os.environ if environ is None else environ
+    given = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
+    known = {PREFIX + field.upper() for field in GatewaySettings.model_fields}
+    if (sentence := environment.unknown(given, known)) is not None:
+        raise SettingsError(sentence)
+    values = {name[len(PREFIX) :].lower(): given[name] for name in given if name in known}
+    try:
+        return GatewaySettings.model_validate(values)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        name = PREFIX + str(fault["loc"][0]).upper()
+        if fault["type"] == "missing":
+            raise SettingsError(f"The environment variable {name} is not set.") from None
+        raise SettingsError(
+            f"Cannot use the environment variable {name}: {fault['msg']}."
+        ) from None

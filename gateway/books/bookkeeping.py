@@ -1,0 +1,149 @@
+"""Every minute: seal the days that are over, close the month where that is wanted, charge what caches kept, and check
+the books.
+
+The minute's check is over requests that ended since the last one; a day is checked in full when it is sealed. What is
+wrong is logged, shown by `headgate_books_ok`, and looked at again each minute until it holds; nothing is put right but
+rollups, which are only sums.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry, Gauge
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.billing import invoices, residency
+from accounting.books import books, day_seals
+from accounting.books.equations import EquationResult
+from accounting.database.db import Database
+from accounting.ledger import ledger
+from accounting.limits import end_users
+from accounting.values.errors import AccountingError
+from accounting.values.periods import DAY_S, month_start, period_of
+from gateway.base.lifecycle import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+QUIET_MS = 120_000
+"""An ending and its engine record come apart; after this long both are there."""
+PIECE_MS = 10_000
+"""A check takes memory for all that it compares, and a connection keeps what it once took."""
+ACTOR = "system"
+
+Span = tuple[int, int]
+"""Requests whose ending was posted in [since, until), in ms."""
+Failure = tuple[str, str]
+"""An equation, and what breaks it."""
+
+
+class Bookkeeping:
+    def __init__(
+        self,
+        database: Database,
+        registry: CollectorRegistry,
+        issuer: str,
+        closes: bool,
+        limiter_truth: Callable[[], Awaitable[EquationResult]] | None = None,
+    ) -> None:
+        """`limiter_truth`: checks I13; None: where there is no limiter."""
+        self._database = database
+        self._issuer = issuer
+        self._closes = closes
+        self._limiter_truth = limiter_truth
+        self._checked_until_ms = time.time_ns() // 1_000_000 - QUIET_MS
+        self._suspect: set[Span] = set()
+        """What is looked at, until it holds."""
+        self._equations: set[str] = set()
+        self._ok = Gauge(
+            "headgate_books_ok", "1 while everything that was checked since the start holds.", registry=registry
+        )  # fmt: skip
+        self._failures = Gauge(
+            "headgate_books_failures",
+            "Rows, buckets or days that break an equation now.",
+            ("equation",),
+            registry=registry,
+        )
+        self._ok.set(1)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await uninterrupted(self.once(time.time_ns() // 1_000_000))
+            except (SQLAlchemyError, OSError, TimeoutError):
+                pass  # the next minute looks at this one's requests too
+            await asyncio.sleep(EVERY_S)
+
+    async def once(self, now_ms: int) -> None:
+        until_ms = now_ms - QUIET_MS
+        self._suspect.update(_pieces(self._checked_until_ms, until_ms))
+        self._checked_until_ms = until_ms
+        failures = await self._seal(now_ms)
+        if self._closes:
+            failures += await self._close(now_ms)
+        async with self._database.write() as conn:
+            await end_users.forget(conn, now_ms)
+            await residency.charge_due(conn, now_ms)
+        for span in sorted(self._suspect):
+            found = await self._check(*span)
+            failures += found
+            if not found:
+                self._suspect.remove(span)
+        if self._limiter_truth is not None:
+            failures += _failures(await self._limiter_truth())
+        self._show(failures)
+
+    async def _seal(self, now_ms: int) -> list[Failure]:
+        async with self._database.read() as conn:
+            if not await day_seals.is_due(conn, now_ms):
+                return []
+        async with self._database.write() as conn:
+            sealed = await day_seals.seal_closed(conn, await ledger.take_turn(conn, now_ms))
+        for day in sealed:
+            logger.info("day_sealed", extra={"day": day.day})
+            self._suspect.add((day.day * 1000, (day.day + DAY_S) * 1000))
+        return [("I8", bucket) for day in sealed for bucket in day.wrong_rollups]
+
+    async def _close(self, now_ms: int) -> list[Failure]:
+        failures: list[Failure] = []
+        last_second = month_start(now_ms // 1000 - invoices.LATENESS_S) - 1
+        period = period_of(last_second)
+        async with self._database.read() as conn:
+            due = await invoices.due_tenants(conn, period)
+        for tenant_id in due:
+            try:
+                made = await invoices.close(
+                    self._database, tenant_id, period, issuer=self._issuer, now_ms=now_ms, actor=ACTOR
+                )  # fmt: skip
+                logger.info("invoice_closed", extra={"number": made.number})
+            except AccountingError as error:
+                failures.append(("I9", f"{tenant_id} {period}: {error}"))
+        return failures
+
+    async def _check(self, since_ms: int, until_ms: int) -> list[Failure]:
+        async with self._database.read() as conn:
+            report = await books.verify_ended(conn, since_ms, until_ms)
+        return [failure for equation in report.equations for failure in _failures(equation)]
+
+    def _show(self, failures: list[Failure]) -> None:
+        """Also that what was wrong is right now."""
+        self._ok.set(0 if failures else 1)
+        self._equations |= {equation for equation, _ in failures}
+        for equation in sorted(self._equations):
+            names = [name for other, name in failures if other == equation]
+            self._failures.labels(equation).set(len(names))
+            if names:
+                logger.error("books_differ", extra={"equation": equation, "failures": names[:20]})
+
+
+def _pieces(since_ms: int, until_ms: int) -> list[Span]:
+    starts = range(since_ms, until_ms, PIECE_MS)
+    return [(start, min(start + PIECE_MS, until_ms)) for start in starts]
+
+
+def _failures(equation: EquationResult) -> list[Failure]:
+    return [(equation.id, name) for name in equation.failures]

@@ -1,0 +1,113 @@
+"""What all tenants together may spend, as this process last read it, and mail for spend alerts that became due.
+
+No limiter spans tenants, so the bound holds within seconds, not exactly; the tenants' own budgets are exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.database.db import Database
+from accounting.limits import spend_alerts, spend_limits
+from accounting.limits.spend_alerts import DueAlert
+from gateway.base import errors
+from gateway.base.lifecycle import uninterrupted
+from gateway.base.mail import Mailer, MailFailed
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+ALERTS_EVERY_S = 20.0
+MICRO_UNITS = 1_000_000
+
+
+class OrganizationLimit:
+    """Fed by `watch_limit`, asked before each admission."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def check(self) -> None:
+        """Raises `ApiError` 429."""
+        if self.reached:
+            raise errors.ApiError(
+                429, "You exceeded your current quota: the spend limit of the organization is reached.",
+                type="insufficient_quota", code="insufficient_quota", headers={"x-should-retry": "false"},
+            )  # fmt: skip
+
+
+async def watch_limit(database: Database, limit: OrganizationLimit) -> None:
+    """What was read last stays believed while SQL is away."""
+    while True:
+        try:
+            limit.reached = await uninterrupted(_reached(database))
+        except (SQLAlchemyError, OSError, TimeoutError):
+            pass  # asked again in a moment
+        await asyncio.sleep(EVERY_S)
+
+
+async def watch_alerts(database: Database, mailer: Mailer | None) -> None:
+    """Apart from the limit, which must not wait for a slow mail server."""
+    while True:
+        try:
+            for due in await uninterrupted(_note_due(database)):
+                await _tell(database, due, mailer)
+        except (SQLAlchemyError, OSError, TimeoutError):
+            pass  # looked at again
+        await asyncio.sleep(ALERTS_EVERY_S)
+
+
+async def _reached(database: Database) -> bool:
+    async with database.read() as conn:
+        return await spend_limits.reached(conn, _now_ms())
+
+
+async def _note_due(database: Database) -> list[DueAlert]:
+    """Looked up in a snapshot first: a process that finds nothing takes no writer's turn."""
+    async with database.read() as conn:
+        if not await spend_alerts.any_due(conn, _now_ms()):
+            return []
+    async with database.write() as conn:
+        return await spend_alerts.note_due(conn, _now_ms())
+
+
+async def _tell(database: Database, due: DueAlert, mailer: Mailer | None) -> None:
+    logger.warning("spend_alert_due", extra={"alert": due.alert.id, "tenant": due.alert.tenant_id})
+    if mailer is None:
+        return
+    try:
+        await mailer.send(due.alert.recipients, _subject(due), _text(due))
+    except MailFailed as error:
+        logger.error("spend_alert_not_sent", extra={"alert": due.alert.id, "reason": str(error)})
+        return
+    try:
+        async with database.write() as conn:
+            await spend_alerts.sent(conn, due, _now_ms())
+    except (SQLAlchemyError, OSError):
+        logger.warning("spend_alert_sent_not_noted", extra={"alert": due.alert.id})
+
+
+def _subject(due: DueAlert) -> str:
+    prefix = f"{due.alert.subject_prefix} " if due.alert.subject_prefix else ""
+    return f"{prefix}Spend alert: {due.alert.cents / 100:.2f} USD this month"
+
+
+def _text(due: DueAlert) -> str:
+    spent = due.spent_micro_units / MICRO_UNITS
+    month = time.strftime("%B %Y", time.gmtime(due.period_start_ms / 1000))
+    return (
+        f"{due.tenant_name} has spent {spent:.2f} USD in {month} (UTC).\n"
+        f"The alert was set at {due.alert.cents / 100:.2f} USD; it is sent once a month.\n"
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+SPENDING = web.AppKey("spending", OrganizationLimit)

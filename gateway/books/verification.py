@@ -1,0 +1,70 @@
+"""The whole of `verify-books`, for the command and for the route: the ledger's equations, and its journals against it.
+
+Reads only. Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from accounting.books import books
+from accounting.books.equations import DOCUMENTED_IN, BooksReport
+from accounting.database.db import Database
+from accounting.requests import request_postings
+from gateway.base.redis_link import RedisLink
+from gateway.books.limiter_truth import limiter_equals_books
+from gateway.journal.journal_truth import shipped_whole
+from gateway.journal.journals import gateway_journals
+from gateway.journal.unshipped import unshipped
+
+
+class Verified(msgspec.Struct, frozen=True):
+    report: BooksReport
+    unreplayed: tuple[int, ...]
+    """Gateway slots with requests that are not in SQL yet."""
+
+    def shape(self) -> dict[str, Any]:
+        return {
+            "ok": self.report.ok,
+            "as_of": int(time.time()),
+            "equations": [
+                {
+                    "id": e.id,
+                    "name": e.name,
+                    "meaning": e.equation.meaning,
+                    "documented_in": DOCUMENTED_IN,
+                    "ok": e.ok,
+                    "num_checked": e.num_checked,
+                    "failures": e.failures,
+                }
+                for e in self.report.equations
+            ],
+            "unreplayed": self.unreplayed,
+        }
+
+
+async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verified:
+    """`state_dir`: where every gateway slot of this machine has its journal. Raises SQLAlchemyError, OSError."""
+    journals = gateway_journals(state_dir)
+    # Journals after the snapshot would miss what was shipped in between; before it, nothing can be missed.
+    left = {
+        slot: await asyncio.to_thread(unshipped, path, await _offset(database, slot))
+        for slot, path in journals.items()
+    }
+    running = frozenset().union(*(slot.requests for slot in left.values()))
+    async with database.read() as conn:
+        report = await books.verify(conn, running=running)
+        shipped = await shipped_whole(conn, journals)
+    limited = await limiter_equals_books(database, link, journals)
+    slots = sorted(slot for slot, found in left.items() if found.requests)
+    return Verified(BooksReport((*report.equations, limited, shipped)), tuple(slots))
+
+
+async def _offset(database: Database, slot: int) -> int:
+    async with database.read() as conn:
+        return await request_postings.journal_offset(conn, slot) or 0

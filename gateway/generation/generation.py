@@ -1,0 +1,351 @@
+"""One engine request from dispatch to its settlement: events of a worker → pieces of text, lease, ending.
+
+Owns the two halves that must not come apart: what was admitted is settled or voided exactly once, and a sequence
+that nobody waits for is cancelled. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from accounting.values.types import Outcome, Usage
+from gateway.base import errors
+from gateway.generation.drawn import Choice, best
+from gateway.generation.order import Order
+from gateway.limiter.rules import BudgetUse
+from gateway.metering.admission import Admitted, Settled
+from gateway.metering.leases import LOW_WATER, LeaseLost
+from gateway.routing.router import Pick
+from gateway.routing.upstream import failures
+from gateway.routing.upstream.base import Call, Event, Lost, Mailbox
+from gateway.routing.upstream.native import LinkDown, WorkerLink
+from gateway.text.choice import ChoiceText, Piece
+from workers.protocol.frames import FrameError
+from workers.protocol.messages import (
+    Failed,
+    Finished,
+    FinishReason,
+    PromptCounts,
+    TokenDelta,
+    TokenLogprob,
+    TokenUsage,
+)
+
+logger = logging.getLogger(__name__)
+
+FINAL_S = 5.0
+"""How long an abort waits for the engine's own counts; a worker that is alive answers within a step."""
+LEASE_RETRY_S = 0.25
+HOLD_MS = 10_000
+"""Told to the worker while the client does not read: below its 15 s of parking without a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePiece:
+    """Text of one choice; `finish` only in its last piece."""
+
+    index: int
+    piece: Piece
+    finish: str | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass
+class _State:
+    """What the worker has told so far."""
+
+    prompt: PromptCounts | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    num_spent: int = 0
+    """Of a search: what its beams have cost so far."""
+    final: Finished | Failed | None = None
+    lost: bool = False
+    abort_bound: int | None = None
+    lease_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Generation:
+    """Created admitted; `dispatch`, then `handle` each event, then `settle`; or `abandon` at any point."""
+
+    def __init__(self, order: Order, admitted: Admitted, mailbox: Mailbox, number: int) -> None:
+        self.order = order
+        self.admitted = admitted
+        self.call: Call | None = None
+        self.pick: Pick | None = None
+        """Why its worker; None where it was given."""
+        self._mailbox = mailbox
+        self._number = number
+        self._state = _State()
+        self._choices = [
+            Choice(ChoiceText(order.model.tokenizer, order.rules)) for _ in range(order.num_choices)
+        ]
+        self._held = False
+        self.is_over = False
+        """Its ending has begun; nobody may begin another."""
+
+    # Dispatch
+
+    def dispatch(self, link: WorkerLink, attempt: int = 0) -> None:
+        """Raises `ApiError` when the request cannot be sent."""
+        assert link.hello is not None
+        order, lease = self.order, (self.admitted.lease_bound, self.admitted.lease_seq)
+        request = order.to_send(link.hello.root, *lease, attempt)
+        try:
+            num_cached = self.pick.placement.num_cached if self.pick else 0
+            num_uncached = max(0, len(order.prompt) - num_cached)
+            self.call = link.start_call(request, self._mailbox, self._number, num_uncached)
+        except LinkDown:
+            raise failures.upstream_lost() from None
+        except FrameError:
+            raise errors.too_large("The prompt is too large.") from None
+
+    # Events
+
+    @property
+    def has_final(self) -> bool:
+        return self._state.final is not None
+
+    @property
+    def budget_stop(self) -> BudgetUse | None:
+        """What ended it, if a budget did."""
+        final = self._state.final
+        stopped = isinstance(final, Finished) and final.reason == "budget"
+        return self.admitted.budget_stop if stopped else None
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        return self._state.prompt_logprobs
+
+    @property
+    def final(self) -> Finished | Failed | None:
+        return self._state.final
+
+    def handle(self, event: Event) -> ChoicePiece | None:
+        """Raises `ApiError` for every bad end."""
+        match event:
+            case TokenDelta():
+                return self._on_delta(event)
+            case Finished():
+                self._state.final = self.pick.explained(event) if self.pick else event
+                if event.reason == "lease":
+                    raise errors.unavailable("lease_lost", "The request lost its lease.")
+                if any(choice.finish is None for choice in self._choices):
+                    raise errors.internal()  # an end without an end of each choice
+                return None
+            case Failed():
+                self._state.final = event
+                raise failures.of_failed(event, len(self.order.prompt))
+            case Lost():
+                self._state.lost = True
+                raise failures.upstream_lost()
+
+    def _on_delta(self, delta: TokenDelta) -> ChoicePiece | None:
+        if delta.prompt is not None:
+            self._state.prompt = delta.prompt
+            self._state.prompt_logprobs = delta.prompt_logprobs
+        choice = self._choices[delta.index]
+        self._count(delta)
+        if self.order.beams is not None and delta.tokens and not delta.num_spent:
+            logger.error("worker_without_search", extra={"request_id": self.order.request_id})
+            raise errors.internal()  # older than such requests, it drew as ever
+        self.admitted.progress(self._num_received)
+        self._keep_lease()
+        if choice.finish is not None:
+            return None  # behind a stop string: the cancel is on its way
+        piece = self._to_text(delta, choice)
+        self._check_form(delta, choice, piece.text)
+        if choice.text.stop is not None:
+            choice.finish = "stop"
+            if delta.finish is None and self.call is not None:
+                self.call.cancel(delta.index, "stop")
+            return ChoicePiece(delta.index, piece, "stop", choice.text.stop)
+        if delta.finish is None:
+            return ChoicePiece(delta.index, piece) if piece.text or piece.entries else None
+        choice.finish = _FINISH.get(delta.finish, "stop")
+        return ChoicePiece(delta.index, piece, choice.finish, self._stop_reason(delta))
+
+    def _count(self, delta: TokenDelta) -> None:
+        self._choices[delta.index].num_received += len(delta.tokens)
+        self._state.num_spent = max(self._state.num_spent, delta.num_spent)
+
+    @property
+    def shown(self) -> list[int]:
+        """Indices of the choices that the client sees, in its order."""
+        order = self.order
+        return best(self._choices, order.num_shown, ranked=order.beams is not None)
+
+    def _to_text(self, delta: TokenDelta, choice: Choice) -> Piece:
+        """The token that ended the choice has no text, unless the client wants to see it."""
+        pieces: list[Piece] = []
+        hidden = -1 if self.order.rules.include_stop else delta.stop_token
+        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or (None,) * len(delta.tokens)
+        last = len(delta.tokens) - 1
+        for i, (token, logprob) in enumerate(zip(delta.tokens, logprobs, strict=True)):
+            choice.total_logprob += logprob.logprob if logprob else 0.0
+            if i == last and delta.finish == "stop" and token == hidden:
+                pieces.append(choice.text.end(token, logprob))
+            else:
+                pieces.append(choice.text.push(token, logprob))
+            if choice.text.stop is not None:
+                break
+        else:
+            if delta.finish is not None:
+                pieces.append(choice.text.end())
+        text = "".join(piece.text for piece in pieces)
+        return Piece(text, tuple(entry for piece in pieces for entry in piece.entries))
+
+    def _check_form(self, delta: TokenDelta, choice: Choice, text: str) -> None:
+        """A finished text that is not what was asked for is our error, not the client's success."""
+        form = self.order.form
+        if form is None:
+            return
+        choice.whole.append(text)
+        if delta.finish == "stop" and not form.is_kept("".join(choice.whole)):
+            logger.error("output_without_form", extra={"request_id": self.order.request_id})
+            raise errors.internal()
+
+    def _stop_reason(self, delta: TokenDelta) -> int | None:
+        """Names a token that the client gave; the model's own end is null."""
+        given = delta.stop_token in self.order.sampling.stop_token_ids
+        return delta.stop_token if delta.finish == "stop" and given else None
+
+    # Lease
+
+    @property
+    def _num_received(self) -> int:
+        if self.order.beams is not None:
+            return self._state.num_spent
+        return sum(choice.num_received for choice in self._choices)
+
+    @property
+    def _lease_is_due(self) -> bool:
+        bound, wanted = self.admitted.lease_bound, self.order.max_tokens * self.order.num_choices
+        return (
+            not self._held
+            and bound < wanted
+            and bound - self._num_received <= LOW_WATER
+            and self._state.final is None
+            and self.admitted.budget_stop is None
+            and any(choice.finish is None for choice in self._choices)
+        )
+
+    def _keep_lease(self) -> None:
+        if self._state.lease_tasks or not self._lease_is_due:
+            return
+        task = asyncio.create_task(self._extend_until_enough())
+        self._state.lease_tasks.add(task)
+        task.add_done_callback(self._state.lease_tasks.discard)
+
+    async def _extend_until_enough(self) -> None:
+        cached = self._state.prompt.cache_read if self._state.prompt else None
+        while self._lease_is_due:
+            try:
+                extension = await self.admitted.extend(self._num_received, cached_tokens=cached)
+            except LeaseLost:
+                self._mailbox.fail(errors.unavailable("lease_lost", "The request lost its lease."))
+                return
+            if extension is None:
+                await asyncio.sleep(LEASE_RETRY_S)
+                continue
+            if self.call is not None:
+                self.call.extend(extension.bound, last=extension.last, wait_ms=extension.wait_ms)
+            if extension.last:
+                return
+            await asyncio.sleep(extension.wait_ms / 1000)
+
+    def hold(self) -> None:
+        """The client does not read: no extension, but a word to the worker, so that the sequence parks."""
+        self._held = True
+        if self.call is not None:
+            self.call.extend(self.admitted.lease_bound, wait_ms=HOLD_MS)
+
+    def release(self) -> None:
+        """The client reads again."""
+        if self._held:
+            self._held = False
+            self._keep_lease()
+
+    # Endings
+
+    def usage(self) -> Usage:
+        """What the client is told and billed: the prompt by the engine's count, the output up to each choice's
+        end (tokens behind a stop string are ours to write off); of a search every token of every beam."""
+        output = sum(choice.text.num_tokens for choice in self._choices)
+        if self.order.beams is not None:
+            output = self._state.num_spent
+        return _usage(self._prompt_counts(), output)
+
+    def _prompt_counts(self) -> PromptCounts | TokenUsage:
+        if self._state.final is not None:
+            return self._state.final.usage
+        return self._state.prompt or PromptCounts()
+
+    async def settle(self) -> Settled:
+        """Durable on return. Needs the final event."""
+        assert self.has_final
+        self.is_over = True
+        return await self.admitted.settle("ok", self.usage(), True)
+
+    def begin_abort(self) -> None:
+        """Tells the worker at once; the counting waits for its answer (`abandon`)."""
+        if self.is_over or self._state.abort_bound is not None:
+            return
+        # What the client owes so far, and what one step adds; not what came behind a stop string.
+        self._state.abort_bound = sum(
+            choice.num_received + 1 if choice.finish is None else choice.text.num_tokens
+            for choice in self._choices
+        )
+        if self.order.beams is not None:
+            self._state.abort_bound = self._state.num_spent + len(self._choices)
+        if self.call is not None and not self.has_final and not self._state.lost:
+            self.call.cancel(reason="client")
+
+    async def abandon(self, outcome: Outcome) -> Settled:
+        """Waits for the engine's counts and ends the request without a good end. After `begin_abort`, and once
+        the mailbox has no other reader."""
+        assert not self.is_over
+        self.is_over = True
+        if outcome != "client_gone":
+            return await self.admitted.void(outcome)
+        engine_final = self._state.final is not None
+        counts = self._prompt_counts()
+        output = counts.output if isinstance(counts, TokenUsage) else self._num_received
+        return await self.admitted.settle(
+            outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound
+        )
+
+    def note(self, event: Event) -> None:
+        """Events after an abort: only the counts matter."""
+        match event:
+            case Finished() | Failed():
+                self._state.final = event
+            case Lost():
+                self._state.lost = True
+            case TokenDelta():
+                self._state.prompt = event.prompt or self._state.prompt
+                self._count(event)
+
+    @property
+    def awaits_final(self) -> bool:
+        return (
+            self.call is not None
+            and not self.has_final
+            and not self._state.lost
+            and not self.is_over
+        )
+
+    def close(self) -> None:
+        for task in self._state.lease_tasks:
+            task.cancel()
+        if self.call is not None:
+            self.call.close()
+
+
+_FINISH: dict[FinishReason, str] = {"stop": "stop", "length": "length", "budget": "length"}
+
+
+def _usage(counts: PromptCounts | TokenUsage, output: int) -> Usage:
+    return Usage(counts.cache_read, counts.cache_write, counts.uncached, output)

@@ -1,0 +1,238 @@
+"""The models this gateway serves: tokenizer, template, limits and defaults, read from their directories at start."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from accounting.tenants.adapters import AdapterInfo
+from accounting.values.types import Principal
+from gateway.base import errors
+from gateway.base.settings import ModelSource, SettingsError
+from gateway.schema.chat import template_messages
+from gateway.schema.json_body import MAX_VALUES
+from gateway.schema.sampling import Defaults
+from gateway.text.templates import ChatTemplate, TemplateRefused, load_template
+from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
+
+MAX_TOKENS = MAX_VALUES
+"""Of one text, whatever the context: no more are counted out in Python."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    id: str
+    tokenizer: ModelTokenizer
+    template: ChatTemplate | None
+    max_model_len: int
+    """Positions the model's own configuration allows; a worker may have fewer."""
+    max_output_tokens: int | None
+    defaults: Defaults
+    created: int
+    end_ids: tuple[int, ...] = ()
+    """Of the model's own tokens those that end a text."""
+    base: str = ""
+    """With an adapter: the id of the model it belongs to."""
+    adapter: str = ""
+    """The adapter's name on the workers."""
+
+    @property
+    def on_workers(self) -> str:
+        """Under this id workers serve it."""
+        return self.base or self.id
+
+    def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> list[int]:
+        """Runs in a thread. Raises `ApiError` 400."""
+        if self.template is None:
+            raise errors.invalid(
+                "This model has no chat template: use /v1/completions.", "messages"
+            )
+        plain = template_messages(messages, self.tokenizer.break_up)
+        self._check_bytes(sum(len(message["content"].encode()) for message in plain), "messages")
+        try:
+            rendered = self.template.render(plain, add_generation_prompt=add_generation_prompt)
+        except TemplateRefused as refusal:
+            raise errors.invalid(str(refusal)[:200], "messages") from None
+        with self._bounded("messages") as most:
+            return self.tokenizer.encode_rendered(rendered, most)
+
+    def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Runs in a thread. Raises `ApiError` 400."""
+        self._check_bytes(len(text.encode()), "prompt")
+        with self._bounded("prompt") as most:
+            return self.tokenizer.encode_plain(text, add_special_tokens, most)
+
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it begins a text and as it follows a space. Runs in a thread. Raises `ApiError` 400."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            for text in (bare, f" {bare}") if bare else (word,):
+                ids = tuple(self.tokenizer.encode_plain(text, add_special_tokens=False))
+                if not ids:
+                    raise errors.invalid("A word has no tokens.", "bad_words")
+                found[ids] = None
+        # What ends with another one is banned by it.
+        return tuple(ids for ids in found if not any(ids[i:] in found for i in range(1, len(ids))))
+
+    @contextlib.contextmanager
+    def _bounded(self, param: str) -> Iterator[int]:
+        try:
+            yield max(self.max_model_len, MAX_TOKENS)
+        except TooManyTokens as found:
+            raise context_exceeded(self.max_model_len, found.num_tokens, 0, param) from None
+
+    def _check_bytes(self, num_bytes: int, param: str) -> None:
+        """A prompt that must be too long is refused before it costs a tokenization."""
+        at_least = num_bytes // self.tokenizer.max_bytes_per_token
+        if at_least > self.max_model_len:
+            raise context_exceeded(self.max_model_len, f"at least {at_least}", 0, param)
+
+
+def context_exceeded(
+    limit: int, num_prompt: int | str, num_output: int, param: str
+) -> errors.ApiError:
+    asked = f"{num_prompt} in the prompt" + (f", {num_output} for the output" if num_output else "")
+    return errors.invalid(
+        f"This model's maximum context length is {limit} tokens. You asked for {asked}.", param,
+        "context_length_exceeded",
+    )  # fmt: skip
+
+
+def output_bound(
+    model: ServedModel, max_len: int, num_prompt: int, asked: int | None, param: str
+) -> int:
+    """Tokens each choice may have. Raises `ApiError` 400 for what does not fit: never a silent cut."""
+    room = max_len - num_prompt
+    if room < 1 and asked != 0:
+        raise context_exceeded(max_len, num_prompt, asked or 1, param)
+    if asked is None:
+        return room if model.max_output_tokens is None else min(room, model.max_output_tokens)
+    if asked > room:
+        raise context_exceeded(max_len, num_prompt, asked, param)
+    if model.max_output_tokens is not None and asked > model.max_output_tokens:
+        raise errors.invalid(
+            f"This model gives at most {model.max_output_tokens} tokens.", "max_tokens"
+        )
+    return asked
+
+
+class Models:
+    """By served id."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._models = dict(models)
+        self._adapters: dict[str, tuple[str | None, ServedModel]] = {}
+        """Served id → (the tenant it is for, None: all; the model with it)."""
+
+    def serve_adapters(self, infos: Sequence[AdapterInfo]) -> None:
+        """These, and no others, from now on."""
+        self._adapters = {
+            info.served_id: (
+                info.tenant_id,
+                replace(
+                    base,
+                    id=info.served_id,
+                    base=base.id,
+                    adapter=info.id,
+                    created=info.created_at,
+                ),
+            )
+            for info in infos
+            if (base := self._models.get(info.model)) is not None
+        }
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Without adapters."""
+        return tuple(self._models)
+
+    def base(self, name: str) -> ServedModel:
+        """A model without an adapter. Raises `ApiError` 404."""
+        if name not in self._models:
+            raise errors.model_not_found()
+        return self._models[name]
+
+    def get(self, name: str, principal: Principal) -> ServedModel:
+        """Raises `ApiError` 404, for another tenant's adapter too, or 403 for a model that the key may not use."""
+        model = self._models.get(name) or self._adapter(name, principal.tenant_id)
+        if model is None:
+            raise errors.model_not_found()
+        if not _may_use(principal, model):
+            raise errors.forbidden("model_not_allowed", "This API key may not use this model.")
+        return model
+
+    def visible(self, principal: Principal) -> Sequence[ServedModel]:
+        own = (self._adapter(name, principal.tenant_id) for name in self._adapters)
+        found = [*self._models.values(), *(model for model in own if model is not None)]
+        return [model for model in found if _may_use(principal, model)]
+
+    def _adapter(self, name: str, tenant_id: str) -> ServedModel | None:
+        owner, model = self._adapters.get(name, (None, None))
+        return model if owner is None or owner == tenant_id else None
+
+
+def _may_use(principal: Principal, model: ServedModel) -> bool:
+    """A denied model is denied with every adapter; allowed are only those named."""
+    return principal.may_use(model.id) and model.base not in principal.denied_models
+
+
+def load(name: str, source: ModelSource) -> ServedModel:
+    """Raises `SettingsError` for a directory that cannot be served."""
+    directory = Path(source.path)
+    try:
+        config = _json(directory / "config.json")
+        template = load_template(directory)
+        tokenizer = ModelTokenizer.load(directory, template.source if template else "")
+        created = int((directory / "config.json").stat().st_mtime)
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingsError(f"Cannot serve the model {name} from {directory}: {error}.") from None
+    text_config = config.get("text_config") or config
+    return ServedModel(
+        id=name,
+        tokenizer=tokenizer,
+        template=template,
+        max_model_len=int(
+            text_config.get("max_position_embeddings") or text_config.get("n_positions") or 2048
+        ),
+        max_output_tokens=source.max_output_tokens,
+        defaults=_defaults(directory / "generation_config.json"),
+        created=created,
+        end_ids=_end_ids(directory / "generation_config.json", text_config),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+
+
+def _defaults(path: Path) -> Defaults:
+    config = _json(path) if path.is_file() else {}
+    known = {
+        name: config[name] for name in Defaults.__struct_fields__ if config.get(name) is not None
+    }
+    return msgspec.convert(known, Defaults, strict=False)
+
+
+def _end_ids(path: Path, text_config: dict[str, Any]) -> tuple[int, ...]:
+    """As a worker finds them: the generation settings win over the configuration."""
+    given = _json(path).get("eos_token_id") if path.is_file() else None
+    ids = text_config.get("eos_token_id") if given is None else given
+    return msgspec.convert(
+        [] if ids is None else ids if isinstance(ids, list) else [ids], tuple[int, ...]
+    )
+
+
+def fingerprint(root: str) -> str:
+    """`system_fingerprint`: changes with weights, tokenizer and KV format, and tells nothing of them."""
+    return "fp_" + hashlib.blake2b(root.encode(), digest_size=6).hexdigest()
+
+
+MODELS = web.AppKey("models", Models)

@@ -1,0 +1,165 @@
+"""What a request would cost at most, asked before it runs, and the request that holds the answer against us.
+
+A quote binds the price version and the output bound; with both the charge cannot exceed the quoted maximum, since it
+is the same product of tokens and rates, rounded up. Knows rates only as values handed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from accounting.prices import pricing
+from accounting.requests import quotes
+from accounting.requests.quotes import LASTS_MS, Terms
+from accounting.values.types import Price, Rates, Usage
+from gateway.base import errors, ids
+from gateway.generation.order import Order
+from gateway.generation.reply import Plan
+from gateway.generation.stream import ENGINE
+from gateway.http import sql
+from gateway.http.auth import PRINCIPAL
+from gateway.intake.fingerprints import FINGERPRINT
+from gateway.routing.upstream.native import LinkDown
+from gateway.telemetry.keys import RECORD
+from workers.protocol.frames import FrameError
+
+HEADER = "x-headgate-quote"
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What one worker said of every prompt."""
+
+    num_tokens: Sequence[int]
+    block_size: int
+    wait_ms: int
+
+
+async def make(request: web.Request, known_by: bytes, plan: Plan) -> dict[str, Any]:
+    """The quote's object. `known_by`: the fingerprint of the request that it is for. Raises `ApiError`."""
+    principal, orders = request[PRINCIPAL], plan.orders
+    model, tier = orders[0].model.id, orders[0].tier
+    admission = request.app[ENGINE].admission
+    price = await admission.price(principal.tenant_id, model, tier, base=orders[0].model.base)
+    cached = await _ask_worker(request, orders)
+    terms = Terms(
+        model, price.version, price.currency, max(order.max_tokens for order in orders),
+        _most(orders, price.rates),
+    )  # fmt: skip
+    quote_id, expires_at_ms = ids.object_id("quote_"), _now_ms() + LASTS_MS
+    async with sql.writing(request, changes_identities=False) as conn:
+        await quotes.create(conn, quote_id, principal.tenant_id, known_by, terms, expires_at_ms)
+    return {
+        "id": quote_id,
+        "object": "quote",
+        "model": model,
+        "num_prompt_tokens": sum(len(order.prompt) for order in orders),
+        "num_cached_tokens": sum(cached.num_tokens),
+        "max_output_tokens": sum(order.max_tokens * order.num_choices for order in orders),
+        "max_charge_micro_units": terms.max_charge,
+        "likely_charge_micro_units": _likely(orders, cached, price),
+        "currency": price.currency,
+        "price_version": price.version,
+        "expected_queue_ms": cached.wait_ms,
+        "expires_at": expires_at_ms // 1000,
+    }
+
+
+@asynccontextmanager
+async def bound(request: web.Request, plan: Plan) -> AsyncIterator[Plan]:
+    """The plan at the terms of the quote that the request names, if it names one. A refusal gives the quote back."""
+    quote_id = request.headers.get(HEADER)
+    if quote_id is None:
+        yield plan
+        return
+    principal, request_id = request[PRINCIPAL], request[RECORD].request_id
+    async with sql.writing(request, changes_identities=False) as conn:
+        terms = await quotes.use(
+            conn, quote_id, principal.tenant_id, request[FINGERPRINT].digest(), request_id, _now_ms()
+        )  # fmt: skip
+        price = None if terms is None else await quotes.price(conn, terms, plan.orders[0].tier)
+    if terms is None or price is None:
+        raise _invalid()
+    try:
+        yield _at_terms(plan, terms, price)
+    except errors.ApiError:
+        async with sql.writing(request, changes_identities=False) as conn:
+            await quotes.give_back(conn, quote_id, request_id)
+        raise
+
+
+def _at_terms(plan: Plan, terms: Terms, price: Price) -> Plan:
+    orders = [
+        dataclasses.replace(
+            order, price=price, max_tokens=min(order.max_tokens, terms.max_output_tokens)
+        )
+        for order in plan.orders
+    ]
+    if _most(orders, price.rates) > terms.max_charge:  # the same text has become more tokens
+        raise _invalid()
+    return dataclasses.replace(plan, orders=orders)
+
+
+async def _ask_worker(request: web.Request, orders: Sequence[Order]) -> Cached:
+    """The worker that the router would choose now. No answer is no quote: a guess would be believed."""
+    engine = request.app[ENGINE]
+    routed = [order.to_route() for order in orders]
+    links = engine.fleet.links
+    await asyncio.to_thread(engine.router.prepare, links, routed[0])
+    link = engine.router.choose(links, routed[0]).link
+    try:
+        found = await asyncio.gather(*(
+            link.peek(one.path, one.tokens, adapter=one.adapter, cache_read=one.read) for one in routed
+        ))  # fmt: skip
+    except LinkDown:
+        found = []
+    except FrameError:
+        raise errors.too_large("The prompt is too large.") from None
+    if not found or any(one.num_cached_tokens < 0 for one in found):
+        raise errors.unavailable("quote_unavailable", "No worker can answer for this model now.")
+    assert link.hello is not None
+    return Cached(
+        [one.num_cached_tokens for one in found], link.hello.block_size, max(one.wait_ms for one in found)
+    )  # fmt: skip
+
+
+def _most(orders: Sequence[Order], rates: Rates) -> int:
+    """Nothing cached at the highest input rate, and every choice to its bound."""
+    return sum(
+        pricing.prompt_reservation(len(order.prompt), rates)
+        + pricing.lease_cost(order.max_tokens * order.num_choices, rates)
+        for order in orders
+    )
+
+
+def _likely(orders: Sequence[Order], cached: Cached, price: Price) -> int:
+    """The prompt as it would be found now, and every choice to its bound."""
+    return sum(
+        pricing.charge(_usage(order, num_cached, cached.block_size), price.rates).total
+        for order, num_cached in zip(orders, cached.num_tokens, strict=True)
+    )
+
+
+def _usage(order: Order, num_cached: int, block_size: int) -> Usage:
+    whole = len(order.prompt) // max(1, block_size) * block_size
+    written = max(0, whole - num_cached) if order.principal.cache.write else 0
+    rest = len(order.prompt) - num_cached - written
+    return Usage(num_cached, written, rest, order.max_tokens * order.num_choices)
+
+
+def _invalid() -> errors.ApiError:
+    return errors.invalid(
+        "The quote is unknown, used, past its time, or of another request.", None, "quote_invalid"
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

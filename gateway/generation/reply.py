@@ -1,0 +1,297 @@
+"""A request after its text has become ids: run it, and write the answer as one body or as a stream of chunks.
+
+The rules of streams are api.md 4.3. The last event waits for the settlement; a failure before the first event is a
+plain HTTP error, afterwards an event and an end without `[DONE]`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.values.types import Posting
+from gateway.base import errors, ids
+from gateway.base.app_keys import SETTINGS
+from gateway.generation.generation import ChoicePiece
+from gateway.generation.models import fingerprint
+from gateway.generation.order import Order
+from gateway.generation.replies import Shape, headgate_of, usage_of
+from gateway.generation.stream import ENGINE, Ended, Numbered, Run
+from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream
+from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, Jointly, not_kept, not_stored
+from gateway.idempotency.retries import ATTEMPT, RETRIES
+from gateway.metering.admission import Settled
+from gateway.schema.sampling import SamplingFields
+from gateway.telemetry.keys import RECORD
+
+T = TypeVar("T")
+
+
+class Work(Protocol):
+    """Runs what takes as long as so many entries of logprobs."""
+
+    def __call__(self, num_entries: int, function: Callable[[], T]) -> Awaitable[T]: ...
+
+
+async def inline(num_entries: int, function: Callable[[], T]) -> T:
+    return function()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the engine and the answer need to know of a checked request."""
+
+    fields: SamplingFields
+    orders: Sequence[Order]
+    shape: Shape
+    ignored: Sequence[str] = ()
+    before_text: Callable[[Run], Awaitable[None]] | None = None
+    """Called once the first pieces are there: the prompt's logprobs are known then."""
+    work: Work = inline
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.orders) * self.fields.num_choices
+
+
+@dataclass
+class Envelope:
+    """The constant part of a body or of each chunk."""
+
+    plan: Plan
+    root: str
+    id: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.id = ids.object_id(self.plan.shape.id_prefix)
+
+    def make(self, kind: str, choices: list[Any], **more: Any) -> dict[str, Any]:
+        fields = self.plan.fields
+        envelope = {
+            "id": self.id, "object": kind, "created": self.created, "model": fields.model,
+            "system_fingerprint": fingerprint(self.root), "choices": choices,
+        }  # fmt: skip
+        if fields.service_tier is not None:
+            envelope["service_tier"] = "default"
+        if fields.metadata is not None:
+            envelope["metadata"] = fields.metadata
+        return envelope | more
+
+    def chunk(self, choices: list[Any], **more: Any) -> dict[str, Any]:
+        if self.plan.fields.include_usage:
+            more.setdefault("usage", None)
+        return self.make(self.plan.shape.chunk_object, choices, **more)
+
+
+async def answer(request: web.Request, plan: Plan) -> web.StreamResponse:
+    record = request[RECORD]
+    record.stream = bool(plan.fields.stream)
+    async with request.app[ENGINE].run(plan.orders, record, _ended(request)) as run:
+        if CLAIMED_KEY in request:
+            run.keep(not_kept)
+        headers = dict(run.headers)
+        if plan.ignored:
+            headers["x-headgate-ignored"] = ", ".join(plan.ignored)
+        if plan.fields.stream:
+            return await _stream(request, plan, run, headers)
+        return await _body(request, plan, run, headers)
+
+
+def _ended(request: web.Request) -> Ended | None:
+    attempt = request.get(ATTEMPT)
+    if attempt is None:
+        return None
+
+    async def tell(charged: Sequence[str], has_left: bool) -> None:
+        unheard = has_left and request[RECORD].offset_ms("first_byte") is None
+        await request.app[RETRIES].ended(attempt, charged, unheard=unheard)
+
+    return tell
+
+
+async def _body(
+    request: web.Request, plan: Plan, run: Run, headers: dict[str, str]
+) -> web.Response:
+    envelope = Envelope(plan, run.root)
+    pieces: dict[int, list[ChoicePiece]] = defaultdict(list)
+    async for found in run.pieces():
+        for numbered in found:
+            pieces[numbered.index].append(numbered.piece)
+    if plan.before_text is not None:
+        await plan.before_text(run)
+    choices = await _choices(plan, [pieces[drawn] for drawn in run.shown])
+
+    def whole(settled: Sequence[Settled]) -> bytes:
+        ending = _ending(request, plan, run, settled)
+        return msgspec.json.encode(envelope.make(plan.shape.body_object, choices, **ending))
+
+    await _settle(request, plan, run, whole)
+    if run.budget_stop is not None:
+        headers["x-headgate-stop"] = "budget"
+    _note_finishes(request, [pieces[drawn][-1].finish for drawn in run.shown])
+    return web.Response(body=whole(run.settled), content_type="application/json", headers=headers)
+
+
+async def _choices(plan: Plan, shown: Sequence[Sequence[ChoicePiece]]) -> list[msgspec.Raw]:
+    """Each as JSON: with logprobs it may have megabytes."""
+
+    def whole(index: int, pieces: Sequence[ChoicePiece]) -> msgspec.Raw:
+        return msgspec.Raw(msgspec.json.encode(plan.shape.whole(index, pieces)))
+
+    num_each = 1 + plan.orders[0].sampling.logprobs  # 0 without logprobs
+    return [
+        await plan.work(
+            sum(len(piece.piece.entries) for piece in pieces) * num_each,
+            partial(whole, index, pieces),
+        )
+        for index, pieces in enumerate(shown)
+    ]
+
+
+async def _settle(
+    request: web.Request,
+    plan: Plan,
+    run: Run,
+    whole: Callable[[Sequence[Settled]], bytes],
+    content_type: str | None = None,
+) -> None:
+    """The answer of a request with a key is stored on the way; if it cannot be, there is none."""
+    key: ClaimedKey | None = request.get(CLAIMED_KEY)
+    if key is None:
+        await run.settle()
+        return
+
+    async def store(postings: Sequence[Posting]) -> bool:
+        body = whole([Settled.of(posting) for posting in postings])
+        return await key.store(body, postings, content_type)
+
+    run.keep(Jointly([order.request_id for order in plan.orders], store).keep)
+    try:
+        await run.settle()
+    except (SQLAlchemyError, OSError) as error:
+        raise errors.unavailable(
+            "database_unavailable", "The answer cannot be stored now."
+        ) from error
+    if not key.is_stored:
+        raise not_stored(plan.orders[0].batch_id is not None)
+
+
+async def _stream(
+    request: web.Request, plan: Plan, run: Run, headers: dict[str, str]
+) -> web.StreamResponse:
+    kind = KeptStream if CLAIMED_KEY in request else EventStream
+    stream = kind(request, request.app[SETTINGS].write_timeout_s, run.hold, run.release)
+    envelope = Envelope(plan, run.root)
+    chunks = _Chunks(plan, envelope)
+
+    def closing(settled: Sequence[Settled]) -> list[dict[str, Any]]:
+        return chunks.closing(**_ending(request, plan, run, settled))
+
+    def whole(settled: Sequence[Settled]) -> bytes:
+        assert isinstance(stream, KeptStream)
+        return stream.whole(*closing(settled))
+
+    has_begun = False
+    try:
+        async for found in run.pieces():
+            if found and not has_begun and plan.before_text is not None:
+                await plan.before_text(run)
+            if stream.response is None:
+                request[RECORD].is_waiting = not found
+                await stream.start(headers)
+            if not found:
+                await stream.ping()
+                continue
+            if not has_begun:
+                has_begun = True
+                if request[RECORD].is_waiting:
+                    request[RECORD].mark("first_byte")
+                await stream.send(*chunks.opening())
+            await stream.send(*chunks.of(found))
+        if not has_begun:  # no choice said anything, not even its end
+            raise errors.internal()
+        await _settle(request, plan, run, whole, CONTENT_TYPE)
+    except errors.ApiError as error:
+        if stream.response is None:
+            raise
+        return await _fail(request, stream, run, error)
+    _note_finishes(request, chunks.finishes)
+    return await stream.close(*closing(run.settled))
+
+
+def _ending(
+    request: web.Request, plan: Plan, run: Run, settled: Sequence[Settled]
+) -> dict[str, Any]:
+    order = plan.orders[0]
+    final = run.generations[0].final
+    return {
+        "usage": usage_of(run.usage),
+        "headgate": headgate_of(
+            request[RECORD].request_id, order.tier, settled, final, run.budget_stop
+        ),
+    }
+
+
+async def _fail(
+    request: web.Request, stream: EventStream, run: Run, error: errors.ApiError
+) -> web.StreamResponse:
+    """One error event and a clean end of the body: who overlooks it sees neither `[DONE]` nor a finish."""
+    request[RECORD].error_code = error.code or error.type
+    run.fail(error)
+    event = {
+        "type": error.type, "code": error.code, "message": error.message, "param": error.param,
+        "request_id": request[RECORD].request_id, "retryable": error.status == 503,
+    }  # fmt: skip
+    return await stream.close({"error": event}, done=False)
+
+
+def _note_finishes(request: web.Request, finishes: Sequence[str | None]) -> None:
+    request[RECORD].finish_reasons = tuple(finish or "" for finish in finishes)
+
+
+class _Chunks:
+    """Pieces → chunks. The last end of all is kept back: it goes out with the settlement."""
+
+    def __init__(self, plan: Plan, envelope: Envelope) -> None:
+        self._plan = plan
+        self._envelope = envelope
+        self._num_open = plan.num_choices
+        self._last: dict[str, Any] | None = None
+        self.finishes: list[str | None] = []
+
+    def opening(self) -> list[dict[str, Any]]:
+        choices = (self._plan.shape.opening(index) for index in range(self._plan.num_choices))
+        return [self._envelope.chunk([choice]) for choice in choices if choice is not None]
+
+    def of(self, found: Sequence[Numbered]) -> list[dict[str, Any]]:
+        chunks: list[dict[str, Any]] = []
+        for numbered in found:
+            index, piece = numbered.index, numbered.piece
+            if piece.piece.text or piece.piece.entries:
+                chunks.append(self._envelope.chunk([self._plan.shape.part(index, piece)]))
+            if piece.finish is not None:
+                self._num_open -= 1
+                self.finishes.append(piece.finish)
+                closing = self._plan.shape.closing(index, piece)
+                if self._num_open:
+                    chunks.append(self._envelope.chunk([closing]))
+                else:
+                    self._last = closing
+        return chunks
+
+    def closing(self, *, usage: dict[str, Any], headgate: dict[str, Any]) -> list[dict[str, Any]]:
+        if not self._plan.fields.include_usage:
+            return [self._envelope.chunk([self._last], headgate=headgate)]
+        return [
+            self._envelope.chunk([self._last]),
+            self._envelope.chunk([], usage=usage, headgate=headgate),
+        ]

@@ -1,0 +1,322 @@
+"""All engine requests of one HTTP request, from admission to settlement, whatever becomes of the client.
+
+`Run` is a context manager: what was admitted inside of it is settled or voided when it ends, in a task of its own
+where the client has gone. Knows no JSON and no SSE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from accounting.values.types import Outcome, Usage
+from gateway.base import errors
+from gateway.base.lifecycle import Detached, Lifecycle
+from gateway.base.running import Running
+from gateway.books.spending import OrganizationLimit
+from gateway.generation.generation import FINAL_S, ChoicePiece, Generation
+from gateway.generation.order import Order
+from gateway.limiter.rules import BudgetUse
+from gateway.metering.admission import Admission, Admitted, Keep, Settled
+from gateway.routing.router import Pick, Router
+from gateway.routing.upstream.base import Mailbox
+from gateway.routing.upstream.fleet import Fleet
+from gateway.telemetry.record import RequestRecord
+from workers.protocol.messages import Finished
+
+PING_S = 15.0
+INLINE_TOKENS = 16_384
+"""A prompt of so many tokens is hashed in about 0.3 ms."""
+
+Ended = Callable[[Sequence[str], bool], Coroutine[Any, Any, None]]
+"""Told behind the settlement which engine requests were charged, and whether their client had left before it."""
+
+_OUTCOMES: dict[str, Outcome] = {
+    "upstream_lost": "worker_lost", "lease_lost": "lease_lost", "server_draining": "drain",
+    "invalid_api_key": "client_gone",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a run needs of the process."""
+
+    admission: Admission
+    fleet: Fleet
+    router: Router
+    detached: Detached
+    lifecycle: Lifecycle
+    running: Running
+    spending: OrganizationLimit
+
+    def run(
+        self, orders: Sequence[Order], record: RequestRecord, ended: Ended | None = None
+    ) -> Run:
+        return Run(self, orders, record, ended)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A piece of a choice, numbered over all prompts: i * n + j."""
+
+    index: int
+    piece: ChoicePiece
+
+
+class Run:
+    """`async with engine.run(orders, record) as run`: admitted and dispatched; then `pieces`, then `settle`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        orders: Sequence[Order],
+        record: RequestRecord,
+        ended: Ended | None = None,
+    ) -> None:
+        self._engine = engine
+        self._orders = orders
+        self._prompts = [order.to_route() for order in orders]
+        self._record = record
+        self._ended = ended
+        self._mailbox = Mailbox()
+        self._has_started = False
+        self._has_ended = False
+        self.generations: list[Generation] = []
+        self.root = ""
+        self.settled: list[Settled] = []
+
+    async def __aenter__(self) -> Run:
+        self._engine.lifecycle.on_cut.add(self._cut)
+        self._engine.running.add(self._orders[0].principal, self._revoke)
+        try:
+            self._engine.spending.check()
+            link = (await self._choose(0)).link
+            assert link.hello is not None
+            self.root = link.hello.root
+            for order in self._orders:
+                admitted = await self._admit(order)
+                self.generations.append(
+                    Generation(order, admitted, self._mailbox, len(self.generations))
+                )
+            self._record.mark("admitted")
+            for number, generation in enumerate(self.generations):
+                await asyncio.sleep(0)  # 128 prompts are much work: others have their turn between
+                # Chosen anew: while this one was admitted, others were sent.
+                generation.pick = pick = await self._choose(number)
+                generation.dispatch(pick.link)
+                self._engine.router.sent(pick)
+                link = pick.link
+            self._record.worker = link.registration.worker
+            self._record.mark("dispatched")
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The limiter's answer to this very request."""
+        return self.generations[-1].admitted.headers if self.generations else {}
+
+    async def pieces(self) -> AsyncIterator[list[Numbered]]:
+        """In the order of arrival, until every sequence has ended. An empty list: nothing came for 15 s."""
+        while not all(generation.has_final for generation in self.generations):
+            try:
+                async with asyncio.timeout(PING_S):
+                    items = await self._mailbox.take()
+            except TimeoutError:
+                yield []
+                continue
+            found: list[Numbered] = []
+            for number, event in items:
+                generation = self.generations[number]
+                piece = generation.handle(event)
+                if piece is not None:
+                    found.append(
+                        Numbered(number * generation.order.num_choices + piece.index, piece)
+                    )
+            if found:
+                self._has_started = True
+                yield found
+
+    async def settle(self) -> list[Settled]:
+        """Durable on return: now the last event may go out. A client that leaves meanwhile changes nothing."""
+        self._record.mark("finished")
+        self._record.settling = self._engine.detached.spawn(self._settle(), "settle a request")
+        await asyncio.shield(self._record.settling)
+        return self.settled
+
+    async def _settle(self) -> None:
+        endings = (generation.settle() for generation in self.generations)
+        self.settled = list(await asyncio.gather(*endings))
+        self._record.mark("settled")
+        self._fill_record(self.settled, self.usage)
+        if self._ended is not None:
+            _ = self._engine.detached.spawn(self._tell(self._ended), "tell of an ending")
+
+    async def _tell(self, ended: Ended) -> None:
+        pairs = zip(self.generations, self.settled, strict=True)
+        await ended([g.order.request_id for g, s in pairs if s.charge_micro_units], False)
+
+    def keep(self, keep: Keep) -> None:
+        """Asked by each sequence group on the way to its settlement: is the answer stored?"""
+        for generation in self.generations:
+            generation.admitted.keep = keep
+
+    def hold(self) -> None:
+        for generation in self.generations:
+            generation.hold()
+
+    def release(self) -> None:
+        for generation in self.generations:
+            generation.release()
+
+    def fail(self, error: BaseException) -> None:
+        """The answer ended with an error that the client was told: nothing is charged."""
+        self._end(error)
+
+    @property
+    def usage(self) -> Usage:
+        return _sum([generation.usage() for generation in self.generations])
+
+    @property
+    def shown(self) -> list[int]:
+        """Numbers of the choices that the client sees, in its order."""
+        return [
+            number * generation.order.num_choices + index
+            for number, generation in enumerate(self.generations)
+            for index in generation.shown
+        ]
+
+    @property
+    def budget_stop(self) -> BudgetUse | None:
+        """The budget that ended one of them."""
+        stops = (generation.budget_stop for generation in self.generations)
+        return next((stop for stop in stops if stop is not None), None)
+
+    # Inside
+
+    async def _choose(self, number: int) -> Pick:
+        """A long prompt is hashed in a thread, before anybody is chosen for it."""
+        router, fleet, prompt = self._engine.router, self._engine.fleet, self._prompts[number]
+        if len(prompt.tokens) > INLINE_TOKENS:
+            await asyncio.to_thread(router.prepare, fleet.links, prompt)
+        return router.choose(fleet.links, prompt)
+
+    async def _admit(self, order: Order) -> Admitted:
+        """A client that leaves meanwhile neither interrupts the admission nor keeps what it took."""
+        task = asyncio.create_task(self._engine.admission.admit(order.ask(self.root)))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            undo = _give_back(task)
+            self._record.settling = self._engine.detached.spawn(undo, "give back an admission")
+            raise
+
+    def _cut(self) -> None:
+        self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))
+
+    def _revoke(self) -> None:
+        """The key ended, and with it what runs under it; what was made until now is charged."""
+        self._mailbox.fail(errors.unauthorized())
+
+    def _end(self, error: BaseException | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._engine.lifecycle.on_cut.discard(self._cut)
+        self._engine.running.discard(self._orders[0].principal, self._revoke)
+        left = [generation for generation in self.generations if not generation.is_over]
+        for generation in self.generations:
+            if generation.is_over:
+                generation.close()
+        if not left:
+            return
+        outcome = _outcome(error)
+        for generation in left:
+            generation.begin_abort()
+        if outcome == "client_gone":
+            self._record.disconnect_phase = "decode" if self._has_started else "queue_or_prefill"
+        self._record.settling = self._engine.detached.spawn(
+            self._abandon(left, outcome), "end a request"
+        )
+
+    async def _abandon(self, left: list[Generation], outcome: Outcome) -> None:
+        """Outlives the client: the engine's counts, then the ending of each."""
+        self._mailbox.forgive()
+        with self._engine.lifecycle.running():
+            try:
+                async with asyncio.timeout(FINAL_S):
+                    while outcome == "client_gone" and any(
+                        generation.awaits_final for generation in left
+                    ):
+                        for number, event in await self._mailbox.take():
+                            self.generations[number].note(event)
+            except TimeoutError:
+                pass  # settled by what the gateway itself has seen
+            charged: list[str] = []
+            endings: list[Settled] = []
+            for generation in left:
+                endings.append(await generation.abandon(outcome))
+                generation.close()
+                if endings[-1].charge_micro_units:
+                    charged.append(generation.order.request_id)
+            # A client that left pays for what the engine counted; of what nobody pays for, the log has what was shown.
+            billed = _sum([settled.usage for settled in endings])
+            self._fill_record(endings, billed if outcome == "client_gone" else self.usage)
+            if self._ended is not None:
+                await self._ended(charged, outcome == "client_gone")
+
+    def _fill_record(self, endings: Sequence[Settled], usage: Usage) -> None:
+        record = self._record
+        record.usage = usage
+        for settled in endings:
+            record.charge_micro_units += settled.charge_micro_units
+            record.currency = settled.currency
+        final = self.generations[0].final if self.generations else None
+        if isinstance(final, Finished):
+            record.worker_timeline = final.timeline
+        for generation in self.generations:
+            if generation.pick is not None and isinstance(generation.final, Finished):
+                self._engine.router.ended(generation.pick, generation.final)
+
+
+def _outcome(error: BaseException | None) -> Outcome:
+    if error is None or isinstance(error, asyncio.CancelledError | ConnectionError):
+        return "client_gone"
+    if isinstance(error, errors.ApiError) and error.code in _OUTCOMES:
+        return _OUTCOMES[error.code]
+    return "internal"
+
+
+async def _give_back(task: asyncio.Task[Admitted]) -> None:
+    try:
+        admitted = await task
+    except errors.ApiError:
+        return
+    await admitted.void("client_gone")
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
+    return Usage(
+        sum(usage.cache_read for usage in usages),
+        sum(usage.cache_write for usage in usages),
+        sum(usage.uncached for usage in usages),
+        sum(usage.output for usage in usages),
+    )
+
+
+ENGINE = web.AppKey("engine", Engine)

@@ -1,0 +1,241 @@
+"""A key in a header → a `Principal`, or a constant 401 (security.md section 6).
+
+Remembers answers for at most 60 s and forgets all of them when the revocation epoch moves, so a revoked key is
+refused everywhere within 5 s. An address that sends many bad keys is told 429 instead of 401 and locks nobody out: a
+well-formed key is always looked up, at a price that `key_lookups` bounds. Knows neither SQL nor how a key is hashed:
+those come in as functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from accounting.values.types import Principal
+from gateway.base import errors
+from gateway.base.addresses import Network, networks, within
+from gateway.http.key_lookups import LookupFailed
+
+logger = logging.getLogger(__name__)
+
+FRESH_S = 60.0
+RENEW_S = 40.0
+"""A key in use is looked up again behind its requests' backs, before one of them would have to wait for it."""
+OUTAGE_S = 600.0
+LOOKED_AT = 100
+"""While SQL is away, what was fresh when it went is believed so long."""
+MAX_REMEMBERED = 50_000
+MAX_UNKNOWN = 10_000
+"""Kept apart, so that keys which somebody makes up push out no real one."""
+BAD_KEYS_BURST = 60
+BAD_KEYS_PER_S = 1.0
+MAX_KEY_CHARS = 256
+
+_BEARER = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([!-~]+)")
+Headers = CIMultiDictProxy[str]
+
+
+def presented_key(headers: Headers) -> str | None:
+    """The one key of a request; None when there is none, a malformed one, or two different ones."""
+    found: set[str] = set(headers.getall("x-api-key", ())) | set(headers.getall("api-key", ()))
+    for value in headers.getall("authorization", ()):
+        match = _BEARER.fullmatch(value.strip())
+        found.add(match[1] if match else "")
+    if len(found) != 1:
+        return None
+    key = found.pop()
+    return key if 0 < len(key) <= MAX_KEY_CHARS and key.isascii() else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    principal: Principal | None
+    loaded: float
+    networks: tuple[Network, ...] | None = None
+    """Where the key may be used from; None: anywhere."""
+
+    @classmethod
+    def of(cls, principal: Principal | None, loaded: float) -> _Known:
+        listed = principal.addresses if principal else None
+        return cls(principal, loaded, None if listed is None else networks(listed))
+
+    def principal_at(self, address: str, now: float) -> Principal | None:
+        """None: expired meanwhile, or not to be used from there."""
+        principal = self.principal
+        if principal is None or (principal.expires_at is not None and principal.expires_at <= now):
+            return None
+        return principal if self.networks is None or within(address, self.networks) else None
+
+
+class BadKeyThrottle:
+    """A bucket per address (IPv6: per /64) that bad keys empty. Bounded."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._full_at: OrderedDict[str, float] = OrderedDict()
+        """Address → when its bucket will be full again."""
+
+    def blocked_ms(self, address: str) -> int:
+        """Milliseconds until the address may try again; 0: now."""
+        missing = (self._full_at.get(_network(address), 0.0) - self._clock()) * BAD_KEYS_PER_S
+        return max(0, int((missing - BAD_KEYS_BURST + 1) / BAD_KEYS_PER_S * 1000))
+
+    def punish(self, address: str) -> None:
+        name = _network(address)
+        self._full_at[name] = max(self._full_at.get(name, 0.0), self._clock()) + 1 / BAD_KEYS_PER_S
+        self._full_at.move_to_end(name)
+        if len(self._full_at) > MAX_REMEMBERED:
+            self._full_at.popitem(last=False)
+
+
+def _network(address: str) -> str:
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    return str(ipaddress.ip_network((ip, 64), strict=False)) if ip.version == 6 else address
+
+
+class Authenticator:
+    """One per process."""
+
+    def __init__(
+        self,
+        lookup: Callable[[str], Awaitable[Principal | None]],
+        well_formed: Callable[[str], bool],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`lookup` asks SQL and raises `LookupFailed`; `well_formed` checks shape and checksum without it."""
+        self._lookup = lookup
+        self._well_formed = well_formed
+        self._clock = clock
+        self._wall = wall
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._unknown: OrderedDict[bytes, _Known] = OrderedDict()
+        """Of keys that the lookup did not find."""
+        self._asking: dict[bytes, asyncio.Task[_Known]] = {}
+        """One lookup of a key at a time, however many requests wait for it."""
+        self._throttle = BadKeyThrottle(clock)
+        self._epoch: int | None = None
+        self._confirmed = clock()
+        """When SQL last told us the epoch."""
+
+    def saw_epoch(self, epoch: int) -> None:
+        """The epoch read from SQL. Another one than before: nothing remembered is valid any more."""
+        if epoch != self._epoch:
+            self.forget()
+            self._epoch = epoch
+        self._confirmed = self._clock()
+
+    @property
+    def silent_s(self) -> float:
+        """Since SQL last answered."""
+        return self._clock() - self._confirmed
+
+    @property
+    def serves_without_sql(self) -> bool:
+        """Some key is remembered that is let in while SQL does not answer."""
+        if self.silent_s > OUTAGE_S:
+            return False
+        latest = islice(reversed(self._known.values()), LOOKED_AT)
+        return any(
+            known.principal is not None and self._confirmed - known.loaded < FRESH_S
+            for known in latest
+        )
+
+    def forget(self) -> None:
+        """A revocation was announced; ask again from now on. What is being read may be from before."""
+        self._known.clear()
+        self._unknown.clear()
+        self._asking.clear()
+
+    async def authenticate(self, headers: Headers, address: str) -> Principal:
+        """Raises `ApiError`: 401, 429 for a bad key from an address with too many of them, 503 without SQL."""
+        key = presented_key(headers)
+        # A plain hash is enough for a name in memory; the keyed one is in SQL.
+        name = hashlib.blake2b(key.encode(), digest_size=16).digest() if key else b""
+        known = self._known.get(name) or self._unknown.get(name)
+        if known is None or not self._believes(known):
+            known = await self._ask(key, name, known) if key and self._well_formed(key) else None
+        elif key and known.principal is not None and self._age(known) >= RENEW_S:
+            self._begin_lookup(key, name)
+        principal = known.principal_at(address, self._wall()) if known else None
+        if principal is None:
+            raise self._refusal(address)
+        return principal
+
+    def _refusal(self, address: str) -> errors.ApiError:
+        if blocked_ms := self._throttle.blocked_ms(address):
+            return too_many_bad_keys(blocked_ms)
+        self._throttle.punish(address)
+        return errors.unauthorized()
+
+    def _believes(self, known: _Known) -> bool:
+        return self._age(known) < FRESH_S
+
+    def _age(self, known: _Known) -> float:
+        return self._clock() - known.loaded
+
+    async def _ask(self, key: str, name: bytes, known: _Known | None) -> _Known:
+        try:
+            self._begin_lookup(key, name)
+            return await asyncio.shield(self._asking[name])
+        except LookupFailed:
+            return self._during_outage(known)
+
+    def _begin_lookup(self, key: str, name: bytes) -> None:
+        if name not in self._asking:
+            task = self._asking[name] = asyncio.create_task(self._read(key, name))
+            # Perhaps nobody waits for it.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _read(self, key: str, name: bytes) -> _Known:
+        this = asyncio.current_task()
+        try:
+            known = _Known.of(await self._lookup(key), self._clock())
+            if self._asking.get(name) is this:
+                self._remember(name, known)
+            return known
+        finally:
+            if self._asking.get(name) is this:
+                del self._asking[name]
+
+    def _remember(self, name: bytes, known: _Known) -> None:
+        self._known.pop(name, None)
+        self._unknown.pop(name, None)
+        is_key = known.principal is not None
+        kept, most = (self._known, MAX_REMEMBERED) if is_key else (self._unknown, MAX_UNKNOWN)
+        kept[name] = known
+        if len(kept) > most:
+            kept.popitem(last=False)
+
+    def _during_outage(self, known: _Known | None) -> _Known:
+        was_fresh = known is not None and self._confirmed - known.loaded < FRESH_S
+        if known is None or not was_fresh or self._clock() - self._confirmed > OUTAGE_S:
+            raise errors.unavailable("database_unavailable", "The key cannot be checked now.")
+        return known
+
+
+def too_many_bad_keys(retry_after_ms: int) -> errors.ApiError:
+    return errors.ApiError(
+        429, "Too many requests with an incorrect API key from this address.",
+        type="requests", code="rate_limit_exceeded", headers=errors.retry_headers(retry_after_ms),
+    )  # fmt: skip
+
+
+AUTH = web.AppKey("auth", Authenticator)
+
+
+PRINCIPAL = web.RequestKey("principal", Principal)

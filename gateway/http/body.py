@@ -1,0 +1,79 @@
+"""Reads a request's body within its limits: size, time, rate. Bytes only; what they mean is in `schema`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import hdrs, web
+
+from gateway.base import errors
+from gateway.base.app_keys import SETTINGS
+from gateway.http.route_table import Route
+from gateway.intake.intake import SHARE
+
+MIN_BYTES_PER_S = 1024
+
+
+def check_head(request: web.Request, route: Route) -> None:
+    """Media type 415, then size 413, from the head alone. Raises `ApiError`."""
+    if hdrs.CONTENT_ENCODING in request.headers:
+        raise errors.ApiError(
+            415, "Content-Encoding is not supported.", code="unsupported_media_type"
+        )
+    if route.json_body and request.method in {"POST", "PUT", "PATCH"}:
+        has_body = request.can_read_body
+        if has_body and request.content_type != "application/json":
+            raise errors.ApiError(
+                415, "The body must be application/json.", code="unsupported_media_type"
+            )
+    most = most_bytes(request, route)
+    if request.content_length is not None and request.content_length > most:
+        raise _too_large(most)
+
+
+def most_bytes(request: web.Request, route: Route) -> int:
+    """Of JSON, the operator's bound: a longer body is longer than any context."""
+    most = request.app[SETTINGS].json_body_bytes if route.json_body else route.max_body_bytes
+    return min(most, route.max_body_bytes)
+
+
+async def read(request: web.Request, max_bytes: int) -> bytes:
+    """The whole body. Raises `ApiError`: 413 before more than the limit is held, 429 before more is held than the
+    tenant may, 408 if it comes too slowly, 400 if its framing is broken."""
+    share = request[SHARE]
+    share.take_up_to(request.content_length or 0)
+    await send_continue(request)
+    loop = asyncio.get_running_loop()
+    body_s = request.app[SETTINGS].body_s
+    started = loop.time()
+    parts = bytearray()
+    try:
+        async with asyncio.timeout(body_s) as limit:
+            while chunk := await request.content.readany():
+                parts += chunk
+                if len(parts) > max_bytes:
+                    raise _too_large(max_bytes)
+                share.take_up_to(len(parts))
+                # A large body may take longer than body_s, as long as it keeps the rate.
+                limit.reschedule(started + max(body_s, len(parts) / MIN_BYTES_PER_S))
+    except TimeoutError:
+        raise errors.timeout("The request body did not arrive in time.") from None
+    except web.RequestPayloadError:
+        raise errors.invalid("The request body is not valid HTTP.") from None
+    return bytes(parts)
+
+
+def _too_large(most: int) -> errors.ApiError:
+    return errors.too_large(f"The request body is too large: at most {most:,} bytes are taken.")
+
+
+async def send_continue(request: web.Request) -> None:
+    """Tells a client that waits with its body to go on."""
+    if request.get(EXPECTS_CONTINUE):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer itself has not begun
+
+
+NUM_BODY_BYTES = web.RequestKey("num_body_bytes", int)
+"""Length of the JSON body in bytes, as it came."""
+EXPECTS_CONTINUE = web.RequestKey("expects_continue", bool)

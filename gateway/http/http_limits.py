@@ -1,0 +1,235 @@
+"""What a connection may cost: timers for the first byte and the headers, connections per address, the queue of
+unsent bytes, and errors in our shape for requests that never became one (security.md section 4).
+
+aiohttp has no read timers for headers and answers broken requests in plain text; both are mended here, in a
+subclass of its connection class. This is the only module that knows aiohttp's inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, cast
+
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
+
+from gateway.base import errors, ids
+from gateway.base.addresses import Network, within
+from gateway.base.settings import GatewaySettings
+from gateway.http.body import EXPECTS_CONTINUE
+from gateway.telemetry.keys import RECORD
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADER_LINE_BYTES = 8 * 1024
+MAX_HEADERS = 128
+MAX_QUEUE_BYTES = 256 * 1024
+"""Unsent bytes of one connection at which writing waits, and with it the extension of the lease."""
+OPENAI_VERSION = "2020-10-01"
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    first_byte_s: float
+    headers_s: float
+    keepalive_s: float
+    max_connections: int
+    max_per_address: int
+    unlimited: tuple[Network, ...]
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> ConnectionLimits:
+        return cls(
+            settings.first_byte_s, settings.headers_s, settings.keepalive_s,
+            settings.max_connections, settings.max_connections_per_address,
+            settings.trusted_networks + settings.unlimited_networks,
+        )  # fmt: skip
+
+
+class Addresses:
+    """Open connections per address; addresses without any are forgotten."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self._open: Counter[str] = Counter()
+        self.total = 0
+
+    def admit(self, address: str) -> bool:
+        """Counts a connection in, or says no. Each yes needs one `leave`."""
+        if self.total >= self._limits.max_connections:
+            return False
+        if self._open[address] >= self._limits.max_per_address and not self.is_unlimited(address):
+            return False
+        self._open[address] += 1
+        self.total += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        self.total -= 1
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
+
+    def is_unlimited(self, address: str) -> bool:
+        """A peer without an IP address came by a unix socket."""
+        return not address or within(address, self._limits.unlimited)
+
+
+class GatewayProtocol(RequestHandler):
+    """One connection. Waits at most so long for its first byte and for a complete head of each request."""
+
+    __slots__ = ("_address", "_addresses", "_in_head", "_last_payload", "_limits", "_timer")
+
+    def __init__(self, server: GatewayServer, **kwargs: Any) -> None:
+        super().__init__(
+            server,
+            loop=server.loop,
+            keepalive_timeout=server.limits.keepalive_s,
+            max_line_size=MAX_HEADER_LINE_BYTES,
+            max_field_size=MAX_HEADER_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            auto_decompress=False,
+            lingering_time=0.2,
+            **kwargs,
+        )
+        self._limits = server.limits
+        self._addresses = server.addresses
+        self._address: str | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Of the first byte, or, `_in_head`, of the rest of a head."""
+        self._in_head = False
+        self._last_payload = EMPTY_PAYLOAD
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = transport.get_extra_info("peername")
+        address = peer[0] if isinstance(peer, tuple) else ""
+        if not self._addresses.admit(address):
+            cast(asyncio.Transport, transport).abort()
+            return
+        self._address = address
+        super().connection_made(transport)
+        cast(asyncio.Transport, transport).set_write_buffer_limits(high=MAX_QUEUE_BYTES)
+        self._timer = self._loop.call_later(self._limits.first_byte_s, self.force_close)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_timer()
+        if self._address is not None:
+            self._addresses.leave(self._address)
+            self._address = None
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Runs the head's timer from its first byte until the parser has the whole head."""
+        num_before = self._request_count
+        is_head = self._last_payload.is_eof()
+        super().data_received(data)
+        if self._request_count > num_before:
+            self._stop_timer()
+            if self._messages:
+                self._last_payload = self._messages[-1][1]
+        elif is_head and data and not self._in_head:
+            self._stop_timer()
+            self._in_head = True
+            self._timer = self._loop.call_later(self._limits.headers_s, self._head_too_slow)
+
+    def _stop_timer(self) -> None:
+        self._in_head = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_too_slow(self) -> None:
+        self._stop_timer()
+        if self._waiter is None or self._waiter.done():
+            return  # a pipelined head behind a request that still runs: the keep-alive timer has it
+        error = errors.timeout("The request headers did not arrive in time.")
+        self._messages.append((_ErrInfo(408, error, ""), EMPTY_PAYLOAD))
+        self._waiter.set_result(None)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The last resort of a connection: a broken request, or an exception that no room expected."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun; only closing is left")
+        error = _as_api_error(status, exc)
+        if error.status >= 500:
+            logger.error("unhandled_exception", exc_info=exc)
+        response = error.response()
+        if not isinstance(request, web.Request) or RECORD not in request:
+            stamp(response, ids.request_id(), 0)
+        response.force_close()
+        return response
+
+
+def _as_api_error(status: int, exc: BaseException | None) -> errors.ApiError:
+    if isinstance(exc, errors.ApiError):
+        return exc
+    if isinstance(exc, LineTooLong) or "Too many headers" in str(exc):
+        return errors.ApiError(431, "The request headers are too large.", code="headers_too_large")
+    if 400 <= status < 500:
+        return errors.ApiError(400, "The request is not valid HTTP.", code="invalid_value")
+    return errors.internal()
+
+
+class GatewayServer(web.Server):
+    """Makes `GatewayProtocol` connections and answers `Expect` only when a body is wanted."""
+
+    def __init__(self, server: web.Server, limits: ConnectionLimits) -> None:
+        self.loop = asyncio.get_running_loop()
+        super().__init__(
+            _take_expect(server.request_handler),
+            request_factory=server.request_factory,
+            handler_cancellation=True,
+            loop=self.loop,
+        )
+        self.limits = limits
+        self.addresses = Addresses(limits)
+
+    def __call__(self) -> RequestHandler:
+        return GatewayProtocol(self, access_log=None)
+
+
+def _take_expect(handler: Any) -> Any:
+    """aiohttp sends `100 Continue` before any check; here the reader of the body does (`body.read`)."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if hdrs.EXPECT in request.headers:
+            headers = request.headers.copy()
+            expects = headers.popall(hdrs.EXPECT)
+            request = request.clone(headers=headers)
+            request[EXPECTS_CONTINUE] = expects == ["100-continue"]
+        return cast(web.StreamResponse, await handler(request))
+
+    return handle
+
+
+class GatewayRunner(web.AppRunner):
+    """An `AppRunner` whose connections obey the limits."""
+
+    __slots__ = ("limits",)
+
+    def __init__(self, app: web.Application, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(app, **kwargs)
+        self.limits = limits
+
+    async def _make_server(self) -> web.Server:
+        return GatewayServer(await super()._make_server(), self.limits)
+
+
+def stamp(response: web.StreamResponse, request_id: str, processing_ms: int) -> None:
+    """The headers of every answer. 401 and 404 tell no time: they are no clock."""
+    headers = response.headers
+    headers["x-request-id"] = request_id
+    headers["openai-processing-ms"] = "0" if response.status in {401, 404} else str(processing_ms)
+    headers["openai-version"] = OPENAI_VERSION
+    headers[hdrs.SERVER] = "headgate"

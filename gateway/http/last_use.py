@@ -1,0 +1,57 @@
+"""When each key was last used: noted per request, written to SQL now and then. A crash loses some seconds of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.access import api_keys
+from accounting.access.api_keys import LAST_USED_GRAIN_S
+from accounting.database.db import Database
+from gateway.base.lifecycle import uninterrupted
+
+EVERY_S = 5.0
+
+
+class LastUse:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, int] = {}
+        self._waiting: dict[str, int] = {}
+
+    def note(self, key_id: str) -> None:
+        """Cheap: once a minute and key there is something to write."""
+        now = int(time.time())
+        if now - self._written.get(key_id, 0) >= LAST_USED_GRAIN_S:
+            self._waiting[key_id] = now
+
+    async def write(self, database: Database) -> None:
+        """Raises what SQL raises; nothing is forgotten then."""
+        if not self._waiting:
+            return
+        taken, self._waiting = self._waiting, {}
+        try:
+            async with database.write() as conn:
+                await api_keys.touch(conn, taken)
+        except BaseException:
+            self._waiting = {**taken, **self._waiting}
+            raise
+        horizon = int(time.time()) - LAST_USED_GRAIN_S
+        recent = {key: at for key, at in self._written.items() if at > horizon}
+        self._written = recent | taken
+
+
+async def write_again_and_again(database: Database, use: LastUse) -> None:
+    while True:
+        await asyncio.sleep(EVERY_S)
+        try:
+            await uninterrupted(use.write(database))
+        except (SQLAlchemyError, OSError, TimeoutError):
+            pass  # tried again
+
+
+LAST_USE = web.AppKey("last_use", LastUse)

@@ -1,0 +1,173 @@
+"""What every request passes, outermost first: the record and its observers → errors in our shape → host →
+authentication and scope. Deny by default: a route that is not in the table is a 404.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+
+from aiohttp import hdrs, web
+
+from accounting.values.types import Principal
+from gateway.base import errors, ids
+from gateway.base.addresses import client_address
+from gateway.base.app_keys import KEY_CONNECTIONS, LIFECYCLE, SETTINGS, UNLISTED_PROXY
+from gateway.http import body
+from gateway.http.auth import AUTH, PRINCIPAL
+from gateway.http.http_limits import stamp
+from gateway.http.last_use import LAST_USE
+from gateway.http.route_table import ROUTES, Route
+from gateway.intake.intake import INTAKE, SHARE
+from gateway.telemetry.keys import OBSERVERS, RECORD, TRACING
+from gateway.telemetry.record import RequestRecord
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_PATH = re.compile(r"[A-Za-z0-9._~/:%-]{1,128}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Makes the record and hands it to the observers once the request and its settlement are over."""
+    record = request[RECORD] = RequestRecord(ids.request_id(), request.method)
+    record.mark("accepted")
+    record.client_request_id = request.headers.get("x-request-id", "")[:128]
+    record.traceparent = request.headers.get("traceparent", "")[:128]
+    record.peer = request.remote or ""
+    request.app[TRACING].start(record)
+    try:
+        response = await handler(request)
+        record.status = response.status
+        return response
+    except asyncio.CancelledError:
+        record.status = 499
+        raise
+    except BaseException:
+        record.status = 500
+        raise
+    finally:
+        record.mark("last_byte")
+        _publish(request.app, record)
+
+
+def _publish(app: web.Application, record: RequestRecord) -> None:
+    """Now, or when the settlement that outlives the request is done."""
+    if record.settling is not None and not record.settling.done():
+        record.settling.add_done_callback(lambda _: _publish(app, record))
+        return
+    for observer in app[OBSERVERS]:
+        observer(record)
+
+
+@web.middleware
+async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refusals become answers. What is none of ours goes on to the connection's last resort: a 500."""
+    try:
+        return await handler(request)
+    except errors.ApiError as error:
+        request[RECORD].error_code = error.code or error.type
+        return error.response()
+    except web.HTTPException as error:
+        refusal = _of_aiohttp(error, _asked(request))
+        request[RECORD].error_code = refusal.code or refusal.type
+        return refusal.response()
+
+
+def _asked(request: web.Request) -> str:
+    """Method and path as a message may show them: they are the client's text."""
+    path = request.rel_url.raw_path
+    return f"{request.method} {path if _SHOWN_PATH.fullmatch(path) else '(this path)'}"
+
+
+def _of_aiohttp(error: web.HTTPException, asked: str) -> errors.ApiError:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return errors.method_not_allowed(asked, error.allowed_methods)
+    if error.status == 404:
+        return errors.unknown_url(asked)
+    if error.status == 413:
+        return errors.too_large()
+    return errors.invalid("The request cannot be handled.")
+
+
+@web.middleware
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The order of checks up to the body: host 400, key 401, route 404 and 405, scope 403, media type 415,
+    size 413 (api.md 1.2)."""
+    if request.version not in {(1, 0), (1, 1)}:
+        raise errors.invalid("The request is not valid HTTP.")
+    if request.version == (1, 1) and len(request.headers.getall(hdrs.HOST, ())) != 1:
+        raise errors.invalid("Exactly one Host header is needed.")
+    route = request.app[ROUTES].get(request.match_info.route)
+    if route is not None:
+        request[RECORD].route = route.path
+    if route is None or route.scope != "none":
+        await _authenticate(request)
+    if request.match_info.http_exception is not None:
+        raise request.match_info.http_exception
+    if route is None:
+        raise errors.not_found()
+    _authorize(request, route)
+    if not request.app[LIFECYCLE].accepting and route.scope != "none":
+        raise errors.unavailable("server_draining", "The server is shutting down.")
+    body.check_head(request, route)
+    principal = request.get(PRINCIPAL)
+    with (
+        request.app[LIFECYCLE].running(),
+        request.app[KEY_CONNECTIONS].held(principal),
+        request.app[INTAKE].share(principal) as share,
+    ):
+        request[SHARE] = share
+        return await handler(request)
+
+
+async def _authenticate(request: web.Request) -> None:
+    peer, forwarded_for = request.remote or "", request.headers.getall("x-forwarded-for", ())
+    if sentence := request.app[UNLISTED_PROXY].hint(peer, forwarded_for):
+        logger.warning(sentence)
+    address = client_address(peer, forwarded_for, request.app[SETTINGS].trusted_networks)
+    principal = await request.app[AUTH].authenticate(request.headers, address)
+    request[PRINCIPAL] = principal
+    request.app[LAST_USE].note(principal.key_id)
+    record = request[RECORD]
+    record.principal = principal
+    record.mark("authenticated")
+
+
+def _authorize(request: web.Request, route: Route) -> None:
+    if route.scope == "none":
+        return
+    if not allows(route, request[PRINCIPAL]):
+        raise errors.forbidden("insufficient_scope", "This API key may not do this.")
+    status = request[PRINCIPAL].tenant_status
+    if status == "suspended":
+        raise errors.forbidden("tenant_suspended", "This project is suspended.")
+    if status == "archived":
+        raise errors.forbidden("project_archived", "This project is archived.")
+
+
+def allows(route: Route, principal: Principal) -> bool:
+    """The matrix of route scopes and identities; pure."""
+    if principal.kind == "operator":
+        return route.scope in {"admin", "usage:read"}
+    if route.scope == "any":
+        return True
+    return route.scope != "admin" and route.scope in principal.scopes
+
+
+async def stamp_answer(request: web.Request, response: web.StreamResponse) -> None:
+    """Runs just before any head is written, streams included."""
+    record = request.get(RECORD)
+    if record is None:
+        stamp(response, ids.request_id(), 0)
+        return
+    if not record.is_waiting:
+        record.mark("first_byte")
+    stamp(response, record.request_id, int(record.duration_ms))
+    lifecycle = request.app[LIFECYCLE]
+    if lifecycle.draining.is_set() and response.status != 101:
+        response.headers[hdrs.CONNECTION] = "close"

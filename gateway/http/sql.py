@@ -1,0 +1,75 @@
+"""A handler's way to SQL: one transaction, and accounting's refusals in the client's words.
+
+Raises `ApiError`: 404, 400, 409, 413, and 503 while the database cannot be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from aiohttp import web
+from redis.exceptions import RedisError
+from sqlalchemy import exc
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.values.errors import (
+    ConflictError,
+    InvalidError,
+    NameTakenError,
+    NoRoomError,
+    NotFoundError,
+)
+from gateway.base import errors
+from gateway.base.app_keys import DATABASE, REDIS
+from gateway.http.auth import AUTH
+from gateway.limiter.redis_keys import REVOKED_CHANNEL
+
+PUBLISH_S = 0.25
+
+
+@asynccontextmanager
+async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
+    with translated():
+        async with request.app[DATABASE].read() as conn:
+            yield conn
+
+
+@asynccontextmanager
+async def writing(
+    request: web.Request, *, changes_identities: bool = True
+) -> AsyncIterator[AsyncConnection]:
+    """Committed at the end of the block. Where identities may have changed, this process forgets those it remembered
+    and tells the others to; one that does not hear it sees the epoch in SQL 2 s later."""
+    with translated():
+        async with request.app[DATABASE].write() as conn:
+            yield conn
+    if not changes_identities:
+        return
+    request.app[AUTH].forget()
+    try:
+        async with asyncio.timeout(PUBLISH_S):
+            await request.app[REDIS].publish(REVOKED_CHANNEL, "")
+    except (RedisError, OSError, TimeoutError):
+        pass  # a faster word only: the epoch is committed
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    try:
+        yield
+    except NotFoundError:
+        raise errors.not_found() from None  # one body for unknown and foreign objects
+    except InvalidError as error:
+        raise errors.invalid(str(error), error.param) from None
+    except NoRoomError as error:
+        raise errors.too_large(str(error)) from None
+    except NameTakenError as error:
+        raise errors.conflict(str(error), "name_taken") from None
+    except ConflictError as error:
+        raise errors.conflict(str(error)) from None
+    except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:
+        raise errors.unavailable(
+            "database_unavailable", "The database cannot be asked now."
+        ) from error

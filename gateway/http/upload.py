@@ -1,0 +1,131 @@
+"""A multipart upload, streamed into the file store: one file and a few small fields, in any order, within limits.
+
+The client's file name is metadata; the bytes get a random name. Finishing or aborting the writer is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from accounting.batches.file_store import Writer
+from gateway.base import errors
+from gateway.base.app_keys import SETTINGS
+from gateway.http import body
+
+MAX_PARTS = 16
+MAX_FIELD_BYTES = 1024
+MAX_NAME_CHARS = 512
+READ_BYTES = 64 * 1024
+WRITE_BYTES = 512 * 1024
+"""Encrypted and written by a thread, so much at a time."""
+
+T = TypeVar("T")
+
+
+@dataclass
+class Upload:
+    name: str = ""
+    """As the client calls it, made storable; "" without a file."""
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+class Receiver:
+    """One upload. `limits`: most bytes by purpose. Until the purpose is known the largest holds; `room`: what the
+    tenant's disk quota leaves."""
+
+    def __init__(
+        self, request: web.Request, writer: Writer, limits: Mapping[str, int], room: int
+    ) -> None:
+        self._request = request
+        self._writer = writer
+        self._limits = limits
+        self._room = room
+        self._upload = Upload()
+        self._body_s = request.app[SETTINGS].body_s
+
+    async def receive(self) -> Upload:
+        """Raises `ApiError`: 415, 413, 408, 400."""
+        if self._request.content_type != "multipart/form-data":
+            raise errors.ApiError(
+                415, "The body must be multipart/form-data.", code="unsupported_media_type"
+            )
+        await body.send_continue(self._request)
+        try:
+            await self._read_parts()
+        # aiohttp reports a missing boundary, broken part headers and a cut body in these four ways.
+        except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
+            raise errors.invalid("The body is not valid multipart/form-data.") from error
+        if not self._upload.name:
+            raise errors.invalid(
+                "Missing required parameter: 'file'.", "file", "missing_required_parameter"
+            )
+        self._check_size()
+        return self._upload
+
+    async def _read_parts(self) -> None:
+        reader = await self._request.multipart()
+        for _ in range(MAX_PARTS):
+            part = await self._timed(reader.next())
+            if part is None:
+                return
+            if not isinstance(part, BodyPartReader) or not part.name:
+                raise ValueError("a part without a name, or parts within a part")
+            if part.headers.keys() & {"content-encoding", "content-transfer-encoding"}:
+                raise errors.invalid("An encoded part is not supported.")
+            if part.name == "file":
+                await self._take_file(part)
+            else:
+                await self._take_field(part)
+        raise errors.invalid("The upload has too many parts.")
+
+    async def _take_file(self, part: BodyPartReader) -> None:
+        if self._upload.name:
+            raise errors.invalid("Exactly one file can be uploaded.", "file")
+        self._upload.name = storable(part.filename or "upload")
+        waiting = bytearray()
+        while chunk := await self._timed(part.read_chunk(READ_BYTES)):
+            waiting += chunk
+            self._check_size(len(waiting))
+            if len(waiting) >= WRITE_BYTES:
+                await asyncio.to_thread(self._writer.write, bytes(waiting))
+                waiting.clear()
+        await asyncio.to_thread(self._writer.write, bytes(waiting))
+
+    async def _take_field(self, part: BodyPartReader) -> None:
+        name, value = part.name or "", bytearray()
+        while chunk := await self._timed(part.read_chunk(MAX_FIELD_BYTES)):
+            value += chunk
+            if len(value) > MAX_FIELD_BYTES:
+                raise errors.too_large("A field of the upload is too large.")
+        if name in self._upload.fields:
+            raise errors.invalid("A field of the upload was given more than once.")
+        self._upload.fields[name] = value.decode()
+
+    def _check_size(self, num_waiting: int = 0) -> None:
+        num_bytes = self._writer.num_bytes + num_waiting
+        purpose = self._upload.fields.get("purpose")
+        most = self._limits.get(purpose or "", max(self._limits.values()))
+        if num_bytes > most:
+            raise errors.too_large("The file is too large for its purpose.")
+        if num_bytes > self._room:
+            raise errors.too_large("The files of your project take up all of their space.")
+
+    async def _timed(self, reading: Awaitable[T]) -> T:
+        """Each piece may take so long; a client that trickles is worth no more."""
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await reading
+        except TimeoutError:
+            raise errors.timeout("The request body did not arrive in time.") from None
+
+
+def storable(name: str) -> str:
+    """A client's file name as text that SQL and JSON can hold; it never becomes a path."""
+    text = name.encode("utf-8", "replace").decode().replace("\0", "�")
+    return text[:MAX_NAME_CHARS]

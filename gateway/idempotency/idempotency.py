@@ -1,0 +1,222 @@
+"""One Idempotency-Key runs once: its answer is stored before it is settled, and replayed free of charge.
+
+A keyed request outlives its client. It is charged if and only if its answer was stored: a crash in between is healed
+by the journal's replay, or by the key's next request, which take the posting from the stored answer. Batch lines have
+keys of their own, which nobody else may use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database import sealing
+from accounting.database.db import Database
+from accounting.requests import quotes, replies, request_postings, sdk_retries
+from gateway.base import errors
+from gateway.base.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
+from gateway.http import sse
+from gateway.http.auth import PRINCIPAL
+from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, line_ended
+from gateway.idempotency.retries import ATTEMPT, Attempt
+from gateway.idempotency.seals import SEALS
+from gateway.intake.fingerprints import FINGERPRINT
+from gateway.telemetry.keys import RECORD
+
+logger = logging.getLogger(__name__)
+
+RUNNING_RETRY_MS = 1_000
+MAX_KEY_LENGTH = 255
+PIECE_BYTES = 256 * 1024
+SWEEP_EVERY_S = 30.0
+LOST_S = 60
+"""Only claims older than this are looked at: a younger one may not be among the held yet."""
+
+
+@dataclass(frozen=True)
+class _Replay:
+    stored: replies.Stored
+    body: bytes
+
+
+async def once(
+    request: web.Request,
+    value: Mapping[str, Any],
+    line: tuple[str, int] | None,
+    run: Callable[[], Awaitable[web.StreamResponse]],
+) -> web.StreamResponse:
+    """`run`, unless the request's key has run or runs. `line`: the batch line that the key names. Raises `ApiError`."""
+    key = _own_key(request) if line is None else replies.line_key(*line)
+    if key is None:
+        known_by = request[FINGERPRINT].digest  # not the request itself: it holds this
+        request[ATTEMPT] = Attempt.of(
+            request[RECORD].request_id, request[PRINCIPAL], request.headers, known_by
+        )
+        return await run()
+    if line is not None and value.get("stream"):
+        raise errors.invalid("A batch line cannot be streamed.", "stream", "unsupported_parameter")
+    task = request.app[DETACHED].spawn(_keyed(request, key, line, run), "keyed request")
+    request[RECORD].settling = task
+    ended: web.StreamResponse | _Replay | errors.ApiError = await asyncio.shield(task)
+    if isinstance(ended, errors.ApiError):
+        raise ended
+    return await _replay(request, ended) if isinstance(ended, _Replay) else ended
+
+
+def _own_key(request: web.Request) -> str | None:
+    """The tenant's own. Raises `ApiError` 400."""
+    values = request.headers.getall("idempotency-key", ())
+    if not values:
+        return None
+    (key, *more) = values
+    if more or not 1 <= len(key) <= MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
+        raise errors.invalid(
+            f"An Idempotency-Key is one header of 1 to {MAX_KEY_LENGTH} printable ASCII characters."
+        )
+    if key.startswith("batch:"):
+        raise errors.invalid("This Idempotency-Key is reserved for batches.")
+    return key
+
+
+async def _keyed(
+    request: web.Request,
+    key: str,
+    line: tuple[str, int] | None,
+    run: Callable[[], Awaitable[web.StreamResponse]],
+) -> web.StreamResponse | _Replay | errors.ApiError:
+    """Whatever becomes of the client. A refusal is a value here: nobody may be left to hear it."""
+    request_id, keyed = request[RECORD].request_id, request.app[KEYED]
+    keyed.add(request_id)
+    try:
+        with request.app[LIFECYCLE].running():
+            claimed = await _claim(request, key, request[FINGERPRINT].digest(), line)
+            if isinstance(claimed, _Replay):
+                return claimed
+            return await _run(request, claimed, run)
+    except errors.ApiError as refusal:
+        return refusal
+    finally:
+        # From here on the sweep may drop the key, if that has failed.
+        keyed.discard(request_id)
+
+
+async def _run(
+    request: web.Request, claimed: ClaimedKey, run: Callable[[], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    request[CLAIMED_KEY] = claimed
+    try:
+        return await run()
+    finally:
+        if not claimed.is_stored:
+            await _drop(claimed)
+
+
+async def _drop(claimed: ClaimedKey) -> None:
+    try:
+        await claimed.drop()
+    except (SQLAlchemyError, OSError) as error:
+        logger.warning("a key that may run again is dropped by the next sweep: %s", error)
+
+
+async def _claim(
+    request: web.Request, key: str, body: bytes, line: tuple[str, int] | None
+) -> ClaimedKey | _Replay:
+    """Raises `ApiError`: 409, 422, 429, 503."""
+    database, tenant_id = request.app[DATABASE], request[PRINCIPAL].tenant_id
+    request_id, slot = request[RECORD].request_id, request.app[SETTINGS].slot
+    try:
+        data_key = await request.app[SEALS].key(tenant_id)
+        async with database.write() as conn:
+            known = await replies.take(
+                conn, tenant_id, key, fingerprint=body, request_id=request_id, slot=slot, now=int(time.time()),
+                line=line,
+            )  # fmt: skip
+            stored = None if known is None else known.stored
+            if stored is not None:
+                await _settle(conn, tenant_id, key, stored)
+    except replies.KeyClosed:
+        raise line_ended() from None
+    except replies.NoRoom as refusal:
+        raise _no_room(refusal, tenant_id) from None
+    except (SQLAlchemyError, OSError) as error:
+        # No promise that cannot be kept.
+        raise errors.unavailable(
+            "database_unavailable", "Idempotency keys cannot be checked now."
+        ) from error
+    if known is None:
+        return ClaimedKey(database, tenant_id, key, request_id, data_key)
+    if known.fingerprint != body:
+        raise errors.ApiError(
+            422,
+            "The Idempotency-Key was used with another request.",
+            code="idempotency_mismatch",
+        )
+    if stored is None:
+        raise errors.ApiError(
+            409, "A request with this Idempotency-Key is running.", code="idempotency_in_progress",
+            headers=errors.retry_headers(RUNNING_RETRY_MS),
+        )  # fmt: skip
+    return _Replay(stored, sealing.unseal(data_key, stored.body, key.encode()))
+
+
+async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: replies.Stored) -> None:
+    """If a crash came between the answer and its settlement, whoever asks again settles it."""
+    if owed := await replies.owed(conn, tenant_id, key, stored):
+        await request_postings.post_stored(conn, owed)
+
+
+def _no_room(refusal: replies.NoRoom, tenant_id: str) -> errors.ApiError:
+    wait_ms = max(1, refusal.until - int(time.time())) * 1000
+    return errors.ApiError(
+        429,
+        f"Too many {refusal.what} of stored answers for Idempotency-Keys in project {tenant_id}: "
+        f"Limit {refusal.limit}, Used {refusal.used}.",
+        type="requests",
+        code="idempotency_limit_exceeded",
+        headers=errors.retry_headers(wait_ms),
+        headgate={
+            "level": "tenant", "dimension": f"idempotency_{refusal.what}", "limit": refusal.limit,
+            "used": refusal.used, "resets_at": refusal.until,
+        },
+    )  # fmt: skip
+
+
+async def _replay(request: web.Request, replay: _Replay) -> web.StreamResponse:
+    stored, body = replay.stored, replay.body
+    headers = {"idempotent-replayed": "true"}
+    if stored.content_type is None:
+        return web.Response(
+            status=stored.status, body=body, content_type="application/json", headers=headers
+        )
+    stream = sse.EventStream(request, request.app[SETTINGS].write_timeout_s)
+    await stream.start(headers)
+    unpack = zlib.decompressobj()
+    while body:
+        await stream.write(unpack.decompress(body, PIECE_BYTES))
+        body = unpack.unconsumed_tail
+    if rest := unpack.flush():
+        await stream.write(rest)
+    return await stream.close(done=False)  # its `[DONE]` is among what was stored
+
+
+async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
+    """Answers past their time, keys of this slot that nobody runs, attempts that nobody repeated, quotes."""
+    now = time.time()
+    async with database.write() as conn:
+        await replies.purge(conn, int(now))
+        await replies.drop_lost(conn, slot, keyed, int(now) - LOST_S)
+        await sdk_retries.forget(conn, int(now * 1000))
+        await quotes.forget(conn, int(now * 1000))
+
+
+KEYED = web.AppKey("keyed", set[str])
+"""Ids of the requests of this process that run, or are about to run, under an Idempotency-Key."""

@@ -1,0 +1,90 @@
+"""An SDK's own repeat of a request it got no byte of an answer to: known again by key and body, paid once.
+
+Only endings are told here, behind their settlement, and nothing waits for it: with SQL away a charge stands.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.database.db import Database
+from accounting.requests import sdk_retries
+from accounting.requests.sdk_retries import Unheard
+from accounting.values.types import Principal
+
+logger = logging.getLogger(__name__)
+
+MOVE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One HTTP request without a key of its own."""
+
+    id: str
+    principal: Principal
+    fingerprint: Callable[[], bytes]
+    """Made only when somebody may have to know the request again."""
+    is_retry: bool
+    started_at_ms: int
+
+    @classmethod
+    def of(
+        cls,
+        request_id: str,
+        principal: Principal,
+        headers: Mapping[str, str],
+        fingerprint: Callable[[], bytes],
+    ) -> Attempt:
+        count = headers.get("x-stainless-retry-count", "")
+        is_retry = count.isascii() and count.isdigit() and int(count[:4]) >= 1
+        return cls(request_id, principal, fingerprint, is_retry, _now_ms())
+
+
+class Retries:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def ended(self, attempt: Attempt, charged: Sequence[str], *, unheard: bool) -> None:
+        """`charged`: its engine requests that were. `unheard`: its client left before the first byte."""
+        if not charged or not (attempt.is_retry or unheard):
+            return
+        key_id, fingerprint = attempt.principal.key_id, attempt.fingerprint()
+        try:
+            async with self._database.write() as conn:
+                if attempt.is_retry:
+                    await sdk_retries.replace(
+                        conn, key_id, fingerprint, attempt.id, attempt.started_at_ms
+                    )
+                if unheard:
+                    tenant_id, now_ms = attempt.principal.tenant_id, _now_ms()
+                    await sdk_retries.note(
+                        conn,
+                        [Unheard(r, attempt.id, tenant_id, key_id, fingerprint, now_ms) for r in charged],
+                    )  # fmt: skip
+        except (SQLAlchemyError, OSError) as error:
+            logger.warning("a repeated request may be charged twice: %s", error)
+
+    async def move(self) -> None:
+        """The charges of attempts that were repeated, as far as the ledger has both. Raises what SQL raises."""
+        async with self._database.read() as conn:
+            if not await sdk_retries.any_to_move(conn):
+                return
+        async with self._database.write() as conn:
+            for request_id in await sdk_retries.move(conn):
+                logger.info("a repeat has paid for %s", request_id)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+RETRIES = web.AppKey("retries", Retries)
+ATTEMPT = web.RequestKey("attempt", Attempt)
+"""Only a tenant's request without an Idempotency-Key has it."""

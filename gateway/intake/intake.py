@@ -1,0 +1,154 @@
+"""How many bytes of bodies tenants may send and have here, counted as they arrive: before they are read as anything.
+
+Held bytes are those of requests that have not ended. One tenant may hold no more than what is left for all others
+(Choudhury and Hahne, 1998), so the bound on all holds, and whoever comes next finds room. Pure; the clock is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from aiohttp import web
+
+from accounting.values.types import Principal
+from gateway.base import errors
+
+MINUTE_S = 60.0
+RETRY_MS = 1_000
+MAX_REMEMBERED = 4096
+"""Tenants whose allowance is looked through at once for those that are whole again."""
+
+Dimension = Literal["body_bytes_held", "body_bytes_per_minute"]
+
+
+@dataclass
+class _Allowance:
+    """What is left of a minute's bytes; it comes back evenly."""
+
+    left: float
+    at: float
+
+
+class Intake:
+    """Of one gateway process."""
+
+    def __init__(
+        self, most_held: int, per_minute: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most_held = most_held
+        self._per_minute = per_minute
+        self._clock = clock
+        self._held: Counter[str] = Counter()
+        self._allowances: dict[str, _Allowance] = {}
+        self.num_held = 0
+        """Bytes, of all tenants."""
+        self.num_taken = 0
+        """Bytes, since the start."""
+        self.refusals: Counter[Dimension] = Counter()
+
+    @contextlib.contextmanager
+    def share(self, principal: Principal | None) -> Iterator[Share]:
+        """For one request, until it has ended."""
+        share = Share(self, principal)
+        try:
+            yield share
+        finally:
+            share.close()
+
+    def take(self, tenant: str, num_bytes: int, *, counts: bool) -> None:
+        """Raises `ApiError` 429. `counts`: towards the minute."""
+        if self._held[tenant] + num_bytes > self._most_held - self.num_held - num_bytes:
+            self.refusals["body_bytes_held"] += 1
+            raise self._too_many_held(tenant)
+        if counts:
+            self._count(tenant, num_bytes)
+        self._held[tenant] += num_bytes
+        self.num_held += num_bytes
+        self.num_taken += num_bytes
+
+    def give_back(self, tenant: str, num_bytes: int) -> None:
+        self.num_held -= num_bytes
+        self._held[tenant] -= num_bytes
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        now, rate = self._clock(), self._per_minute / MINUTE_S
+        allowance = self._allowances.get(tenant) or _Allowance(self._per_minute, now)
+        left = min(self._per_minute, allowance.left + (now - allowance.at) * rate)
+        if num_bytes > left:
+            self.refusals["body_bytes_per_minute"] += 1
+            raise self._too_many_per_minute(tenant, int(left), (num_bytes - left) / rate)
+        if len(self._allowances) >= MAX_REMEMBERED:
+            self._forget(now)
+        self._allowances[tenant] = _Allowance(left - num_bytes, now)
+
+    def _forget(self, now: float) -> None:
+        """Those that are whole again."""
+        rate = self._per_minute / MINUTE_S
+        self._allowances = {
+            tenant: one for tenant, one in self._allowances.items()
+            if one.left + (now - one.at) * rate < self._per_minute
+        }  # fmt: skip
+
+    def _too_many_held(self, tenant: str) -> errors.ApiError:
+        return _refusal(
+            f"Too many bytes of request bodies of project {tenant} are here at the same time. "
+            "Wait until running requests have ended, or send smaller ones.",
+            "body_bytes_held", self._most_held, self._held[tenant], RETRY_MS,
+        )  # fmt: skip
+
+    def _too_many_per_minute(self, tenant: str, left: int, wait_s: float) -> errors.ApiError:
+        used = self._per_minute - left
+        return _refusal(
+            f"Rate limit reached in project {tenant} on bytes of request bodies per min: "
+            f"Limit {self._per_minute}, Used {used}. Please try again in {wait_s:.1f}s.",
+            "body_bytes_per_minute", self._per_minute, used, int(wait_s * 1000) + 1,
+        )  # fmt: skip
+
+
+class Share:
+    """What one request has taken; without a tenant, nothing is counted."""
+
+    def __init__(self, intake: Intake, principal: Principal | None) -> None:
+        self._intake = intake
+        self._principal = principal
+        self._num_taken = 0
+
+    def take_up_to(self, num_bytes: int) -> None:
+        """So many in all, from now on. The batch runner bounds itself: its bytes count towards no minute. Raises
+        `ApiError` 429."""
+        more = num_bytes - self._num_taken
+        if self._principal is None or more <= 0:
+            return
+        counts = self._principal.kind != "batch"
+        self._intake.take(self._principal.tenant_id, more, counts=counts)
+        self._num_taken = num_bytes
+
+    def close(self) -> None:
+        if self._principal is not None and self._num_taken:
+            self._intake.give_back(self._principal.tenant_id, self._num_taken)
+        self._num_taken = 0
+
+
+def _refusal(
+    message: str, dimension: Dimension, limit: int, used: int, wait_ms: int
+) -> errors.ApiError:
+    return errors.ApiError(
+        429,
+        message,
+        type="requests",
+        code="rate_limit_exceeded",
+        headers=errors.retry_headers(wait_ms),
+        headgate={"level": "tenant", "dimension": dimension, "limit": limit, "used": used},
+    )
+
+
+INTAKE = web.AppKey("intake", Intake)
+SHARE = web.RequestKey("share", Share)
+"""The request's share of the bytes that may be held. It is given back when the request has ended."""

@@ -1,0 +1,47 @@
+"""What waits and what was refused before admission, read when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway.intake.intake import Intake
+from gateway.intake.text_work import TextWork
+
+
+class IntakeMetrics(Collector):
+    def __init__(self, intake: Intake, work: TextWork) -> None:
+        self._intake = intake
+        self._work = work
+
+    def collect(self) -> Iterator[Metric]:
+        intake, work = self._intake, self._work
+        yield CounterMetricFamily(
+            "headgate_body_bytes",
+            "Bytes of request bodies that were taken.",
+            value=intake.num_taken,
+        )
+        yield GaugeMetricFamily(
+            "headgate_body_bytes_held",
+            "Bytes of bodies of requests that run.",
+            value=intake.num_held,
+        )
+        refused = CounterMetricFamily(
+            "headgate_body_refusals", "Bodies refused by their bytes.", labels=["dimension"]
+        )
+        for dimension, number in intake.refusals.items():
+            refused.add_metric([dimension], number)
+        yield refused
+        yield GaugeMetricFamily(
+            "headgate_text_waiting_requests",
+            "Requests that wait for a thread that reads text.",
+            value=work.num_waiting,
+        )
+        yield GaugeMetricFamily(
+            "headgate_text_waiting_bytes",
+            "The bytes of their bodies.",
+            value=work.num_waiting_bytes,
+        )

@@ -1,0 +1,385 @@
+"""The gateway's append-only journal: OPEN before dispatch, SETTLE or VOID durable before the client's end of reply.
+
+One writer thread appends, one syncer thread makes durable: one `fdatasync` at a time, and what arrives meanwhile goes
+with the next (group commit). An OPEN returns as soon as it is in the file, which survives the process; the disk has
+it within 5 ms. A failed write or sync poisons the journal: nothing in that segment is believed any more, nothing is
+synced again, and `revive` goes on in a new segment. A full disk costs the ballast: what runs can end, and nothing more
+is let in until there is room for it again. Knows payload types, not SQL, and no text of any request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from accounting.values.types import Posting
+from gateway.journal import journal_records as records
+from gateway.journal import segments
+from workers.protocol.ballast import BALLAST_BYTES, Ballast, is_full
+from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader, segment_name
+
+log = logging.getLogger(__name__)
+
+OPEN_SYNC_S = 0.005
+
+
+class JournalPoisoned(Exception):
+    """A write or sync failed: this record may or may not be on the disk."""
+
+
+class SlotTaken(Exception):
+    """Another process owns this slot's journal."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    kind: Kind
+    payload: bytes
+    request_id: str
+    done: asyncio.Future[None] | None
+    durable: bool
+
+
+class Journal:
+    """Made by `open_journal`. `close()` must be awaited."""
+
+    def __init__(
+        self,
+        directory: Path,
+        slot: int,
+        lock: int,
+        chain: Chain,
+        boot: int,
+        running: dict[str, bytes],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        sync: Callable[[int], None] = os.fdatasync,
+        ballast_bytes: int = BALLAST_BYTES,
+    ) -> None:
+        self.directory = directory
+        self._ballast = Ballast(directory, ballast_bytes)
+        self._lock = lock
+        self._chain = chain
+        self._header = SegmentHeader(f"gateway-{slot}", uuid.uuid4().hex, boot)
+        self._segment_bytes = segment_bytes
+        self._sync = sync
+        self._loop = asyncio.get_running_loop()
+        self._open = running  # OPEN payloads without an end; the writer's
+        self._failure: Exception | None = None
+        self._closing = False
+        self._writer_ended = False
+        self._queue: deque[_Entry] = deque()
+        self._arrived = threading.Condition()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._unsynced_seq = chain.next_seq - 1
+        self._synced_seq = chain.next_seq - 1
+        self._written = threading.Condition()
+        self._file = -1
+        self._num_bytes = 0
+        self._begin_segment()
+        self._ballast.take()
+        self._threads = [
+            threading.Thread(target=self._write_all, name="journal-writer", daemon=True),
+            threading.Thread(target=self._sync_all, name="journal-syncer", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_writable(self) -> bool:
+        """Requests may be let in: what they end with will find room."""
+        return self._failure is None and self._ballast.is_held
+
+    @property
+    def is_full(self) -> bool:
+        """Not writable, and for want of room alone."""
+        return not self.is_writable and (self._failure is None or is_full(self._failure))
+
+    @property
+    def durable_seq(self) -> int:
+        """The last record that is on the disk."""
+        return self._synced_seq
+
+    async def open(self, opened: records.Opened) -> None:
+        """In the file, not yet on the disk: before dispatch."""
+        await self._append(Kind.OPEN, records.encode(opened), opened.request_id, durable=False)
+
+    async def end(self, posting: Posting) -> None:
+        """On the disk: before the client sees the end of its reply."""
+        kind = Kind.SETTLE if posting.kind == "settle" else Kind.VOID
+        await self._append(kind, records.encode(posting), posting.request_id, durable=True)
+
+    def progress(self, request_id: str, num_received: int, bound: int) -> None:
+        """A note; lost with the machine, which costs nothing but knowledge."""
+        self._note(Kind.PROGRESS, records.Progress(request_id, num_received, bound))
+
+    def attempt(self, request_id: str, attempt: int, num_handed_over: int) -> None:
+        self._note(Kind.ATTEMPT, records.Attempted(request_id, attempt, num_handed_over))
+
+    def forget(self, request_id: str) -> None:
+        """The request was ended without this journal, which had failed."""
+        self._open.pop(request_id, None)
+
+    async def revive(self) -> bool:
+        """After a failure: goes on in a new segment, if the disk takes one. True: `is_writable`."""
+        return self.is_writable or await asyncio.to_thread(self._revive)
+
+    async def close(self) -> None:
+        """Writes and syncs what was handed in, seals, and gives the slot free."""
+        self._closing = True
+        await asyncio.to_thread(self._stop)
+
+    async def _append(self, kind: Kind, payload: bytes, request_id: str, *, durable: bool) -> None:
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._hand_in(_Entry(kind, payload, request_id, done, durable))
+        await done
+
+    def _note(self, kind: Kind, payload: records.Progress | records.Attempted) -> None:
+        if self._failure is None and not self._closing:
+            self._hand_in(_Entry(kind, records.encode(payload), payload.request_id, None, False))
+
+    def _hand_in(self, entry: _Entry) -> None:
+        if self._failure is not None or self._closing:
+            raise JournalPoisoned("journal is not writable") from self._failure
+        with self._arrived:
+            self._queue.append(entry)
+            self._arrived.notify()
+
+    # The writer thread
+
+    def _write_all(self) -> None:
+        while True:
+            with self._arrived:
+                self._arrived.wait_for(lambda: self._queue or self._closing)
+                batch = list(self._queue)
+                self._queue.clear()
+            if not batch:
+                return
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                self._write(batch)
+            except OSError as failure:
+                self._poison(failure, (entry.done for entry in batch))
+
+    def _write(self, batch: list[_Entry]) -> None:
+        if self._num_bytes >= self._segment_bytes:
+            self._rotate()
+        self._write_bytes(b"".join(self._chain.encode(e.kind, e.payload) for e in batch))
+        for entry in batch:
+            if entry.kind == Kind.OPEN:
+                self._open[entry.request_id] = entry.payload
+            elif entry.kind in (Kind.SETTLE, Kind.VOID):
+                self._open.pop(entry.request_id, None)
+        self._tell([e.done for e in batch if e.done is not None and not e.durable], None)
+        with self._written:
+            self._waiting += [e.done for e in batch if e.done is not None and e.durable]
+            if any(entry.done is not None for entry in batch):
+                self._unsynced_seq = self._chain.next_seq - 1
+                self._written.notify()
+
+    def _rotate(self) -> None:
+        """Under the syncer's lock: no sync may fall between the two files."""
+        self._write_bytes(self._seal())
+        with self._written:
+            self._sync(self._file)
+            self._close_file()
+            self._begin_segment()
+
+    def _begin_segment(self) -> None:
+        """HEADER, the OPENs still running, SEAL: from here on this segment can be read without the one before."""
+        path = self.directory / segment_name(self._chain.next_seq)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(path, flags, 0o600)
+        self._num_bytes = 0
+        beginning = [self._chain.encode(Kind.HEADER, msgspec.msgpack.encode(self._header))]
+        beginning += [
+            self._chain.encode(Kind.OPEN, payload) for payload in list(self._open.values())
+        ]
+        try:
+            self._write_bytes(b"".join([*beginning, self._seal()]))
+            self._sync(self._file)
+            segments.sync_directory(self.directory)
+        except OSError:
+            path.unlink()  # nothing in it is not elsewhere
+            raise
+        self._unsynced_seq = self._synced_seq = self._chain.next_seq - 1
+
+    def _seal(self) -> bytes:
+        payload = records.Sealed(self._chain.next_seq - 1, len(self._open))
+        return self._chain.encode(Kind.SEAL, records.encode(payload))
+
+    def _write_bytes(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            num_written = os.write(self._file, view)
+            self._num_bytes += num_written
+            view = view[num_written:]
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    # The syncer thread
+
+    def _sync_all(self) -> None:
+        while True:
+            with self._written:
+                self._written.wait_for(lambda: self._is_behind() or self._writer_ended)
+                if not self._is_behind():
+                    return
+                if not self._waiting and not self._closing:
+                    # OPENs alone: a little company, if it comes.
+                    self._written.wait_for(lambda: self._waiting or self._closing, OPEN_SYNC_S)
+                seq, waiting, file = self._unsynced_seq, self._waiting, self._file
+                self._waiting = []
+                if self._synced_seq >= seq:  # a rotation synced them
+                    self._tell(waiting, None)
+                    continue
+                duplicate = os.dup(file)  # a rotation may close the other
+            try:
+                self._sync(duplicate)
+            except OSError as failure:
+                self._poison(failure, waiting)
+            else:
+                with self._written:
+                    self._synced_seq = max(self._synced_seq, seq)
+                self._tell(waiting, None)
+            finally:
+                os.close(duplicate)
+
+    def _is_behind(self) -> bool:
+        return bool(self._waiting) or (
+            self._failure is None and self._unsynced_seq > self._synced_seq
+        )
+
+    # Both
+
+    def _poison(self, failure: OSError, waiting: Iterable[asyncio.Future[None] | None]) -> None:
+        with self._written:
+            first = self._failure is None
+            self._failure = self._failure or failure
+            waiting = [*waiting, *self._waiting]
+            self._waiting = []
+        if first:
+            log.critical("journal %s is poisoned: %s", self.directory, failure)
+        self._tell([done for done in waiting if done is not None], failure)
+
+    def _tell(self, done: list[asyncio.Future[None]], failure: OSError | None) -> None:
+        if done:
+            self._loop.call_soon_threadsafe(_resolve, done, failure)
+
+    def _revive(self) -> bool:
+        if self._failure is None:
+            return self._ballast.take()
+        if is_full(self._failure):
+            self._ballast.give_up()
+        with self._written:
+            try:
+                self._close_file()
+                self._begin_segment()
+            except OSError as failure:
+                log.error("journal %s stays poisoned: %s", self.directory, failure)
+                return False
+            self._failure = None
+        log.warning("journal %s goes on in a new segment", self.directory)
+        return self._ballast.take()
+
+    def _stop(self) -> None:
+        writer, syncer = self._threads
+        with self._arrived:
+            self._arrived.notify_all()
+        writer.join()
+        with self._written:
+            self._writer_ended = True
+            self._written.notify_all()
+        syncer.join()
+        if self._failure is None:
+            self._write_bytes(self._seal())
+            self._sync(self._file)
+            self._synced_seq = self._chain.next_seq - 1
+        self._close_file()
+        self._ballast.give_up()
+        os.close(self._lock)
+
+
+async def open_journal(
+    directory: Path,
+    slot: int,
+    *,
+    min_next_seq: int = 1,
+    segment_bytes: int = SEGMENT_BYTES,
+    sync: Callable[[int], None] = os.fdatasync,
+    ballast_bytes: int = BALLAST_BYTES,
+    stored: Callable[[Collection[str]], Awaitable[Mapping[str, Posting]]] | None = None,
+) -> Journal:
+    """Takes the slot and ends what a dead process left open: VOID, outcome `gateway_crash`, durable on return; of a
+    request whose answer is `stored`, the SETTLE that pays for it.
+
+    `min_next_seq`: one more than SQL's offset, so that a journal lost with its disk does not number anew. Raises
+    SlotTaken, OSError.
+    """
+    lock = _take_slot(directory)
+    left = await asyncio.to_thread(segments.recover, directory)
+    chain = left.chain if left.chain.next_seq >= min_next_seq else Chain(min_next_seq)
+    unended = _unended(left)
+    # They run on into the new segment, so that dying before the VOIDs below loses none of them.
+    running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
+    journal = Journal(
+        directory, slot, lock, chain, left.boot + 1, running, segment_bytes=segment_bytes, sync=sync,
+        ballast_bytes=ballast_bytes,
+    )  # fmt: skip
+    now_ms = time.time_ns() // 1_000_000
+    kept = await stored(unended.keys()) if stored is not None and unended else {}
+    endings = [
+        kept.get(o.request_id) or o.void("gateway_crash", "gateway_crash", now_ms)
+        for o in unended.values()
+    ]
+    await asyncio.gather(*(journal.end(ending) for ending in endings))
+    return journal
+
+
+def _unended(left: segments.Left) -> dict[str, records.Opened]:
+    running: dict[str, records.Opened] = {}
+    for record in left.records:
+        if record.kind == Kind.OPEN:
+            opened = records.opened(record.payload)
+            running[opened.request_id] = opened
+        elif record.kind in (Kind.SETTLE, Kind.VOID):
+            running.pop(records.posting(record.payload).request_id, None)
+    return running
+
+
+def _take_slot(directory: Path) -> int:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise SlotTaken(f"another process owns {directory}") from None
+    return lock
+
+
+def _resolve(futures: list[asyncio.Future[None]], failure: OSError | None) -> None:
+    for future in futures:
+        if future.done():  # its waiter was cancelled
+            continue
+        if failure is None:
+            future.set_result(None)
+        else:
+            poisoned = JournalPoisoned(str(failure))
+            poisoned.__cause__ = failure
+            future.set_exception(poisoned)

@@ -1,0 +1,65 @@
+"""Equation I14: what a gateway slot's journal says was shipped is in the ledger, as it was written. Reads only.
+
+Segments are kept for a week after they were shipped, so that is how far back it sees. An ending that lost to another
+one of its request, or to another request of its batch line, bills nothing and is no failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.books import equations
+from accounting.books.equations import EquationResult
+from accounting.requests import request_postings
+from accounting.values.types import LedgerRow, Posting
+from gateway.journal import journal_records as records
+from gateway.journal.segments import list_segments
+from workers.protocol.journal import Kind, scan
+
+AT_ONCE = 500
+
+
+async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> EquationResult:
+    num_checked = 0
+    failures: list[str] = []
+    for slot, directory in sorted(journals.items()):
+        offset = await request_postings.journal_offset(conn, slot) or 0
+        segments = await asyncio.to_thread(list_segments, directory)
+        last_seq = 0
+        for segment in segments:
+            found = scan(await asyncio.to_thread(segment.path.read_bytes))
+            if found.state == "corrupt":
+                failures.append(f"slot {slot}: {segment.path.name} is damaged")
+            shipped = [
+                records.posting(record.payload)
+                for record in found.records
+                if record.kind in (Kind.SETTLE, Kind.VOID) and record.seq <= offset
+            ]
+            last_seq = max([last_seq, *(record.seq for record in found.records)])
+            for start in range(0, len(shipped), AT_ONCE):
+                failures += await _missing(conn, shipped[start : start + AT_ONCE])
+            num_checked += len(shipped)
+        if segments and offset > last_seq:
+            failures.append(f"slot {slot}: {offset} was shipped, {last_seq} is the journal's last")
+    return EquationResult(equations.JOURNAL_SHIPPED_WHOLE, num_checked, tuple(failures))
+
+
+async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[str]:
+    booked = await request_postings.endings(conn, [posting.request_id for posting in shipped])
+    wrong = []
+    for posting in shipped:
+        row = booked.get(posting.request_id)
+        if row is None or (row["kind"] == posting.kind and not _same(posting, row)):
+            wrong.append(posting.request_id)
+    return wrong
+
+
+def _same(posting: Posting, row: LedgerRow) -> bool:
+    usage, charge = posting.usage, posting.charge
+    return (row["charge"], row["output"], row["cache_read"], row["cache_write"], row["uncached"]) == (
+        charge.total, usage.output, usage.cache_read, usage.cache_write, usage.uncached,
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""The journals of this machine: which slots have one, how large it is, and what of it SQL does not have yet.
+
+Reads only, beside living owners too. Of a worker's journal only its size is known here: its format is the engine's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from gateway.journal.poster import DEAD_LETTERS
+from gateway.journal.segments import list_segments
+from gateway.journal.unshipped import unshipped
+
+GATEWAY = "gateway-"
+
+
+class JournalState(msgspec.Struct, frozen=True, kw_only=True):
+    slot: str
+    segments: int
+    bytes: int
+    quarantined: int
+    """Damaged segments that were set aside."""
+    shipped_seq: int | None = None
+    """The last record that is in SQL; None: a worker's, who hands its records to gateways."""
+    running: int | None = None
+    """Opened and not ended: of a living gateway, or of one that is to be replayed."""
+    unshipped: int | None = None
+    """Ended, and not in SQL."""
+    dead_letters: int | None = None
+    """Records that SQL will never take; they lie beside the journal."""
+
+
+def gateway_journals(state_dir: Path) -> dict[int, Path]:
+    """By slot."""
+    found = {}
+    for path in state_dir.glob(f"{GATEWAY}*/journal"):
+        slot = path.parent.name.removeprefix(GATEWAY)
+        if slot.isdigit():
+            found[int(slot)] = path
+    return found
+
+
+def worker_journals(state_dir: Path) -> dict[str, Path]:
+    paths = state_dir.glob("*/journal")
+    return {path.parent.name: path for path in paths if not path.parent.name.startswith(GATEWAY)}
+
+
+def of_gateway(slot: int, directory: Path, offset: int) -> JournalState:
+    """`offset`: the last of its records that is in SQL. Raises OSError."""
+    left = unshipped(directory, offset)
+    letters = directory / DEAD_LETTERS
+    return msgspec.structs.replace(
+        of_worker(f"{GATEWAY}{slot}", directory),
+        shipped_seq=offset,
+        running=len(left.running),
+        unshipped=len(left.ended),
+        dead_letters=len(letters.read_bytes().splitlines()) if letters.exists() else 0,
+    )
+
+
+def of_worker(slot: str, directory: Path) -> JournalState:
+    segments = list_segments(directory)
+    return JournalState(
+        slot=slot,
+        segments=len(segments),
+        bytes=sum(segment.path.stat().st_size for segment in segments),
+        quarantined=sum(1 for path in directory.iterdir() if path.suffix == ".quarantined"),
+    )

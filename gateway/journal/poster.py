@@ -1,0 +1,234 @@
+"""Posts what one slot's journal holds: files in, transactions out. The offset moves in the same transaction.
+
+A record is posted once, whatever SQL does: an unknown COMMIT repeats the same records, which their primary key knows;
+a database that lost its tail took the offset back with it, and the journal is read again from there. Repeats nothing
+by itself: a call that raises is to be made again. Knows neither when to post nor what waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    SQLAlchemyError,
+    StatementError,
+)
+
+from accounting.billing import residency
+from accounting.billing.residency import Reading
+from accounting.database.db import Database
+from accounting.requests import request_postings
+from accounting.values.errors import AccountingError
+from accounting.values.types import Posting, Usage, WitnessRecord
+from gateway.journal import journal_records, segments
+from workers.protocol.journal import Kind, Record
+from workers.protocol.messages import EngineAck, EngineRecord, EngineRecords, ResidencyReport
+
+log = logging.getLogger(__name__)
+
+MAX_RECORDS = 5_000
+DEAD_LETTERS = "dead-letters.jsonl"
+
+
+class Posted(msgspec.Struct, frozen=True, tag=True):
+    """What one call of `post` did."""
+
+    num_records: int
+    """Read from the journal; 0: nothing durable is left."""
+    num_endings: int
+    """Among them; 0: SQL was not asked."""
+    passed: int
+    """Every ending up to this record is in SQL."""
+    offset: int
+    """The last record of the journal that SQL knows of."""
+    num_new: int
+    """Endings that were not in SQL before."""
+
+
+class Posts(Protocol):
+    """A poster, in this process or beside it. Every call raises SQLAlchemyError or OSError for SQL that is away."""
+
+    @property
+    def offset(self) -> int:
+        """The last record of the journal that SQL has."""
+
+    async def post(self, durable_seq: int) -> Posted:
+        """One transaction's worth, none of it beyond `durable_seq`."""
+
+    async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
+        """The workers' own counts; returns after the COMMIT."""
+
+    async def note_residency(self, report: ResidencyReport) -> None: ...
+
+    async def num_bytes_ahead(self) -> int:
+        """Of the journal, not read yet."""
+
+    async def close(self) -> None:
+        """Nothing is under way, or it is to be given up."""
+
+
+@dataclass(frozen=True)
+class _Ending:
+    seq: int
+    posting: Posting
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Out of the journal, and not known to be in SQL."""
+
+    num_records: int
+    last_seq: int
+    endings: Sequence[_Ending]
+
+
+class Poster:
+    """In this process. One call of `post` at a time."""
+
+    def __init__(self, directory: Path, database: Database, slot: int, offset: int) -> None:
+        self._directory = directory
+        self._database = database
+        self._slot = slot
+        self._offset = offset
+        self._num_new = 0
+        self._reader = segments.Reader(directory, offset)
+        self._taken: _Taken | None = None
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    async def post(self, durable_seq: int) -> Posted:
+        taken, offset = self._taken or await self._take(durable_seq), self._offset
+        if taken.endings:
+            self._taken = taken
+            await self._post(taken.endings, taken.last_seq)
+            self._taken = None
+        num_new, self._num_new = self._num_new, 0
+        passed = self._offset if self._offset < offset else taken.last_seq
+        return Posted(taken.num_records, len(taken.endings), passed, self._offset, num_new)
+
+    async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
+        witnesses = [_witness(frame.worker, record) for record in frame.records]
+        await self._post_witnesses(witnesses)
+        return EngineAck(frame.worker, max((w.seq for w in witnesses), default=0))
+
+    async def note_residency(self, report: ResidencyReport) -> None:
+        readings = [
+            Reading(one.hour, one.tenant, report.model, report.process, one.cache, one.pinned)
+            for one in report.hours
+        ]
+        async with self._database.write() as conn:
+            await residency.note(conn, readings)
+
+    async def num_bytes_ahead(self) -> int:
+        return await asyncio.to_thread(self._reader.num_bytes_ahead)
+
+    async def close(self) -> None:
+        """The database is another's."""
+
+    async def _take(self, durable_seq: int) -> _Taken:
+        records = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
+        endings = [
+            _Ending(record.seq, posting)
+            for record in records
+            if record.kind in (Kind.SETTLE, Kind.VOID) and (posting := self._decode(record))
+        ]
+        return _Taken(len(records), records[-1].seq if records else durable_seq, endings)
+
+    async def _post(self, endings: Sequence[_Ending], offset: int) -> None:
+        """All in one transaction; if a row is at fault, halves, down to the one that is."""
+        try:
+            async with self._database.write() as conn:
+                stored = await request_postings.journal_offset(conn, self._slot) or 0
+                if stored < self._offset:
+                    self._rewind(stored)
+                    return
+                postings = [ending.posting for ending in endings]
+                posted = await request_postings.post(conn, self._slot, offset, postings)
+        except (SQLAlchemyError, AccountingError, OverflowError) as failure:
+            if not _is_rows_fault(failure):
+                raise
+            if len(endings) == 1:
+                self._bury(msgspec.to_builtins(endings[0].posting), endings[0].seq, failure)
+                return
+            middle = len(endings) // 2
+            await self._post(endings[:middle], endings[middle - 1].seq)
+            await self._post(endings[middle:], offset)
+            return
+        self._offset = offset
+        self._num_new += posted.num_new
+
+    async def _post_witnesses(self, witnesses: Sequence[WitnessRecord]) -> None:
+        try:
+            async with self._database.write() as conn:
+                await request_postings.post_engine_records(conn, witnesses)
+        except (SQLAlchemyError, AccountingError, OverflowError) as failure:
+            if not _is_rows_fault(failure):
+                raise
+            if len(witnesses) == 1:
+                self._bury(msgspec.to_builtins(witnesses[0]), witnesses[0].seq, failure)
+                return
+            middle = len(witnesses) // 2
+            await self._post_witnesses(witnesses[:middle])
+            await self._post_witnesses(witnesses[middle:])
+
+    def _rewind(self, stored: int) -> None:
+        log.critical(
+            "SQL went back from journal offset %d to %d: shipping again", self._offset, stored
+        )
+        self._offset = stored
+        self._reader = segments.Reader(self._directory, stored)
+
+    def _decode(self, record: Record) -> Posting | None:
+        try:
+            return journal_records.posting(record.payload)
+        except msgspec.DecodeError as failure:
+            self._bury(record.payload.hex(), record.seq, failure)
+            return None
+
+    def _bury(self, what: object, seq: int, reason: Exception) -> None:
+        """What SQL will never take is kept beside the journal, for a person."""
+        log.critical("journal record %d cannot be posted: %s", seq, reason)
+        line = json.dumps({"seq": seq, "reason": str(reason), "record": what}) + "\n"
+        path = self._directory / DEAD_LETTERS
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_rows_fault(failure: Exception) -> bool:
+    """True: repeating cannot help, this very row is refused. A statement that never reached the driver counts."""
+    if isinstance(failure, DBAPIError):
+        return isinstance(failure, DataError | IntegrityError)
+    return isinstance(failure, StatementError | AccountingError | OverflowError)
+
+
+def _witness(worker: str, record: EngineRecord) -> WitnessRecord:
+    usage = record.usage
+    return WitnessRecord(
+        worker=worker,
+        seq=record.seq,
+        request_id=record.request_id,
+        attempt=record.attempt,
+        tenant_id=record.tenant,
+        root=record.root,
+        usage=Usage(usage.cache_read, usage.cache_write, usage.uncached, usage.output),
+        speculated=usage.speculated,
+        recomputed=usage.recomputed,
+        reason=record.reason,
+    )

@@ -1,0 +1,238 @@
+"""A poster in a process of its own, so that a posting's statements stop nobody on the gateway's loop.
+
+One socket between them, one call at a time. The process ends when the socket does: at once if it was under way with
+something, for its gateway is gone or has given it up, and what SQL makes of that is an unknown COMMIT, as any. One that
+died is started again by the next call, which goes on from what SQL was last known to have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import uvloop
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.database.db import Database
+from gateway.base.lifecycle import uninterrupted
+from gateway.journal.poster import Posted, Poster
+from gateway.telemetry import logs
+from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
+
+CLOSE_S = 5.0
+NICENESS = 5
+"""A posting can wait for a SETTLE that a client waits for; it gets a quarter of a core that others want whole."""
+MAX_REASON_CHARS = 1000
+
+_LENGTH = struct.Struct(">I")
+
+
+class _Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first word: a URL with a password is nothing for a command line."""
+
+    directory: str
+    url: str
+    slot: int
+    offset: int
+    log_level: int
+
+
+class _Post(msgspec.Struct, frozen=True, tag=True):
+    durable_seq: int
+
+
+class _Measure(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class _Measured(msgspec.Struct, frozen=True, tag=True):
+    num_bytes: int
+
+
+class _Noted(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class _Failed(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+_Call = _Begin | _Post | _Measure | EngineRecords | ResidencyReport
+_Answer = Posted | _Measured | _Noted | _Failed | EngineAck
+A = TypeVar("A", Posted, _Measured, _Noted, EngineAck)
+
+_calls = msgspec.msgpack.Decoder(_Call)
+_answers = msgspec.msgpack.Decoder(_Answer)
+
+
+class NotPosted(OSError):
+    """SQL did not take it, or the process is gone: it is not known whether it was posted."""
+
+
+class PosterProcess:
+    """The gateway's half; its calls are those of `Posts`."""
+
+    def __init__(self, directory: Path, url: str, slot: int, offset: int) -> None:
+        self.offset = offset
+        self._directory = directory
+        self._url = url
+        self._slot = slot
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._link: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None: it does not run; the next call starts it."""
+        return self._process.pid if self._process is not None and self._link is not None else None
+
+    async def post(self, durable_seq: int) -> Posted:
+        posted = await self._call(_Post(durable_seq), Posted)
+        self.offset = posted.offset
+        return posted
+
+    async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
+        return await self._call(frame, EngineAck)
+
+    async def note_residency(self, report: ResidencyReport) -> None:
+        await self._call(report, _Noted)
+
+    async def num_bytes_ahead(self) -> int:
+        return (await self._call(_Measure(), _Measured)).num_bytes
+
+    async def close(self) -> None:
+        self._hang_up()
+        await self._end()
+
+    async def _call(self, call: _Call, kind: type[A]) -> A:
+        async with self._turn:
+            answer = await uninterrupted(self._exchange(call))
+        if isinstance(answer, _Failed):
+            raise NotPosted(answer.reason)
+        assert isinstance(answer, kind)
+        return answer
+
+    async def _exchange(self, call: _Call) -> _Answer:
+        try:
+            if self._link is None:
+                await self._start()
+            assert self._link is not None
+            reader, writer = self._link
+            await _write(writer, call)
+            answer: _Answer = _answers.decode(await _read(reader))
+            return answer
+        except (asyncio.IncompleteReadError, OSError) as reason:
+            self._hang_up()
+            raise NotPosted("the poster is gone") from reason
+        except asyncio.CancelledError:
+            self._hang_up()  # an answer may still come, to nobody's call
+            raise
+
+    async def _start(self) -> None:
+        await self._end()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._link = await asyncio.open_connection(sock=ours)
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gateway.journal.poster_process", stdin=theirs.fileno(),
+                start_new_session=True,  # a terminal's signals are the gateway's
+            )  # fmt: skip
+        level = logging.getLogger().getEffectiveLevel()
+        begin = _Begin(str(self._directory), self._url, self._slot, self.offset, level)
+        await _write(self._link[1], begin)
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link[1].close()
+        self._link = None
+
+    async def _end(self) -> None:
+        """Two of them never post at a time."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def serve(link: socket.socket) -> None:
+    """The process's half; returns when the gateway hangs up."""
+    reader, writer = await asyncio.open_connection(sock=link)
+    arriving = asyncio.create_task(_read(reader))
+    if (first := await _unless_hung_up(arriving)) is None:
+        return
+    begin = _calls.decode(first)
+    assert isinstance(begin, _Begin)
+    logs.configure(logging.getLevelName(begin.log_level))
+    database = Database(begin.url, pool_size=1)
+    poster = Poster(Path(begin.directory), database, begin.slot, begin.offset)
+    arriving = asyncio.create_task(_read(reader))
+    while call := await _unless_hung_up(arriving):
+        arriving = asyncio.create_task(_read(reader))
+        answering = asyncio.create_task(_answer(poster, _calls.decode(call)))
+        await asyncio.wait([answering, arriving], return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():  # nothing but the end of the link comes before the answer
+            os._exit(1)
+        with contextlib.suppress(OSError):
+            await _write(writer, await answering)
+    await database.close()
+
+
+async def _answer(poster: Poster, call: _Call) -> _Answer:
+    try:
+        match call:
+            case _Post(durable_seq):
+                return await poster.post(durable_seq)
+            case _Measure():
+                return _Measured(await poster.num_bytes_ahead())
+            case EngineRecords():
+                return await poster.post_engine_records(call)
+            case ResidencyReport():
+                await poster.note_residency(call)
+                return _Noted()
+            case _Begin():
+                raise RuntimeError("it has begun already")
+    except (SQLAlchemyError, OSError) as failure:
+        return _Failed(str(failure)[:MAX_REASON_CHARS])
+
+
+async def _unless_hung_up(arriving: asyncio.Task[bytes]) -> bytes | None:
+    try:
+        return await arriving
+    except (asyncio.IncompleteReadError, OSError):
+        return None
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    (num_bytes,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return await reader.readexactly(num_bytes)
+
+
+async def _write(writer: asyncio.StreamWriter, message: _Call | _Answer) -> None:
+    body = msgspec.msgpack.encode(message)
+    writer.write(_LENGTH.pack(len(body)) + body)
+    await writer.drain()
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the gateway, which ends this one
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
+    uvloop.run(serve(socket.socket(fileno=0)))
+
+
+if __name__ == "__main__":
+    main()

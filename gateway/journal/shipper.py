@@ -1,0 +1,204 @@
+"""Carries one slot's journal into SQL, and the workers' own records with it: when, how often again, and what waits.
+
+While SQL is away the journal grows; it is drained afterwards. How a record gets into SQL, and only once, is the
+poster's (`poster.py`), which may be a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.journal import segments
+from gateway.journal.journal import Journal
+from gateway.journal.poster import MAX_RECORDS, Posts
+from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 0.2
+MAX_BACKOFF_S = 2.0
+MAX_OUTAGE_S = 600.0
+MAX_BACKLOG_BYTES = 1024**3
+DROP_EVERY_S = 3600.0
+
+T = TypeVar("T")
+
+
+class ShippingStopped(Exception):
+    """SQL took no posting while the shipper was to stop."""
+
+
+class Shipper:
+    """`start()` begins, `close()` ships what is durable, as far as SQL takes it, and ends. The poster stays open."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        poster: Posts,
+        *,
+        max_outage_s: float = MAX_OUTAGE_S,
+        max_backlog_bytes: int = MAX_BACKLOG_BYTES,
+    ) -> None:
+        self._journal = journal
+        self._poster = poster
+        self._num_posted = 0
+        self._max_outage_s = max_outage_s
+        self._max_backlog_bytes = max_backlog_bytes
+        self._passed = poster.offset
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Of `caught_up`, in the order of the journal."""
+        self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._failing_since: float | None = None
+        self._backlog_bytes = 0
+        self._drop_at = 0.0
+
+    @property
+    def offset(self) -> int:
+        """The last record of the journal that SQL has."""
+        return self._poster.offset
+
+    @property
+    def num_posted(self) -> int:
+        """Endings that this process brought into SQL and that were not there before."""
+        return self._num_posted
+
+    @property
+    def is_failing(self) -> bool:
+        """SQL took no posting when it was last asked."""
+        return self._failing_since is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing more may be taken in: SQL has been away for 10 min, or 1 GiB waits for it."""
+        if self._backlog_bytes > self._max_backlog_bytes:
+            return True
+        since = self._failing_since
+        return since is not None and time.monotonic() - since > self._max_outage_s
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self, limit_s: float = 10.0) -> None:
+        """A transaction under way is not cut off: what a cancelled driver leaves behind may block the next one."""
+        self._stop.set()
+        self._hurry.set()
+        try:
+            async with asyncio.timeout(limit_s):
+                if self._task is not None:
+                    await self._task
+                while await self.ship():
+                    pass
+        except (TimeoutError, ShippingStopped):
+            log.warning(
+                "journal %s is not shipped whole; the next process of its slot goes on",
+                self._journal.directory,
+            )
+
+    async def ship(self) -> int:
+        """One transaction's worth. Returns how many records were read; 0: nothing durable is left to ship."""
+        durable_seq = self._journal.durable_seq
+        if durable_seq <= self._passed:
+            return 0
+        posted = await self._until_done(lambda: self._poster.post(durable_seq))
+        if posted.num_endings:
+            self._failing_since = None
+        self._num_posted += posted.num_new
+        self._pass(posted.passed)
+        return posted.num_records
+
+    async def caught_up(self, *, soon: bool = False) -> None:
+        """Returns when every ending that is durable now is in SQL, however long SQL is away. `soon`: nothing more is
+        gathered meanwhile."""
+        durable_seq = self._journal.durable_seq
+        if soon:
+            self._hurry.set()
+        if self._passed < durable_seq:
+            reached = asyncio.get_running_loop().create_future()
+            self._waiting.append((durable_seq, reached))
+            await reached
+
+    def _pass(self, seq: int) -> None:
+        self._passed = seq
+        while self._waiting and self._waiting[0][0] <= seq:
+            _, reached = self._waiting.popleft()
+            if not reached.done():  # its waiter was cancelled
+                reached.set_result(None)
+
+    async def keep(self, frame: EngineRecords | ResidencyReport) -> EngineAck | None:
+        """What a worker told; its answer, if it waits for one. Raises ShippingStopped."""
+        if isinstance(frame, EngineRecords):
+            return await self.post_engine_records(frame)
+        try:
+            await self._poster.note_residency(frame)
+        except (SQLAlchemyError, OSError) as failure:
+            # Once: the next report has the same sums, or higher ones.
+            log.warning("residency is not noted: %s", failure)
+        return None
+
+    async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
+        """The workers' own counts; returns after the COMMIT, however long SQL is away. Raises ShippingStopped."""
+        ack = await self._until_done(lambda: self._poster.post_engine_records(frame))
+        self._failing_since = None
+        return ack
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                num_records = await self.ship()
+            except ShippingStopped:
+                return
+            if self._backlog_bytes:
+                await self._measure_backlog()
+            if num_records == 0:
+                await self._drop_old()
+            if num_records < MAX_RECORDS:  # a transaction costs as much as hundreds of its rows
+                await self._wait(self._hurry, EVERY_S)
+                self._hurry.clear()
+
+    async def _pause(self, seconds: float) -> None:
+        """Ends early when the shipper is to stop."""
+        await self._wait(self._stop, seconds)
+
+    async def _wait(self, event: asyncio.Event, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            return
+
+    async def _measure_backlog(self) -> None:
+        try:
+            self._backlog_bytes = await self._poster.num_bytes_ahead()
+        except OSError as failure:  # no poster: how long for is counted
+            log.warning("backlog cannot be measured: %s", failure)
+
+    async def _drop_old(self) -> None:
+        if time.monotonic() >= self._drop_at:
+            self._drop_at = time.monotonic() + DROP_EVERY_S
+            await asyncio.to_thread(segments.drop_old, self._journal.directory, self.offset)
+
+    async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeats with jitter through outages, deadlocks and unknown COMMITs. Stopping: one try, then `ShippingStopped`."""
+        backoff_s = EVERY_S
+        while True:
+            try:
+                return await call()
+            except (SQLAlchemyError, OSError) as failure:
+                if self._failing_since is None:
+                    self._failing_since = time.monotonic()
+                    log.warning("SQL takes no postings: %s", failure)
+                await self._measure_backlog()
+                if self._stop.is_set():
+                    raise ShippingStopped from failure
+                await self._pause(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)

@@ -1,0 +1,101 @@
+"""What a gateway slot's journal holds that SQL has not yet: requests that run, or ended and were not shipped.
+
+Reads only, beside a living owner too. Knows the journal's format; what is done about the requests is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from accounting.values.types import Posting
+from gateway.journal import journal_records as records
+from gateway.journal.segments import Segment, list_segments
+from workers.protocol.journal import (
+    MAX_PAYLOAD_BYTES,
+    Kind,
+    Record,
+    Scan,
+    num_bytes_until,
+    scan,
+)
+
+CHUNK_BYTES = 2 * MAX_PAYLOAD_BYTES
+"""At least the largest record."""
+
+
+@dataclass(frozen=True)
+class Unshipped:
+    running: frozenset[str]
+    """Opened and not ended."""
+    ended: frozenset[str]
+    """Ended behind SQL's offset."""
+    postings: tuple[Posting, ...] = ()
+    """Of those."""
+
+    @property
+    def requests(self) -> frozenset[str]:
+        return self.running | self.ended
+
+
+def unshipped(directory: Path, offset: int) -> Unshipped:
+    """`offset`: the last record of this journal that is in SQL. Raises OSError."""
+    running: set[str] = set()
+    ended: dict[str, Posting] = {}
+    for segment in _segments_from(directory, offset):
+        for record in _records(segment.path):
+            if record.kind == Kind.OPEN:
+                running.add(records.opened(record.payload).request_id)
+            elif record.kind in (Kind.SETTLE, Kind.VOID):
+                posting = records.posting(record.payload)
+                running.discard(posting.request_id)
+                if record.seq > offset:
+                    ended.setdefault(posting.request_id, posting)
+    return Unshipped(frozenset(running), frozenset(ended), tuple(ended.values()))
+
+
+def ended_behind(directory: Path, offset: int) -> list[Posting]:
+    """As `unshipped`'s postings, without reading what is in SQL. Raises OSError."""
+    ended: dict[str, Posting] = {}
+    for segment in _segments_from(directory, offset):
+        for record in _records(segment.path, offset):
+            if record.kind in (Kind.SETTLE, Kind.VOID) and record.seq > offset:
+                posting = records.posting(record.payload)
+                ended.setdefault(posting.request_id, posting)
+    return list(ended.values())
+
+
+def _segments_from(directory: Path, offset: int) -> list[Segment]:
+    """From the last segment that begins at or before the offset: a segment repeats the OPENs it takes over."""
+    segments = list_segments(directory)
+    before = [segment for segment in segments if segment.first_seq <= offset]
+    return [*before[-1:], *segments[len(before) :]]
+
+
+def _records(path: Path, after_seq: int = 0) -> Iterator[Record]:
+    """Some at a time: a segment has up to 64 MiB, and as records it would take several times that."""
+    before: Scan | None = None
+    with path.open("rb") as file:
+        position = _skip(file, after_seq)
+        while True:
+            file.seek(position)
+            found = scan(file.read(CHUNK_BYTES), before)
+            if not found.records:
+                return
+            yield from found.records
+            position += found.num_valid_bytes
+            before = found
+
+
+def _skip(file: BinaryIO, after_seq: int) -> int:
+    """The position behind that record."""
+    position = 0
+    while after_seq:
+        file.seek(position)
+        skipped = num_bytes_until(file.read(CHUNK_BYTES), after_seq)
+        if not skipped:
+            break
+        position += skipped
+    return position

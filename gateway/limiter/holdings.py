@@ -1,0 +1,89 @@
+"""What this gateway holds of the limiter: open reservations, and endings that Redis has not confirmed. Memory only.
+
+From it a tenant's state is made again when Redis lost it. No awaiting here: what is listed is of one moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from accounting.limits.limiter_state import Running
+from accounting.values.types import Tier
+from gateway.limiter.rules import Holder
+
+Ending = Literal["settle", "release"]
+
+
+@dataclass
+class Held:
+    """What Redis knows about an open request."""
+
+    holder: Holder
+    prompt_tokens: int
+    bound: int
+    seq: int
+    reserved: int
+
+
+@dataclass(frozen=True)
+class Owed:
+    ending: Ending
+    holder: Holder
+    args: dict[str, Any]
+
+
+class Detail(msgspec.Struct, frozen=True, array_like=True):
+    """An open request as one gateway tells it to the one that rebuilds."""
+
+    key_id: str
+    model: str
+    tier: Tier
+    places: tuple[str, ...]
+    windows: tuple[str, ...]
+    prompt_tokens: int
+    bound: int
+    seq: int
+    reserved: int
+
+
+@dataclass
+class Holdings:
+    slot: int
+    held: dict[str, Held] = field(default_factory=dict)
+    owed: dict[str, Owed] = field(default_factory=dict)
+
+    @property
+    def tenants(self) -> set[str]:
+        return {held.holder.tenant_id for held in self.held.values()}
+
+    def listed(self) -> list[Running]:
+        return [
+            Running(
+                request_id, self.slot, held.holder.tenant_id, held.holder.opened_ms, _detail(held)
+            )
+            for request_id, held in self.held.items()
+        ]
+
+
+def detail_of(running: Running) -> Detail:
+    return msgspec.msgpack.decode(running.detail, type=Detail)
+
+
+def _detail(held: Held) -> bytes:
+    holder = held.holder
+    return msgspec.msgpack.encode(
+        Detail(
+            holder.key_id,
+            holder.model,
+            holder.tier,
+            holder.places,
+            holder.windows,
+            held.prompt_tokens,
+            held.bound,
+            held.seq,
+            held.reserved,
+        )
+    )

@@ -1,0 +1,202 @@
+"""What a client is told about its limits: `x-ratelimit-*` headers and 429 bodies, from the limiter's own answer. Pure.
+
+Formats are OpenAI's (api.md section 7). Knows limits and verdicts; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accounting.values import time_zones
+from gateway.base.errors import ApiError, retry_headers
+from gateway.limiter.limits import Money, Peek, Verdict, Window
+from gateway.limiter.rules import COUNTED, BudgetUse, Holder, Rule
+
+MINUTE_MS, BUCKET_MS = 60_000, 1_000
+WORDS = {
+    "requests_per_minute": "requests per min (RPM)",
+    "tokens_per_minute": "tokens per min (TPM)",
+    "input_tokens_per_minute": "input tokens per min (TPM)",
+    "output_tokens_per_minute": "output tokens per min (TPM)",
+    "requests_per_day": "requests per day (RPD)",
+    "batch_tokens_per_day": "batch tokens per day (TPD)",
+    "concurrency": "concurrent requests",
+}
+
+
+def headers(holder: Holder, verdict: Verdict) -> dict[str, str]:
+    """Requests and tokens of the tightest level in force, and the tenant's own tokens."""
+    rules = [rule for rule in holder.window_rules if not rule.shadow]
+    requests = [rule for rule in rules if rule.dimension == "requests_per_minute"]
+    tokens = [rule for rule in rules if rule.dimension == "tokens_per_minute"]
+    project = [rule for rule in tokens if rule.level in ("tenant", "model")]
+    return (
+        _headers("requests", requests, verdict)
+        | _headers("tokens", tokens, verdict)
+        | _headers("project-tokens", project, verdict)
+    )
+
+
+def refused(
+    holder: Holder, verdict: Verdict, model: str, prompt_tokens: int, least_output: int
+) -> ApiError:
+    """The 429. `retry-after` is the time after which the same request fits at every level, if nobody else comes, but for
+    a second at the end of a minute (`_told`)."""
+    match verdict.failing:
+        case BudgetUse() as use:
+            return _over_budget(holder, verdict, use)
+        case Rule() as rule:
+            return _over_limit(holder, verdict, rule, model, prompt_tokens, least_output)
+    raise ValueError("nothing failed")
+
+
+def scope_of(use: BudgetUse) -> dict[str, Any]:
+    """What a budget that stops or refuses is called: whose it is, and when it is full again."""
+    budget = use.budget
+    narrowed = {"model": budget.model, "tier": budget.tier}
+    return {
+        "scope": budget.scope,
+        "resets_at": use.period.end_ms // 1000,
+        "budget": budget.id,
+    } | {name: value for name, value in narrowed.items() if value is not None}
+
+
+def _over_limit(
+    holder: Holder, verdict: Verdict, rule: Rule, model: str, prompt_tokens: int, least_output: int
+) -> ApiError:
+    unit = "running" if rule.dimension == "concurrency" else COUNTED[rule.dimension][0]
+    window = verdict.windows[rule.window] if unit != "running" else Window(verdict.running[rule])
+    requested = {
+        "input": prompt_tokens,
+        "output": least_output,
+        "tokens": prompt_tokens + least_output,
+    }
+    open_tokens = 0 if unit in ("requests", "running") else min(window.open, window.sum)
+    never, wait_ms = verdict.wait_ms < 0, _told(verdict.wait_ms)
+    advice = (
+        "This request alone exceeds the limit."
+        if never
+        else f"Please try again in {duration(wait_ms)}."
+    )
+    return ApiError(
+        429,
+        f"Rate limit reached for {model} in project {holder.tenant_id} on {WORDS[rule.dimension]}: "
+        f"Limit {rule.limit}, Used {window.sum}, Requested {requested.get(unit, 1)}. {advice}",
+        type={"requests": "requests", "running": "concurrency"}.get(unit, "tokens"),
+        code="rate_limit_exceeded",
+        headers=headers(holder, verdict) | retry_headers(None if never else wait_ms),
+        headgate={
+            "level": rule.level,
+            "dimension": rule.dimension,
+            "limit": rule.limit,
+            "used": window.sum - open_tokens,
+            "reserved": open_tokens,
+            "resets_at": None
+            if unit == "running"
+            else _seconds(verdict.now_ms + window.empty_in_ms),
+        },
+    )  # fmt: skip
+
+
+def _told(wait_ms: int) -> int:
+    """A window counts by buckets, so a minute takes up to a second more to pass. Told more than a minute, SDKs take their
+    own short waits in its place and are refused until they give up; told a minute, they come back once more at worst."""
+    return MINUTE_MS if MINUTE_MS < wait_ms <= MINUTE_MS + BUCKET_MS else wait_ms
+
+
+def _over_budget(holder: Holder, verdict: Verdict, use: BudgetUse) -> ApiError:
+    money = verdict.money.get(use.row, Money())
+    whose = "this API key in project" if use.budget.key_id else "project"
+    return ApiError(
+        429,
+        f"You exceeded your current quota: hard budget of {whose} {holder.tenant_id}.",
+        type="insufficient_quota",
+        code="insufficient_quota",
+        headers=headers(holder, verdict) | {"x-should-retry": "false"},
+        headgate={
+            "level": use.budget.scope,
+            "dimension": "budget_micro_units",
+            "limit": use.budget.limit_at(holder.opened_ms),
+            "used": money.used,
+            "reserved": money.held,
+            **scope_of(use),
+        },
+    )
+
+
+def shown(
+    holder: Holder, peek: Peek, models: Mapping[str, str], time_zone: str
+) -> list[dict[str, Any]]:
+    """Each limit and budget row with what counts against it. `models`: by place."""
+    return [
+        *(_shown_window(rule, peek, models) for rule in holder.window_rules),
+        *(_shown_running(rule, peek, models) for rule in holder.running_rules),
+        *(_shown_budget(use, peek, time_zone) for use in holder.budgets),
+    ]
+
+
+def _shown_window(rule: Rule, peek: Peek, models: Mapping[str, str]) -> dict[str, Any]:
+    window = peek.windows[rule.window]
+    is_tokens = COUNTED[rule.dimension][0] != "requests"
+    reserved = min(window.open, window.sum) if is_tokens else 0
+    return _of_rule(rule, models) | {
+        "used": window.sum - reserved,
+        "reserved": reserved,
+        "resets_at": _seconds(peek.now_ms + window.empty_in_ms),
+    }
+
+
+def _shown_running(rule: Rule, peek: Peek, models: Mapping[str, str]) -> dict[str, Any]:
+    return _of_rule(rule, models) | {"used": peek.running[rule], "reserved": 0, "resets_at": None}
+
+
+def _shown_budget(use: BudgetUse, peek: Peek, time_zone: str) -> dict[str, Any]:
+    money, budget = peek.money[use.row], use.budget
+    resets_at = use.period.end_ms // 1000
+    return {
+        "level": budget.scope, "dimension": "budget_micro_units", "model": budget.model, "tier": budget.tier,
+        "limit": budget.limit_at(peek.now_ms), "used": money.used, "reserved": money.held,
+        "resets_at": resets_at, "resets_at_local": time_zones.shown(resets_at, time_zone),
+        "budget": budget.id, "enforced": budget.hardness == "hard",
+    }  # fmt: skip
+
+
+def _of_rule(rule: Rule, models: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "level": rule.level, "dimension": rule.dimension, "model": models.get(rule.place),
+        "tier": "batch" if rule.place.startswith("batch:") else "interactive", "limit": rule.limit,
+        "enforced": not rule.shadow,
+    }  # fmt: skip
+
+
+def duration(milliseconds: int) -> str:
+    """As Go writes it: `12ms`, `51.189s`, `1m0s`, `1h0m0s`; `0s`."""
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{rest // 1000}.{rest % 1000:03d}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{seconds}"
+    return f"{minutes}m{seconds}" if minutes else seconds
+
+
+def _headers(name: str, rules: Sequence[Rule], verdict: Verdict) -> dict[str, str]:
+    found = [(rule, verdict.windows[rule.window]) for rule in rules]
+    if not found:
+        return {}
+    tightest, window = min(found, key=lambda pair: (_remaining(*pair), pair[0].limit))
+    return {
+        f"x-ratelimit-limit-{name}": str(tightest.limit),
+        f"x-ratelimit-remaining-{name}": str(_remaining(tightest, window)),
+        f"x-ratelimit-reset-{name}": duration(window.empty_in_ms),
+    }
+
+
+def _remaining(rule: Rule, window: Window) -> int:
+    return max(0, rule.limit - window.sum)
+
+
+def _seconds(milliseconds: int) -> int:
+    return -(-milliseconds // 1000)

@@ -1,0 +1,310 @@
+"""Client of the limiter scripts: reserve, extend, settle, release, and what counts now.
+
+Remembers what it was granted (`holdings.py`), so that a state which Redis lost is made again before anything more is
+granted (`rebuild.py`); `upkeep.py` repeats what Redis did not hear. Knows integers and opaque ids; no rates (a ladder
+brings its costs along), no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from accounting.database.db import Database
+from accounting.values.budget_types import Budget
+from accounting.values.errors import InvalidError
+from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, RedisLink
+from gateway.limiter.holdings import Ending, Held, Holdings, Owed
+from gateway.limiter.rebuild import TERM_MS, Rebuilder
+from gateway.limiter.redis_keys import LIFE_PREFIX, open_key, reservation_key, state_key, window_key
+from gateway.limiter.rules import BudgetUse, Holder, Rule, budget_uses
+
+Ladder = Sequence[tuple[int, int]]
+"""(tokens, cost in micro-units) of each rung, largest first."""
+
+TRIES = 5
+
+
+class ReservationEnded(Exception):
+    """The limiter knows this request as ended: nothing more may be spent."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What counts of one limit now, and when nothing of it will."""
+
+    sum: int = 0
+    empty_in_ms: int = 0
+    open: int = 0
+    """Tokens of its place's requests that still run."""
+
+
+@dataclass(frozen=True)
+class Money:
+    """Micro-units of one budget row."""
+
+    used: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to `reserve`."""
+
+    now_ms: int
+    bound: int
+    reserved: int
+    failing: Rule | BudgetUse | None
+    wait_ms: int
+    """Until it would fit; -1: never."""
+    windows: Mapping[str, Window] = field(default_factory=dict)
+    running: Mapping[Rule, int] = field(default_factory=dict)
+    money: Mapping[str, Money] = field(default_factory=dict)
+    shadowed: tuple[Rule | BudgetUse, ...] = ()
+    """Shadow limits that would have refused it."""
+
+
+@dataclass(frozen=True)
+class LeaseGrant:
+    bound: int
+    wait_ms: int
+    reserved: int
+    stop: BudgetUse | None = None
+    """The budget that cannot pay for one token more."""
+
+
+@dataclass(frozen=True)
+class Peek:
+    """What counts against limits and budgets, asked for without taking anything."""
+
+    now_ms: int
+    windows: Mapping[str, Window]
+    running: Mapping[Rule, int]
+    money: Mapping[str, Money]
+
+
+@dataclass
+class Fresh:
+    """Budgets of the tenants that have running requests, newer than those requests' own."""
+
+    version: int = -1
+    """What is not among them and is older than this is gone."""
+    by_tenant: dict[str, tuple[Budget, ...]] = field(default_factory=dict)
+
+    def uses(self, holder: Holder) -> tuple[BudgetUse, ...]:
+        budgets = self.by_tenant.get(holder.tenant_id)
+        if budgets is None:
+            return holder.budgets
+        return budget_uses(budgets, holder.key_id, holder.model, holder.tier, holder.opened_ms)
+
+    def known(self, holder: Holder) -> int:
+        return self.version if holder.tenant_id in self.by_tenant else -1
+
+
+class Limiter:
+    def __init__(
+        self,
+        link: RedisLink,
+        slot: int,
+        database: Database,
+        *,
+        caught_up: Callable[[], Awaitable[None]],
+        now_ms: Callable[[], int] | None = None,
+        books_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """`caught_up`: returns when every ending that is durable now is in SQL. `now_ms` None: Redis TIME; `books_ms`
+        None: this machine's clock. Only tests bring clocks."""
+        self.holdings = Holdings(slot)
+        self.rebuilder = Rebuilder(
+            link, database, self.holdings, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
+        )
+        self.fresh = Fresh()
+        self._link = link
+        self._now_ms = now_ms
+
+    @property
+    def num_held(self) -> int:
+        return len(self.holdings.held)
+
+    @property
+    def num_owed(self) -> int:
+        """Endings that Redis has not confirmed yet; repeated each second."""
+        return len(self.holdings.owed)
+
+    async def reserve(
+        self, holder: Holder, prompt_tokens: int, prompt_cost: int, ladder: Ladder
+    ) -> Verdict:
+        """All levels or none. Raises LimiterUnavailable; then it is unknown whether it was taken: release it."""
+        windows = holder.windows
+        rules = holder.window_rules
+        ask = {
+            "id": holder.request_id,
+            "slot": self.holdings.slot,
+            "places": holder.places,
+            "limits": [_limit(windows, rule) for rule in rules],
+            "running": [(r.place, r.limit, int(r.shadow)) for r in holder.running_rules],
+            "budgets": [use.at(holder.opened_ms) for use in holder.budgets],
+            "prompt": prompt_tokens,
+            "cost": prompt_cost,
+            "term": TERM_MS,
+            "ladder": ladder,
+        }
+        answer = await self._run("reserve", holder, windows, ask)
+        if answer[0] == "ended":
+            raise ReservationEnded(holder.request_id)
+        verdict = _verdict(holder, answer)
+        if verdict.failing is None:
+            self.holdings.held[holder.request_id] = Held(
+                holder, prompt_tokens, verdict.bound, 0, verdict.reserved
+            )
+        return verdict
+
+    async def extend(
+        self, holder: Holder, seq: int, ladder: Ladder, now_ms: int, counted_prompt: int = -1
+    ) -> LeaseGrant:
+        """`counted_prompt`: prompt tokens that were not cached, once that is known. `now_ms`: for budgets' limits."""
+        held = self.holdings.held.get(holder.request_id)
+        if held is None:
+            raise ReservationEnded(holder.request_id)
+        windows, uses = holder.windows, self.fresh.uses(holder)
+        ask = {
+            "id": holder.request_id,
+            "seq": seq,
+            "limits": [_limit(windows, rule) for rule in holder.window_rules],
+            "budgets": [use.at(now_ms) for use in uses],
+            "known": self.fresh.known(holder),
+            "counted": counted_prompt,
+            "term": TERM_MS,
+            "ladder": ladder,
+        }
+        answer = await self._run("extend", holder, windows, ask)
+        if answer[0] == "ended":
+            raise ReservationEnded(holder.request_id)
+        bound, wait_ms, reserved, row = answer[1:]
+        held.bound, held.seq, held.reserved = bound, max(seq, held.seq), reserved
+        if counted_prompt >= 0:
+            held.prompt_tokens = min(held.prompt_tokens, counted_prompt)
+        stop = next((use for use in uses if use.row == row), None)
+        return LeaseGrant(bound, wait_ms, reserved, stop)
+
+    async def settle(
+        self, holder: Holder, cost: int, input_tokens: int, output_tokens: int
+    ) -> None:
+        """Never fails: what Redis does not confirm now is repeated until it does."""
+        args = {"cost": cost, "input": input_tokens, "output": output_tokens}
+        await self._end("settle", holder, args)
+
+    async def release(self, holder: Holder, *, never_admitted: bool = False) -> None:
+        """As `settle`. `never_admitted`: it does not count as a request either."""
+        await self._end("release", holder, {"never_admitted": never_admitted})
+
+    async def peek(self, holder: Holder) -> Peek:
+        """Raises LimiterUnavailable."""
+        windows, running = holder.windows, holder.running_rules
+        ask = {
+            "running": [rule.place for rule in running],
+            "rows": [use.row for use in holder.budgets],
+        }
+        answer = await self._run("peek", holder, windows, ask)
+        _, now_ms, sums, counts, money = answer
+        return Peek(
+            now_ms,
+            _windows(windows, sums),
+            dict(zip(running, counts, strict=True)),
+            _money(holder.budgets, money),
+        )
+
+    async def touch(self) -> None:
+        """Moves the expiry of everything held."""
+        held = [entry.holder for entry in self.holdings.held.values()]
+        for tenant_id in {holder.tenant_id for holder in held}:
+            mine = [holder for holder in held if holder.tenant_id == tenant_id]
+            ids = [holder.request_id for holder in mine]
+            await self._run("touch", mine[0], (), {"term": TERM_MS, "ids": ids})
+
+    async def pay(self, request_id: str) -> None:
+        """Tells Redis an ending that it has not confirmed. What a lost state held is ended once it is rebuilt."""
+        owed = self.holdings.owed.get(request_id)
+        if owed is None:  # paid meanwhile
+            return
+        holder, ask = owed.holder, {"id": request_id, **owed.args}
+        try:
+            await self._run(owed.ending, holder, holder.windows, ask)
+        except LimiterUnavailable:
+            return  # repeated later
+        self.holdings.owed.pop(request_id, None)
+
+    async def _end(self, ending: Ending, holder: Holder, args: dict[str, Any]) -> None:
+        self.holdings.held.pop(holder.request_id, None)
+        self.holdings.owed[holder.request_id] = Owed(ending, holder, args)
+        await self.pay(holder.request_id)
+
+    async def _run(
+        self, script: str, holder: Holder, windows: Iterable[str], ask: dict[str, Any]
+    ) -> list[Any]:
+        """One script call; a tenant's state that is lost or of another epoch is rebuilt first. An answer given under
+        an epoch that is over grants nothing: it may be missing in what is rebuilt."""
+        windows, tenant_id = tuple(windows), holder.tenant_id
+        for _ in range(TRIES):
+            try:
+                epoch = await self.rebuilder.epoch(tenant_id)
+                answer = await self._call(script, holder, windows, epoch, ask)
+            except LifeChanged:
+                continue
+            if not self.rebuilder.is_in_force(tenant_id, epoch):
+                continue
+            if answer[0] == "inexact":
+                raise InvalidError("An amount is beyond what the limiter can count.")
+            if answer[0] != "rebuild":
+                return answer
+            await self.rebuilder.rebuild(tenant_id, epoch, answer[1])
+        raise LimiterUnavailable("limiter state does not settle")
+
+    async def _call(
+        self, script: str, holder: Holder, windows: Iterable[str], epoch: int, ask: dict[str, Any]
+    ) -> list[Any]:
+        tenant_id = holder.tenant_id
+        keys = [
+            state_key(tenant_id),
+            open_key(tenant_id),
+            reservation_key(tenant_id, holder.request_id),
+            *(window_key(tenant_id, window) for window in windows),
+        ]
+        now: Argument = "" if self._now_ms is None else self._now_ms()
+        body = msgspec.json.encode({"epoch": epoch, **ask})
+        return await self._link.script(script, keys, (now, body))
+
+
+def limiter_link(url: str, *, timeout_s: float = TIMEOUT_S) -> RedisLink:
+    return RedisLink(url, life_key=LIFE_PREFIX, timeout_s=timeout_s)
+
+
+def _limit(windows: Sequence[str], rule: Rule) -> tuple[int, int, int]:
+    return windows.index(rule.window) + 1, rule.limit, int(rule.shadow)
+
+
+def _verdict(holder: Holder, answer: list[Any]) -> Verdict:
+    _, now_ms, bound, reserved, failing, wait_ms, sums, running, money, shadowed = answer
+    numbered = (*holder.window_rules, *holder.running_rules, *holder.budgets)
+    return Verdict(
+        now_ms,
+        bound,
+        reserved,
+        numbered[failing - 1] if failing else None,
+        wait_ms,
+        _windows(holder.windows, sums),
+        dict(zip(holder.running_rules, running, strict=True)),
+        _money(holder.budgets, money),
+        tuple(numbered[number - 1] for number in shadowed),
+    )
+
+
+def _windows(names: Sequence[str], flat: Sequence[int]) -> dict[str, Window]:
+    return {name: Window(*flat[3 * i : 3 * i + 3]) for i, name in enumerate(names)}
+
+
+def _money(uses: Sequence[BudgetUse], flat: Sequence[int]) -> dict[str, Money]:
+    return {use.row: Money(*flat[2 * i : 2 * i + 2]) for i, use in enumerate(uses)}

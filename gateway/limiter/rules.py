@@ -1,0 +1,233 @@
+"""Which limits and budgets bind a request, and under which names the limiter counts them. Pure.
+
+A place is what counts for itself: an api key, the tenant, one of its models, one of its end users; tier `batch` has
+places of its own, so that a batch cannot starve its owner's chats. Knows no Redis and no answer to a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+from accounting.values.budget_types import Budget, Dimension, Level, Period, Quota
+from accounting.values.types import DEFAULT_MODEL_LIMITS, Limits, Principal, Tier
+
+DAY_BUCKET_S = 1440
+COUNTED: dict[Dimension, tuple[str, int]] = {
+    "requests_per_minute": ("requests", 1),
+    "tokens_per_minute": ("tokens", 1),
+    "input_tokens_per_minute": ("input", 1),
+    "output_tokens_per_minute": ("output", 1),
+    "requests_per_day": ("requests", DAY_BUCKET_S),
+    "batch_tokens_per_day": ("tokens", DAY_BUCKET_S),
+}
+"""Unit and seconds per bucket; a window is 60 buckets and the current one. Concurrency has no window."""
+
+_LEVELS: tuple[Level, ...] = ("key", "tenant", "model", "end_user")
+_DIMENSIONS: tuple[Dimension, ...] = (*COUNTED, "concurrency")
+TENANT = "t"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One limit on one place."""
+
+    level: Level
+    dimension: Dimension
+    limit: int
+    place: str
+    shadow: bool = False
+
+    @property
+    def window(self) -> str:
+        unit, width_s = COUNTED[self.dimension]
+        return window_of(self.place, unit, width_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """The row of a budget that a request is charged to."""
+
+    budget: Budget
+    period: Period
+
+    @property
+    def row(self) -> str:
+        return row_of(self.budget, self.period)
+
+    def at(self, now_ms: int) -> list[Any]:
+        """As the scripts take it."""
+        budget = self.budget
+        start = self.period.start_ms if budget.begins_empty(self.period) else -1
+        return [
+            self.row, budget.id, start, budget.limit_at(now_ms), budget.hardness, budget.version,
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who asks, and what binds this request."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str
+    model: str = ""
+    tier: Tier = "interactive"
+    opened_ms: int = 0
+    rules: tuple[Rule, ...] = ()
+    """In the order in which they are checked: windows, then concurrency."""
+    budgets: tuple[BudgetUse, ...] = ()
+    places: tuple[str, ...] = ()
+    """What counts it as open."""
+    end_user_place: str = ""
+    """The last of `places`, if a limit counts the end user."""
+    counted_in: tuple[str, ...] = ()
+    """Of a request that another process left: the windows it was counted in."""
+
+    @classmethod
+    def of(
+        cls,
+        request_id: str,
+        principal: Principal,
+        model: str,
+        tier: Tier,
+        *,
+        now_ms: int = 0,
+        end_user: str = "",
+    ) -> Holder:
+        places = places_of(principal.key_id, model, tier, end_user)
+        found = tuple(sorted(_rules(principal, model, tier, places), key=_order))
+        end_user_place = places.get("end_user", "")
+        used = {rule.place for rule in found}
+        if end_user_place not in used:
+            end_user_place = ""
+        used |= set(list(places.values())[:3])
+        return cls(
+            request_id,
+            principal.tenant_id,
+            principal.key_id,
+            model,
+            tier,
+            now_ms,
+            found,
+            budget_uses(principal.budgets, principal.key_id, model, tier, now_ms),
+            tuple(place for place in places.values() if place in used),
+            end_user_place,
+        )
+
+    @cached_property
+    def window_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.dimension != "concurrency")
+
+    @cached_property
+    def running_rules(self) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.dimension == "concurrency")
+
+    @cached_property
+    def windows(self) -> tuple[str, ...]:
+        """Each once, however many limits it has."""
+        return self.counted_in or tuple(dict.fromkeys(rule.window for rule in self.window_rules))
+
+
+def window_of(place: str, unit: str, width_s: int) -> str:
+    return f"{place}:{unit}:{width_s}"
+
+
+def row_of(budget: Budget, period: Period) -> str:
+    return f"{budget.id}@{period.start_ms}"
+
+
+def places_of(key_id: str, model: str, tier: str, end_user: str = "") -> dict[Level, str]:
+    """By level, each under a name that holds no text of a client or an operator."""
+    before = "batch:" if tier == "batch" else ""
+    places: dict[Level, str] = {
+        "key": before + key_id,
+        "tenant": before + TENANT,
+        "model": f"{before}m:{_digest(model)}",
+    }
+    if end_user:
+        places["end_user"] = f"{before}u:{_digest(end_user)}"
+    return places
+
+
+def budget_uses(
+    budgets: tuple[Budget, ...], key_id: str, model: str | None, tier: str, opened_ms: int
+) -> tuple[BudgetUse, ...]:
+    """The rows that a request opened then belongs to."""
+    return tuple(
+        BudgetUse(budget, period)
+        for budget in budgets
+        if budget.binds(key_id, model, tier) and (period := budget.period_at(opened_ms)) is not None
+    )
+
+
+def everything_of(
+    principal: Principal, models: Sequence[str], tiers: Sequence[Tier], now_ms: int
+) -> tuple[Holder, dict[str, str]]:
+    """Whatever binds the key on any of the models, and the model behind each place. Not for a request."""
+    rules: dict[Rule, None] = {}
+    names: dict[str, str] = {}
+    for tier in tiers:
+        for model in models:
+            places = places_of(principal.key_id, model, tier)
+            names[places["model"]] = model
+            rules |= dict.fromkeys(_rules(principal, model, tier, places))
+    uses = {
+        use.row: use
+        for tier in tiers
+        for use in budget_uses(principal.budgets, principal.key_id, None, tier, now_ms)
+    }
+    holder = Holder(
+        "", principal.tenant_id, principal.key_id, opened_ms=now_ms,
+        rules=tuple(sorted(rules, key=_order)), budgets=tuple(uses.values()),
+    )  # fmt: skip
+    return holder, names
+
+
+def _rules(
+    principal: Principal, model: str, tier: Tier, places: dict[Level, str]
+) -> Iterator[Rule]:
+    """Tier `batch` is bound only by limits that name it."""
+    subjects = {"key": principal.key_id, "model": model}
+    for quota in principal.quotas:
+        names_batch = quota.dimension == "batch_tokens_per_day"
+        place = places.get(quota.level)
+        if (
+            place is not None
+            and quota.subject == subjects.get(quota.level, "")
+            and names_batch == (tier == "batch")
+        ):
+            yield _rule(quota, place)
+    if tier == "batch":
+        return
+    of_model = dict(principal.model_limits).get(model, DEFAULT_MODEL_LIMITS)
+    columns: tuple[tuple[Level, Limits], ...] = (
+        ("key", principal.key_limits),
+        ("tenant", principal.tenant_limits),
+        ("model", of_model),
+    )
+    for level, limits in columns:
+        for dimension in ("requests_per_minute", "tokens_per_minute", "concurrency"):
+            limit = getattr(limits, dimension)
+            if limit is not None:
+                yield Rule(level, dimension, limit, places[level])
+
+
+def _rule(quota: Quota, place: str) -> Rule:
+    return Rule(quota.level, quota.dimension, quota.limit, place, quota.shadow)
+
+
+def _order(rule: Rule) -> tuple[bool, int, int, int]:
+    return (
+        rule.dimension == "concurrency",
+        _LEVELS.index(rule.level),
+        _DIMENSIONS.index(rule.dimension),
+        rule.limit,
+    )
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=12).hexdigest()

@@ -1,0 +1,135 @@
+"""What a gateway does for the limiter besides requests: each second it follows incidents and repeats endings; less
+often it moves expiries and ends what its slot left open. The journal is replayed and shipped before this begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.database import changes
+from accounting.database.db import Database
+from accounting.limits import budgets, limiter_books
+from gateway.base.redis_link import LimiterUnavailable, RedisLink
+from gateway.limiter.limits import Limiter
+from gateway.limiter.redis_keys import open_key, reservation_key, tenant_of
+from gateway.limiter.rules import Holder
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+CLOSE_S = 2.0
+TOUCH_EVERY = 15
+SUSPECTS_EVERY = 30
+
+
+class Upkeep:
+    """`start()` begins, `close()` ends it."""
+
+    def __init__(self, limiter: Limiter, link: RedisLink, database: Database) -> None:
+        self._limiter = limiter
+        self._link = link
+        self._database = database
+        self._task: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    async def start(self) -> None:
+        """Gives back what an earlier process of this slot left open. Without Redis or SQL it waits for neither: what
+        is left becomes suspect, and is found later."""
+        try:
+            await self._limiter.rebuilder.follow()
+            await self.release_orphans("+inf")  # nothing is held yet
+        except (LimiterUnavailable, SQLAlchemyError, OSError) as reason:
+            log.warning("reservations of an earlier process are not given back yet: %s", reason)
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """A transaction under way is not cut off, unless it takes too long."""
+        self._stop.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=CLOSE_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._limiter.rebuilder.leave()
+
+    async def release_orphans(self, until_ms: str) -> None:
+        """Ends this slot's reservations whose expiry lies before `until_ms` and that nobody here holds.
+
+        While requests are admitted only suspect ones may be looked for: one being reserved right now is not held yet.
+        """
+        cursor = 0
+        while True:
+            answer = await self._link.command("SCAN", cursor, "MATCH", open_key("*"), "COUNT", 1000)
+            for name in answer[1]:
+                await self._end_orphans(tenant_of(name.decode()), until_ms)
+            cursor = int(answer[0])
+            if cursor == 0:
+                return
+
+    async def refresh_budgets(self) -> None:
+        """Of tenants with running requests, if anything changed: a lowered limit binds their next lease."""
+        fresh, tenants = self._limiter.fresh, self._limiter.holdings.tenants
+        async with self._database.read() as conn:
+            version = await changes.auth_epoch(conn)
+            if version == fresh.version and tenants <= fresh.by_tenant.keys():
+                return
+            found = await budgets.of_tenants(conn, tenants)
+        fresh.by_tenant = {tenant_id: tuple(found.get(tenant_id, ())) for tenant_id in tenants}
+        fresh.version = version
+
+    async def _run(self) -> None:
+        tick = 0
+        while not await self._is_stopping():
+            tick += 1
+            try:
+                await self._limiter.rebuilder.follow()
+                await self.refresh_budgets()
+                for request_id in list(self._limiter.holdings.owed):
+                    await self._limiter.pay(request_id)
+                if tick % TOUCH_EVERY == 0:
+                    await self._limiter.touch()
+                if tick % SUSPECTS_EVERY == 0:
+                    await self.release_orphans(await self._redis_ms())
+            except (LimiterUnavailable, SQLAlchemyError, OSError):
+                continue  # the next round tries again
+
+    async def _is_stopping(self) -> bool:
+        try:
+            async with asyncio.timeout(EVERY_S):
+                return await self._stop.wait()
+        except TimeoutError:
+            return False
+
+    async def _end_orphans(self, tenant_id: str, until: str) -> None:
+        """As the ledger ended them; what it does not know was never opened."""
+        left: dict[str, Holder] = {}
+        for member in await self._link.command("ZRANGEBYSCORE", open_key(tenant_id), "-inf", until):
+            holder = await self._orphan(tenant_id, member.decode())
+            if holder is not None:
+                left[holder.request_id] = holder
+        if not left:
+            return
+        async with self._database.read() as conn:
+            ended = await limiter_books.endings(conn, left)
+        for request_id, holder in left.items():
+            if (ending := ended.get(request_id)) is None:
+                await self._limiter.release(holder)
+            else:
+                await self._limiter.settle(holder, ending.charge, ending.input, ending.output)
+
+    async def _orphan(self, tenant_id: str, request_id: str) -> Holder | None:
+        """None: another slot's, or held."""
+        holdings = self._limiter.holdings
+        slot, windows = await self._link.command(
+            "HMGET", reservation_key(tenant_id, request_id), "slot", "w"
+        )
+        known = request_id in holdings.held or request_id in holdings.owed
+        if known or slot != str(holdings.slot).encode() or windows is None:
+            return None
+        return Holder(request_id, tenant_id, "", counted_in=tuple(windows.decode().split()))
+
+    async def _redis_ms(self) -> str:
+        seconds, microseconds = await self._link.command("TIME")
+        return str(int(seconds) * 1000 + int(microseconds) // 1000)

@@ -1,0 +1,91 @@
+"""Ends what only a lost journal knew: the disk of a gateway slot is gone for good (metering.md 6.4).
+
+What the engine computed and nobody ended becomes a void and a write-off, counted by the engine's own records. Nobody is
+charged: whether a SETTLE had been durable there, nobody can know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import msgspec
+
+from accounting.database.db import Database
+from accounting.requests import request_postings
+from accounting.requests.request_postings import Unended
+from accounting.values.types import Posting
+from gateway.base.redis_link import RedisLink
+from gateway.journal.journals import GATEWAY
+from gateway.journal.segments import list_segments
+from gateway.journal.unshipped import unshipped
+from gateway.limiter.redis_keys import open_key
+from gateway.metering.metering import metering
+
+OLD_MS = 600_000
+"""Engine records wait for their endings no longer than an outage is shipped after; younger ones are left alone."""
+
+
+class JournalThere(Exception):
+    """It can be replayed, so it must be."""
+
+
+class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
+    slot: str
+    voided: int
+    younger: int
+    """Requests without an ending whose engine records are too young to tell."""
+
+
+async def abandon(
+    database: Database, redis_url: str, slot: int, journals: Mapping[int, Path], directory: Path
+) -> Abandoned:
+    """`journals`: of the slots of this machine, whose requests are left to them, as are those that the limiter holds for
+    others. Raises JournalThere, SlotTaken, LimiterUnavailable, OSError, and what SQL raises."""
+    if await asyncio.to_thread(_is_there, directory):
+        raise JournalThere
+    known = await asyncio.to_thread(_requests, journals)
+    async with metering(
+        database=database, redis_url=redis_url, slot=slot, directory=directory
+    ) as found:
+        # By now its reservations are given back: what is still held is others'.
+        now_ms = time.time_ns() // 1_000_000
+        async with database.read() as conn:
+            unended = [
+                one for one in await request_postings.unended(conn) if one.request_id not in known
+            ]
+        held = await _held(found.link, {one.tenant_id for one in unended})
+        lost = [one for one in unended if one.request_id not in held]
+        due = [one for one in lost if one.posted_at_ms <= now_ms - OLD_MS]
+        for one in due:
+            await found.journal.end(_void(one, now_ms))
+        await found.shipper.caught_up(soon=True)
+    return Abandoned(slot=f"{GATEWAY}{slot}", voided=len(due), younger=len(lost) - len(due))
+
+
+def _is_there(directory: Path) -> bool:
+    return directory.exists() and bool(list_segments(directory))
+
+
+def _requests(journals: Mapping[int, Path]) -> set[str]:
+    return {name for path in journals.values() for name in unshipped(path, 0).requests}
+
+
+async def _held(link: RedisLink, tenant_ids: Collection[str]) -> set[str]:
+    """Ids of requests. Raises LimiterUnavailable."""
+    found: set[str] = set()
+    for tenant_id in sorted(tenant_ids):
+        names = await link.command("ZRANGE", open_key(tenant_id), 0, -1)
+        found |= {name.decode() for name in names}
+    return found
+
+
+def _void(one: Unended, now_ms: int) -> Posting:
+    """Key, model and price were in the journal alone."""
+    return Posting(
+        kind="void", request_id=one.request_id, outcome="gateway_crash", tenant_id=one.tenant_id, key_id="", model="",
+        root=one.root, tier="interactive", price_version="", currency="", opened_at_ms=one.posted_at_ms,
+        ended_at_ms=now_ms, write_off="gateway_crash",
+    )  # fmt: skip

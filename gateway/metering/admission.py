@@ -1,0 +1,378 @@
+"""The one place that says yes to a request, and undoes in reverse what it took when anything later says no.
+
+Order: metering works → the price is known → limits and first lease → journal OPEN. `Admitted` holds the other half:
+exactly one of `settle` and `void` ends a request. What must happen whatever becomes of the caller runs in tasks of
+its own, which `drain` awaits. Knows prices only as integers handed on; no HTTP bodies, no frames, no text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from accounting.database.db import Database
+from accounting.prices import pricing
+from accounting.requests import request_postings
+from accounting.values.types import Outcome, Posting, Price, Principal, Tier, Usage
+from gateway.base.errors import (
+    ApiError,
+    database_unavailable,
+    disk_full,
+    price_unknown,
+    unavailable,
+)
+from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
+from gateway.journal.journal import Journal, JournalPoisoned
+from gateway.journal.journal_records import Opened
+from gateway.limiter import limit_replies
+from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
+from gateway.limiter.rules import BudgetUse, Holder, Rule
+from gateway.metering.leases import Extension, Lease, ladder
+from gateway.metering.price_cache import PriceCache, PricesUnknown
+from gateway.metering.settlement import Ending, decide
+
+log = logging.getLogger(__name__)
+
+PROGRESS_TOKENS = 64
+PROGRESS_S = 0.5
+
+T = TypeVar("T")
+Keep = Callable[[Posting], Awaitable[bool]]
+
+
+class Backlog(Protocol):
+    @property
+    def is_full(self) -> bool:
+        """So much is unshipped that no more may be taken in."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request as admission sees it."""
+
+    request_id: str
+    principal: Principal
+    model: str
+    root: str
+    tier: Tier
+    num_prompt_tokens: int
+    max_output_tokens: int
+    """Over all choices."""
+    trace_id: str = ""
+    batch_id: str | None = None
+    line_no: int | None = None
+    end_user: str = ""
+    """As the client names its own user."""
+    price: Price | None = None
+    """Bound by a quote; None: the one in force."""
+    base: str = ""
+    """Of a model with an adapter: whose limits bind it, and whose price it has where it has none of its own."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    charge_micro_units: int
+    currency: str
+    price_version: str
+    usage: Usage
+    """What was billed."""
+
+    @classmethod
+    def of(cls, posting: Posting) -> Settled:
+        return cls(posting.charge.total, posting.currency, posting.price_version, posting.usage)
+
+
+class Admission:
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        limiter: Limiter,
+        prices: PriceCache,
+        database: Database,
+        backlog: Backlog,
+        slot: int,
+        note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
+    ) -> None:
+        """`note_shadow`: a limit in shadow mode would have refused a request."""
+        self.journal = journal
+        self._note_shadow = note_shadow
+        self.limiter = limiter
+        self._prices = prices
+        self._database = database
+        self._backlog = backlog
+        self._slot = slot
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def admit(self, ask: Ask) -> Admitted:
+        """Raises ApiError (429, 503), or is cancelled, and leaves nothing behind."""
+        self._check_metering()
+        price = ask.price or await self.price(
+            ask.principal.tenant_id, ask.model, ask.tier, base=ask.base
+        )
+        holder = Holder.of(
+            ask.request_id,
+            ask.principal,
+            ask.base or ask.model,
+            ask.tier,
+            now_ms=_now_ms(),
+            end_user=ask.end_user,
+        )
+        verdict = await self._reserve(ask, holder, price)
+        opened = _opened(ask, holder, price, verdict, holder.opened_ms)
+        try:
+            await self.journal.open(opened)
+        except JournalPoisoned as reason:
+            self.detach(self.limiter.release(holder, never_admitted=True))
+            self.journal.forget(ask.request_id)
+            raise self._cannot_write() from reason
+        except asyncio.CancelledError:
+            # The OPEN is written all the same: it gets its end, as any other.
+            self.detach(self._undo_open(opened, holder))
+            raise
+        lease = Lease(self.limiter, holder, price.rates, ask.max_output_tokens, verdict)
+        return Admitted(self, opened, holder, price, lease, limit_replies.headers(holder, verdict))
+
+    async def count(self, request_id: str, principal: Principal, model: str) -> dict[str, str]:
+        """One request of the rate limit, which runs nothing. Returns the limiter's headers; raises `ApiError`."""
+        holder = Holder.of(request_id, principal, model, "interactive", now_ms=_now_ms())
+        verdict = await self._take(holder, model, 0, 0, [])
+        self.detach(self.limiter.release(holder))
+        return limit_replies.headers(holder, verdict)
+
+    def detach(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs to its end, whatever becomes of the caller."""
+        _ = self._task(work)
+
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `detach`, and waits for the result."""
+        return await asyncio.shield(self._task(work))
+
+    async def drain(self) -> None:
+        """Until every ending that began is written."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def record(self, posting: Posting) -> None:
+        """Durable, one way or the other: in the journal, or, if that has failed, in SQL at once."""
+        try:
+            await self.journal.end(posting)
+        except JournalPoisoned:
+            async with self._database.write() as conn:
+                offset = await request_postings.journal_offset(conn, self._slot) or 0
+                await request_postings.post(conn, self._slot, offset, [posting])
+            self.journal.forget(posting.request_id)
+
+    def _check_metering(self) -> None:
+        if not self.journal.is_writable:
+            raise self._cannot_write()
+        if self._backlog.is_full:
+            raise database_unavailable("The database has taken no charges for too long.")
+
+    def _cannot_write(self) -> ApiError:
+        if self.journal.is_full:
+            return disk_full()
+        return unavailable("metering_unavailable", "Usage cannot be recorded right now.", 2000)
+
+    async def price(self, tenant_id: str, model: str, tier: Tier, *, base: str = "") -> Price:
+        """In force now; `base`: whose price it has where it has none of its own. Raises `ApiError` 403 where there is none."""
+        try:
+            price = await self._prices.price(tenant_id, model, tier)
+            if price is None and base:
+                price = await self._prices.price(tenant_id, base, tier)
+        except PricesUnknown as reason:
+            raise database_unavailable("Prices cannot be read right now.") from reason
+        if price is None:
+            raise price_unknown()
+        return price
+
+    async def _reserve(self, ask: Ask, holder: Holder, price: Price) -> Verdict:
+        rungs = ladder(ask.max_output_tokens, price.rates)
+        cost = pricing.prompt_reservation(ask.num_prompt_tokens, price.rates)
+        return await self._take(holder, ask.model, ask.num_prompt_tokens, cost, rungs)
+
+    async def _take(
+        self, holder: Holder, model: str, num_prompt_tokens: int, cost: int, rungs: Ladder
+    ) -> Verdict:
+        try:
+            verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
+        except (LimiterUnavailable, ReservationEnded, asyncio.CancelledError) as reason:
+            # The reply may be lost, the reservation not.
+            self.detach(self.limiter.release(holder, never_admitted=True))
+            if isinstance(reason, asyncio.CancelledError):
+                raise
+            log.warning("limiter_unavailable", extra={"reason": str(reason)})
+            if isinstance(reason, BooksUnavailable):
+                raise database_unavailable(
+                    "Rate limits must be read anew, and the database does not answer."
+                ) from reason
+            raise unavailable(
+                "limiter_unavailable", "Rate limits cannot be checked right now."
+            ) from reason
+        for shadow in verdict.shadowed:
+            self._note_shadow(shadow)
+        if verdict.failing is not None:
+            least = rungs[-1][0] if rungs else 0
+            raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least)
+        return verdict
+
+    async def _undo_open(self, opened: Opened, holder: Holder) -> None:
+        await self.limiter.release(holder, never_admitted=True)
+        await self.record(opened.void("client_gone", "worker_crash", _now_ms()))
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            log.error("an ending failed", exc_info=failure)
+
+
+class Admitted:
+    """A request that may run. One of `settle` and `void` must end it, and a second call raises."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        opened: Opened,
+        holder: Holder,
+        price: Price,
+        lease: Lease,
+        headers: dict[str, str],
+    ) -> None:
+        self.headers = headers
+        """`x-ratelimit-*`, for every answer to this request."""
+        self.price_version = price.version
+        self._admission = admission
+        self._opened = opened
+        self._holder = holder
+        self._price = price
+        self._lease = lease
+        self.keep: Keep | None = None
+        """Of a request with a key: stores its answer, before the posting that pays for it is written."""
+        self._has_ended = False
+        self._noted_tokens = 0
+        self._noted_at = time.monotonic()
+
+    @property
+    def lease_bound(self) -> int:
+        return self._lease.bound
+
+    @property
+    def lease_seq(self) -> int:
+        return self._lease.seq
+
+    @property
+    def budget_stop(self) -> BudgetUse | None:
+        """The budget that ends it, once no more can be paid."""
+        return self._lease.stop
+
+    async def extend(
+        self, num_received: int, *, cached_tokens: int | None = None
+    ) -> Extension | None:
+        """Call it with every delta, and again after `wait_ms`: it asks only when an extension is due.
+
+        `cached_tokens`: from the first delta on, so that cached tokens stop counting. None: nothing to send to the
+        worker. Raises LeaseLost when the limiter has failed for 15 s: void with `lease_lost`.
+        """
+        counted = -1 if cached_tokens is None else self._opened.prompt_tokens - cached_tokens
+        return await self._lease.extend(num_received, counted)
+
+    def progress(self, num_received: int) -> None:
+        """Notes it in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
+        now = time.monotonic()
+        if (
+            num_received - self._noted_tokens < PROGRESS_TOKENS
+            and now - self._noted_at < PROGRESS_S
+        ):
+            return
+        self._noted_tokens, self._noted_at = num_received, now
+        self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
+
+    async def settle(
+        self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None
+    ) -> Settled:
+        """Durable on return. What is charged is decided by settlement.py; its arguments are explained there.
+
+        A caller that is cancelled meanwhile does not undo it.
+        """
+        return await self._end(
+            decide(outcome, usage, engine_final=engine_final, max_output=max_output)
+        )
+
+    async def void(self, outcome: Outcome) -> Settled:
+        """Ends it without a charge; `settle` with the same outcome, for callers that know no counts."""
+        return await self._end(decide(outcome, Usage(), engine_final=False))
+
+    async def _end(self, ending: Ending) -> Settled:
+        if self._has_ended:
+            raise RuntimeError(f"{self._opened.request_id} has ended already")
+        self._has_ended = True
+        return await self._admission.finish(self._record(ending))
+
+    async def _record(self, ending: Ending) -> Settled:
+        posting = self._posting(ending)
+        try:
+            if posting.kind == "settle" and not await self._is_kept(posting):
+                outcome: Outcome = "internal" if posting.batch_id is None else "batch_cancelled"
+                ending = decide(outcome, Usage(), engine_final=False)
+                posting = self._posting(ending)
+            await self._admission.record(posting)
+        finally:
+            self._admission.detach(self._give_back(ending, posting))
+        return Settled.of(posting)
+
+    async def _is_kept(self, posting: Posting) -> bool:
+        """With a key a request is charged if and only if its answer is stored, for only stored answers are delivered."""
+        if self.keep is not None:
+            return await self.keep(posting)
+        return posting.batch_id is None
+
+    async def _give_back(self, ending: Ending, posting: Posting) -> None:
+        billed, limiter = ending.billed, self._admission.limiter
+        if ending.kind == "void":
+            await limiter.release(self._holder)
+        else:
+            counted = billed.cache_write + billed.uncached
+            await limiter.settle(self._holder, posting.charge.total, counted, billed.output)
+
+    def _posting(self, ending: Ending) -> Posting:
+        void = self._opened.void(ending.outcome, ending.write_off, _now_ms(), self._lease.reserved)
+        if ending.kind == "void":
+            return void
+        charge = pricing.charge(ending.billed, self._price.rates)
+        return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
+
+
+def _opened(ask: Ask, holder: Holder, price: Price, verdict: Verdict, now_ms: int) -> Opened:
+    return Opened(
+        request_id=ask.request_id,
+        tenant_id=ask.principal.tenant_id,
+        key_id=ask.principal.key_id,
+        model=ask.model,
+        root=ask.root,
+        tier=ask.tier,
+        price_version=price.version,
+        currency=price.currency,
+        opened_at_ms=now_ms,
+        prompt_tokens=ask.num_prompt_tokens,
+        reserved=verdict.reserved,
+        trace_id=ask.trace_id,
+        batch_id=ask.batch_id,
+        line_no=ask.line_no,
+        end_user=holder.end_user_place,
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,119 @@
+"""Puts the money path together for one gateway process, in the order in which it must start and stop.
+
+Start: offset from SQL → journal (replays what a dead process left) → shipper → limiter → admission may say yes.
+Stop: endings written → upkeep ended → journal sealed → shipped → limiter's link closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+
+from accounting.database.db import Database
+from accounting.requests import replies, request_postings
+from accounting.values.types import Posting
+from gateway.base.redis_link import TIMEOUT_S, RedisLink
+from gateway.journal.journal import Journal, open_journal
+from gateway.journal.poster import Poster, Posts
+from gateway.journal.poster_process import PosterProcess
+from gateway.journal.shipper import Shipper
+from gateway.limiter.limits import Limiter, limiter_link
+from gateway.limiter.rules import BudgetUse, Rule
+from gateway.limiter.upkeep import Upkeep
+from gateway.metering.admission import Admission
+from gateway.metering.price_cache import PriceCache
+
+REVIVE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Metering:
+    admission: Admission
+    shipper: Shipper
+    poster: Posts
+    journal: Journal
+    limiter: Limiter
+    link: RedisLink
+    prices: PriceCache
+
+
+@asynccontextmanager
+async def metering(
+    *,
+    database: Database,
+    redis_url: str,
+    slot: int,
+    directory: Path,
+    limiter_timeout_s: float = TIMEOUT_S,
+    note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
+) -> AsyncIterator[Metering]:
+    """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
+    async with database.read() as conn:
+        offset = await request_postings.journal_offset(conn, slot) or 0
+
+    async def stored(request_ids: Collection[str]) -> Mapping[str, Posting]:
+        async with database.read() as conn:
+            return await replies.postings(conn, request_ids)
+
+    journal = await open_journal(
+        directory,
+        slot,
+        min_next_seq=offset + 1,
+        stored=stored,
+    )
+    async with database.write() as conn:
+        # Replayed: what the dead process left running has ended now, and its keys may run again.
+        await replies.drop_running(conn, slot)
+    link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
+    poster = _poster(database, directory, slot, offset)
+    shipper = Shipper(journal, poster)
+    limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
+    upkeep = Upkeep(limiter, link, database)
+    prices = PriceCache(database)
+    admission = Admission(
+        journal=journal,
+        limiter=limiter,
+        prices=prices,
+        database=database,
+        backlog=shipper,
+        slot=slot,
+        note_shadow=note_shadow,
+    )
+    await shipper.start()
+    await upkeep.start()
+    reviver = asyncio.create_task(_revive(journal))
+    try:
+        yield Metering(admission, shipper, poster, journal, limiter, link, prices)
+    finally:
+        await admission.drain()
+        reviver.cancel()
+        await asyncio.gather(reviver, return_exceptions=True)
+        await prices.close()
+        await upkeep.close()
+        await journal.close()
+        await shipper.close()
+        await poster.close()
+        await link.close()
+
+
+def _poster(database: Database, directory: Path, slot: int, offset: int) -> Posts:
+    """Beside a server's database a process of its own. SQLite's writers take turns best within one process."""
+    if database.dialect == "sqlite":
+        return Poster(directory, database, slot, offset)
+    return PosterProcess(directory, database.url, slot, offset)
+
+
+async def _revive(journal: Journal) -> None:
+    """After a full or failing disk the journal goes on by itself, in a new segment."""
+    while True:
+        await asyncio.sleep(REVIVE_EVERY_S)
+        await journal.revive()
+
+
+METERING = web.AppKey("metering", Metering)

@@ -1,0 +1,199 @@
+"""Which worker gets a request: what links and their caches say becomes candidates, `placement` decides.
+
+Owns what is expected of requests (output tokens) and what was assumed when one was sent. The prompt's hashes are made
+once per KV identity, from the path that the gateway made of the key, so a foreign prompt can attract nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from cache.hashing import GROUP_TOKENS, group_hashes
+from gateway.base import errors
+from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, place
+from gateway.routing.upstream.cache_view import Group
+from gateway.routing.upstream.native import WorkerLink
+from workers.protocol.messages import Finished, Region
+
+ASSUMED_AT_LEAST_S = 0.5
+"""A worker tells of its cache once a step; steps may be slower than predicted."""
+OUTPUT_WEIGHT = 0.05
+"""Of one request in the moving average of output tokens."""
+
+
+@dataclass
+class Prompt:
+    """A prompt as the router sees it."""
+
+    model: str
+    tokens: Sequence[int]
+    path: tuple[Region, ...]
+    adapter: str = ""
+    read: bool = True
+    write: bool = True
+    _groups: dict[tuple[str, bytes, int], list[Group]] = field(default_factory=dict, repr=False)
+
+    def groups(self, key: bytes, root: str, identity: bytes, block_size: int) -> list[Group]:
+        """O(tokens), once for each KV identity; empty where such a worker tells of nothing. An adapter's `identity`
+        stands behind each region, as the worker puts it there."""
+        known = self._groups.get((root, identity, block_size))
+        if known is None:
+            known = []
+            if key and block_size and not GROUP_TOKENS % block_size:
+                path = [(region.id + identity, region.end) for region in self.path]
+                known = group_hashes(key, root.encode(), path, self.tokens, block_size=block_size)
+            self._groups[root, identity, block_size] = known
+        return known
+
+    def num_public(self, block_size: int) -> int:
+        end = self.path[0].end if len(self.path) > 1 else 0
+        return end // block_size * block_size if block_size else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One worker, and why. `Router.sent` and `Router.ended` belong to it."""
+
+    link: WorkerLink
+    placement: Placement
+    prompt: Prompt
+
+    def explained(self, final: Finished) -> Finished:
+        """A prompt that is cold where it went, and was not elsewhere, missed for the router's sake."""
+        report = final.cache
+        known = report.miss_reason in ("cold", "diverged")
+        if not known or self.placement.num_elsewhere <= report.cached_tokens:
+            return final
+        report = msgspec.structs.replace(report, miss_reason="other_worker", diverged_at_token=-1)
+        return msgspec.structs.replace(final, cache=report)
+
+
+@dataclass
+class RouterCounts:
+    """Read by metrics. Tokens and seconds over all requests that finished."""
+
+    choices: dict[Reason, int] = field(default_factory=dict)
+    num_predicted_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_over_tokens: int = 0
+    """Predicted, and not there."""
+    num_under_tokens: int = 0
+    """There, and not predicted."""
+    predicted_ttft_s: float = 0.0
+    ttft_s: float = 0.0
+    num_other_worker: int = 0
+
+
+class Router:
+    def __init__(
+        self,
+        group_key: bytes = b"",
+        *,
+        rule: Choose = place,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Without a key nothing is known of caches."""
+        self.counts = RouterCounts()
+        self._key = group_key
+        self._rule = rule
+        self._clock = clock
+        self._turn = 0
+        self._num_output = 128.0
+
+    def prepare(self, links: Iterable[WorkerLink], prompt: Prompt) -> None:
+        """The long part of `choose`; safe in a thread."""
+        for link in links:
+            if _serves(link, prompt):
+                self._groups(link, prompt)
+
+    def choose(
+        self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()
+    ) -> Pick:
+        """Raises `ApiError` 503 when no worker takes work. Changes nothing that `sent` does not."""
+        able = {
+            link.registration.worker: link for link in links
+            if _serves(link, prompt) and link.takes_work and link.registration.worker not in avoid
+        }  # fmt: skip
+        if not able:
+            raise _refusal(links, prompt)
+        now = self._clock()
+        candidates = [self._candidate(link, prompt, now) for link in able.values()]
+        placement = self._rule(candidates, self._wanted(able.values(), prompt), self._turn)
+        return Pick(able[placement.worker], placement, prompt)
+
+    def sent(self, pick: Pick) -> None:
+        """From now on its worker is taken to have the prompt, until it says so or would have said it."""
+        placement, link, prompt = pick.placement, pick.link, pick.prompt
+        self._turn += 1
+        reasons = self.counts.choices
+        reasons[placement.reason] = reasons.get(placement.reason, 0) + 1
+        if prompt.write:
+            now = self._clock()
+            until = now + max(ASSUMED_AT_LEAST_S, 2 * placement.ttft_s)
+            link.cached.assume(self._groups(link, prompt), until, now)
+
+    def ended(self, pick: Pick, final: Finished) -> None:
+        """What was predicted against what was."""
+        counts, report = self.counts, final.cache
+        predicted, real = pick.placement.num_cached, report.cached_tokens
+        counts.num_predicted_tokens += predicted
+        counts.num_cached_tokens += real
+        counts.num_over_tokens += max(0, predicted - real)
+        counts.num_under_tokens += max(0, real - predicted)
+        counts.num_other_worker += report.miss_reason == "other_worker"
+        first_us = next((e.offset_us for e in final.timeline if e.name == "first_token"), None)
+        if first_us is not None:
+            counts.predicted_ttft_s += pick.placement.ttft_s
+            counts.ttft_s += first_us / 1e6
+        self._num_output += OUTPUT_WEIGHT * (final.usage.output - self._num_output)
+
+    def _candidate(self, link: WorkerLink, prompt: Prompt, now: float) -> Candidate:
+        status = link.status
+        groups = self._groups(link, prompt) if prompt.read else []
+        return Candidate(
+            worker=link.registration.worker,
+            num_cached=link.cached.num_tokens(groups, now),
+            num_queued=status.waiting_tokens + link.num_unreported_tokens,
+            num_sequences=link.load,
+            max_running=link.hello.max_running if link.hello else 0,
+            prefill_rate=status.prefill_rate,
+            decode_rate=status.decode_rate,
+        )
+
+    def _groups(self, link: WorkerLink, prompt: Prompt) -> list[Group]:
+        if link.hello is None:
+            return []
+        identity = link.adapters[prompt.adapter].identity if prompt.adapter else b""
+        return prompt.groups(self._key, link.hello.root, identity, link.hello.block_size)
+
+    def _wanted(self, links: Collection[WorkerLink], prompt: Prompt) -> Wanted:
+        """The anchor is the first group of the tenant's own part; one worker's hashes serve as well as another's."""
+        first = min(links, key=lambda link: link.registration.worker)
+        block_size = first.hello.block_size if first.hello else 0
+        num_public = prompt.num_public(block_size)
+        own = (group for group, end in self._groups(first, prompt) if end > num_public)
+        return Wanted(len(prompt.tokens), num_public, next(own, b""), self._num_output)
+
+
+def _serves(link: WorkerLink, prompt: Prompt) -> bool:
+    if link.registration.model != prompt.model:
+        return False
+    return not prompt.adapter or link.has_adapter(prompt.adapter)
+
+
+def _refusal(links: Iterable[WorkerLink], prompt: Prompt) -> errors.ApiError:
+    """Why nobody takes work."""
+    of_model = [link for link in links if link.registration.model == prompt.model]
+    if (
+        prompt.adapter
+        and of_model
+        and not any(link.has_adapter(prompt.adapter) for link in of_model)
+    ):
+        return errors.no_worker("No worker has loaded this adapter yet.")
+    if any(link.status.disk_full for link in of_model):
+        return errors.disk_full()
+    return errors.no_worker()

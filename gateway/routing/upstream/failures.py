@@ -1,0 +1,36 @@
+"""What becomes of a worker's bad ends: errors as a client may see them. Pure; a worker's own words stay in our log."""
+
+from __future__ import annotations
+
+import logging
+
+from gateway.base import errors
+from workers.protocol.messages import Failed
+
+logger = logging.getLogger(__name__)
+
+
+def upstream_lost() -> errors.ApiError:
+    return errors.unavailable("upstream_lost", "The worker that ran this request was lost.")
+
+
+def of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
+    logger.warning("attempt_failed", extra={"code": failed.code, "why": failed.message})
+    match failed.code:
+        case "too_long":
+            return errors.invalid(
+                f"The prompt of {num_prompt} tokens does not fit the model's context.", None,
+                "context_length_exceeded",
+            )  # fmt: skip
+        case "grammar":
+            return errors.invalid(
+                "The output format cannot be enforced.", None, "unsupported_schema"
+            )
+        case "overloaded" | "deadline":
+            return errors.overloaded(failed.retry_after_ms or 1000)
+        case "disk_full":
+            return errors.disk_full()
+        case "draining" | "wrong_root":
+            return upstream_lost()
+        case "no_lease" | "internal":
+            return errors.internal()

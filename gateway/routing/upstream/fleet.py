@@ -1,0 +1,80 @@
+"""The workers this gateway is linked with: finds them in Redis, dials each, dials again what was lost.
+
+Redis only says where workers listen. While it is away the links stay, and a lost link is dialled again at the
+address last known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from gateway.base.lifecycle import heed_cancellation
+from gateway.routing.upstream.native import KeepRecords, LinkDown, WorkerLink, new_process_id
+from workers.protocol import registry
+from workers.protocol.registry import Registration
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+REDIAL_S = 0.5
+
+Look = Callable[[], Awaitable[list[Registration] | None]]
+"""The registrations in force; None while Redis cannot say."""
+
+
+class Fleet:
+    def __init__(self, look: Look, keep_records: KeepRecords, group_key: bytes = b"") -> None:
+        self._group_key = group_key
+        self._look = look
+        self._keep_records = keep_records
+        self._process = new_process_id()
+        self._known: dict[str, Registration] = {}
+        self._links: dict[str, WorkerLink] = {}
+
+    @property
+    def links(self) -> list[WorkerLink]:
+        return [link for link in self._links.values() if link.is_up]
+
+    def num_workers(self) -> dict[str, int]:
+        return dict(Counter(link.registration.model for link in self.links))
+
+    async def run(self) -> None:
+        """Until cancelled; the links end with it."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                found = await self._look()
+                heed_cancellation()
+                if found is not None:
+                    self._known = {registration.worker: registration for registration in found}
+                for registration in self._known.values():
+                    if registration.worker not in self._links:
+                        link = WorkerLink(
+                            registration, self._process, self._keep_records, self._group_key
+                        )
+                        self._links[registration.worker] = link
+                        tasks.create_task(self._serve(link))
+                await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _serve(self, link: WorkerLink) -> None:
+        try:
+            await link.run()
+        except LinkDown:
+            await asyncio.sleep(REDIAL_S)
+        finally:
+            del self._links[link.registration.worker]
+
+
+def decode_all(values: list[bytes]) -> list[Registration]:
+    """What cannot be read is no worker of ours."""
+    found = []
+    for value in values:
+        try:
+            found.append(registry.decode(value))
+        except msgspec.DecodeError:
+            logger.warning("worker_registration_unreadable")
+    return found

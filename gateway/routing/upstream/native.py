@@ -1,0 +1,351 @@
+"""A worker of our own: one multiplexed connection, heartbeats, and its events sorted to the calls they belong to.
+
+Judges the worker by what it says on the link, never by Redis. Drops what is stale (another attempt, tokens already
+seen) and ends an attempt in which tokens are missing. Knows no text, no client and no money.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from gateway.base.lifecycle import uninterrupted
+from gateway.routing.upstream.base import Event, Lost, Mailbox
+from gateway.routing.upstream.cache_view import CacheView
+from workers.protocol import registry
+from workers.protocol.connection import HEARTBEAT_S, Connection, dial
+from workers.protocol.frames import FrameError
+from workers.protocol.messages import (
+    PROTOCOL_VERSION,
+    AdapterReport,
+    AdapterState,
+    Alive,
+    CacheCommand,
+    CacheEvent,
+    Cancel,
+    EngineAck,
+    EngineRecords,
+    ExtendLease,
+    Failed,
+    Finished,
+    GenerateRequest,
+    Hello,
+    Message,
+    Peek,
+    Peeked,
+    Region,
+    ResidencyReport,
+    StepFrame,
+    TokenDelta,
+    WorkerStatus,
+)
+from workers.protocol.patience import patience
+
+logger = logging.getLogger(__name__)
+
+HELLO_S = 3.0
+PEEK_S = 2.0
+"""An engine answers between two steps."""
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+SUSPECT_STEP_AGE_MS = 3_000
+"""No new work for an engine whose running step is older (security.md F27)."""
+SNAPSHOT_S = 3.0
+"""How long a worker has for a snapshot of its cache before it is asked again."""
+STUCK_STEP_AGE_MS = 15_000
+"""The gateway cuts its link to an engine whose running step is older. The process is the operator's to end."""
+
+KeepRecords = Callable[[EngineRecords | ResidencyReport], Coroutine[Any, Any, EngineAck | None]]
+"""Commits a worker's records to SQL, however long that takes, and returns what the worker is to be told."""
+
+
+class LinkDown(Exception):
+    """The worker cannot be spoken to."""
+
+
+class NativeCall:
+    def __init__(
+        self, link: WorkerLink, request: GenerateRequest, mailbox: Mailbox, number: int
+    ) -> None:
+        self.worker = link.registration.worker
+        self._link = link
+        self._request = request
+        self._mailbox = mailbox
+        self._number = number
+        self._num_tokens = [0] * request.num_choices
+        self._lease_seq = request.lease_seq
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self._request.request_id, self._request.attempt
+
+    def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None:
+        """Each message has a number of its own on the wire, so a repeated bound restarts the parking clock."""
+        self._lease_seq += 1
+        self._link.send(
+            ExtendLease(
+                self._request.request_id, self._lease_seq, bound, last=last, wait_ms=wait_ms
+            )
+        )
+
+    def cancel(self, index: int = -1, reason: str = "client") -> None:
+        self._link.send(Cancel(self._request.request_id, index, reason))
+
+    def close(self) -> None:
+        self._link.forget(self)
+
+    def deliver(self, event: Event) -> None:
+        if isinstance(event, TokenDelta):
+            self._deliver_delta(event)
+            return
+        self.close()
+        self._mailbox.put(self._number, event)
+
+    def _deliver_delta(self, delta: TokenDelta) -> None:
+        if not 0 <= delta.index < len(self._num_tokens):
+            self._broken("a choice that was not asked for")
+            return
+        expected = self._num_tokens[delta.index]
+        if delta.seq_no < expected:
+            return  # seen already
+        if delta.seq_no > expected:
+            self._broken("missing tokens")
+            return
+        self._num_tokens[delta.index] += len(delta.tokens)
+        self._mailbox.put(self._number, delta)
+
+    def _broken(self, why: str) -> None:
+        self.cancel(reason="broken")
+        self.deliver(Lost(why))
+
+
+class WorkerLink:
+    """From the dialling to the end of one connection."""
+
+    def __init__(
+        self,
+        registration: registry.Registration,
+        process: str,
+        keep_records: KeepRecords,
+        group_key: bytes = b"",
+    ) -> None:
+        """With a `group_key`, the worker is asked what its cache holds."""
+        self.registration = registration
+        self.hello: Hello | None = None
+        self.status = WorkerStatus()
+        self.cached = CacheView()
+        self.adapters: dict[str, AdapterState] = {}
+        """By name, as the worker last told."""
+        self._group_key = group_key
+        self._asked_at = 0.0
+        self._unreported: dict[tuple[str, int], int] = {}
+        """Calls sent since the worker's last status, and how many of their tokens wait for a prefill."""
+        self._process = process
+        self._keep_records = keep_records
+        self._connection: Connection | None = None
+        self._calls: dict[tuple[str, int], NativeCall] = {}
+        self._peeks: dict[int, asyncio.Future[Peeked]] = {}
+        self._num_peeks = 0
+        self._records: asyncio.Queue[EngineRecords | ResidencyReport] = asyncio.Queue(64)
+
+    @property
+    def is_up(self) -> bool:
+        return self.hello is not None
+
+    @property
+    def takes_work(self) -> bool:
+        suspect = self.status.last_step_age_ms > SUSPECT_STEP_AGE_MS
+        told_to_wait = self.status.draining or self.status.disk_full
+        return self.is_up and not told_to_wait and not suspect
+
+    @property
+    def num_calls(self) -> int:
+        return len(self._calls)
+
+    def has_adapter(self, name: str) -> bool:
+        known = self.adapters.get(name)
+        return known is not None and known.state == "loaded"
+
+    @property
+    def num_unreported_tokens(self) -> int:
+        return sum(self._unreported.values())
+
+    @property
+    def load(self) -> int:
+        told = self.status.running + self.status.waiting + len(self._unreported)
+        return max(told, self.num_calls)
+
+    def start_call(
+        self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0
+    ) -> NativeCall:
+        """`num_uncached`: prompt tokens that it is expected to compute. Raises `LinkDown`, and `FrameError` for a
+        request that fits no frame."""
+        if not self.is_up:
+            raise LinkDown
+        call = NativeCall(self, request, mailbox, number)
+        self.send(request)
+        self._calls[call.key] = call
+        self._unreported[call.key] = num_uncached
+        return call
+
+    async def peek(
+        self,
+        namespace: tuple[Region, ...],
+        prompt: Sequence[int],
+        *,
+        adapter: str,
+        cache_read: bool,
+    ) -> Peeked:
+        """What the prompt would find there. Raises `LinkDown` if there is no answer, `FrameError` for a prompt that
+        fits no frame."""
+        hello = self.hello
+        if hello is None or not hello.peeks:
+            raise LinkDown
+        self._num_peeks += 1
+        number = self._num_peeks
+        answer: asyncio.Future[Peeked] = asyncio.get_running_loop().create_future()
+        self._peeks[number] = answer
+        try:
+            self.send(Peek(number, hello.root, namespace, tuple(prompt), cache_read, adapter))
+            async with patience(PEEK_S):
+                return await answer
+        except TimeoutError:
+            raise LinkDown from None
+        finally:
+            del self._peeks[number]
+
+    def send(self, message: Message) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    def forget(self, call: NativeCall) -> None:
+        self._calls.pop(call.key, None)
+
+    async def run(self) -> None:
+        """Dials and serves until the link is lost; every open call then gets `Lost`. Raises `LinkDown` if the
+        worker could not be reached at all."""
+        try:
+            async with patience(HELLO_S):
+                self._connection = await dial(self.registration.address)
+        except (OSError, TimeoutError):
+            raise LinkDown from None
+        # Before anything is heard: an answer to the worker's hello must not overtake ours.
+        self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                beats = tasks.create_task(self._beat(self._connection))
+                shipping = tasks.create_task(self._ship_records())
+                await self._listen(self._connection)
+                beats.cancel()
+                shipping.cancel()
+        finally:
+            self._connection.abort()
+            self._connection = None
+            self.hello = None
+            for call in list(self._calls.values()):
+                call.deliver(Lost("the worker was lost"))
+            for answer in self._peeks.values():
+                if not answer.done():
+                    answer.set_exception(LinkDown())
+
+    async def _beat(self, connection: Connection) -> None:
+        while True:
+            connection.send(Alive())
+            if connection.num_queued_bytes > MAX_QUEUED_BYTES:
+                connection.abort()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _listen(self, connection: Connection) -> None:
+        try:
+            async for messages in connection:
+                for message in messages:
+                    self._on_message(message)
+        except FrameError as error:
+            logger.warning(
+                "worker_sent_garbage", extra={"worker": self.registration.worker, "why": str(error)}
+            )
+        logger.info("worker_link_lost", extra={"worker": self.registration.worker})
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case StepFrame():
+                for delta in message.deltas:
+                    self._to_call(delta)
+            case Finished() | Failed():
+                self._unreported.pop((message.request_id, message.attempt), None)
+                self._to_call(message)
+            case Peeked():
+                self._on_peeked(message)
+            case WorkerStatus():
+                self._on_status(message)
+            case CacheEvent():
+                if not self.cached.apply(message):
+                    self._ask_snapshot()
+            case AdapterReport():
+                self.adapters = {one.name: one for one in message.adapters}
+            case Hello():
+                self._on_hello(message)
+            case EngineRecords() | ResidencyReport():
+                self._on_records(message)
+            case _:
+                pass  # messages of a newer protocol
+
+    def _on_status(self, status: WorkerStatus) -> None:
+        self.status = status
+        self._unreported.clear()
+        if status.last_step_age_ms > STUCK_STEP_AGE_MS and self._connection is not None:
+            logger.warning("worker_stuck", extra={"worker": self.registration.worker})
+            self._connection.abort()
+        late = time.monotonic() - self._asked_at >= SNAPSHOT_S
+        if status.cache_seq > self.cached.seq and late:
+            self._ask_snapshot()  # the last events, or the snapshot itself, did not come
+
+    def _ask_snapshot(self) -> None:
+        if self._group_key:
+            self._asked_at = time.monotonic()
+            self.send(CacheCommand("snapshot", key=self._group_key))
+
+    def _to_call(self, event: TokenDelta | Finished | Failed) -> None:
+        key = (event.request_id, event.attempt)
+        if key in self._unreported:
+            self._unreported[key] = 0  # its prefill is through
+        call = self._calls.get((event.request_id, event.attempt))
+        if call is not None:
+            call.deliver(event)
+
+    def _on_peeked(self, message: Peeked) -> None:
+        answer = self._peeks.get(message.peek_id)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def _on_hello(self, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION or hello.model != self.registration.model:
+            logger.warning(
+                "worker_not_usable",
+                extra={"worker": self.registration.worker, "model": hello.model},
+            )
+            return
+        self.hello = hello
+        self._ask_snapshot()
+        logger.info(
+            "worker_link_up", extra={"worker": self.registration.worker, "model": hello.model}
+        )
+
+    def _on_records(self, records: EngineRecords | ResidencyReport) -> None:
+        try:
+            self._records.put_nowait(records)
+        except asyncio.QueueFull:
+            pass  # the worker sends again what was not acknowledged, and residency each minute
+
+    async def _ship_records(self) -> None:
+        while True:
+            answer = await uninterrupted(self._keep_records(await self._records.get()))
+            if answer is not None:
+                self.send(answer)
+
+
+def new_process_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,173 @@
+"""What comes behind a product: sums of its splits, in a fixed order, then scales, bias, SiLU-mul and residual.
+
+Knows partial sums `[splits, num_tokens, columns]`, behind them sums of squares `[splits, num_tokens]` where rows are to
+be normed. Does not know weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+import kernels.triton.device  # noqa: F401  # sets how Triton rounds, before anything is compiled
+from kernels.reference.linear import MAX_SPLITS, workspace_size
+from kernels.triton.specimen import Budget, Specimen
+
+_JOIN_BLOCK = 256
+_WANTED_PROGRAMS = 256
+"""About two on each of the 132 multiprocessors of an H200."""
+_MIN_SPLIT = 256
+"""in_features that a split has at least: less would only fill the pipeline."""
+
+
+def num_splits(num_tiles: int, in_features: int) -> int:
+    """A power of two; 1 means one launch."""
+    splits = 1
+    while (
+        num_tiles * splits < _WANTED_PROGRAMS * 3 // 4
+        and splits < MAX_SPLITS
+        and in_features >= 2 * splits * _MIN_SPLIT
+    ):
+        splits *= 2
+    return splits
+
+
+@triton.jit
+def affine(
+    total, factor, scale, bias, column, inside, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """total · factor of the row · scale of the column + bias."""
+    total *= factor
+    if HAS_SCALE:
+        total *= tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def silu(gate):
+    return gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def join_partials(
+    out,
+    partials,
+    scale,
+    row_scale,
+    bias,
+    residual,
+    eps,
+    num_tokens,
+    width,
+    in_features,
+    SPLITS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    HAS_ROW_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A part of one row: its partial sums in the order of the splits, and what comes behind the product."""
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    stride = width * 2 if GATED else width
+    total = tl.zeros((BLOCK,), tl.float32)
+    up = tl.zeros((BLOCK,), tl.float32)
+    squares = 0.0
+    behind = partials + SPLITS * num_tokens * stride
+    for split in tl.static_range(SPLITS):
+        place = partials + (split * num_tokens + row) * stride + column
+        total += tl.load(place, mask=inside, other=0.0)
+        if GATED:
+            up += tl.load(place + width, mask=inside, other=0.0)
+        if HAS_NORM:
+            squares += tl.load(behind + split * num_tokens + row)
+    factor = 1.0
+    if HAS_ROW_SCALE:
+        factor = tl.load(row_scale + row)
+    if HAS_NORM:
+        factor = tl.rsqrt(squares / in_features + eps)
+    value = affine(total, factor, scale, bias, column, inside, HAS_SCALE, HAS_BIAS)
+    if GATED:
+        up = affine(up, factor, scale, bias, column + width, inside, HAS_SCALE, HAS_BIAS)
+        value = silu(value) * up
+    place = row * width + column
+    if HAS_RESIDUAL:
+        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is done to a product's inputs and outputs, as `kernels.reference.linear` describes it."""
+
+    bias: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
+    eps: float = 0.0
+    gated: bool = False
+    residual: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    row_scale: torch.Tensor | None = None
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        return {
+            "HAS_NORM": self.norm is not None,
+            "HAS_SCALE": self.scale is not None,
+            "HAS_ROW_SCALE": self.row_scale is not None,
+            "HAS_BIAS": self.bias is not None,
+            "HAS_RESIDUAL": self.residual is not None,
+            "GATED": self.gated,
+        }
+
+
+def join(
+    out: torch.Tensor, partials: torch.Tensor, around: Around, in_features: int, splits: int
+) -> None:
+    num_tokens, width = out.shape
+    join_partials[(num_tokens, triton.cdiv(width, _JOIN_BLOCK))](
+        out,
+        partials,
+        out if around.scale is None else around.scale,
+        out if around.row_scale is None else around.row_scale,
+        out if around.bias is None else around.bias,
+        out if around.residual is None else around.residual,
+        around.eps,
+        num_tokens,
+        width,
+        in_features,
+        SPLITS=splits,
+        **around.flags,
+        BLOCK=_JOIN_BLOCK,
+        num_warps=4,
+    )
+
+
+def space(
+    workspace: torch.Tensor | None, x: torch.Tensor, out_features: int, in_features: int
+) -> torch.Tensor:
+    """The workspace given, or one made for this call: outside of captured steps only."""
+    if workspace is not None:
+        return workspace
+    size = workspace_size(len(x), out_features, in_features, x.dtype)
+    return torch.empty(size, dtype=torch.float32, device=x.device)
+
+
+def join_specimen() -> Specimen:
+    """With everything that can come behind a product."""
+    dtype, wide = torch.bfloat16, torch.float32
+    return Specimen(
+        "linear join 16 splits",
+        join_partials,
+        (dtype, wide, wide, wide, dtype, dtype, 1e-6, 16, 4096, 4096),
+        {"SPLITS": MAX_SPLITS, **dict.fromkeys(Around().flags, True), "BLOCK": _JOIN_BLOCK},
+        Budget(registers=96),
+    )
