@@ -20,7 +20,7 @@ from gateways import MODEL, RunningGateway, running_gateway
 from own_redis import OwnRedis
 
 from gateway import readiness, resources
-from gateway.base.app_keys import DATABASE, LIFECYCLE
+from gateway.base.app_keys import DATABASE, LIFECYCLE, REDIS
 from gateway.base.settings import GatewaySettings
 from gateway.metering.metering import METERING
 
@@ -261,7 +261,7 @@ async def test_o2_sql_that_is_gone_is_degraded_while_somebody_is_served_and_then
 async def test_o2_probes_ask_neither_sql_nor_redis(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, client = gateway.app[DATABASE], gateway.app[resources.keys.REDIS]
+    database, client = gateway.app[DATABASE], gateway.app[REDIS]
     asked: list[str] = []
     read, execute = database.read, client.execute_command
 
