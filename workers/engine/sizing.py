@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.engine import capacity
-from workers.engine.admission import WATERMARK_SHARE
-from workers.engine.capacity import GIB, Ceilings, MemoryPlan, Need, Served
+from workers.engine.capacity import GIB, WATERMARK_SHARE, Ceilings, MemoryPlan, Need, Served
 from workers.engine.devices import Device
 from workers.engine.errors import ModelError
 
