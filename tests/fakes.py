@@ -28,6 +28,7 @@ from workers.engine.errors import ModelError
 from workers.engine.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.plan import (
+    DECAY,
     AdapterWeights,
     Collected,
     Draw,
@@ -41,7 +42,7 @@ from workers.engine.plan import (
 from workers.engine.policy import Policy
 from workers.engine.restores import Preempt
 from workers.engine.service import Identity, Service, hello_of
-from workers.engine.sparsity import DECAY, Sparsity
+from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
 from workers.engine.step_plan import Limits
 from workers.protocol.messages import (

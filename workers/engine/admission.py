@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from cache.misses import behind
+from workers.engine.capacity import WATERMARK_SHARE
 from workers.engine.deferral import MAX_STEPS, Deferral
 from workers.engine.fairness import VirtualCounters
 from workers.engine.holdings import Holdings
@@ -25,9 +26,6 @@ not all, because equal shares would make everybody late."""
 
 MAX_PREFILLS = 16
 """With those of tenants that have one each."""
-
-WATERMARK_SHARE = 100
-"""1 % of the pool stays free at admission, at least a block per running sequence."""
 
 MAX_TICK_TIMES = 4096
 

@@ -28,6 +28,8 @@ _FULL_SEQUENCES = 256
 """More sequences of full length than this are never resident: a tiny model must not take gigabytes."""
 _PIN_SHARE = 5
 """A fifth of the pool may be pinned; what one sequence can need is the rest of it."""
+WATERMARK_SHARE = 100
+"""One block in so many of the pool stays free when a sequence is admitted, and at least one per running sequence."""
 _CPU_SHARE, _CPU_LIMIT = 0.10, 2 << 30
 """A CPU worker shares its memory with everything else on the machine."""
 

@@ -21,6 +21,9 @@ from workers.protocol.messages import SamplingParams, TokenLogprob
 PENDING = -1
 """In the place of a token id: the one that the step launched just before draws for the same device row."""
 
+DECAY = 0.9
+"""Each token of a row that observes counts this much of the one behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -104,7 +107,7 @@ class RowResult:
     """`[num_draws, hidden]`, the runner's own tensor, where the row wants it; else None."""
     mass: tuple[float, ...] = ()
     """Per block the attention it received, the mean over layers and heads: in all one from the last token that
-    observes, sparsity.DECAY times less from each one before. Empty if none does."""
+    observes, DECAY times less from each one before. Empty if none does."""
 
 
 class Ticket(Protocol):

@@ -19,20 +19,12 @@ from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.forecast import Forecast
 from workers.engine.host_port import HostBlocks, Transfer
 from workers.engine.record import Rate
-from workers.engine.sequence import Sequence
+from workers.engine.sequence import Sequence, Swapped
 
 Preempt = Literal["auto", "recompute", "swap"]
 
 CHUNK_BLOCKS = 64
 """Of one sequence on their way at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Swapped:
-    """Slots with the blocks of a preempted sequence: KV of its first `num_tokens`."""
-
-    slots: list[int]
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

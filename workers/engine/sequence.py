@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from cache.handle import Handle
+from cache.misses import Miss
 from cache.namespaces import NamespacePath, PathEntry
 from cache.retention import Range
+from workers.engine.drafting import Drafting
 from workers.engine.plan import LoadedAdapter
 from workers.engine.record import PromptAccount, Residency
 from workers.engine.sampling.bans import Bans
@@ -30,12 +33,6 @@ from workers.protocol.messages import (
     TokenLogprob,
     TokenUsage,
 )
-
-if TYPE_CHECKING:
-    from cache.misses import Miss
-    from cache.prefix_cache import Handle
-    from workers.engine.restores import Swapped
-    from workers.engine.speculate.proposer import Drafting
 
 MAX_TIMELINE_EVENTS = 256
 """A request that is preempted for ever still ends with a frame of bounded size."""
@@ -105,6 +102,14 @@ class Lease:
         self.heard_at = now
         if self.left >= self.stride:
             self.parked_at = None
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """Slots with the blocks of a preempted sequence: KV of its first `num_tokens`."""
+
+    slots: list[int]
+    num_tokens: int
 
 
 class Sequence:

@@ -9,9 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.engine import capacity
-from workers.engine.admission import WATERMARK_SHARE
-from workers.engine.capacity import GIB, Ceilings, MemoryPlan, Need, Served
+from workers.engine.capacity import (
+    CPU_TERMS,
+    GIB,
+    GRAPH_BYTES,
+    WATERMARK_SHARE,
+    Ceilings,
+    MemoryPlan,
+    Need,
+    Served,
+    cpu_kv_bytes,
+    longest_sequence,
+    most_blocks,
+)
 from workers.engine.devices import Device
 from workers.engine.errors import ModelError
 
@@ -115,7 +125,7 @@ def plan(rank: Served, context_limit: int, dtype: str, asked: Asked) -> Plan:
     bytes_per_block = rank.kv_bytes_per_token * asked.block_size
     need = Need(rank.weight_bytes, bytes_per_block, asked.block_size, min(lengths))
     fitting = need.num_blocks(kv, kv // bytes_per_block, terms)
-    taken = min(fitting, capacity.most_blocks(context_limit, asked.block_size))
+    taken = min(fitting, most_blocks(context_limit, asked.block_size))
     found = tuple(at_context(rank, n, taken, asked.block_size, ceilings) for n in lengths)
     recommended = Recommended(
         longest_safe(taken, asked.block_size, context_limit),
@@ -132,7 +142,7 @@ def plan(rank: Served, context_limit: int, dtype: str, asked: Asked) -> Plan:
 def longest_safe(num_blocks: int, block_size: int, limit: int) -> int:
     """Tokens of the longest sequence to promise: a worker that is told a length refuses to start where it does not
     fit, and its measured memory is not quite the planned one."""
-    longest = capacity.longest_sequence(num_blocks, block_size)
+    longest = longest_sequence(num_blocks, block_size)
     return min(limit, longest - longest // _SPARE_SHARE)
 
 
@@ -161,9 +171,9 @@ def kv_memory(served: Served, asked: Asked, num_tokens: int, num_rows: int) -> t
         left = device.memory // asked.num_ranks - weights
         if left < 0:
             return left, "the free memory"
-        return capacity.cpu_kv_bytes(left * asked.num_ranks, asked.num_ranks), capacity.CPU_TERMS
+        return cpu_kv_bytes(left * asked.num_ranks, asked.num_ranks), CPU_TERMS
     activations = served.activation_bytes(num_tokens, num_rows)
-    graphs = activations // 4 + _NUM_GRAPHS * capacity.GRAPH_BYTES if asked.num_ranks == 1 else 0
+    graphs = activations // 4 + _NUM_GRAPHS * GRAPH_BYTES if asked.num_ranks == 1 else 0
     used = weights + LIBRARIES
     found = MemoryPlan(device.memory, asked.memory_share, used, activations, graphs)
     return found.kv, found.terms()
@@ -173,7 +183,7 @@ def at_context(
     served: Served, context: int, num_blocks: int, block_size: int, ceilings: Ceilings
 ) -> AtContext:
     batch = (num_blocks - 1) // -(-context // block_size)
-    if capacity.longest_sequence(num_blocks, block_size) < context:
+    if longest_sequence(num_blocks, block_size) < context:
         batch = 0
     full = Side.of(served.decode_sides([context] * batch, ceilings)) if batch else None
     return AtContext(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
+from workers.engine.plan import DECAY
 from workers.engine.sequence import Attempt, Sequence
 
 Policy = Literal["heavy", "recent"]
@@ -24,8 +25,6 @@ MIN_BLOCKS = 4
 NUM_SINKS = 1
 OBSERVED_TOKENS = 16
 OBSERVE_EVERY = 8
-DECAY = 0.9
-"""Of a query that observes, as often as others observe behind it."""
 
 
 def received(before: Seq[float], mass: Seq[float]) -> list[float]:

@@ -14,9 +14,9 @@ from tiny_models import GREEDY, TinyModel
 from workers.engine import settings
 from workers.engine.errors import ModelError
 from workers.engine.loading import load
-from workers.engine.plan import Row
+from workers.engine.plan import DECAY, Row
 from workers.engine.runner import ModelRunner
-from workers.engine.sparsity import DECAY, Sparsity, received
+from workers.engine.sparsity import Sparsity, received
 
 TinyModels = Callable[[str], TinyModel]
 SIZE = 4

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.metering import leases
 from workers.engine import settings, sizing
-from workers.engine.capacity import ModelSize, Served
+from workers.engine.capacity import ModelSize, Served, longest_sequence
 from workers.engine.devices import TABLE, Device, named
 from workers.engine.errors import ModelError
 from workers.engine.plan_report import Report
@@ -136,7 +136,7 @@ def test_a_worker_can_be_started_with_the_recommended_settings(name, monkeypatch
 
 def test_a_length_that_memory_bounds_leaves_a_little_for_what_a_worker_measures():
     found = planned("l4")
-    longest = sizing.capacity.longest_sequence(found.num_blocks, 16)
+    longest = longest_sequence(found.num_blocks, 16)
     assert 0.9 * longest < found.recommended.max_model_len < 0.95 * longest
 
 

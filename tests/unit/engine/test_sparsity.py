@@ -15,7 +15,8 @@ from workers.engine import settings
 from workers.engine.__main__ import build_engine
 from workers.engine.errors import StartError
 from workers.engine.journal import EngineJournal
-from workers.engine.sparsity import DECAY, MIN_BLOCKS, NUM_SINKS, Sparsity, received
+from workers.engine.plan import DECAY
+from workers.engine.sparsity import MIN_BLOCKS, NUM_SINKS, Sparsity, received
 from workers.protocol.messages import BeamParams, SamplingParams
 
 SIZE, BUDGET = 4, 6

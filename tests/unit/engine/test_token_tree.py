@@ -10,8 +10,9 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
 from proposing import InformedTree, speculating
 
+from workers.engine.drafting import Drafting
 from workers.engine.plan import Drawn
-from workers.engine.speculate.proposer import Ask, Drafting
+from workers.engine.speculate.proposer import Ask
 from workers.engine.speculate.tree import TreeProposer, Vote, grow
 from workers.engine.speculate.verify import moves, own_path
 from workers.engine.token_tree import MAX_NODES, ROOT, Grower, Proposal, positions, views

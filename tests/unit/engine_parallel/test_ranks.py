@@ -100,7 +100,7 @@ def test_a_rank_that_fails_in_a_step_says_so_before_it_ends(tmp_path):
         tmp_path,
         WAIT,
         "os.environ['HEADGATE_MODEL'] = 'none'",
-        "from workers.engine.parallel import follower",
+        "import workers.engine.parallel.follower as follower",
         "def serve(told, rank, size, meeting, channel):",
         "    channel.send(frame(Loaded()))",
         "    time.sleep(0.5)",

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.reference.quant import bits, widen
-from workers.engine.plan import Row
-from workers.engine.sparsity import DECAY
+from workers.engine.plan import DECAY, Row
 
 
 @dataclass(frozen=True, slots=True)

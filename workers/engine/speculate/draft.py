@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from workers.engine.drafting import Read
 from workers.engine.plan import Draw, Row, StepRunner
 from workers.engine.sequence import Sequence
-from workers.engine.speculate.proposer import Ask, Guess, Proposer, Read
+from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 CHUNK = 512
 """Tokens of one pass over what the draft has not read."""
@@ -35,7 +36,7 @@ class DraftProposer(Proposer):
             number = min(ask.num_tokens, longest - len(sequence.tokens))
             if number > 0:
                 tokens = list(sequence.tokens)
-                first = min(drafting.read.num_valid(sequence, size), len(tokens) - 1)
+                first = min(_num_valid(drafting.read, sequence, size), len(tokens) - 1)
                 open_.append(_Guessing(place, sequence, tokens, first, number))
                 drafting.read = Read(sequence.handle, tokens, list(sequence.block_ids))
         self._catch_up(open_)
@@ -83,3 +84,19 @@ class _Guessing:
         params, position = attempt.message.sampling, len(self.tokens)
         draw = Draw(params, sequence.seed, position, attempt.prompt, output)
         return Row(self.tokens[self.first :], self.first, sequence.block_ids, (draw,))
+
+
+def _num_valid(read: Read, sequence: Sequence, block_size: int) -> int:
+    """Positions from the start whose KV the draft model can still use."""
+    if read.handle is not sequence.handle:
+        return 0
+    blocks = _common(read.block_ids, sequence.block_ids) * block_size
+    return min(blocks, _common(read.tokens, sequence.tokens))
+
+
+def _common(one: Seq[int], other: Seq[int]) -> int:
+    """Length of the common beginning."""
+    number = min(len(one), len(other))
+    if list(one[:number]) == list(other[:number]):
+        return number
+    return next(i for i in range(number) if one[i] != other[i])

@@ -12,8 +12,9 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from workers.engine.drafting import Drafting
 from workers.engine.sequence import Sequence
-from workers.engine.speculate.proposer import Ask, Drafting, Guess, Outcome, Proposer
+from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
 from workers.engine.token_tree import Grower, Proposal
 
 LEVELS = 3

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from workers.engine.drafting import Drafting
 from workers.engine.sequence import Sequence
 from workers.engine.speculate.ngram import continuation
-from workers.engine.speculate.proposer import Ask, Drafting, Guess, Proposer
+from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 
 class NgramProposer(Proposer):

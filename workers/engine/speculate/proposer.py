@@ -1,4 +1,4 @@
-"""What proposes tokens, and what is remembered of a sequence between two proposals. Values and an interface.
+"""What proposes tokens: what it is asked, what it answers, what it learns of the outcome. Values and an interface.
 
 A proposal may be anything: verification draws from the model at every position, so a wrong one costs time and never
 changes a token. A proposer is asked once per step for all sequences, which lets a model of its own run them as one
@@ -8,56 +8,11 @@ batch. Each proposal is one-hot: a list or a tree of tokens without probabilitie
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from workers.engine.drafting import Drafting
 from workers.engine.sequence import Sequence
-from workers.engine.speculate.acceptance import Acceptance
-from workers.engine.speculate.ngram import NgramIndex
 from workers.engine.token_tree import Proposal
-
-if TYPE_CHECKING:
-    from cache.prefix_cache import Handle
-
-
-class Drafting:
-    """What speculation knows of one sequence."""
-
-    __slots__ = ("acceptance", "index", "notes", "num_taught", "read", "wants_hidden")
-
-    def __init__(self, *, wants_hidden: bool = False) -> None:
-        self.wants_hidden = wants_hidden
-        self.notes: Any = None
-        """The proposer's own."""
-        self.acceptance = Acceptance()
-        self.index = NgramIndex()
-        self.num_taught = 0
-        """Tokens that its region's index has seen."""
-        self.read = Read()
-
-
-@dataclass(slots=True)
-class Read:
-    """What a draft model has KV of: these tokens, in these blocks."""
-
-    handle: Handle | None = None
-    tokens: list[int] = field(default_factory=list)
-    block_ids: list[int] = field(default_factory=list)
-
-    def num_valid(self, sequence: Sequence, block_size: int) -> int:
-        """Positions from the start that still hold. A sequence that lost its blocks has another handle now."""
-        if self.handle is not sequence.handle:
-            return 0
-        blocks = _common(self.block_ids, sequence.block_ids) * block_size
-        return min(blocks, _common(self.tokens, sequence.tokens))
-
-
-def _common(one: Seq[int], other: Seq[int]) -> int:
-    """Length of the common beginning."""
-    number = min(len(one), len(other))
-    if list(one[:number]) == list(other[:number]):
-        return number
-    return next(i for i in range(number) if one[i] != other[i])
 
 
 class Ask(NamedTuple):

@@ -7,9 +7,10 @@ them. A plan with proposals is collected before the next one is made, because th
 from __future__ import annotations
 
 from cache.prefix_cache import PrefixCache
+from workers.engine.drafting import Drafting
 from workers.engine.sampling.params import penalizes
 from workers.engine.sequence import Sequence
-from workers.engine.speculate.proposer import Ask, Drafting, Guess, Outcome, Proposer
+from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
 from workers.engine.step_plan import StepPlan, Work
 from workers.engine.token_tree import MAX_NODES, Proposal
 
