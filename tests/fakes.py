@@ -151,7 +151,7 @@ class ScriptedRunner:
         self.hanging = threading.Event()
         self.fail_next: Exception | None = None
         self._eos_every = eos_every
-        self._step_s = step_s
+        self.step_s = step_s
         self._released = threading.Event()
         self._kv = [array("i", [UNWRITTEN] * block_size) for _ in range(num_blocks)]
 
@@ -162,8 +162,8 @@ class ScriptedRunner:
         assert rows, "an empty step"
         if self.hanging.is_set():
             self._released.wait()
-        if self._step_s:
-            time.sleep(self._step_s)
+        if self.step_s:
+            time.sleep(self.step_s)
         if (error := self.fail_next) is not None:
             self.fail_next = None
             raise error
