@@ -160,7 +160,7 @@ async def test_each_threshold_is_noted_once(gateway):
 
 
 async def test_a_lowered_limit_stops_a_request_that_runs(gateway, worker):
-    worker.runner._step_s = 0.02
+    worker.runner.step_s = 0.02
     tenant, key = await gateway.new_tenant("anna")
     made = await budget(gateway, tenant, 100_000)
     running = asyncio.create_task(ask(gateway, key, max_tokens=1900))
