@@ -343,9 +343,7 @@ class Engine:
             return False
         record = self._commit.step(flight)
         if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
-            self.scheduler.budget.step_ran(
-                record.num_tokens, record.num_kv_tokens, record.execute_s
-            )
+            self.scheduler.ran(record)
         record.commit_s = self._clock() - record.collected_at
         self._account(record)
         return True

@@ -2,8 +2,9 @@
 
 t = a + b * tokens + c * kv_tokens, least squares over recent steps (engine.md 3.2). A step makes those of its own size be
 forgotten, no others: while all steps have the same size, as in a flood, what fixed costs are is known from before, and
-not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). Knows numbers
-only; whose tokens they are is the planner's.
+not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). Steps of a size
+that was not seen for long, and all steps before a rest, count for little: they still tell the terms apart, and what is
+seen now outweighs them. Knows numbers only; whose tokens they are is the planner's.
 """
 
 from __future__ import annotations
@@ -29,10 +30,16 @@ STALL = 4.0
 MIN_STEPS = 8
 """Nothing is foretold from fewer."""
 
+STALE_STEPS = 1000
+"""Steps of a size that none of so many steps had are out of date."""
+
+FAINT = 1 / 256
+"""Of one step: what all steps of one size count for together when they are out of date."""
+
 UNITS = (1.0, 256.0, 65536.0)
 """Of the three terms, so that the equations are of one size."""
 
-RIDGE = 1e-4
+RIDGE = 1e-5
 """Where steps are too much alike to tell the terms apart, the smallest coefficients that fit."""
 
 Sums = tuple[float, ...]
@@ -47,11 +54,14 @@ class StepTime:
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_since_rest = 0
         self.largest = 0.0
         """Tokens of the largest step not forgotten."""
         self._sums = _NOTHING
         self._of_size: dict[int, Sums] = {}
         """Parts of the sums, by the size of steps: from one power of two to the next."""
+        self._last: dict[int, int] = {}
+        """By size, which step was the last one, of those that are up to date."""
         self._fit: tuple[float, float, float] | None = None
 
     def add(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
@@ -62,6 +72,7 @@ class StepTime:
             bound = STALL * self.predict(num_tokens, num_kv_tokens)
             seconds = min(seconds, bound or seconds)  # a fit may foretell nothing at all
         self.num_steps += 1
+        self.num_since_rest += 1
         self.largest = max(self.largest * FORGET, float(num_tokens))
         one, x, y = 1.0, num_tokens / UNITS[1], num_kv_tokens / UNITS[2]
         told = (one, x, y, x * x, x * y, y * y, seconds, x * seconds, y * seconds)
@@ -69,14 +80,24 @@ class StepTime:
         before = self._of_size.get(size, _NOTHING)
         now = tuple(FORGET * old + new for old, new in zip(before, told, strict=True))
         self._of_size[size] = now
+        self._last[size] = self.num_steps
         self._sums = tuple(
             total - old + new for total, old, new in zip(self._sums, before, now, strict=True)
         )
         self._fit = None
+        if self.num_steps % STALE_STEPS == 0:
+            first = self.num_steps - STALE_STEPS
+            self._make_faint([size for size, last in self._last.items() if last <= first])
+
+    def rest(self) -> None:
+        """Nothing was computed for a while: another load may come, on a machine that others use less, or more."""
+        if self.num_since_rest:
+            self.num_since_rest = 0
+            self._make_faint(list(self._last))
 
     def has_seen(self, num_tokens: int) -> bool:
-        """A step of half this size or more, however long ago."""
-        return any(size >= (num_tokens // 2).bit_length() for size in self._of_size)
+        """A step of half this size or more, that is not out of date."""
+        return any(size >= (num_tokens // 2).bit_length() for size in self._last)
 
     @property
     def fit(self) -> tuple[float, float, float]:
@@ -102,6 +123,14 @@ class StepTime:
         left = seconds - a - c * num_kv_tokens
         bound = 2 * self.largest
         return min(bound, left / b) if b > 0 else bound
+
+    def _make_faint(self, sizes: list[int]) -> None:
+        for size in sizes:
+            sums = self._of_size[size]
+            self._of_size[size] = tuple(value * min(1.0, FAINT / sums[0]) for value in sums)
+            del self._last[size]
+        self._sums = tuple(map(sum, zip(*self._of_size.values(), strict=True)))
+        self._fit = None
 
     def _solve(self, terms: list[int]) -> list[float]:
         """Gaussian elimination on the terms given, the others being 0; sums of squares, so pivots are positive."""

@@ -44,6 +44,10 @@ logger = logging.getLogger(__name__)
 CREDIT_STEPS = 8
 """A tenant that was idle may be ahead of the others by so many token budgets."""
 
+REST_S = 1.0
+"""A worker that has had nothing to do for so long rests: what comes then is another load. Under a load that it cannot
+serve it never has so long a pause."""
+
 
 class Scheduler:
     def __init__(
@@ -81,6 +85,8 @@ class Scheduler:
         self._num_preempted_before = 0
         self._num_cached_before = 0
         self._num_kv_tokens = 0
+        self._busy_at = 0.0
+        """When somebody last ran or waited, as far as plans and steps tell."""
 
     def _look(self, sequence: Sequence) -> Probe:
         """How far the tree goes for a waiting sequence, and where it ends."""
@@ -93,10 +99,17 @@ class Scheduler:
 
     def refuse(self, attempt: Attempt, now: float) -> float:
         """Seconds after which it should come again, if its first token would come too late now; 0: welcome. Who goes
-        on elsewhere is not refused, nor a fill, nor batch, which has time."""
+        on elsewhere is not refused, nor a fill, nor batch, which has time, nor anybody where nobody runs or waits."""
         message, waiting = attempt.message, self.ranks.waiting["interactive"]
         limit_s = min(self.limits.ttft_s, attempt.deadline - now)
+        is_idle = self.num_running + self.num_waiting == 0
+        if is_idle and now - self._busy_at >= REST_S:
+            self.budget.step_time.rest()
+            self.overload.rest()
         if message.tier == "batch" or message.resume or message.max_tokens == 0:
+            return 0.0
+        if is_idle:
+            self.overload.claim(message.tenant, hash(message.prompt))
             return 0.0
         load = self._load()
         most = Queued(waiting.num_uncached, len(waiting)).plus(self.overload.kept)
@@ -171,6 +184,8 @@ class Scheduler:
     ) -> StepPlan:
         """Between a plan and its `launched` nothing else may touch the scheduler. `takes`: of these only."""
         self.admission.tick(now)
+        if self.num_running or self.num_waiting:
+            self._busy_at = now
         plan = StepPlan(
             step,
             now,
@@ -368,6 +383,11 @@ class Scheduler:
         sequence.num_pending -= work.num_draws
         sequence.attempt.lease.in_flight -= work.num_draws
         sequence.num_scheduled = sequence.num_computed
+
+    def ran(self, record: StepRecord) -> None:
+        """A step that computed something: how long did it take?"""
+        self._busy_at = record.collected_at
+        self.budget.step_ran(record.num_tokens, record.num_kv_tokens, record.execute_s)
 
     def collected(self, step: int) -> None:
         """Behind its last `advance`, `drop` or `retract`: what it used may be used again."""
