@@ -2,9 +2,9 @@
 
 t = a + b * tokens + c * kv_tokens, least squares over recent steps (engine.md 3.2). A step makes those of its own size be
 forgotten, no others: while all steps have the same size, as in a flood, what fixed costs are is known from before, and
-not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). Steps of a size
-that was not seen for long, and all steps before a rest, count for little: they still tell the terms apart, and what is
-seen now outweighs them. Knows numbers only; whose tokens they are is the planner's.
+not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). When the load
+has changed, because there was a rest or sizes come again that did not for long, what is old becomes faint: it still tells
+the terms apart, and what is seen now outweighs it. Knows numbers only; whose tokens they are is the planner's.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ MIN_STEPS = 8
 """Nothing is foretold from fewer."""
 
 STALE_STEPS = 1000
-"""Steps of a size that none of so many steps had are out of date."""
+"""Steps of a size that none of so many steps had are old. When one of them is seen again, another load has come, and all
+that are old become faint; while none is, they still tell fixed costs from those of tokens."""
 
 FAINT = 1 / 256
-"""Of one step: what all steps of one size count for together when they are out of date."""
+"""Of one step: what all steps of one size count for together when they are faint."""
 
 UNITS = (1.0, 256.0, 65536.0)
 """Of the three terms, so that the equations are of one size."""
 
-RIDGE = 1e-5
+RIDGE = 1e-4
 """Where steps are too much alike to tell the terms apart, the smallest coefficients that fit."""
 
 Sums = tuple[float, ...]
@@ -61,7 +62,7 @@ class StepTime:
         self._of_size: dict[int, Sums] = {}
         """Parts of the sums, by the size of steps: from one power of two to the next."""
         self._last: dict[int, int] = {}
-        """By size, which step was the last one, of those that are up to date."""
+        """By size, which step was the last one; sizes that are faint have none."""
         self._fit: tuple[float, float, float] | None = None
 
     def add(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
@@ -77,6 +78,8 @@ class StepTime:
         one, x, y = 1.0, num_tokens / UNITS[1], num_kv_tokens / UNITS[2]
         told = (one, x, y, x * x, x * y, y * y, seconds, x * seconds, y * seconds)
         size = num_tokens.bit_length()
+        if size in self._last and self._is_old(size):  # another load
+            self._make_faint([one for one in self._last if self._is_old(one)])
         before = self._of_size.get(size, _NOTHING)
         now = tuple(FORGET * old + new for old, new in zip(before, told, strict=True))
         self._of_size[size] = now
@@ -85,9 +88,6 @@ class StepTime:
             total - old + new for total, old, new in zip(self._sums, before, now, strict=True)
         )
         self._fit = None
-        if self.num_steps % STALE_STEPS == 0:
-            first = self.num_steps - STALE_STEPS
-            self._make_faint([size for size, last in self._last.items() if last <= first])
 
     def rest(self) -> None:
         """Nothing was computed for a while: another load may come, on a machine that others use less, or more."""
@@ -96,8 +96,9 @@ class StepTime:
             self._make_faint(list(self._last))
 
     def has_seen(self, num_tokens: int) -> bool:
-        """A step of half this size or more, that is not out of date."""
-        return any(size >= (num_tokens // 2).bit_length() for size in self._last)
+        """A step of half this size or more, that is not old."""
+        least = (num_tokens // 2).bit_length()
+        return any(size >= least and not self._is_old(size) for size in self._last)
 
     @property
     def fit(self) -> tuple[float, float, float]:
@@ -123,6 +124,9 @@ class StepTime:
         left = seconds - a - c * num_kv_tokens
         bound = 2 * self.largest
         return min(bound, left / b) if b > 0 else bound
+
+    def _is_old(self, size: int) -> bool:
+        return self.num_steps - self._last[size] > STALE_STEPS
 
     def _make_faint(self, sizes: list[int]) -> None:
         for size in sizes:
