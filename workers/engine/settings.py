@@ -26,6 +26,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
 
     home: Path = Path("~/.headgate")
     """The state directory: journal and sockets."""
+    state_dir: Path | None = None
+    """Where the slots' journals are; unset: `home/state`."""
     slot: int = pydantic.Field(default=0, ge=0)
     """Which of the workers of this state directory it is: each has a journal of its own."""
     model: str
@@ -152,7 +154,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 
     @pydantic.field_validator(
-        "home", "engine_smoothing", "engine_adapters", "engine_heads", "engine_shared_cache_secret",
+        "home", "state_dir", "engine_smoothing", "engine_adapters", "engine_heads",
+        "engine_shared_cache_secret",
         mode="before",
     )  # fmt: skip
     @classmethod
@@ -231,8 +234,12 @@ class WorkerSettings(pydantic_settings.BaseSettings):
         return self.worker_address or f"unix:{self.run_dir / self.worker}.sock"
 
     @property
+    def state_root(self) -> Path:
+        return self.state_dir or self.home.expanduser().resolve() / "state"
+
+    @property
     def journal_dir(self) -> Path:
-        return self.home.expanduser().resolve() / "state" / self.worker / "journal"
+        return self.state_root / self.worker / "journal"
 
     @property
     def shared_cache_secret(self) -> Path:
