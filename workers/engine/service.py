@@ -110,6 +110,11 @@ class Service:
         return self.engine_error is None and time.monotonic() - self._beat_at < STUCK_S
 
     @property
+    def idle(self) -> bool:
+        """No request is here."""
+        return self._num_attempts == 0
+
+    @property
     def draining(self) -> bool:
         return self._accepting_ended
 
