@@ -2,9 +2,10 @@
 
 What stands before an arrival is so many prompt tokens, in so many sequences. They take so many steps; which is to be
 found out twice, and the slower one counts. By tokens: a step has its budget, and streams take a part of it. By places:
-where all are taken, one is free when an answer ends, and answers are as long as they were of late. A step costs what
-steps were seen to cost (`pace.StepTime`): fixed costs, the rows of its streams, the KV they read; and each prompt token
-is paid for once. How many tokens small steps bring about in a second says nothing here: that is their fixed costs.
+where all are taken, one is free when an answer ends, and answers are as long as they were of late; where a step has no
+time for all streams, a token of each costs several steps. A step costs what steps were seen to cost (`pace.StepTime`):
+fixed costs, the rows of its streams, the KV they read; and each prompt token is paid for once. How many tokens small
+steps bring about in a second says nothing here: that is their fixed costs.
 
 Nothing is foretold until some steps were seen since the worker last rested. What steps took under another load would
 otherwise refuse those whose steps would show what holds now.
@@ -86,6 +87,7 @@ class Forecast:
         num_turns = num_excess * self._answer / load.num_places
         if num_turns > num_steps:
             num_steps, num_streams = num_turns, num_rows
+            step_s *= max(1.0, num_rows / self._budget.num_rows(load.num_kv_tokens / num_rows))
         return num_steps * (step_s + token_s * num_streams) + token_s * num_tokens
 
     def _for_prompts(

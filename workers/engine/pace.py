@@ -21,6 +21,9 @@ LEAST_SHORT = 64
 SHORT_COSTS = 4
 """Fixed costs are at most one part in so many of such a step."""
 
+LEAST_ROWS = 16
+"""Streams of a step, however slow."""
+
 FORGET = 0.97
 """Of the weight of all steps of one size so far, at each such step: some thirty of them count."""
 
@@ -198,6 +201,19 @@ class TokenBudget:
         if token_s <= 0:
             return half
         return min(half, max(LEAST_SHORT, int((SHORT_COSTS - 1) * fixed_s / token_s)))
+
+    def num_rows(self, num_kv_tokens: float) -> int:
+        """Streams of a step for which somebody interactive waits, if each reads so many tokens of KV: as many as keep it
+        within its target, and more where fixed costs would be a larger part of it than one in `SHORT_COSTS`."""
+        if self.step_time.num_steps < MIN_STEPS:
+            return self._ceiling
+        fixed_s, token_s, kv_s = self.step_time.fit
+        row_s = token_s + kv_s * num_kv_tokens
+        if row_s <= 0:
+            return self._ceiling
+        within = (self._target_s - fixed_s) / row_s
+        cheap = (SHORT_COSTS - 1) * fixed_s / row_s
+        return min(self._ceiling, max(LEAST_ROWS, int(within), int(cheap)))
 
     def cut(self, num_tokens: int) -> None:
         """A step of `num_tokens` was too large."""

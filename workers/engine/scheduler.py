@@ -1,7 +1,7 @@
 """Who computes what in the next step. Pure: values in, a plan out; the cache is its one partner.
 
-Of each tier, interactive before batch, a plan takes decodes first (one token each), then admits what fits, then deals
-the rest of the token budget over all prefills in equal shares. Blocks for a whole uncached prompt are taken at
+Of each tier, interactive before batch, a plan takes decodes first (one token each; in turns, where a step has no time for
+all), then admits what fits, then deals the rest of the token budget over all prefills in equal shares. Blocks for a whole uncached prompt are taken at
 admission, those for output one by one; when one is missing, the latest arrival loses its own (recompute: what it had
 committed stays in the tree).
 
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from operator import attrgetter
 
 from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.deferral import Deferral
@@ -36,7 +38,8 @@ from workers.engine.restores import Preempt, Restores
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
-from workers.engine.step_plan import Limits, StepPlan, Work
+from workers.engine.step_plan import FILL_PART, Limits, StepPlan, Work
+from workers.engine.turns import in_turn
 from workers.protocol.messages import ExtendLease, Tier
 
 logger = logging.getLogger(__name__)
@@ -250,7 +253,8 @@ class Scheduler:
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
         """Returns the running ones that are in prefill."""
         prefills: list[Sequence] = []
-        for sequence in tuple(self.ranks.running[tier]):
+        most_rows, sequences = self._rows(plan, tier)
+        for sequence in sequences:
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for an earlier one, a moment ago
             if sequence.restoring or plan.excludes(sequence):
@@ -268,8 +272,8 @@ class Scheduler:
             if lease.bound - lease.spent - lease.in_flight < lease.stride:
                 self.ranks.park(attempt, plan.now, plan.step)
                 continue
-            if plan.budget == 0:
-                break
+            if plan.budget == 0 or len(plan.work) >= most_rows:
+                continue
             if attempt.search is not None:
                 if sequence is attempt.sequences[0]:
                     self._plan_beams(plan, attempt)
@@ -283,7 +287,18 @@ class Scheduler:
             lease.in_flight += 1
             plan.budget -= 1
             plan.work.append(Work(sequence, 1, 1))
-        return [s for s in prefills if s.status is Status.RUNNING]
+        return sorted((s for s in prefills if s.status is Status.RUNNING), key=attrgetter("order"))
+
+    def _rows(self, plan: StepPlan, tier: Tier) -> tuple[int, Seq[Sequence]]:
+        """(rows that the plan may have, those that run, in the order in which they get them). Of a step for which somebody
+        interactive waits batch gets a part of the rows, whatever the streams take."""
+        running = tuple(self.ranks.running[tier])
+        if not self.ranks.present("interactive"):
+            return self.limits.max_batch_tokens, running
+        most, num_before = self.budget.num_rows(_mean_place(running)), len(plan.work)
+        if tier == "batch":
+            most = max(most, num_before + max(1, most // FILL_PART))
+        return most, running if num_before + len(running) <= most else in_turn(running)
 
     def _plan_beams(self, plan: StepPlan, attempt: Attempt) -> None:
         """All beams of a search or none: which of them go on is decided over all. The next plan needs the decision."""
@@ -442,3 +457,7 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         """Of prompts that never ran."""
         return self.ranks.num_waiting_tokens
+
+
+def _mean_place(sequences: Seq[Sequence]) -> float:
+    return sum(sequence.place for sequence in sequences) / max(1, len(sequences))
