@@ -21,8 +21,8 @@ LEAST_SHORT = 64
 SHORT_COSTS = 4
 """Fixed costs are at most one part in so many of such a step."""
 
-LEAST_ROWS = 16
-"""Streams of a step, however slow."""
+LEAST_ROWS = 32
+"""Streams of a step, however slow: with fewer, weights are read for too little, which shows in no fixed costs."""
 
 FORGET = 0.97
 """Of the weight of all steps of one size so far, at each such step: some thirty of them count."""

@@ -109,7 +109,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """An interactive request that is forecast to wait longer before its prompt begins is refused, with the time to come
     again. A minute: clients wait ten, and whoever is refused sends it all again."""
     engine_token_gap_target_ms: int = pydantic.Field(default=50, ge=1)
-    """Between two tokens of an interactive stream: steps are made no larger than that allows, down to 256 tokens."""
+    """What a step should take while somebody interactive waits: steps have no more tokens than that allows, down to 256, and
+    streams take turns where there is no time for all of them."""
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
     """A sequence whose lease has run out keeps its blocks so long for the next one."""
     engine_speculate: Literal["off", "ngram", "suffix", "tree", "draft", "heads", "lookahead"] = (
