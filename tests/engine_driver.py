@@ -174,7 +174,7 @@ class Driver:
         totals = self.engine.totals
         if isinstance(self.runner, LaggedRunner):
             num_tokens = totals.num_prefill_tokens + totals.num_lag_discarded
-            num_tokens += totals.num_proposed + self.engine.pulse.num_steps
+            num_tokens += totals.num_proposed + self.engine.failures.pulse.num_steps
             num_tokens += sum(r.num_decode_seqs for o in self.outputs for r in o.steps)
             assert num_tokens == self.runner.num_tokens, "work of the device that no record has"
         usages = [ending.usage for ending in self.endings.values()]

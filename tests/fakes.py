@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 from scripted_host import ScriptedHost
 
 from cache.prefix_cache import PrefixCache
@@ -292,8 +293,10 @@ def generate_request(
     namespace: tuple[Region, ...] | None = None,
     **fields: object,
 ) -> GenerateRequest:
-    """A request with a lease for all it may ask, unless told otherwise."""
+    """A request with a lease for all it may ask, unless told otherwise. Parameters that are to forbid an end at any length
+    forbid it at this one."""
     fields.setdefault("lease_bound", max_tokens * int(fields.get("num_choices", 1)))
+    sampling = sampling or SamplingParams(seed=seed, temperature=temperature)
     return GenerateRequest(
         request_id,
         tenant,
@@ -301,7 +304,7 @@ def generate_request(
         str(fields.pop("root", ROOT)),
         namespace or (Region(tenant.encode().ljust(16, b"\0")[:16]),),
         tuple(prompt),
-        sampling or SamplingParams(seed=seed, temperature=temperature),
+        msgspec.structs.replace(sampling, min_tokens=min(sampling.min_tokens, max_tokens)),
         max_tokens,
         **fields,
     )

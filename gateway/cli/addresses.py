@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 
 from gateway.base.home import HomeError
-
-LISTEN_BACKLOG = 1024
+from gateway.http.listeners import BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -16,7 +15,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(LISTEN_BACKLOG)
+        sock.listen(BACKLOG)
     except OSError as error:
         raise HomeError(
             f"The address {host}:{port} cannot be used ({error.strerror or error}): choose another with --host and --port."

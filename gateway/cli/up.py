@@ -172,13 +172,9 @@ class Up:
         await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10))
 
     def _journals(self) -> list[Path]:
-        """A worker's is always below its home."""
         workers = (f"worker-{slot}" for slot in range(self.options.num_workers))
         gateways = (f"gateway-{slot}" for slot in range(self.options.num_gateways))
-        return [
-            *(self.home.root / "state" / name / "journal" for name in workers),
-            *(self.home.state / name / "journal" for name in gateways),
-        ]
+        return [self.home.state / name / "journal" for name in (*workers, *gateways)]
 
     async def _prepare_database(self) -> None:
         step = migrate.upgrade if self.options.migrate else migrate.check

@@ -107,9 +107,21 @@ def context_exceeded(
 
 
 def output_bound(
+    model: ServedModel, max_len: int, num_prompt: int, asked: int | None, param: str, least: int = 0
+) -> int:
+    """Tokens each choice may have. Raises `ApiError` 400 for what does not fit: never a silent cut. `least`: tokens that it
+    is to have."""
+    bound = _output_bound(model, max_len, num_prompt, asked, param)
+    if least > bound:
+        raise errors.invalid(
+            f"An answer of at least {least} tokens cannot have at most {bound}.", "min_tokens"
+        )
+    return bound
+
+
+def _output_bound(
     model: ServedModel, max_len: int, num_prompt: int, asked: int | None, param: str
 ) -> int:
-    """Tokens each choice may have. Raises `ApiError` 400 for what does not fit: never a silent cut."""
     room = max_len - num_prompt
     if room < 1 and asked != 0:
         raise context_exceeded(max_len, num_prompt, asked or 1, param)

@@ -8,6 +8,7 @@ import socket
 from gateway.base.settings import GatewaySettings, SettingsError
 
 BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9300
 """Slots count on from here."""

@@ -61,7 +61,12 @@ async def plan(
         num_shown=fields.num_choices,
         beams=beams_of(fields),
         max_tokens=output_bound(
-            model, common.max_len(request, model), len(prompt), fields.max_output, "messages"
+            model,
+            common.max_len(request, model),
+            len(prompt),
+            fields.max_output,
+            "messages",
+            fields.min_tokens or 0,
         ),
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompt, fields.cache_salt),

@@ -102,6 +102,11 @@ def _orders(
     limit = common.max_len(request, model)
     ranked = fields.num_drawn > fields.num_choices
     num_logprobs = max(0, fields.num_logprobs) if ranked else fields.num_logprobs
+
+    def bound(prompt: Sequence[int]) -> int:
+        least = fields.min_tokens or 0
+        return output_bound(model, limit, len(prompt), fields.max_output, "prompt", least)
+
     base = Order(
         request_id=request[RECORD].request_id,
         principal=request[PRINCIPAL],
@@ -111,7 +116,7 @@ def _orders(
         num_choices=fields.num_drawn,
         num_shown=fields.num_choices,
         beams=beams_of(fields),
-        max_tokens=output_bound(model, limit, len(prompts[0]), fields.max_output, "prompt"),
+        max_tokens=bound(prompts[0]),
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
         tier=common.tier_of(request),
@@ -128,7 +133,7 @@ def _orders(
             request_id=ids.request_id(),
             prompt=prompt,
             namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
-            max_tokens=output_bound(model, limit, len(prompt), fields.max_output, "prompt"),
+            max_tokens=bound(prompt),
         )
         for prompt in prompts[1:]
     ]

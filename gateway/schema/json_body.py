@@ -30,8 +30,9 @@ WINDOW = 1 << 16
 
 _INT64_MIN, _UINT64_END = -(2**63), 2**64
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_NEGATIVE_ZERO = re.compile(rb"-0[^0-9.eE]")
-_TAIL = 2
+_NEGATIVE_ZERO = re.compile(rb"[^eE]-0[^0-9.eE]")
+"""Of an exponent it is fine: `1e-0` is 1."""
+_TAIL = 3
 """A number that is cut by a window's end shows in the next one with so many bytes before it."""
 
 

@@ -12,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.values import environment, setting_names
+from gateway.base.home import Home
 from gateway.base.settings import SettingsError
 from gateway.base.settings import load as load_gateway
 from gateway.cli.main import main
+from gateway.journal.journals import worker_journals
 from workers.engine.errors import StartError
 from workers.engine.settings import load as load_worker
 from workers.jobs.settings import SettingsError as JobsError
@@ -133,6 +135,16 @@ def test_o9_an_empty_path_is_not_the_directory_one_is_in(name, monkeypatch):
             refused.append(str(error))
     assert refused
     assert all(name in one and "must not be empty" in one for one in refused), refused
+
+
+def test_one_variable_moves_the_journals_of_gateways_and_workers(monkeypatch, tmp_path):
+    for given, value in {**NEEDED, "HEADGATE_STATE_DIR": str(tmp_path / "state")}.items():
+        monkeypatch.setenv(given, value)
+    assert load_gateway().journal_dir == tmp_path / "state" / "gateway-0" / "journal"
+    assert load_worker().journal_dir == tmp_path / "state" / "worker-0" / "journal"
+    assert worker_journals(tmp_path / "state") == {}
+    load_worker().journal_dir.mkdir(parents=True)
+    assert worker_journals(Home(tmp_path).state) == {"worker-0": load_worker().journal_dir}
 
 
 @pytest.mark.parametrize("name", ["HEADGATE_OPS_BIND", "HEADGATE_WORKER_ADDRESS", "HEADGATE_LOG_LEVEL"])  # fmt: skip

@@ -12,6 +12,7 @@ import signal
 import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from cache.prefix_cache import PrefixCache
 from cache.tiers import HostTier
@@ -47,6 +48,8 @@ EXIT_CONFIG = 78
 """sysexits.h: the supervisor does not restart what ends with it."""
 GC_THRESHOLDS = (700, 5, 100)
 """What is new is looked at often and in small parts, everything that requests hold seldom: steps wait for it."""
+WARM_POLL_S, WARM_POLLS = 0.5, 10
+"""A worker that was idle at so many polls in a row starts the compiler of grammars."""
 
 
 def main() -> int:
@@ -87,7 +90,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        asyncio.run(serve(service, OpsServer(service, metrics.registry), told))
+        asyncio.run(serve(service, OpsServer(service, metrics.registry), told, grammars))
     except OSError as error:
         raise StartError(f"The worker cannot listen: {error}.") from error
     finally:
@@ -245,7 +248,35 @@ def speculation(told: WorkerSettings, runner: StepRunner, cache: PrefixCache) ->
     )
 
 
-async def serve(service: Service, ops: OpsServer, told: WorkerSettings) -> None:
+class Warmable(Protocol):
+    def warm(self) -> None: ...
+
+
+class Watched(Protocol):
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+
+async def warm_when_idle(
+    worker: Watched,
+    grammars: Warmable,
+    num_polls: int = WARM_POLLS,
+    poll_s: float = WARM_POLL_S,
+) -> None:
+    """Starting the compiler takes a second or more of a core: while nobody is here."""
+    num_idle = 0
+    while num_idle < num_polls:
+        await asyncio.sleep(poll_s)
+        num_idle = num_idle + 1 if worker.ready and worker.idle else 0
+    grammars.warm()
+
+
+async def serve(
+    service: Service, ops: OpsServer, told: WorkerSettings, grammars: Grammars | None = None
+) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.drain)
@@ -253,9 +284,12 @@ async def serve(service: Service, ops: OpsServer, told: WorkerSettings) -> None:
         server = await ops.inherit(told.ops_fd)
     else:
         server = await ops.listen(told.ops_bind, told.slot)
+    warming = asyncio.create_task(warm_when_idle(service, grammars)) if grammars else None
     try:
         await service.run()
     finally:
+        if warming is not None:
+            warming.cancel()
         server.close()
 
 

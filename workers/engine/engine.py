@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
 from workers.engine import faults
 from workers.engine.adapter_desk import AdapterDesk, AdapterRead
-from workers.engine.apart import Apart
 from workers.engine.attempts import Attempts, GrammarSource
 from workers.engine.cache_feed import CacheFeed
 from workers.engine.cache_watch import CacheFigures, CacheWatch
 from workers.engine.commit import Commit
-from workers.engine.errors import DeviceOutOfMemory, EngineBroken
+from workers.engine.errors import DeviceOutOfMemory
 from workers.engine.host_port import HostBlocks
 from workers.engine.intake import Intake
 from workers.engine.journal import EngineJournal
@@ -35,11 +34,12 @@ from workers.engine.pulse import Pulse
 from workers.engine.record import Rate, StepRecord, StepTotals
 from workers.engine.restores import Preempt
 from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Attempt, Sequence, Status
+from workers.engine.sequence import Attempt
 from workers.engine.shared_cache.shared import SharedTier
 from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
-from workers.engine.step_plan import Limits, StepPlan, Work
+from workers.engine.step_failures import StepFailures
+from workers.engine.step_plan import Limits, StepPlan
 from workers.protocol.messages import (
     AdapterCommand,
     AdapterState,
@@ -144,10 +144,8 @@ class Engine:
         )
         self._commit = Commit(self.scheduler, self._attempts, self._outbox)
         self._pipeline = Pipeline(runner, clock)
-        self._apart = Apart()
-        self.pulse = Pulse(runner, self.scheduler.holdings)
-        self._pulse_due = False
-        """A request failed alone: was it the device?"""
+        pulse = Pulse(runner, self.scheduler.holdings)
+        self.failures = StepFailures(self.scheduler, self._attempts, self._pipeline, pulse, clock)
         self._lag = runner.lag if lag and sparsity is None else 0
         self._journal = journal
         self._clock = clock
@@ -206,9 +204,8 @@ class Engine:
             if not self._collect():
                 num_kept = 0
         if failure is not None:
-            self._failed(plan, failure)
-        if self._pulse_due:
-            self._check_pulse()
+            self.failures.failed(plan, failure)
+        self.failures.check_device()
         if not self._busy:
             self._await_restore()
             self._pipeline.rest()
@@ -312,7 +309,7 @@ class Engine:
     def _plan(self, now: float) -> StepPlan:
         """Of those whose turn it is; empty if nobody has anything to compute."""
         ahead = len(self._pipeline) > 0
-        for takes in self._apart.turns(now, lambda: self.scheduler.all_running):
+        for takes in self.failures.apart.turns(now, lambda: self.scheduler.all_running):
             plan = self.scheduler.plan(self._step, now, ahead=ahead, takes=takes)
             if plan.work:
                 break
@@ -339,13 +336,11 @@ class Engine:
         flight = self._pipeline.first()
         failure = self._guarded(flight.plan.step, lambda: self._pipeline.collect(flight))
         if failure is not None:
-            self._failed(flight.plan, failure, flight.void)
+            self.failures.failed(flight.plan, failure, flight.void)
             return False
         record = self._commit.step(flight)
         if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
-            self.scheduler.budget.step_ran(
-                record.num_tokens, record.num_kv_tokens, record.execute_s
-            )
+            self.scheduler.ran(record)
         record.commit_s = self._clock() - record.collected_at
         self._account(record)
         return True
@@ -360,62 +355,6 @@ class Engine:
             logger.exception("step %d failed", step, extra={"event": "step_poisoned"})
             return error
         return None
-
-    def _failed(self, plan: StepPlan, error: Exception, void: Set[Sequence] = frozenset()) -> None:
-        """Nothing of the step counts. Steps before it are collected, those behind it lose the rows that built on it.
-        A step that has no other rows itself failed for the one before."""
-        for work in plan.work:
-            self.scheduler.retract(work)
-        self._pipeline.void(plan)
-        self.scheduler.collected(plan.step)
-        live = [
-            w for w in plan.work if w.sequence.status is not Status.ENDED and w.sequence not in void
-        ]
-        out_of_memory = isinstance(error, DeviceOutOfMemory)
-        self._out.num_out_of_memory += out_of_memory
-        if not live:
-            return
-        if out_of_memory and not plan.copies:
-            self._too_large(plan, live, error)
-        else:
-            self._poisoned(plan, live)
-
-    def _too_large(self, plan: StepPlan, live: list[Work], error: Exception) -> None:
-        unable = self.scheduler.shrink(plan, live)
-        logger.warning(
-            "step %d did not fit the device: %s; %d tokens from here on",
-            plan.step, error, self.scheduler.budget.num_tokens,
-            extra={"event": "device_out_of_memory"},
-        )  # fmt: skip
-        if unable is not None:
-            self._attempts.fail(
-                unable.attempt, "internal", "one token did not fit the device's memory"
-            )
-
-    def _poisoned(self, plan: StepPlan, live: list[Work]) -> None:
-        """Who fails alone ends; until that is known, the others of the step wait for their turn to run again."""
-        unfilled = {block for _, block in plan.copies}
-        attempts = dict.fromkeys(work.sequence.attempt for work in live)
-        if unfilled:  # a copy failed: what these have is not what they wrote
-            blamed = [a for a in attempts if any(unfilled & {*s.block_ids} for s in a.sequences)]
-        else:
-            alone = len({work.sequence.attempt for work in plan.work}) == 1
-            one = self._apart.failed(list(attempts), self._clock(), alone=alone)
-            blamed = [] if one is None else [one]
-        for attempt in blamed:
-            logger.error(
-                "request %s failed its step", attempt.message.request_id,
-                extra={"event": "attempt_poisoned", "tenant": attempt.message.tenant},
-            )  # fmt: skip
-            self._attempts.fail(attempt, "internal", "the model failed on this request")
-        self._pulse_due |= bool(blamed)
-
-    def _check_pulse(self) -> None:
-        """Nobody was told yet that it failed. Raises `EngineBroken` if the device computes nothing at all: then it was
-        no request's doing."""
-        self._pulse_due = False
-        if not self.pulse.beats():
-            raise EngineBroken("steps fail, and so does one that is nobody's")
 
     def _account(self, record: StepRecord) -> None:
         self._out.steps.append(record)
@@ -437,6 +376,7 @@ class Engine:
             self._journal.flush()
         out, self._out = self._out, StepOutput(WorkerStatus(), 0)
         out.token_gaps = token_gaps
+        out.num_out_of_memory = self.failures.take_out_of_memory()
         out.messages = self._outbox.take(out.steps[-1].step if out.steps else self._step)
         out.messages += self._feed.take()
         out.adapters = self._adapters.take()

@@ -90,8 +90,12 @@ def of_other(message: Message, vocab_size: int) -> str:
                 }
             )
         case AdapterCommand():
+            loads = message.action == "load"
             return _first(
-                {"no name": not _is_name(message.name), "no path": not _is_path(message.path)}
+                {
+                    "no name": not _is_name(message.name),
+                    "no path": not (_is_path(message.path) if loads else message.path == ""),
+                }
             )
     return ""
 
@@ -123,6 +127,7 @@ def _of_numbers(message: GenerateRequest) -> Table:
         "more choices than a number has room for": message.num_choices > INT32,
         "a bound below nothing, or out of range": not 0 <= message.max_tokens <= INT32,
         "a count below nothing, or out of range": not _are_counts(*counts),
+        "a least length beyond the bound": message.sampling.min_tokens > message.max_tokens,
         "an attempt's number out of range": not 0 <= message.attempt <= INT32,
         "a weight out of range": not least <= message.weight <= most,
         "a number of prompt logprobs out of range": not -1
@@ -214,7 +219,8 @@ def _is_name(text: str) -> bool:
 
 
 def _is_path(text: str) -> bool:
-    return len(text) <= MAX_PATH and "\0" not in text
+    """An absolute one: nothing depends on the directory in which a worker was started."""
+    return text.startswith("/") and len(text) <= MAX_PATH and "\0" not in text
 
 
 def _are_foreign(ids: Sequence[int], vocab_size: int) -> bool:

@@ -2,9 +2,13 @@
 
 What stands before an arrival is so many prompt tokens, in so many sequences. They take so many steps; which is to be
 found out twice, and the slower one counts. By tokens: a step has its budget, and streams take a part of it. By places:
-where all are taken, one is free when an answer ends, and answers are as long as they were of late. A step costs what
-steps were seen to cost (`pace.StepTime`): fixed costs, the rows of its streams, the KV they read; and each prompt token
-is paid for once. How many tokens small steps bring about in a second says nothing here: that is their fixed costs.
+where all are taken, one is free when an answer ends, and answers are as long as they were of late; where a step has no
+time for all streams, a token of each costs several steps. A step costs what steps were seen to cost (`pace.StepTime`):
+fixed costs, the rows of its streams, the KV they read; and each prompt token is paid for once. How many tokens small
+steps bring about in a second says nothing here: that is their fixed costs.
+
+Nothing is foretold until some steps were seen since the worker last rested. What steps took under another load would
+otherwise refuse those whose steps would show what holds now.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from dataclasses import dataclass
 from workers.engine.pace import MIN_STEPS, TokenBudget
 
 FLOOR_RATE = 1000.0
-"""Prompt tokens per second that a worker is trusted with, until a step of full size was seen: what a small one takes
-says little about it, and a wrong refusal is worse than a wait."""
+"""Prompt tokens per second that a worker is trusted with, until a step of full size was seen of late: what a small one
+takes says little about it, and a wrong refusal is worse than a wait."""
 
 ANSWER_SHARE = 0.05
 """Of the last answer, in the mean length of answers."""
@@ -60,7 +64,7 @@ class Forecast:
     @property
     def per_second(self) -> float:
         """Prompt tokens in steps of full size that carry nothing else; 0: nothing is known."""
-        if not self._is_known:
+        if self._budget.step_time.num_steps < MIN_STEPS:
             return 0.0
         step, step_s, token_s = self._full_step(0)
         return step / (step_s + step * token_s) if step_s + token_s > 0 else 0.0
@@ -72,7 +76,7 @@ class Forecast:
 
     def wait_s(self, ahead: Queued, load: Load) -> float:
         """Until those have begun that stand before an arrival; 0 while nothing is known. O(1)."""
-        if not self._is_known:
+        if self._budget.step_time.num_since_rest < MIN_STEPS:
             return 0.0
         num_tokens = ahead.num_tokens + load.num_prefill_tokens
         step, step_s, token_s = self._full_step(load.num_kv_tokens)
@@ -83,6 +87,7 @@ class Forecast:
         num_turns = num_excess * self._answer / load.num_places
         if num_turns > num_steps:
             num_steps, num_streams = num_turns, num_rows
+            step_s *= max(1.0, num_rows / self._budget.num_rows(load.num_kv_tokens / num_rows))
         return num_steps * (step_s + token_s * num_streams) + token_s * num_tokens
 
     def _for_prompts(
@@ -94,10 +99,6 @@ class Forecast:
             return float(step)
         part = num_tokens / (num_tokens + num_sequences * self._answer)
         return max(step - num_rows, step * part)
-
-    @property
-    def _is_known(self) -> bool:
-        return self._budget.step_time.num_steps >= MIN_STEPS
 
     def _full_step(self, num_kv_tokens: int) -> tuple[int, float, float]:
         """Its tokens, seconds that it takes without them, seconds for each of them."""

@@ -6,7 +6,8 @@ other tenant no more than until the counters are level. How long that takes is f
 Whoever is refused is told when the wait will be short enough, and has a place kept until then: as if he stood in the
 queue, so that those refused after him are told a later time and newcomers do not take his turn. He is known again by
 his tenant and prompt. A place that is not claimed lapses. Otherwise a worker with more clients than it can serve would
-tell all of them the same moment, and most of them in vain.
+tell all of them the same moment, and most of them in vain. A worker that rests has room for everybody: the times that it
+told were too late, and it keeps no places.
 """
 
 from __future__ import annotations
@@ -70,6 +71,13 @@ class Overload:
         self._random = random.Random(0)  # spreads returns; nothing is secret
         self.kept = Queued()
         """All places."""
+
+    def rest(self) -> None:
+        """Nobody runs or waits, and so for a while."""
+        self._places.clear()
+        self._kept.clear()
+        self._lapses.clear()
+        self.kept = Queued()
 
     def claim(self, tenant: str, prompt: int) -> None:
         """He came, and there is room anyway."""

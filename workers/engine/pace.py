@@ -2,8 +2,9 @@
 
 t = a + b * tokens + c * kv_tokens, least squares over recent steps (engine.md 3.2). A step makes those of its own size be
 forgotten, no others: while all steps have the same size, as in a flood, what fixed costs are is known from before, and
-not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). Knows numbers
-only; whose tokens they are is the planner's.
+not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). When the load
+has changed, because there was a rest or sizes come again that did not for long, what is old becomes faint: it still tells
+the terms apart, and what is seen now outweighs it. Knows numbers only; whose tokens they are is the planner's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ LEAST_SHORT = 64
 SHORT_COSTS = 4
 """Fixed costs are at most one part in so many of such a step."""
 
+LEAST_ROWS = 32
+"""Streams of a step, however slow: with fewer, weights are read for too little, which shows in no fixed costs."""
+
 FORGET = 0.97
 """Of the weight of all steps of one size so far, at each such step: some thirty of them count."""
 
@@ -28,6 +32,13 @@ STALL = 4.0
 
 MIN_STEPS = 8
 """Nothing is foretold from fewer."""
+
+STALE_STEPS = 1000
+"""Steps of a size that none of so many steps had are old. When one of them is seen again, another load has come, and all
+that are old become faint; while none is, they still tell fixed costs from those of tokens."""
+
+FAINT = 1 / 256
+"""Of one step: what all steps of one size count for together when they are faint."""
 
 UNITS = (1.0, 256.0, 65536.0)
 """Of the three terms, so that the equations are of one size."""
@@ -47,11 +58,14 @@ class StepTime:
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.num_since_rest = 0
         self.largest = 0.0
         """Tokens of the largest step not forgotten."""
         self._sums = _NOTHING
         self._of_size: dict[int, Sums] = {}
         """Parts of the sums, by the size of steps: from one power of two to the next."""
+        self._last: dict[int, int] = {}
+        """By size, which step was the last one; sizes that are faint have none."""
         self._fit: tuple[float, float, float] | None = None
 
     def add(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
@@ -62,21 +76,32 @@ class StepTime:
             bound = STALL * self.predict(num_tokens, num_kv_tokens)
             seconds = min(seconds, bound or seconds)  # a fit may foretell nothing at all
         self.num_steps += 1
+        self.num_since_rest += 1
         self.largest = max(self.largest * FORGET, float(num_tokens))
         one, x, y = 1.0, num_tokens / UNITS[1], num_kv_tokens / UNITS[2]
         told = (one, x, y, x * x, x * y, y * y, seconds, x * seconds, y * seconds)
         size = num_tokens.bit_length()
+        if size in self._last and self._is_old(size):  # another load
+            self._make_faint([one for one in self._last if self._is_old(one)])
         before = self._of_size.get(size, _NOTHING)
         now = tuple(FORGET * old + new for old, new in zip(before, told, strict=True))
         self._of_size[size] = now
+        self._last[size] = self.num_steps
         self._sums = tuple(
             total - old + new for total, old, new in zip(self._sums, before, now, strict=True)
         )
         self._fit = None
 
+    def rest(self) -> None:
+        """Nothing was computed for a while: another load may come, on a machine that others use less, or more."""
+        if self.num_since_rest:
+            self.num_since_rest = 0
+            self._make_faint(list(self._last))
+
     def has_seen(self, num_tokens: int) -> bool:
-        """A step of half this size or more, however long ago."""
-        return any(size >= (num_tokens // 2).bit_length() for size in self._of_size)
+        """A step of half this size or more, that is not old."""
+        least = (num_tokens // 2).bit_length()
+        return any(size >= least and not self._is_old(size) for size in self._last)
 
     @property
     def fit(self) -> tuple[float, float, float]:
@@ -102,6 +127,17 @@ class StepTime:
         left = seconds - a - c * num_kv_tokens
         bound = 2 * self.largest
         return min(bound, left / b) if b > 0 else bound
+
+    def _is_old(self, size: int) -> bool:
+        return self.num_steps - self._last[size] > STALE_STEPS
+
+    def _make_faint(self, sizes: list[int]) -> None:
+        for size in sizes:
+            sums = self._of_size[size]
+            self._of_size[size] = tuple(value * min(1.0, FAINT / sums[0]) for value in sums)
+            del self._last[size]
+        self._sums = tuple(map(sum, zip(*self._of_size.values(), strict=True)))
+        self._fit = None
 
     def _solve(self, terms: list[int]) -> list[float]:
         """Gaussian elimination on the terms given, the others being 0; sums of squares, so pivots are positive."""
@@ -165,6 +201,19 @@ class TokenBudget:
         if token_s <= 0:
             return half
         return min(half, max(LEAST_SHORT, int((SHORT_COSTS - 1) * fixed_s / token_s)))
+
+    def num_rows(self, num_kv_tokens: float) -> int:
+        """Streams of a step for which somebody interactive waits, if each reads so many tokens of KV: as many as keep it
+        within its target, and more where fixed costs would be a larger part of it than one in `SHORT_COSTS`."""
+        if self.step_time.num_steps < MIN_STEPS:
+            return self._ceiling
+        fixed_s, token_s, kv_s = self.step_time.fit
+        row_s = token_s + kv_s * num_kv_tokens
+        if row_s <= 0:
+            return self._ceiling
+        within = (self._target_s - fixed_s) / row_s
+        cheap = (SHORT_COSTS - 1) * fixed_s / row_s
+        return min(self._ceiling, max(LEAST_ROWS, int(within), int(cheap)))
 
     def cut(self, num_tokens: int) -> None:
         """A step of `num_tokens` was too large."""

@@ -1,7 +1,7 @@
 """Who computes what in the next step. Pure: values in, a plan out; the cache is its one partner.
 
-Of each tier, interactive before batch, a plan takes decodes first (one token each), then admits what fits, then deals
-the rest of the token budget over all prefills in equal shares. Blocks for a whole uncached prompt are taken at
+Of each tier, interactive before batch, a plan takes decodes first (one token each; in turns, where a step has no time for
+all), then admits what fits, then deals the rest of the token budget over all prefills in equal shares. Blocks for a whole uncached prompt are taken at
 admission, those for output one by one; when one is missing, the latest arrival loses its own (recompute: what it had
 committed stays in the tree).
 
@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from operator import attrgetter
 
 from cache.prefix_cache import PrefixCache, Probe
 from workers.engine.deferral import Deferral
@@ -36,13 +38,18 @@ from workers.engine.restores import Preempt, Restores
 from workers.engine.sequence import Attempt, Sequence, Status
 from workers.engine.sparsity import Sparsity
 from workers.engine.speculate.speculation import Speculation
-from workers.engine.step_plan import Limits, StepPlan, Work
+from workers.engine.step_plan import FILL_PART, Limits, StepPlan, Work
+from workers.engine.turns import in_turn
 from workers.protocol.messages import ExtendLease, Tier
 
 logger = logging.getLogger(__name__)
 
 CREDIT_STEPS = 8
 """A tenant that was idle may be ahead of the others by so many token budgets."""
+
+REST_S = 1.0
+"""A worker that has had nothing to do for so long rests: what comes then is another load. Under a load that it cannot
+serve it never has so long a pause."""
 
 
 class Scheduler:
@@ -81,6 +88,8 @@ class Scheduler:
         self._num_preempted_before = 0
         self._num_cached_before = 0
         self._num_kv_tokens = 0
+        self._busy_at = 0.0
+        """When somebody last ran or waited, as far as plans and steps tell."""
 
     def _look(self, sequence: Sequence) -> Probe:
         """How far the tree goes for a waiting sequence, and where it ends."""
@@ -93,10 +102,17 @@ class Scheduler:
 
     def refuse(self, attempt: Attempt, now: float) -> float:
         """Seconds after which it should come again, if its first token would come too late now; 0: welcome. Who goes
-        on elsewhere is not refused, nor a fill, nor batch, which has time."""
+        on elsewhere is not refused, nor a fill, nor batch, which has time, nor anybody where nobody runs or waits."""
         message, waiting = attempt.message, self.ranks.waiting["interactive"]
         limit_s = min(self.limits.ttft_s, attempt.deadline - now)
+        is_idle = self.num_running + self.num_waiting == 0
+        if is_idle and now - self._busy_at >= REST_S:
+            self.budget.step_time.rest()
+            self.overload.rest()
         if message.tier == "batch" or message.resume or message.max_tokens == 0:
+            return 0.0
+        if is_idle:
+            self.overload.claim(message.tenant, hash(message.prompt))
             return 0.0
         load = self._load()
         most = Queued(waiting.num_uncached, len(waiting)).plus(self.overload.kept)
@@ -171,6 +187,8 @@ class Scheduler:
     ) -> StepPlan:
         """Between a plan and its `launched` nothing else may touch the scheduler. `takes`: of these only."""
         self.admission.tick(now)
+        if self.num_running or self.num_waiting:
+            self._busy_at = now
         plan = StepPlan(
             step,
             now,
@@ -235,7 +253,8 @@ class Scheduler:
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
         """Returns the running ones that are in prefill."""
         prefills: list[Sequence] = []
-        for sequence in tuple(self.ranks.running[tier]):
+        most_rows, sequences = self._rows(plan, tier)
+        for sequence in sequences:
             if sequence.status is not Status.RUNNING:
                 continue  # preempted for an earlier one, a moment ago
             if sequence.restoring or plan.excludes(sequence):
@@ -253,8 +272,8 @@ class Scheduler:
             if lease.bound - lease.spent - lease.in_flight < lease.stride:
                 self.ranks.park(attempt, plan.now, plan.step)
                 continue
-            if plan.budget == 0:
-                break
+            if plan.budget == 0 or len(plan.work) >= most_rows:
+                continue
             if attempt.search is not None:
                 if sequence is attempt.sequences[0]:
                     self._plan_beams(plan, attempt)
@@ -268,7 +287,18 @@ class Scheduler:
             lease.in_flight += 1
             plan.budget -= 1
             plan.work.append(Work(sequence, 1, 1))
-        return [s for s in prefills if s.status is Status.RUNNING]
+        return sorted((s for s in prefills if s.status is Status.RUNNING), key=attrgetter("order"))
+
+    def _rows(self, plan: StepPlan, tier: Tier) -> tuple[int, Seq[Sequence]]:
+        """(rows that the plan may have, those that run, in the order in which they get them). Of a step for which somebody
+        interactive waits batch gets a part of the rows, whatever the streams take."""
+        running = tuple(self.ranks.running[tier])
+        if not self.ranks.present("interactive"):
+            return self.limits.max_batch_tokens, running
+        most, num_before = self.budget.num_rows(_mean_place(running)), len(plan.work)
+        if tier == "batch":
+            most = max(most, num_before + max(1, most // FILL_PART))
+        return most, running if num_before + len(running) <= most else in_turn(running)
 
     def _plan_beams(self, plan: StepPlan, attempt: Attempt) -> None:
         """All beams of a search or none: which of them go on is decided over all. The next plan needs the decision."""
@@ -369,6 +399,11 @@ class Scheduler:
         sequence.attempt.lease.in_flight -= work.num_draws
         sequence.num_scheduled = sequence.num_computed
 
+    def ran(self, record: StepRecord) -> None:
+        """A step that computed something: how long did it take?"""
+        self._busy_at = record.collected_at
+        self.budget.step_ran(record.num_tokens, record.num_kv_tokens, record.execute_s)
+
     def collected(self, step: int) -> None:
         """Behind its last `advance`, `drop` or `retract`: what it used may be used again."""
         self.holdings.collected(step)
@@ -422,3 +457,7 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         """Of prompts that never ran."""
         return self.ranks.num_waiting_tokens
+
+
+def _mean_place(sequences: Seq[Sequence]) -> float:
+    return sum(sequence.place for sequence in sequences) / max(1, len(sequences))

@@ -23,6 +23,7 @@ import msgspec
 import redis.asyncio
 import redis.exceptions
 
+from workers.engine import faults
 from workers.engine.adapter_reader import AdapterReader
 from workers.engine.engine import Drain, Engine, Event, LinkClosed, StepOutput, Stop
 from workers.engine.metrics import Metrics
@@ -107,6 +108,11 @@ class Service:
     @property
     def alive(self) -> bool:
         return self.engine_error is None and time.monotonic() - self._beat_at < STUCK_S
+
+    @property
+    def idle(self) -> bool:
+        """No request is here."""
+        return self._num_attempts == 0
 
     @property
     def draining(self) -> bool:
@@ -277,13 +283,22 @@ class Service:
                 self._residency_links.add(link)
             self._ship()
         elif isinstance(message, AdapterCommand) and message.action == "load":
-            self._adapters.read(message)
+            self._load_adapter(link, message)
         elif isinstance(message, EngineAck):
             if acked := self._shipper.ack(link, message.seq, time.monotonic()):
                 self._inbox.put((link, EngineAck(message.worker, acked)))
                 self._ship()
         else:
             self._inbox.put((link, message))
+
+    def _load_adapter(self, link: int, command: AdapterCommand) -> None:
+        """The engine hears of it when it has been read, so it is looked at here."""
+        if fault := faults.of_other(command, self._engine.runner.vocab_size):
+            logger.warning(
+                "a message has %s: left aside", fault, extra={"event": "bad_message", "link": link}
+            )
+            return
+        self._adapters.read(command)
 
     def _lose(self, link: int) -> None:
         """Sequences end with the link they came by."""

@@ -26,6 +26,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
 
     home: Path = Path("~/.headgate")
     """The state directory: journal and sockets."""
+    state_dir: Path | None = None
+    """Where the slots' journals are; unset: `home/state`."""
     slot: int = pydantic.Field(default=0, ge=0)
     """Which of the workers of this state directory it is: each has a journal of its own."""
     model: str
@@ -107,7 +109,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """An interactive request that is forecast to wait longer before its prompt begins is refused, with the time to come
     again. A minute: clients wait ten, and whoever is refused sends it all again."""
     engine_token_gap_target_ms: int = pydantic.Field(default=50, ge=1)
-    """Between two tokens of an interactive stream: steps are made no larger than that allows, down to 256 tokens."""
+    """What a step should take while somebody interactive waits: steps have no more tokens than that allows, down to 256, and
+    streams take turns where there is no time for all of them."""
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
     """A sequence whose lease has run out keeps its blocks so long for the next one."""
     engine_speculate: Literal["off", "ngram", "suffix", "tree", "draft", "heads", "lookahead"] = (
@@ -152,7 +155,8 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 
     @pydantic.field_validator(
-        "home", "engine_smoothing", "engine_adapters", "engine_heads", "engine_shared_cache_secret",
+        "home", "state_dir", "engine_smoothing", "engine_adapters", "engine_heads",
+        "engine_shared_cache_secret",
         mode="before",
     )  # fmt: skip
     @classmethod
@@ -231,8 +235,12 @@ class WorkerSettings(pydantic_settings.BaseSettings):
         return self.worker_address or f"unix:{self.run_dir / self.worker}.sock"
 
     @property
+    def state_root(self) -> Path:
+        return self.state_dir or self.home.expanduser().resolve() / "state"
+
+    @property
     def journal_dir(self) -> Path:
-        return self.home.expanduser().resolve() / "state" / self.worker / "journal"
+        return self.state_root / self.worker / "journal"
 
     @property
     def shared_cache_secret(self) -> Path:

@@ -88,6 +88,8 @@ async def test_only_allowed_tokens_are_said_and_no_end_unless_it_is_allowed(
             {"allowed_token_ids": [120], "min_tokens": 2, "stop_token_ids": [120]},
             "allowed_token_ids",
         ),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"min_tokens": 10_000}, "min_tokens"),
     ],
     ids=str,
 )

@@ -45,6 +45,41 @@ def wait(grammars, *texts, tenant="t", limit_s=50.0):
     return found
 
 
+def test_the_first_grammar_finds_a_compiler_that_was_started_beforehand(grammars):
+    ours, started = grammars(), []
+    start = ours._started
+    ours._started = lambda: started.append(start()) or started[-1]
+    ours.warm()
+    end = time.monotonic() + 50
+    while ours._backend is None:
+        assert time.monotonic() < end, "not warm"
+        time.sleep(0.005)
+    (child,) = started
+    assert child.poll() is None
+    (good,) = wait(ours, 'root ::= "yes"')
+    assert Automaton(good, ()).mask
+    ours.warm()
+    wait(ours, 'root ::= "no"')
+    assert started == [child] and child.poll() is None
+
+
+def test_a_compiler_that_cannot_be_started_beforehand_is_tried_again_by_the_first_grammar(grammars):
+    ours, calls = grammars(), []
+    vocabulary = ours._vocabulary
+
+    def read():
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise OSError("no such file")
+        return vocabulary()
+
+    ours._vocabulary = read
+    ours.warm()
+    (good,) = wait(ours, 'root ::= "yes"')
+    assert Automaton(good, ()).mask
+    assert calls == [0, 1]
+
+
 def test_a_bomb_ends_the_child_and_the_next_grammar_is_compiled(grammars):
     ours = grammars()
     good, bad = wait(ours, 'root ::= "yes"', BOMB)

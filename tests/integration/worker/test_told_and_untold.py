@@ -46,6 +46,21 @@ async def test_a_gateway_of_an_older_version_is_told_nothing_that_it_cannot_read
         assert not [m for m in old.heard if isinstance(m, AdapterReport | CacheEvent)]
 
 
+@pytest.mark.parametrize(
+    ("name", "path"), [("", "/adapter"), ("poet", ""), ("poet", "adapter"), ("poet", "/a\0b")]
+)
+async def test_an_adapter_without_a_name_or_an_absolute_path_is_not_read(
+    worker, monkeypatch, name, path
+):
+    read = []
+    monkeypatch.setattr(worker.service._adapters, "read", read.append)
+    async with await dial(worker, adapters=True) as link:
+        link.send(AdapterCommand("load", name, path))
+        link.send(AdapterCommand("load", "good", "/adapter"))
+        await until(lambda: read)
+    assert [command.name for command in read] == ["good"]
+
+
 async def test_a_gateway_that_does_not_read_misses_events_and_sees_that_it_did(worker, monkeypatch):
     async with await dial(worker) as link:
         link.send(ASK)

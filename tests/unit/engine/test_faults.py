@@ -33,7 +33,7 @@ SAMPLING = [
     ("logit_bias", [((VOCAB_SIZE, 1.0),), ((2**31, 1.0),), ((-1, 1.0),), ((1, NAN),), ((1, INF),), ((1, 1.0),) * 1025]),
     ("logprobs", [-2, 1001, 2**62]),
     ("stop_token_ids", [(-1,), (VOCAB_SIZE,), (2**63,), (1,) * 1025]),
-    ("min_tokens", [-1, 2**31]),
+    ("min_tokens", [-1, 9, 2**31]),
     ("bad_words", [((),), ((-1,),), ((1, VOCAB_SIZE),), ((1,) * 1025,), ((1,),) * 1025]),
     ("allowed_token_ids", [(-1,), (VOCAB_SIZE,), (1,) * (VOCAB_SIZE + 1)]),
 ]  # fmt: skip
@@ -78,7 +78,8 @@ def test_a_request_with_such_a_field_is_refused(name, value):
 @pytest.mark.parametrize(("name", "value"), flat(SAMPLING), ids=lambda one: repr(one)[:30])
 def test_a_request_with_such_a_parameter_is_refused(name, value):
     sampling = msgspec.structs.replace(SamplingParams(1), **{name: value})
-    assert faults.of_request(generate_request(sampling=sampling), VOCAB_SIZE)
+    request = msgspec.structs.replace(generate_request(), sampling=sampling)
+    assert faults.of_request(request, VOCAB_SIZE)
 
 
 def test_every_number_of_the_wire_has_a_bound_here():
@@ -97,7 +98,9 @@ def test_every_number_of_the_wire_has_a_bound_here():
         Peek(2**64 - 1, "scripted@1", (Region(b"a"),), (1,)), Peek(1, "scripted@1", (), (1,)),
         Peek(1, "scripted@1", (Region(b"a"),), (2**40,)), Peek(1, "scripted@1", (Region(b"a", -5), Region(b"b")), (1,)),
         CacheCommand("drop"), CacheCommand("drop", b"x" * 65), CacheCommand("snapshot", key=b"k" * 1000),
-        AdapterCommand("unload", ""), AdapterCommand("unload", "x" * 1000),
+        AdapterCommand("unload", ""), AdapterCommand("unload", "x" * 1000), AdapterCommand("unload", "a", "/p" * 5000),
+        AdapterCommand("load", "", "/a"), AdapterCommand("load", "x" * 257, "/a"), AdapterCommand("load", "a"),
+        AdapterCommand("load", "a", "here"), AdapterCommand("load", "a", "/a\0b"), AdapterCommand("load", "a", "/" * 4097),
     ],
     ids=repr,
 )  # fmt: skip

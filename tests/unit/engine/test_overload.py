@@ -210,3 +210,81 @@ def test_b1_no_tenant_fills_the_worker_so_that_others_are_kept_out(monkeypatch):
     drive.step()
     assert len(drive.engine.attempts) == 6
     drive.run().check_idle()
+
+
+# --- what was learned under load, and an idle worker ---
+
+
+class DearDraws(PacedRunner):
+    """A small model with a large vocabulary on two cores: a prompt's token takes 0.2 ms, one that is drawn 4 ms. When
+    hundreds of streams run at once, steps take more than a second."""
+
+    draw_s = 0.004
+
+    def execute(self, rows):
+        self.elapse(self.draw_s * sum(len(row.draws) for row in rows))
+        return super().execute(rows)
+
+
+def after_a_flood(**options) -> Driver:
+    """Hundreds of streams ran at once, and the last of them ended."""
+    drive = paced_driver(
+        DearDraws(QUICK, num_blocks=6000, block_size=16),
+        max_batch_tokens=512,
+        max_running=256,
+        **options,
+    )
+    drive.send(*(generate_request(f"flood{i}", [i, *[96] * 7], 40) for i in range(256)))
+    return drive.run()
+
+
+def pause(drive: Driver, seconds: float) -> None:
+    """An idle engine wakes up from time to time."""
+    until = drive.now + seconds
+    while drive.now < until:
+        drive.step(0.5)
+
+
+def test_an_idle_worker_refuses_nobody_for_what_steps_took_under_load():
+    drive = after_a_flood()
+    pause(drive, 3.0)
+    endings = burst(drive, 200, 250)
+    assert Counter(type(ending).__name__ for ending in endings) == {"Finished": 200}
+
+
+def test_eight_steps_after_a_rest_a_wait_is_forecast_from_these():
+    """Whoever comes into the midst of a burst is told what holds now, not what held under load."""
+    drive = after_a_flood()
+    pause(drive, 3.0)
+    drive.send(*(generate_request(f"burst{i}", [i, *[98] * 249], 1) for i in range(100)))
+    for _ in range(10):
+        drive.step(0.0)
+    began, foretold = drive.now, drive.scheduler.wait_s()
+    drive.send(generate_request("late", [101, *[98] * 249], 1))
+    drive.run()
+    assert drive.endings[LINK, "late"].reason == "length"
+    assert (drive.now - began) / 2 < foretold < 2 * (drive.now - began)
+
+
+def test_a_worker_that_rests_keeps_no_places():
+    """It has room for whoever comes, so the times that it told were wrong."""
+    drive = after_a_flood(ttft_s=1.0)
+    drive.send(*(generate_request(f"r{i}", [i, *[98] * 250], 4) for i in range(120)))
+    drive.run()
+    told = [e for e in drive.endings.values() if isinstance(e, Failed)]
+    assert told
+    assert drive.scheduler.overload.kept.num_sequences
+    pause(drive, 3.0)
+    drive.send(generate_request("next", [251, *[98] * 10], 4))
+    drive.step()
+    assert drive.scheduler.overload.kept == Queued()
+    drive.run()
+
+
+def test_whoever_comes_to_an_idle_worker_is_let_in_though_the_forecast_says_otherwise(monkeypatch):
+    drive = after_a_flood()
+    monkeypatch.setattr(drive.scheduler.forecast, "wait_s", lambda ahead, load: 1000.0)
+    drive.send(generate_request("one", [1, 98], 4), generate_request("two", [2, 98], 4))
+    drive.run()
+    assert drive.endings[LINK, "one"].reason == "length"
+    assert drive.endings[LINK, "two"].code == "overloaded"

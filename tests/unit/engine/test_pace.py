@@ -2,7 +2,14 @@ import random
 
 import pytest
 
-from workers.engine.pace import LEAST_BUDGET, LEAST_SHORT, MIN_STEPS, StepTime, TokenBudget
+from workers.engine.pace import (
+    LEAST_BUDGET,
+    LEAST_SHORT,
+    MIN_STEPS,
+    STALE_STEPS,
+    StepTime,
+    TokenBudget,
+)
 
 A, B, C = 0.008, 30e-6, 20e-9
 
@@ -126,3 +133,45 @@ def test_a_step_kept_short_is_as_short_as_fixed_costs_allow():
         cheap.step_ran(100 + n, 0, 130e-6 * (100 + n))
     assert cheap.num_short == LEAST_SHORT
     assert budget_after(MIN_STEPS - 1).num_short == 1024
+
+
+# --- what is out of date ---
+
+
+def after_load(rest):
+    """Streams by the hundred made steps of every size slow; then some steps of today."""
+    step_time = StepTime()
+    for size in (1, 30, 100, 200, 300, 600):
+        for _ in range(50):
+            step_time.add(size, 0, 0.05 + 0.004 * size)
+    if rest:
+        step_time.rest()
+    for _ in range(MIN_STEPS):
+        step_time.add(1, 0, took(1, 0))
+        step_time.add(256, 0, took(256, 0))
+    return step_time
+
+
+def test_a_few_steps_behind_a_rest_outweigh_what_was_seen_before():
+    assert after_load(rest=False).predict(256, 0) > 20 * took(256, 0)
+    assert after_load(rest=True).predict(256, 0) == pytest.approx(took(256, 0), rel=0.8)
+
+
+def test_a_rest_by_itself_changes_no_prediction():
+    step_time = fed()
+    before = step_time.predict(1000, 200_000)
+    step_time.rest()
+    assert step_time.predict(1000, 200_000) == pytest.approx(before, rel=0.02)
+    assert not step_time.has_seen(1000), "and none of them is a step of late"
+
+
+def test_sizes_that_do_not_occur_any_more_are_outweighed_without_a_rest():
+    """One stream is always there: steps of other sizes come from a load that has long ended."""
+    step_time = after_load(rest=False)
+    for _ in range(2 * STALE_STEPS):
+        step_time.add(1, 0, took(1, 0))
+    assert not step_time.has_seen(256)
+    for _ in range(MIN_STEPS):
+        step_time.add(256, 0, took(256, 0))
+    assert step_time.predict(256, 0) == pytest.approx(took(256, 0), rel=0.8)
+    assert step_time.has_seen(256)

@@ -72,6 +72,14 @@ def test_numbers_that_only_begin_like_a_negative_zero_are_taken() -> None:
     assert decode_object(body) == json.loads(body)
 
 
+@pytest.mark.parametrize("shift", range(8))
+@pytest.mark.parametrize("number", ["1e-0", "-2.5E-0", "10e-00"])
+def test_an_exponent_may_be_a_negative_zero_wherever_a_window_ends(shift: int, number: str) -> None:
+    filler = " " * (WINDOW - 12 + shift)
+    body = f'{{"a":{filler}{number},"b":[{number}]}}'.encode()
+    assert decode_object(body) == json.loads(body)
+
+
 @pytest.mark.parametrize(
     "body",
     ['{"a":1,"a":2}', '{"a":{"b":1,"\\u0062":2}}', '{"x":[1,[{"a":{},"a":{}}]]}', '{"a":1,"a":1}'],

@@ -2,7 +2,7 @@
 
 One thread takes what is asked for, in the order of `grammar_queue`. A grammar it has not seen goes to a child process
 first (`compile_child`), under limits of time and memory; only one that the child came through is compiled in this process.
-The child is started when the first grammar comes. Once one was killed, a spare is kept ready: the next grammar, which may
+The child is started by `warm`, or when the first grammar comes. Once one was killed, a spare is kept ready: the next grammar, which may
 be a stranger's, does not wait for a start.
 """
 
@@ -86,7 +86,7 @@ class Shelf:
 
 
 class Grammars:
-    """`ask` and `take` are the engine thread's; nothing here makes it wait. `close` ends the child."""
+    """`ask`, `drop` and `take` are the engine thread's; nothing here makes it wait. `close` ends the child."""
 
     def __init__(
         self,
@@ -127,9 +127,7 @@ class Grammars:
                 self._queue.push(Job(key, text))
                 self._condition.notify()
             self._asked.add(key)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
-                self._thread.start()
+            self._begin()
         return outcome
 
     def drop(self, key: Key) -> bool:
@@ -148,6 +146,12 @@ class Grammars:
             self._shelf.put(key, outcome)
         return found
 
+    # --- any thread ---
+
+    def warm(self) -> None:
+        """Starts the child and loads the library, so that the first grammar does not wait for them."""
+        self._begin(warm=True)
+
     def close(self) -> None:
         with self._condition:
             self._closed = True
@@ -158,9 +162,19 @@ class Grammars:
             self._thread.join(ANSWER_S)
         self._starter.shutdown(wait=False, cancel_futures=True)
 
+    def _begin(self, *, warm: bool = False) -> None:
+        with self._condition:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(
+                    target=self._run, args=(warm,), name="grammars", daemon=True
+                )
+                self._thread.start()
+
     # --- the thread beside it ---
 
-    def _run(self) -> None:
+    def _run(self, warm: bool) -> None:
+        if warm:
+            self._prepare()
         while (job := self._next()) is not None:
             began = time.monotonic()
             try:
@@ -185,14 +199,29 @@ class Grammars:
                 self._condition.wait()
             return None if self._closed else self._queue.pop(time.monotonic())
 
+    def _prepare(self) -> None:
+        try:
+            self._ready_child()
+            self._loaded()
+        except Exception:
+            # Nobody waits yet, and the first grammar tries again.
+            logger.exception("no compiler of grammars yet", extra={"event": "grammars_not_warm"})
+
     def _compile(self, text: str) -> Compiled:
-        if self._start is None:
-            self._start = Start(self._vocabulary(), *self._limits, self._name)
         if fault := self._tried(text):
             raise GrammarError(fault)
+        return self._loaded().compile(text)
+
+    def _loaded(self) -> Backend:
         if self._backend is None:
-            self._backend = backends.load(self._start.vocabulary, self._name)
-        return self._backend.compile(text)
+            self._backend = backends.load(self._told().vocabulary, self._name)
+        return self._backend
+
+    def _told(self) -> Start:
+        """What a child is told first."""
+        if self._start is None:
+            self._start = Start(self._vocabulary(), *self._limits, self._name)
+        return self._start
 
     def _tried(self, text: str) -> str:
         child = self._ready_child()
@@ -209,6 +238,7 @@ class Grammars:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end_child()
+        self._told()
         if self._spare is None:
             self._child = self._started()
         else:
