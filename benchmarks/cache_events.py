@@ -17,7 +17,7 @@ from array import array
 
 from cache.namespaces import PathEntry
 from cache.prefix_cache import PrefixCache
-from workers.engine.cache_feed import CacheFeed
+from workers.engine.reports.cache_feed import CacheFeed
 
 BLOCK = 16
 CHUNK = 512

@@ -33,8 +33,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from workers.engine.plan import Draw, Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.values.plan import Draw, Row
 from workers.protocol.messages import SamplingParams
 
 READ_BYTES = 1 << 29

@@ -44,7 +44,7 @@ from fairness_world import (
     poisson,
 )
 
-from workers.engine.policy import Policy
+from workers.engine.scheduling.policy import Policy
 from workers.protocol.messages import SamplingParams
 
 
@@ -170,7 +170,7 @@ def overload(full: float, seconds: float, policy: Policy) -> dict[str, float]:
 
 def real(told: argparse.Namespace) -> dict[str, Any]:
     """Flood and backlog on this machine, nothing between the arrivals and the engine's inbox."""
-    from workers.engine.runner import ModelRunner, RunnerSettings
+    from workers.engine.device.runner import ModelRunner, RunnerSettings
 
     runner = ModelRunner(
         RunnerSettings(told.model, device="cpu", num_blocks=NUM_BLOCKS // 2, max_model_len=2048)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from fakes import generate_request, scripted_engine
 from simulation import BlindRunner
 
-from workers.engine.policy import Policy
+from workers.engine.scheduling.policy import Policy
 from workers.engine.settings import WorkerSettings
 from workers.protocol.messages import (
     Failed,
@@ -26,7 +26,7 @@ from workers.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from workers.engine.runner import ModelRunner
+    from workers.engine.device.runner import ModelRunner
 
 PACE = (0.008, 30e-6, 20e-9)
 SLOW_PACE = (0.004, 130e-6, 100e-9)

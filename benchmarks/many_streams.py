@@ -1,6 +1,6 @@
 """Hundreds of streams of one tenant at once on this CPU, and a request of another that comes among them.
 
-Streams take turns where a step has no time for all of them (`workers/engine/turns.py`). Each round runs both ways one after
+Streams take turns where a step has no time for all of them (`workers/engine/queueing/turns.py`). Each round runs both ways one after
 the other, with turns and with all streams in each step, in another order each time. Decode steps are those without prompts. Random weights: only times count.
 
     python benchmarks/many_streams.py --shape qwen3-0.6b --streams 192
@@ -25,7 +25,7 @@ import torch
 from cpu_steps import build, shapes
 from fakes import generate_request, scripted_engine
 
-from workers.engine.runner import ModelRunner
+from workers.engine.device.runner import ModelRunner
 from workers.protocol.messages import SamplingParams, StepFrame
 
 SAMPLING = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)

@@ -34,9 +34,15 @@ import corpus  # of the demo model, which is not a package of the project
 import data
 from tokenizers import Tokenizer
 
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner, RunnerSettings
-from workers.engine.sparsity import OBSERVE_EVERY, OBSERVED_TOKENS, Policy, Sparsity, received
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.sequences.sparsity import (
+    OBSERVE_EVERY,
+    OBSERVED_TOKENS,
+    Policy,
+    Sparsity,
+    received,
+)
+from workers.engine.values.plan import Row
 from workers.protocol.messages import TokenLogprob
 
 BLOCK_SIZE, CHUNK = 16, 512
@@ -295,7 +301,7 @@ def distributions(runner: ModelRunner, row: list[int], option: Option) -> torch.
 
 
 def calibrate(model: Path, out: Path, text: list[str] | None = None) -> Path:
-    command = [sys.executable, "-m", "workers.engine.calibrate_command", str(model)]
+    command = [sys.executable, "-m", "workers.engine.commands.calibrate_command", str(model)]
     told = ["--out", str(out), "--tokens", str(CALIBRATION_TOKENS), *(text or [])]
     subprocess.run([*command, *told], check=True)
     return out

@@ -28,7 +28,7 @@ import serve
 import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from workers.engine import dtypes
+from workers.engine.checkpoint import dtypes
 
 ROOT = Path(__file__).resolve().parent.parent
 READ_BYTES = 1 << 30

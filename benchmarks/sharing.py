@@ -31,10 +31,10 @@ import data  # of the demo model, which is not a package of the project
 from tokenizers import Tokenizer
 
 from cache.prefix_cache import PrefixCache
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.engine import Engine
-from workers.engine.occupancy import occupancy
-from workers.engine.runner import ModelRunner, RunnerSettings
-from workers.engine.step_plan import Limits
+from workers.engine.reports.occupancy import occupancy
+from workers.engine.scheduling.step_plan import Limits
 from workers.protocol.messages import BeamParams, GenerateRequest, Region, SamplingParams
 
 BOS = 1

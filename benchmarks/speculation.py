@@ -26,15 +26,15 @@ import data  # of the demo model, which is not a package of the project
 from tokenizers import Tokenizer
 
 from cache.prefix_cache import PrefixCache
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.engine import Engine
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.scheduling.speculation import Speculation
+from workers.engine.scheduling.step_plan import Limits
 from workers.engine.speculate.draft import DraftProposer
 from workers.engine.speculate.lookahead import LookaheadProposer
 from workers.engine.speculate.lookup import NgramProposer
 from workers.engine.speculate.proposer import Proposer
-from workers.engine.speculate.speculation import Speculation
 from workers.engine.speculate.tree import TreeProposer
-from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     GenerateRequest,
     Region,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from cache.block_pool import BlockPool
 from cache.eviction import Protection
 from cache.misses import Ghost, GhostList
-from cache.offers import Offers
+from cache.offload_policy import Offers
 from cache.radix import Node, RadixTree
 from cache.tiers import HostTier
 from cache.usage import (

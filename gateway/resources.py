@@ -57,9 +57,9 @@ from gateway.http.auth import AUTH, Authenticator
 from gateway.http.key_lookups import KeyLookups, LookupFailed
 from gateway.http.last_use import LAST_USE, LastUse, write_again_and_again
 from gateway.idempotency import idempotency
+from gateway.idempotency.data_keys import SEALS, Seals
 from gateway.idempotency.idempotency import KEYED
 from gateway.idempotency.retries import MOVE_EVERY_S, RETRIES, Retries
-from gateway.idempotency.seals import SEALS, Seals
 from gateway.intake.intake import INTAKE
 from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork

@@ -9,7 +9,7 @@ from lagged_runner import LaggedRunner, watch
 from scripted_host import ScriptedHost
 
 from cache import invariants
-from workers.engine.sequence import Status
+from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
 
 LINK = 1
@@ -199,7 +199,7 @@ class Driver:
 
     def check_alone(self, request, link=LINK, index=0, exactly=True):
         """The tokens of a choice are those of the request run by itself."""
-        from workers.engine.sampling.params import choice_seed
+        from workers.engine.values.sampling_params import choice_seed
 
         alone = expected_output(
             request.prompt,

@@ -23,12 +23,18 @@ from scripted_host import ScriptedHost
 
 from cache.prefix_cache import PrefixCache
 from cache.tiers import HostTier
-from workers.engine.attempts import GrammarSource
 from workers.engine.engine import Engine
-from workers.engine.errors import ModelError
-from workers.engine.journal import EngineJournal
+from workers.engine.journal.journal import EngineJournal
 from workers.engine.metrics import Metrics
-from workers.engine.plan import (
+from workers.engine.scheduling.policy import Policy
+from workers.engine.scheduling.speculation import Speculation
+from workers.engine.scheduling.step_plan import Limits
+from workers.engine.sequences.sparsity import Sparsity
+from workers.engine.service import Identity, Service, hello_of
+from workers.engine.step.attempts import GrammarSource
+from workers.engine.tiers.restores import Preempt
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import (
     DECAY,
     AdapterWeights,
     Collected,
@@ -40,12 +46,6 @@ from workers.engine.plan import (
     RowResult,
     Ticket,
 )
-from workers.engine.policy import Policy
-from workers.engine.restores import Preempt
-from workers.engine.service import Identity, Service, hello_of
-from workers.engine.sparsity import Sparsity
-from workers.engine.speculate.speculation import Speculation
-from workers.engine.step_plan import Limits
 from workers.protocol.messages import (
     GenerateRequest,
     Message,

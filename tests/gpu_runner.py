@@ -6,7 +6,7 @@ from pathlib import Path
 
 from row_schedules import MAX_ROWS
 
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 
 DEMO = Path(__file__).parents[1] / "ops/demo_model/model"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.engine.sampling import backends
-from workers.engine.sampling.grammar import Compiled, GrammarError, Key, Outcome
+from workers.engine.grammars import backends
+from workers.engine.grammars.grammar import Compiled, GrammarError, Key, Outcome
 
 
 class InlineGrammars:

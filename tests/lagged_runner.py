@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from workers.engine.errors import DeviceOutOfMemory
-from workers.engine.plan import PENDING, Drawn, Row, RowResult
-from workers.engine.token_tree import positions
+from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.plan import PENDING, Drawn, Row, RowResult
+from workers.engine.values.token_tree import positions
 
 GARBAGE = -7
 """Drawn by rows that were built on a failed step: nobody may ever see it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from workers.engine.scheduling.speculation import Speculation
 from workers.engine.speculate.proposer import Proposer
-from workers.engine.speculate.speculation import Speculation
-from workers.engine.token_tree import ROOT, Grower
+from workers.engine.values.token_tree import ROOT, Grower
 
 
 class Informed(Proposer):

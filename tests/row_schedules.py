@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from workers.engine.plan import PENDING, Draw, Drawn, Row, Ticket
-from workers.engine.runner import ModelRunner
+from workers.engine.device.runner import ModelRunner
+from workers.engine.values.plan import PENDING, Draw, Drawn, Row, Ticket
 from workers.protocol.messages import SamplingParams
 
 MAX_ROWS = 6

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from workers.engine.parallel.follower import die_with
+from workers.engine.follower import die_with
 
 
 def main() -> None:
@@ -18,10 +18,10 @@ def main() -> None:
     die_with(int(parent))
     import torch
 
+    from workers.engine.device.runner import ModelRunner, RunnerSettings
     from workers.engine.parallel.group import Member
     from workers.engine.parallel.runner import follow
     from workers.engine.parallel.wire import Channel
-    from workers.engine.runner import ModelRunner, RunnerSettings
 
     torch.set_num_threads(1)
     channel = Channel(socket.socket(fileno=int(end)))

@@ -15,8 +15,8 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import LinkClosed
-from workers.engine.plan import Drawn, RowResult
-from workers.engine.sequence import Status
+from workers.engine.sequences.sequence import Status
+from workers.engine.values.plan import Drawn, RowResult
 from workers.protocol.messages import Cancel, ExtendLease
 
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")

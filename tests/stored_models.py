@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from tiny_models import TinyModel
 from torch import nn
 
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.values.plan import Row
 
 
 def wrapped(packed: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from workers.engine.plan import Draw, Drawn, Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.values.plan import Draw, Drawn, Row
 from workers.protocol.messages import SamplingParams
 
 _COMMON = {

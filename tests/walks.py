@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from workers.engine.sampling import backends
-from workers.engine.sampling.grammar import Automaton, begin
+from workers.engine.grammars import backends
+from workers.engine.grammars.grammar import Automaton, begin
 
 END = 1
 LIBRARIES: tuple[backends.Name, ...] = ("xgrammar", "llguidance")

@@ -21,8 +21,9 @@ from accounting.access.credentials import (
     parse,
     verify,
 )
-from accounting.database import audit, changes
-from accounting.database.changes import SYSTEM
+from accounting.database import audit
+from accounting.database import auth_epoch as changes
+from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among
 from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox

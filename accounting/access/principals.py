@@ -8,7 +8,7 @@ from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, credentials
-from accounting.database.changes import auth_epoch
+from accounting.database.auth_epoch import auth_epoch
 from accounting.limits import budgets, quotas
 from accounting.tables.batch_models import Batch
 from accounting.tables.models import ApiKey, Tenant

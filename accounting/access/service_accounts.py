@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import Row, Select, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import changes
-from accounting.database.changes import SYSTEM
+from accounting.database import auth_epoch as changes
+from accounting.database.auth_epoch import SYSTEM
 from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, ServiceAccount

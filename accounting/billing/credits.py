@@ -14,9 +14,9 @@ import msgspec
 from sqlalchemy import Row, and_, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import numbers
+from accounting.billing import invoice_numbers as numbers
 from accounting.billing.grants import Grant
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.database.paging import Page, newest_first
 from accounting.ledger import ledger
 from accounting.prices.pricing import MAX_AMOUNT

@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import exports, numbers, residency_sums
+from accounting.billing import exports, residency_sums
+from accounting.billing import invoice_numbers as numbers
 from accounting.database.db import Database
 from accounting.prices import price_lists, prices, pricing
 from accounting.prices.prices import DEFAULT_SHEET

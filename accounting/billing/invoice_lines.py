@@ -8,7 +8,8 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import numbers, residency_sums
+from accounting.billing import invoice_numbers as numbers
+from accounting.billing import residency_sums
 from accounting.billing.grants import Grant
 from accounting.billing.residency_sums import Kept
 from accounting.prices import prices

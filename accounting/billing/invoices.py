@@ -13,9 +13,10 @@ import msgspec
 from sqlalchemy import func, insert, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import credits, grants, invoice_lines, numbers, residency_sums
+from accounting.billing import credits, grants, invoice_lines, residency_sums
+from accounting.billing import invoice_numbers as numbers
 from accounting.billing.invoice_lines import Line
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.database.db import Database
 from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox

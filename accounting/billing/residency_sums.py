@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import numbers
+from accounting.billing import invoice_numbers as numbers
 from accounting.prices import prices, pricing
 from accounting.tables.invoice_models import Invoice, InvoiceLine
 from accounting.tables.residency_models import ResidencyCharge

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from sqlalchemy import and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import invoice_lines, numbers, residency_sums
-from accounting.books import day_seals, equations
+from accounting.billing import invoice_lines, residency_sums
+from accounting.billing import invoice_numbers as numbers
+from accounting.books import day_hashes as day_seals
+from accounting.books import equations
 from accounting.books.equations import EquationResult
 from accounting.prices.repricing import Repriced
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.batches.files import ENDED
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.events import webhooks
 from accounting.tables.admin_models import ModelPermission, SpendAlert
 from accounting.tables.batch_models import Batch, BatchLine, DataKey, File, IdempotentReply

@@ -6,8 +6,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys
 from accounting.batches import batches
-from accounting.database import changes
-from accounting.database.changes import SYSTEM
+from accounting.database import auth_epoch as changes
+from accounting.database.auth_epoch import SYSTEM
 from accounting.tenants import tenants
 from accounting.values.types import TenantInfo
 

@@ -12,8 +12,8 @@ import msgspec
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import changes
-from accounting.database.changes import SYSTEM
+from accounting.database import auth_epoch as changes
+from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among
 from accounting.database.paging import Page, newest_first
 from accounting.prices.pricing import MAX_AMOUNT

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import changes
-from accounting.database.changes import SYSTEM
+from accounting.database import auth_epoch as changes
+from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among, upsert
 from accounting.prices.pricing import MAX_AMOUNT
 from accounting.tables.budget_models import QuotaRow

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.database.db import upsert
 from accounting.limits import budgets, spend
 from accounting.limits.budgets import NewBudget

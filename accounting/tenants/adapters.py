@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.database.paging import Page, newest_first
 from accounting.tables.adapter_models import Adapter
 from accounting.tables.models import Tenant

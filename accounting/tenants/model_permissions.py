@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.database.db import upsert
 from accounting.tables.admin_models import ModelPermission
 from accounting.values.types import ModelPermissions

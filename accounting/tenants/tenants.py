@@ -11,8 +11,8 @@ from typing import Any
 from sqlalchemy import Row, Select, and_, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import changes
-from accounting.database.changes import SYSTEM
+from accounting.database import auth_epoch as changes
+from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import upsert
 from accounting.database.paging import Page, newest_first
 from accounting.tables.models import ModelLimit, Tenant

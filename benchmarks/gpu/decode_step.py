@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.gpu.models import Shape
 from benchmarks.gpu.timing import Ceilings, synchronize
-from workers.engine.plan import PENDING, Draw, Row, Ticket
-from workers.engine.runner import ModelRunner
+from workers.engine.device.runner import ModelRunner
+from workers.engine.values.plan import PENDING, Draw, Row, Ticket
 from workers.protocol.messages import SamplingParams
 
 _GREEDY = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)

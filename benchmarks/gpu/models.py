@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.engine.capacity import ModelSize, Served
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.sizing.capacity import ModelSize, Served
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The least time that a whole workload can take on a device with two measured ceilings.
 
-The steps are `workers.engine.capacity`'s, the arithmetic by which a worker sizes itself.
+The steps are `workers.engine.sizing.capacity`'s, the arithmetic by which a worker sizes itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.engine.capacity import Ceilings, Served
+from workers.engine.sizing.capacity import Ceilings, Served
 
 
 def workload_s(

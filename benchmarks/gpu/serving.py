@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
 from workers.engine.engine import Engine, Event
-from workers.engine.plan import StepRunner
-from workers.engine.step_plan import Limits
+from workers.engine.scheduling.step_plan import Limits
+from workers.engine.values.plan import StepRunner
 from workers.protocol.messages import (
     Failed,
     Finished,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.engine.capacity import Ceilings
+from workers.engine.sizing.capacity import Ceilings
 
 CALLS_PER_GRAPH = 20
 COPY_BYTES = 1 << 30

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.billing import invoices, residency
-from accounting.books import books, day_seals
+from accounting.books import books
+from accounting.books import day_hashes as day_seals
 from accounting.books.equations import EquationResult
 from accounting.database.db import Database
 from accounting.ledger import ledger

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-_MODULE = "workers.engine.calibrate_command"
+_MODULE = "workers.engine.commands.calibrate_command"
 
 
 @click.command(

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from accounting.access import api_keys
-from accounting.database.changes import CLI
+from accounting.database.auth_epoch import CLI
 from accounting.database.db import Database
 from accounting.values.types import OPERATOR_TENANT, NewApiKey
 from gateway.base.home import Home

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-_MODULE = "workers.engine.plan_command"
+_MODULE = "workers.engine.commands.plan_command"
 
 
 @click.command(

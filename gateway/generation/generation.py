@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from accounting.values.types import Outcome, Usage
 from gateway.base import errors
-from gateway.generation.drawn import Choice, best
-from gateway.generation.order import Order
+from gateway.generation.choices import Choice, best
+from gateway.generation.engine_request import Order
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted, Settled
 from gateway.metering.leases import LOW_WATER, LeaseLost

@@ -20,9 +20,9 @@ from accounting.values.types import OPERATOR_TENANT, Principal
 from cache.hashing import region_id
 from gateway.base import ids
 from gateway.base.errors import ApiError
+from gateway.generation.engine_request import Order
 from gateway.generation.generation import Generation
 from gateway.generation.models import Models
-from gateway.generation.order import Order
 from gateway.metering.admission import Admission
 from gateway.routing.upstream.base import Lost, Mailbox
 from gateway.routing.upstream.native import WorkerLink

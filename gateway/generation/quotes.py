@@ -21,7 +21,7 @@ from accounting.requests import quotes
 from accounting.requests.quotes import LASTS_MS, Terms
 from accounting.values.types import Price, Rates, Usage
 from gateway.base import errors, ids
-from gateway.generation.order import Order
+from gateway.generation.engine_request import Order
 from gateway.generation.reply import Plan
 from gateway.generation.stream import ENGINE
 from gateway.http import sql

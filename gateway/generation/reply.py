@@ -20,9 +20,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.values.types import Posting
 from gateway.base import errors, ids
 from gateway.base.app_keys import SETTINGS
+from gateway.generation.engine_request import Order
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.models import fingerprint
-from gateway.generation.order import Order
 from gateway.generation.replies import Shape, headgate_of, usage_of
 from gateway.generation.stream import ENGINE, Ended, Numbered, Run
 from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream

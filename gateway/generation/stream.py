@@ -19,8 +19,8 @@ from gateway.base import errors
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import Running
 from gateway.books.spending import OrganizationLimit
+from gateway.generation.engine_request import Order
 from gateway.generation.generation import FINAL_S, ChoicePiece, Generation
-from gateway.generation.order import Order
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admission, Admitted, Keep, Settled
 from gateway.routing.router import Pick, Router

@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import replies
+from accounting.requests import idempotency_store as replies
 from accounting.values.types import Posting
 from gateway.base import errors
 

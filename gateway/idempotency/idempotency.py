@@ -21,14 +21,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import quotes, replies, request_postings, sdk_retries
+from accounting.requests import idempotency_store as replies
+from accounting.requests import quotes, request_postings, sdk_retries
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
 from gateway.http import sse
 from gateway.http.auth import PRINCIPAL
 from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, line_ended
+from gateway.idempotency.data_keys import SEALS
 from gateway.idempotency.retries import ATTEMPT, Attempt
-from gateway.idempotency.seals import SEALS
 from gateway.intake.fingerprints import FINGERPRINT
 from gateway.telemetry.keys import RECORD
 

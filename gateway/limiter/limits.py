@@ -17,7 +17,7 @@ from accounting.database.db import Database
 from accounting.values.budget_types import Budget
 from accounting.values.errors import InvalidError
 from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, RedisLink
-from gateway.limiter.holdings import Ending, Held, Holdings, Owed
+from gateway.limiter.open_reservations import Ending, Held, Holdings, Owed
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
 from gateway.limiter.redis_keys import LIFE_PREFIX, open_key, reservation_key, state_key, window_key
 from gateway.limiter.rules import BudgetUse, Holder, Rule, budget_uses

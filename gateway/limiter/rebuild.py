@@ -26,7 +26,7 @@ from accounting.limits.limiter_books import CLOCKS_APART_MS, Snapshot
 from accounting.limits.limiter_state import Incident
 from gateway.base.redis_link import Argument, BooksUnavailable, LimiterUnavailable, RedisLink
 from gateway.limiter import rebuilt_state
-from gateway.limiter.holdings import Holdings
+from gateway.limiter.open_reservations import Holdings
 from gateway.limiter.redis_keys import open_key, reservation_key, state_key, window_key
 
 log = logging.getLogger(__name__)

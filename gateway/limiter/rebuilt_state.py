@@ -12,7 +12,7 @@ from typing import Any
 
 from accounting.limits.limiter_books import Recent, Snapshot, Spent, Unposted
 from accounting.limits.limiter_state import Running
-from gateway.limiter.holdings import Detail, detail_of
+from gateway.limiter.open_reservations import Detail, detail_of
 from gateway.limiter.rules import COUNTED, DAY_BUCKET_S, TENANT, places_of, row_of, window_of
 
 Buckets = Mapping[str, Counter[int]]

@@ -9,7 +9,7 @@ import logging
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.database.db import Database
 from accounting.limits import budgets, limiter_books
 from gateway.base.redis_link import LimiterUnavailable, RedisLink

@@ -16,7 +16,8 @@ from pathlib import Path
 from aiohttp import web
 
 from accounting.database.db import Database
-from accounting.requests import replies, request_postings
+from accounting.requests import idempotency_store as replies
+from accounting.requests import request_postings
 from accounting.values.types import Posting
 from gateway.base.redis_link import TIMEOUT_S, RedisLink
 from gateway.journal.journal import Journal, open_journal

@@ -7,8 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from gateway.generation import quotes
+from gateway.generation.engine_request import Order
 from gateway.generation.models import output_bound
-from gateway.generation.order import Order
 from gateway.generation.replies import ChatShape
 from gateway.generation.reply import Plan, answer
 from gateway.http.auth import PRINCIPAL

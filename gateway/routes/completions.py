@@ -11,8 +11,8 @@ from aiohttp import web
 
 from gateway.base import errors, ids
 from gateway.generation import quotes
+from gateway.generation.engine_request import Order
 from gateway.generation.models import MAX_TOKENS, ServedModel, output_bound
-from gateway.generation.order import Order
 from gateway.generation.replies import CompletionShape, Echo
 from gateway.generation.reply import Plan, answer
 from gateway.generation.stream import Run

@@ -17,7 +17,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.http.upload import Receiver, Upload
-from gateway.idempotency.seals import SEALS
+from gateway.idempotency.data_keys import SEALS
 from gateway.schema import query
 from gateway.schema.batches import file_object
 from gateway.schema.organization import listing, reply

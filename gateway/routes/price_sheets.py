@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.prices import price_lists, prices
 from accounting.values.errors import ConflictError, NotFoundError
 from gateway.base import errors

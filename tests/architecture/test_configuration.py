@@ -17,8 +17,8 @@ from gateway.base.settings import SettingsError
 from gateway.base.settings import load as load_gateway
 from gateway.cli.main import main
 from gateway.journal.journals import worker_journals
-from workers.engine.errors import StartError
 from workers.engine.settings import load as load_worker
+from workers.engine.values.errors import StartError
 from workers.jobs.settings import SettingsError as JobsError
 from workers.jobs.settings import load as load_jobs
 

@@ -48,13 +48,13 @@ if place := os.environ.get("DIE_AT"):
 runpy.run_module("gateway", run_name="__main__")
 """
 NOT_STORED = {
-    "before the claim": "before:accounting.requests.replies:take",
-    "before the claim's commit": "after:accounting.requests.replies:take",
+    "before the claim": "before:accounting.requests.idempotency_store:take",
+    "before the claim's commit": "after:accounting.requests.idempotency_store:take",
     "behind the claim": "after:gateway.idempotency.idempotency:_claim",
     "before OPEN": "before:gateway.journal.journal:Journal:open",
     "behind OPEN": "after:gateway.journal.journal:Journal:open",
-    "before the answer is stored": "before:accounting.requests.replies:store",
-    "before the answer's commit": "after:accounting.requests.replies:store",
+    "before the answer is stored": "before:accounting.requests.idempotency_store:store",
+    "before the answer's commit": "after:accounting.requests.idempotency_store:store",
 }
 STORED = {
     "behind the stored answer": "after:gateway.idempotency.claimed_key:ClaimedKey:store",

@@ -13,7 +13,7 @@ def test_a_worker_of_two_processes_serves_and_keeps_the_books(start_server):
     server = start_server("--tensor-parallel", "2")
     (worker,) = server.ready["pids"]["worker"]
     (rank,) = children(worker)
-    assert b"workers.engine.parallel.follower" in Path(f"/proc/{rank}/cmdline").read_bytes()
+    assert b"workers.engine.follower" in Path(f"/proc/{rank}/cmdline").read_bytes()
     reply = server.client().chat.completions.create(
         model=server.model,
         messages=[{"role": "user", "content": "What does json.dumps do?"}],

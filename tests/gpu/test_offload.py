@@ -7,9 +7,9 @@ import torch
 from gpu_runner import DEMO, runner_of
 
 from kernels.reference.quant import bits
-from workers.engine.offload import HostStore
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner
+from workers.engine.device.runner import ModelRunner
+from workers.engine.kv.offload import HostStore
+from workers.engine.values.plan import Row
 
 
 def filled(kv_dtype: str = "auto") -> tuple[ModelRunner, HostStore, torch.Tensor]:

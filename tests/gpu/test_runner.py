@@ -17,9 +17,9 @@ from gpu_runner import DEMO, runner_of
 from row_schedules import MAX_ROWS, NUM_TOKENS, LaggedEngine, Running, sequences_of
 from tiny_models import CONFIGS, Driven, TinyModel, drive
 
-from workers.engine.errors import DeviceOutOfMemory
-from workers.engine.plan import Draw, Row
-from workers.engine.runner import ModelRunner
+from workers.engine.device.runner import ModelRunner
+from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.plan import Draw, Row
 from workers.protocol.messages import SamplingParams
 
 PROMPTS = [list(range(40 + 11 * i, 40 + 11 * i + 9 + 7 * i)) for i in range(5)]

@@ -10,9 +10,9 @@ from row_schedules import LaggedEngine, Running
 from tiny_models import Driven, TinyModel, drive
 
 from kernels import dispatch
-from workers.engine.graphs import DirectCall
+from workers.engine.device.graphs import DirectCall
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.model.fused import FusedPass
-from workers.engine.runner import ModelRunner, RunnerSettings
 from workers.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.rest

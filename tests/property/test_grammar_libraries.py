@@ -13,8 +13,8 @@ from schemas import SCHEMAS
 from walks import END, LIBRARIES, VOCABULARY, backend, tokens_of
 
 from gateway.structured.form import StructuredOutputs, form_of
-from workers.engine.sampling import backends, vocabulary
-from workers.engine.sampling.grammar import Automaton, GrammarError, begin
+from workers.engine.grammars import backends, vocabulary
+from workers.engine.grammars.grammar import Automaton, GrammarError, begin
 
 pytest.importorskip("llguidance")
 

@@ -12,7 +12,7 @@ from walks import matches, walk
 
 from gateway.structured import numbers, regex
 from gateway.structured.form import StructuredOutputs, form_of
-from workers.engine.sampling.grammar import GrammarError
+from workers.engine.grammars.grammar import GrammarError
 
 
 @settings(max_examples=60, deadline=None)

@@ -17,30 +17,32 @@ from typing import Protocol
 from cache.prefix_cache import PrefixCache
 from cache.tiers import HostTier
 from kernels.cpu import instructions
-from workers.engine import capacity, logs, predecessor, settings
+from workers.engine import logs, settings
 from workers.engine.engine import Engine
-from workers.engine.errors import StartError
-from workers.engine.host_port import HostBlocks
-from workers.engine.journal import EngineJournal
+from workers.engine.grammars import backends
+from workers.engine.grammars.compiling import Grammars
+from workers.engine.journal.journal import EngineJournal
 from workers.engine.metrics import Metrics
 from workers.engine.ops_server import OpsServer
 from workers.engine.parallel.ranks import Ranks, meeting_file
-from workers.engine.plan import StepRunner
-from workers.engine.sampling import backends
-from workers.engine.sampling.compiling import Grammars
+from workers.engine.reports import predecessor
+from workers.engine.scheduling.speculation import Speculation
+from workers.engine.scheduling.step_plan import Limits
+from workers.engine.sequences.sparsity import MIN_BLOCKS, Sparsity
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
-from workers.engine.shared_cache import opening
-from workers.engine.shared_cache.store import Bounds
-from workers.engine.sparsity import MIN_BLOCKS, Sparsity
+from workers.engine.sizing import capacity
 from workers.engine.speculate.draft import DraftProposer
 from workers.engine.speculate.lookahead import LookaheadProposer
 from workers.engine.speculate.lookup import NgramProposer
 from workers.engine.speculate.proposer import Proposer
-from workers.engine.speculate.speculation import Speculation
 from workers.engine.speculate.suffix import SuffixProposer
 from workers.engine.speculate.tree import TreeProposer
-from workers.engine.step_plan import Limits
+from workers.engine.tiers.shared_cache import opening
+from workers.engine.tiers.shared_cache.store import Bounds
+from workers.engine.values.errors import StartError
+from workers.engine.values.host_port import HostBlocks
+from workers.engine.values.plan import StepRunner
 
 logger = logging.getLogger("workers.engine")
 
@@ -126,8 +128,8 @@ def refuse_missing_library(name: backends.Name) -> None:
 
 def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
     """None: the library is not installed, and requests with a grammar are refused."""
-    from workers.engine.model import checkpoint
-    from workers.engine.sampling import vocabulary
+    from workers.engine.checkpoint import checkpoint
+    from workers.engine.grammars import vocabulary
 
     name = told.engine_grammar
     if not backends.installed(name):
@@ -185,7 +187,7 @@ def build_engine(
 
 def host_blocks(told: WorkerSettings, runner: StepRunner) -> HostBlocks | None:
     """Raises `StartError` if the memory is not there."""
-    from workers.engine.runner import ModelRunner
+    from workers.engine.device.runner import ModelRunner
 
     if not told.engine_host_cache or not isinstance(runner, ModelRunner):
         return None

@@ -14,32 +14,32 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
-from workers.engine import faults
-from workers.engine.adapter_desk import AdapterDesk, AdapterRead
-from workers.engine.attempts import Attempts, GrammarSource
-from workers.engine.cache_feed import CacheFeed
-from workers.engine.cache_watch import CacheFigures, CacheWatch
-from workers.engine.commit import Commit
-from workers.engine.errors import DeviceOutOfMemory
-from workers.engine.host_port import HostBlocks
-from workers.engine.intake import Intake
-from workers.engine.journal import EngineJournal
-from workers.engine.occupancy import Occupancy, occupancy
-from workers.engine.outbox import Outbox
-from workers.engine.peek import peek
-from workers.engine.pipeline import Pipeline, row_of
-from workers.engine.plan import Row, StepRunner
-from workers.engine.policy import Policy
-from workers.engine.pulse import Pulse
-from workers.engine.record import Rate, StepRecord, StepTotals
-from workers.engine.restores import Preempt
-from workers.engine.scheduler import Scheduler
-from workers.engine.sequence import Attempt
-from workers.engine.shared_cache.shared import SharedTier
-from workers.engine.sparsity import Sparsity
-from workers.engine.speculate.speculation import Speculation
-from workers.engine.step_failures import StepFailures
-from workers.engine.step_plan import Limits, StepPlan
+from workers.engine.journal.journal import EngineJournal
+from workers.engine.lora.adapter_table import AdapterDesk, AdapterRead
+from workers.engine.reports.cache_feed import CacheFeed
+from workers.engine.reports.cache_probe import peek
+from workers.engine.reports.cache_watch import CacheFigures, CacheWatch
+from workers.engine.reports.occupancy import Occupancy, occupancy
+from workers.engine.scheduling.policy import Policy
+from workers.engine.scheduling.scheduler import Scheduler
+from workers.engine.scheduling.speculation import Speculation
+from workers.engine.scheduling.step_plan import Limits, StepPlan
+from workers.engine.sequences.sequence import Attempt
+from workers.engine.sequences.sparsity import Sparsity
+from workers.engine.step import faults
+from workers.engine.step.attempts import Attempts, GrammarSource
+from workers.engine.step.commit import Commit
+from workers.engine.step.pipeline import Pipeline, row_of
+from workers.engine.step.pulse import Pulse
+from workers.engine.step.request_validator import Intake
+from workers.engine.step.step_failures import StepFailures
+from workers.engine.step.step_messages import Outbox
+from workers.engine.tiers.restores import Preempt
+from workers.engine.tiers.shared_cache.shared import SharedTier
+from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.host_port import HostBlocks
+from workers.engine.values.plan import Row, StepRunner
+from workers.engine.values.record import Rate, StepRecord, StepTotals
 from workers.protocol.messages import (
     AdapterCommand,
     AdapterState,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from workers.engine.errors import ModelError
+from workers.engine.checkpoint.checkpoint import find, read_json
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.model import heads
-from workers.engine.model.checkpoint import find, read_json
 from workers.engine.model.heads import Heads
 from workers.engine.parallel.group import ALONE, Member, device_of
-from workers.engine.plan import StepRunner
-from workers.engine.runner import ModelRunner, RunnerSettings
 from workers.engine.settings import WorkerSettings
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import StepRunner
 
 
 def load(

@@ -15,11 +15,11 @@ from prometheus_client import (
 )
 from prometheus_client.core import HistogramMetricFamily
 
-from workers.engine.cache_metrics import CacheMetrics
 from workers.engine.engine import StepOutput
-from workers.engine.occupancy import Occupancy
-from workers.engine.plan import KernelState
-from workers.engine.sequence import Attempt
+from workers.engine.reports.cache_metrics import CacheMetrics
+from workers.engine.reports.occupancy import Occupancy
+from workers.engine.sequences.sequence import Attempt
+from workers.engine.values.plan import KernelState
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)

@@ -23,12 +23,12 @@ import msgspec
 import redis.asyncio
 import redis.exceptions
 
-from workers.engine import faults
-from workers.engine.adapter_reader import AdapterReader
 from workers.engine.engine import Drain, Engine, Event, LinkClosed, StepOutput, Stop
+from workers.engine.journal.shipping import Shipper
+from workers.engine.lora.adapter_reader import AdapterReader
 from workers.engine.metrics import Metrics
-from workers.engine.residency import REPORT_EVERY_S, ResidencyMeter
-from workers.engine.shipping import Shipper
+from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
+from workers.engine.step import faults
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.frames import FrameError

@@ -13,7 +13,7 @@ from typing import Literal
 import pydantic
 import pydantic_settings
 
-from workers.engine.errors import StartError
+from workers.engine.values.errors import StartError
 
 PREFIX = "HEADGATE_"
 OWN_PREFIX = "HEADGATE_ENGINE_"

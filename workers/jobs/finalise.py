@@ -21,7 +21,7 @@ from accounting.batches.batch_runs import BatchClaim
 from accounting.batches.file_store import FileStore, Writer
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import replies
+from accounting.requests import idempotency_store as replies
 from workers.jobs.order import PackedLine, unpack
 from workers.jobs.runner import InputLine, delivered
 

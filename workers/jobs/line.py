@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from accounting.requests.replies import line_key
+from accounting.requests.idempotency_store import line_key
 from accounting.values.types import Usage
 
 NOT_READY = frozenset({409, 429, 503})

@@ -21,7 +21,7 @@ from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.file_store import Reader
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import replies
+from accounting.requests import idempotency_store as replies
 from accounting.values.types import Usage
 from workers.jobs import fairness
 from workers.jobs.line import Answered, Closed, Failed, Later, Outcome, Sender, Stopped

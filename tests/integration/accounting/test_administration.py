@@ -6,7 +6,8 @@ import pytest
 from money import posting
 
 from accounting.access import api_keys, principals
-from accounting.database import audit, changes, sealing
+from accounting.database import audit, sealing
+from accounting.database import auth_epoch as changes
 from accounting.database.audit import AuditFilter
 from accounting.lifecycle import erasure, tenant_status
 from accounting.limits import spend_alerts, spend_limits

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from accounting.access import api_keys, principals
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.lifecycle import tenant_status
 from accounting.tables.batch_models import Batch, File
 from accounting.tables.models import ApiKey

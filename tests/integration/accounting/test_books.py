@@ -9,7 +9,8 @@ from sqlalchemy import insert, text
 from accounting.access import api_keys
 from accounting.books import books
 from accounting.prices import prices
-from accounting.requests import replies, request_postings
+from accounting.requests import idempotency_store as replies
+from accounting.requests import request_postings
 from accounting.tables.models import EngineRecordRow, LedgerEntry, LedgerLeg
 from accounting.tenants import tenants
 from accounting.values.types import Usage

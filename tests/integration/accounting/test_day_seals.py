@@ -7,7 +7,8 @@ from money import NOON_MS, posting
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting.books import books_billing, day_seals
+from accounting.books import books_billing
+from accounting.books import day_hashes as day_seals
 from accounting.ledger import ledger, rollups
 from accounting.requests import request_postings
 

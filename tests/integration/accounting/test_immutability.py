@@ -7,7 +7,7 @@ from money import RATES, posting, record
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.prices import prices
 from accounting.requests import request_postings
 from accounting.values.types import Usage

@@ -8,7 +8,8 @@ from sqlalchemy import text
 
 from accounting.access import api_keys
 from accounting.prices import prices
-from accounting.requests import replies, request_postings
+from accounting.requests import idempotency_store as replies
+from accounting.requests import request_postings
 from accounting.tenants import tenants
 
 NOW = 1_700_000_000

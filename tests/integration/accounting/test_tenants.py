@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from accounting.access import api_keys, service_accounts
-from accounting.database import changes
+from accounting.database import auth_epoch as changes
 from accounting.lifecycle import tenant_status
 from accounting.tables.models import AuditLog
 from accounting.tenants import tenants

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu.models import SHAPES
 from benchmarks.gpu.roofline import workload_s
 from benchmarks.gpu.serving import mixed_workload
-from workers.engine.capacity import Ceilings
+from workers.engine.sizing.capacity import Ceilings
 
 H200 = Ceilings(4.3e12, 790e12)
 SHAPE = {shape.name: shape.served for shape in SHAPES}

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from tiny_models import TinyModel
 
-from workers.engine.sampling.compiling import Grammars
+from workers.engine.grammars.compiling import Grammars
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,7 +14,7 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
-from accounting.requests import replies
+from accounting.requests import idempotency_store as replies
 from gateway.base.app_keys import DATABASE
 from gateway.idempotency import idempotency
 from gateway.idempotency.claimed_key import ClaimedKey

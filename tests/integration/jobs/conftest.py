@@ -28,7 +28,7 @@ from accounting.batches.file_store import FileStore
 from accounting.database import migrate, sealing
 from accounting.database.db import Database
 from accounting.prices import prices
-from accounting.requests import replies
+from accounting.requests import idempotency_store as replies
 from accounting.tenants import tenants
 from accounting.values.types import Charge, Posting, Rates, Usage
 

@@ -17,7 +17,7 @@ from accounting.access.credentials import batch_credential
 from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_runs import Chunk
 from accounting.database.db import Database
-from accounting.requests import replies
+from accounting.requests import idempotency_store as replies
 from gateway.base.app_keys import DATABASE
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal

@@ -11,11 +11,11 @@ import torch
 from row_schedules import MAX_ROWS, NUM_TOKENS, PARAMS, LaggedEngine, Running, sequences_of
 from tiny_models import Driven, TinyModel, drive
 
-from workers.engine import device_steps, graphs, shared_rows
-from workers.engine.errors import DeviceOutOfMemory
-from workers.engine.graphs import DirectCall, Launch
-from workers.engine.plan import PENDING, Draw, Drawn, Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device import device_steps, graphs, shared_rows
+from workers.engine.device.graphs import DirectCall, Launch
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.plan import PENDING, Draw, Drawn, Row
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]
@@ -140,7 +140,7 @@ def test_a_step_that_does_not_fit_leaves_no_trace(
         draw = Draw(PARAMS[1], PARAMS[1].seed, position + 1, [4, 5, 6, 7], list(output))
         row = Row([PENDING], position, table, (draw,), row_id=1)
         with monkeypatch.context() as patch:
-            patch.setattr(f"workers.engine.device_steps.{parts[position % 3]}", _no_memory)
+            patch.setattr(f"workers.engine.device.device_steps.{parts[position % 3]}", _no_memory)
             with pytest.raises(DeviceOutOfMemory, match="tried to allocate"):
                 runner.launch([row])
         following = runner.launch([row])
@@ -178,7 +178,7 @@ def test_a_recorded_step_that_differs_is_called_and_said(
     tiny_model: TinyModels, caplog: pytest.LogCaptureFixture
 ) -> None:
     off = _OffByOne()
-    with caplog.at_level(logging.INFO, "workers.engine.graphs"):
+    with caplog.at_level(logging.INFO, "workers.engine.device.graphs"):
         runner = device_runner(tiny_model("llama"), off)
     sizes = [size for size in (6, 4, 2, 1) if size >= runner.loaded.min_tokens]
     assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [
@@ -207,7 +207,7 @@ def test_a_step_that_cannot_be_recorded_is_called_and_said(
     def refuse(_: Launch) -> Launch:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    with caplog.at_level(logging.INFO, "workers.engine.graphs"):
+    with caplog.at_level(logging.INFO, "workers.engine.device.graphs"):
         runner = device_runner(tiny_model("llama"), refuse)
     assert "that of 6 rows fails: operation not permitted when stream is capturing" in caplog.text
     sequences = sequences_of(3)

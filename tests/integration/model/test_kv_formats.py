@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny_models import Driven, TinyModel, drive, place
 
-from workers.engine.errors import ModelError
+from workers.engine.device.runner import ModelRunner
 from workers.engine.model.packing import pack
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Row
 
 TinyModels = Callable[[str], TinyModel]
 MODELS = ("llama", "qwen3", "gemma2", "gpt_oss")

@@ -18,11 +18,11 @@ from tiny_models import GREEDY, Driven, TinyModel, drive
 from torch import nn
 
 from workers.engine import loading
-from workers.engine.errors import ModelError
-from workers.engine.model import adapters
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner
+from workers.engine.device.runner import ModelRunner
+from workers.engine.lora import adapters
 from workers.engine.settings import WorkerSettings
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Row
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]

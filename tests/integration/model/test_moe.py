@@ -18,10 +18,10 @@ from torch import nn
 
 from kernels import dispatch
 from kernels.reference import linear as formats
-from workers.engine.errors import ModelError
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.layers import moe
 from workers.engine.layers.moe import MoeBlock
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.values.errors import ModelError
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]

@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from tiny_models import CONFIGS, TinyModel
 
 from gateway.cli.main import main as headgate
-from workers.engine import cpu_speed, kv_store, plan_command
-from workers.engine.errors import ModelError
+from workers.engine.commands import cpu_speed, plan_command
+from workers.engine.kv import kv_store
+from workers.engine.values.errors import ModelError
 
 DEMO = Path(__file__).resolve().parents[3] / "ops/demo_model/model"
 
@@ -30,7 +31,7 @@ def test_the_command_of_the_gateway_becomes_the_workers_with_all_arguments(monke
     CliRunner().invoke(headgate, ["plan", "m", "--gpu", "l4", "--context", "7", "--json", "--help"])
     ((program, command),) = became
     assert program == sys.executable
-    assert command[1:] == ["-m", "workers.engine.plan_command", "m", "--gpu", "l4", "--context", "7",
+    assert command[1:] == ["-m", "workers.engine.commands.plan_command", "m", "--gpu", "l4", "--context", "7",
                            "--json", "--help"]  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def test_a_cpu_is_measured():
 
 
 def test_a_hub_id_costs_its_configuration_only(monkeypatch, tmp_path):
-    from workers.engine.model import checkpoint
+    from workers.engine.checkpoint import checkpoint
 
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen2"]().to_dict()))
     asked = []

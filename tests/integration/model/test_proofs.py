@@ -11,8 +11,8 @@ from tiny_models import CONFIGS, Driven, TinyModel, drive
 from torch import nn
 
 from kernels.dispatch import TWINS
-from workers.engine.errors import ModelError
 from workers.engine.model import hf, llama
+from workers.engine.values.errors import ModelError
 
 TinyModels = Callable[[str], TinyModel]
 FAMILY = ("llama", "llama-tied-biased", "qwen2", "qwen3", "mistral")

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from kernels import dispatch
 from kernels.reference import linear as formats
-from workers.engine.errors import ModelError
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.layers import quant
 from workers.engine.layers.linear import PackedLinear, pack_linears
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Row
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tiny_models import GREEDY, Driven, TinyModel, drive, place, step
 
-from workers.engine.plan import Draw, Row, StepRunner
-from workers.engine.sampling.params import choice_seed
+from workers.engine.values.plan import Draw, Row, StepRunner
+from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]

@@ -15,9 +15,9 @@ from stored_models import log_probabilities, prompt_of, start
 from tiny_models import TinyModel
 from torch import nn
 
-from workers.engine import calibrate_command
-from workers.engine.errors import ModelError
+from workers.engine.commands import calibrate_command
 from workers.engine.model import smoothing
+from workers.engine.values.errors import ModelError
 
 TinyModels = Callable[[str], TinyModel]
 

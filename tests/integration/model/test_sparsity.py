@@ -12,11 +12,11 @@ from fakes import generate_request
 from tiny_models import GREEDY, TinyModel
 
 from workers.engine import settings
-from workers.engine.errors import ModelError
+from workers.engine.device.runner import ModelRunner
 from workers.engine.loading import load
-from workers.engine.plan import DECAY, Row
-from workers.engine.runner import ModelRunner
-from workers.engine.sparsity import Sparsity, received
+from workers.engine.sequences.sparsity import Sparsity, received
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import DECAY, Row
 
 TinyModels = Callable[[str], TinyModel]
 SIZE = 4

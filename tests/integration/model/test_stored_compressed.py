@@ -17,8 +17,8 @@ from stored_models import check_logits, start, wrapped, write
 from tiny_models import TinyModel
 from torch import nn
 
-from workers.engine.errors import ModelError
 from workers.engine.layers.quant import Channels, Packed, QuantLinear
+from workers.engine.values.errors import ModelError
 
 TinyModels = Callable[[str], TinyModel]
 TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}

@@ -17,9 +17,9 @@ from stored_models import check_logits, prompt_of, start, wrapped, write
 from tiny_models import CONFIGS, GREEDY, Driven, TinyModel, drive
 from torch import nn
 
-from workers.engine.errors import ModelError
+from workers.engine.layers.merged_linear import Together
 from workers.engine.layers.quant import QuantLinear
-from workers.engine.layers.together import Together
+from workers.engine.values.errors import ModelError
 
 TinyModels = Callable[[str], TinyModel]
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import CONFIGS, Driven, TinyModel, drive
 
-from workers.engine.plan import Row
+from workers.engine.values.plan import Row
 
 NUM_TOKENS = 24
 LENGTHS = (41, 18)

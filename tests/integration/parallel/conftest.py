@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from tiny_models import TinyModel
 
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.parallel.group import Member
 from workers.engine.parallel.runner import ParallelRunner
 from workers.engine.parallel.wire import Channel, Leave, Loaded, Said, frame
-from workers.engine.runner import ModelRunner, RunnerSettings
 
 SECOND_RANK = Path(__file__).parents[2] / "second_rank.py"
 

@@ -12,7 +12,7 @@ from engine_driver import LINK, Driver
 from fakes import generate_request
 from tiny_models import GREEDY, Driven
 
-from workers.engine.layers.together import Together
+from workers.engine.layers.merged_linear import Together
 from workers.engine.model import llama
 from workers.protocol.messages import SamplingParams
 
@@ -125,7 +125,7 @@ def test_a_rank_holds_its_own_heads_and_rows_and_the_hand_written_layers(pair, t
 
 def test_all_ranks_have_the_blocks_of_the_one_with_the_least_memory(pair, tiny_model, monkeypatch):
     """Rank 0 alone is told of twice the memory: rank 1's counts."""
-    from workers.engine import runner as runner_module
+    from workers.engine.device import runner as runner_module
 
     true_plan = runner_module.plan_num_blocks
     monkeypatch.setattr(runner_module, "plan_num_blocks", lambda *a: 2 * true_plan(*a))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.engine.errors import ModelError
 from workers.engine.parallel.group import Member
+from workers.engine.values.errors import ModelError
 
 
 def test_a_split_whose_logits_differ_from_the_whole_models_is_refused(

@@ -8,8 +8,8 @@ import time
 import pytest
 from walks import END, LIBRARIES, VOCABULARY, ids
 
-from workers.engine.sampling.compiling import Grammars, Shelf
-from workers.engine.sampling.grammar import Automaton, GrammarError, digest
+from workers.engine.grammars.compiling import Grammars, Shelf
+from workers.engine.grammars.grammar import Automaton, GrammarError, digest
 
 BOMB = "root ::= " + "(" * 20 + "[a-c]" + "{1,300})" * 20 + "\n"
 WIDE = "\n".join(

@@ -18,10 +18,10 @@ from walks import LIBRARIES, tokens_of
 
 from gateway.structured.form import StructuredOutputs, form_of
 from workers.engine import __main__ as worker
-from workers.engine.errors import StartError
-from workers.engine.runner import ModelRunner, RunnerSettings
-from workers.engine.sampling import backends, vocabulary
-from workers.engine.sampling.grammar import begin
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.grammars import backends, vocabulary
+from workers.engine.grammars.grammar import begin
+from workers.engine.values.errors import StartError
 from workers.protocol.messages import Cancel, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,12 +14,12 @@ from safetensors.torch import save_file
 from tiny_models import TinyModel
 
 from workers.engine.__main__ import speculation
-from workers.engine.errors import ModelError
 from workers.engine.model.heads import Heads, load, saved
-from workers.engine.plan import Draw, Row
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.heads import HeadsProposer, grow
-from workers.engine.token_tree import Proposal
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Draw, Row
+from workers.engine.values.token_tree import Proposal
 from workers.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")

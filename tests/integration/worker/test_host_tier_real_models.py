@@ -8,7 +8,7 @@ from engine_driver import LINK, Driver
 from fakes import generate_request
 from tiny_models import GREEDY, TinyModel
 
-from workers.engine.offload import HostStore
+from workers.engine.kv.offload import HostStore
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

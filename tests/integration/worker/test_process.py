@@ -15,7 +15,7 @@ from fakes import generate_request
 from gateway_link import GatewayLink
 from prometheus_client.parser import text_string_to_metric_families
 
-from workers.engine.journal import EngineJournal
+from workers.engine.journal.journal import EngineJournal
 from workers.protocol.messages import Finished, Hello, SamplingParams
 
 pytestmark = pytest.mark.rest

@@ -55,7 +55,7 @@ def test_tokens_equal_those_of_transformers(name, tmp_path):
 
 
 def test_sampled_choices_share_a_prompt_and_equal_single_requests(tmp_path):
-    from workers.engine.sampling.params import choice_seed
+    from workers.engine.values.sampling_params import choice_seed
     from workers.protocol.messages import SamplingParams
 
     model = TinyModel.make("llama", tmp_path)

@@ -19,7 +19,7 @@ from fakes import (
 )
 from gateway_link import GatewayLink, until
 
-from workers.engine.journal import CRASH_REASON, EngineJournal
+from workers.engine.journal.journal import CRASH_REASON, EngineJournal
 from workers.engine.service import Service
 from workers.protocol import registry
 from workers.protocol.frames import MAX_FRAME_BYTES

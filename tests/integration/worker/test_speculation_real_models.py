@@ -15,9 +15,7 @@ from tiny_models import TinyModel
 
 from cache.prefix_cache import PrefixCache
 from workers.engine.__main__ import speculation
-from workers.engine.errors import ModelError
 from workers.engine.model.heads import Heads
-from workers.engine.plan import Draw, Row
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.draft import DraftProposer
 from workers.engine.speculate.heads import HeadsProposer
@@ -25,7 +23,9 @@ from workers.engine.speculate.lookahead import LookaheadProposer
 from workers.engine.speculate.lookup import NgramProposer
 from workers.engine.speculate.tree import TreeProposer
 from workers.engine.speculate.verify import own_path
-from workers.engine.token_tree import Proposal
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Draw, Row
+from workers.engine.values.token_tree import Proposal
 from workers.protocol.messages import ExtendLease, SamplingParams
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.rest]

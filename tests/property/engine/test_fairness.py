@@ -3,7 +3,7 @@ from contextlib import closing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engine.fairness import OUTPUT_CHARGE, TenantOrder, VirtualCounters
+from workers.engine.queueing.fairness import OUTPUT_CHARGE, TenantOrder, VirtualCounters
 
 LONGEST = 50
 

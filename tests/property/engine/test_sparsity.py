@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from thinned_runner import ThinnedRunner, check_tree
 
-from workers.engine.sparsity import Sparsity
+from workers.engine.sequences.sparsity import Sparsity
 from workers.protocol.messages import Cancel, SamplingParams
 
 SIZE = 4

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from proposing import Informed, InformedTree, speculating
 
-from workers.engine.sampling.params import choice_seed
+from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")

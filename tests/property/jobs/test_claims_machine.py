@@ -24,8 +24,8 @@ from accounting.batches.batch_runs import Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.database import migrate
 from accounting.database.db import Database
-from accounting.requests import replies
-from accounting.requests.replies import KeyClosed, line_key
+from accounting.requests import idempotency_store as replies
+from accounting.requests.idempotency_store import KeyClosed, line_key
 from accounting.tenants import tenants
 from accounting.values.types import Charge, Posting, Usage
 from workers.jobs.order import Placed, pack, unpack

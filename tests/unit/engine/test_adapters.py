@@ -6,9 +6,9 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedAdapter, encode, generate_request
 
-from workers.engine.adapter_desk import AdapterRead
-from workers.engine.errors import ModelError
-from workers.engine.plan import LoadedAdapter
+from workers.engine.lora.adapter_table import AdapterRead
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import LoadedAdapter
 from workers.protocol.messages import AdapterCommand, CacheCommand, Failed
 
 LONG = encode("a prompt that is long enough to fill several blocks of four")

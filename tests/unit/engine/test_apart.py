@@ -8,9 +8,9 @@ from engine_driver import LINK, Driver
 from fakes import VOCAB_SIZE, ScriptedRunner, encode, expected_output, generate_request
 from proposing import Informed, speculating
 
-from workers.engine.apart import SUSPECT_S, Apart
-from workers.engine.errors import DeviceOutOfMemory, EngineBroken
-from workers.engine.sampling.grammar import GrammarError
+from workers.engine.grammars.grammar import GrammarError
+from workers.engine.step.apart import SUSPECT_S, Apart
+from workers.engine.values.errors import DeviceOutOfMemory, EngineBroken
 from workers.protocol.messages import BeamParams, Cancel, ExtendLease, Finished, SamplingParams
 
 LONG = encode("the quick brown fox jumps over the lazy dog and then sleeps")

@@ -9,9 +9,9 @@ from engine_driver import LINK, Driver
 from fakes import EOS, VOCAB_SIZE, ScriptedRunner, allowed, encode, generate_request, script
 from proposing import Informed, InformedTree, speculating
 
-from workers.engine.plan import Draw
-from workers.engine.sampling.bans import Bans, bans_of
-from workers.engine.sampling.params import choice_seed
+from workers.engine.sequences.bans import Bans, bans_of
+from workers.engine.values.plan import Draw
+from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import Failed, SamplingParams
 
 PROMPT = encode("a prompt that all of them share")

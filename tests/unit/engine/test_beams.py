@@ -6,7 +6,7 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
-from workers.engine.sequence import Status
+from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import BeamParams, Cancel, ExtendLease, Failed, SamplingParams
 
 WIDTH, STEPS = 3, 9

@@ -10,8 +10,8 @@ from fakes import ROOT, ScriptedRunner, generate_request
 
 from cache.hashing import group_hashes
 from gateway.routing.upstream.cache_view import CacheView, Group
-from workers.engine import cache_feed
 from workers.engine.engine import LinkClosed
+from workers.engine.reports import cache_feed
 from workers.protocol.messages import CacheCommand, CacheEvent, Region
 
 KEY = b"k" * 32

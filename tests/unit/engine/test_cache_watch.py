@@ -9,8 +9,8 @@ from fakes import ScriptedRunner, encode, generate_request, scripted_engine
 
 from cache import invariants
 from cache.prefix_cache import PrefixCache
-from workers.engine.cache_watch import LAWS_EVERY_S, CacheWatch
 from workers.engine.metrics import Metrics
+from workers.engine.reports.cache_watch import LAWS_EVERY_S, CacheWatch
 from workers.protocol.messages import CacheCommand, CacheRange
 
 IDLE_ROUNDS = len(invariants.LAWS)

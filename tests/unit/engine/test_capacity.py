@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from workers.engine import capacity
-from workers.engine.capacity import Ceilings, ModelSize, Need, Served
-from workers.engine.errors import ModelError
+from workers.engine.sizing import capacity
+from workers.engine.sizing.capacity import Ceilings, ModelSize, Need, Served
+from workers.engine.values.errors import ModelError
 
 H200 = Ceilings(4.3e12, 790e12)
 ROOT = Path(__file__).resolve().parents[3]
@@ -168,7 +168,7 @@ def test_a_sequence_that_just_fits_is_served_and_one_byte_less_is_refused_with_t
 
 def test_the_arithmetic_needs_the_standard_library_only():
     code = (
-        "import sys, workers.engine.capacity, workers.engine.devices, benchmarks.gpu.roofline\n"
+        "import sys, workers.engine.sizing.capacity, workers.engine.sizing.devices, benchmarks.gpu.roofline\n"
         "print([m for m in ('torch', 'msgspec', 'pydantic', 'click', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -5,7 +5,7 @@ from engine_driver import Driver
 from fakes import ScriptedRunner, generate_request
 from simulation import BlindRunner, paced_driver
 
-from workers.engine.step_plan import StepPlan
+from workers.engine.scheduling.step_plan import StepPlan
 
 BUDGET = 64
 

@@ -3,7 +3,7 @@ from engine_driver import EOS, LINK, Driver
 from fakes import VOCAB_SIZE, ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import Drain, LinkClosed
-from workers.engine.sequence import Status
+from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import (
     Cancel,
     ExtendLease,

@@ -1,7 +1,7 @@
 import math
 from contextlib import closing
 
-from workers.engine.fairness import (
+from workers.engine.queueing.fairness import (
     MAX_REMEMBERED,
     MAX_RETURNING,
     RecentService,

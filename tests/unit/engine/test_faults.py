@@ -5,7 +5,7 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import VOCAB_SIZE, encode, generate_request
 
-from workers.engine import faults
+from workers.engine.step import faults
 from workers.protocol.messages import (
     AdapterCommand,
     BeamParams,

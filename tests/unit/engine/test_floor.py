@@ -1,7 +1,7 @@
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
-from workers.engine.floor import SHARE, BatchFloor
+from workers.engine.queueing.floor import SHARE, BatchFloor
 
 
 def test_batch_is_below_its_floor_only_with_less_than_its_share_of_both_counts():

@@ -7,8 +7,8 @@ from engine_driver import LINK
 from fakes import generate_request
 from simulation import PacedRunner, paced_driver
 
-from workers.engine.forecast import FLOOR_RATE, Forecast, Load, Queued
-from workers.engine.pace import MIN_STEPS, TokenBudget
+from workers.engine.queueing.forecast import FLOOR_RATE, Forecast, Load, Queued
+from workers.engine.queueing.pace import MIN_STEPS, TokenBudget
 
 FIXED_S, TOKEN_S = 0.004, 0.0002
 IDLE = Load(num_places=64)

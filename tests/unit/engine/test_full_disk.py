@@ -12,8 +12,8 @@ from disks import CountedDisk, fill, mounted
 from engine_driver import Driver
 from fakes import ROOT, ScriptedRunner, encode, generate_request
 
-from workers.engine.errors import StartError
-from workers.engine.journal import LOOK_EVERY_S, EngineJournal
+from workers.engine.journal.journal import LOOK_EVERY_S, EngineJournal
+from workers.engine.values.errors import StartError
 from workers.protocol.ballast import NAME
 from workers.protocol.journal import parse_segment_name
 

@@ -8,8 +8,8 @@ import time
 import pytest
 from byte_model import tokenizer_spec
 
-from workers.engine.sampling import grammar, vocabulary
-from workers.engine.sampling.grammar import Automaton, GrammarError, begin
+from workers.engine.grammars import grammar, vocabulary
+from workers.engine.grammars.grammar import Automaton, GrammarError, begin
 
 END = 9
 

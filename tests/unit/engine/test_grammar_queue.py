@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.engine.sampling.grammar_queue import FADE_S, MAX_JOBS, GrammarQueue, GrammarsWait, Job
+from workers.engine.grammars.grammar_queue import FADE_S, MAX_JOBS, GrammarQueue, GrammarsWait, Job
 
 
 def job(tenant: str, name: str = "a") -> Job:

@@ -4,10 +4,10 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ROOT, ScriptedRunner, encode, generate_request
 
-from workers.engine import journal as journal_module
 from workers.engine.engine import LinkClosed
-from workers.engine.errors import StartError
-from workers.engine.journal import CRASH_REASON, EngineJournal
+from workers.engine.journal import journal as journal_module
+from workers.engine.journal.journal import CRASH_REASON, EngineJournal
+from workers.engine.values.errors import StartError
 from workers.protocol.journal import Kind, scan, segment_name
 from workers.protocol.messages import Cancel, EngineAck
 

@@ -13,12 +13,12 @@ from lagged_runner import GARBAGE, LaggedRunner
 from workers.engine import settings
 from workers.engine.__main__ import build_engine
 from workers.engine.engine import Drain, LinkClosed, Stop
-from workers.engine.errors import DeviceOutOfMemory
-from workers.engine.journal import EngineJournal
+from workers.engine.journal.journal import EngineJournal
 from workers.engine.metrics import Metrics
-from workers.engine.pace import RECOVERY_STEPS
-from workers.engine.plan import PENDING
-from workers.engine.sequence import Status
+from workers.engine.queueing.pace import RECOVERY_STEPS
+from workers.engine.sequences.sequence import Status
+from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.plan import PENDING
 from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 
 LONG = encode("the quick brown fox jumps over the lazy dog and then sleeps")

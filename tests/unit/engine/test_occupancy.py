@@ -5,7 +5,7 @@ from engine_driver import Driver
 from fakes import ScriptedRunner, generate_request
 
 from workers.engine.metrics import Metrics
-from workers.engine.occupancy import occupancy
+from workers.engine.reports.occupancy import occupancy
 from workers.protocol.messages import BeamParams
 
 

@@ -5,9 +5,17 @@ from engine_driver import LINK, Driver
 from fakes import generate_request
 from simulation import PacedRunner, paced_driver
 
-from workers.engine.fairness import VirtualCounters
-from workers.engine.forecast import Queued
-from workers.engine.overload import EARLY_S, GRACE_S, JITTER, LONGEST_S, SHORT, Arrival, Overload
+from workers.engine.queueing.fairness import VirtualCounters
+from workers.engine.queueing.forecast import Queued
+from workers.engine.queueing.overload import (
+    EARLY_S,
+    GRACE_S,
+    JITTER,
+    LONGEST_S,
+    SHORT,
+    Arrival,
+    Overload,
+)
 from workers.protocol.messages import Failed
 
 RATE = 1000.0
@@ -194,7 +202,7 @@ def test_b1_a_burst_after_small_requests_is_served_where_it_fits_the_target(
 
 
 def test_b1_no_tenant_fills_the_worker_so_that_others_are_kept_out(monkeypatch):
-    monkeypatch.setattr("workers.engine.intake.MAX_PRESENT", 12)
+    monkeypatch.setattr("workers.engine.step.request_validator.MAX_PRESENT", 12)
     drive = slow_driver()
     for tenant in "abc":
         drive.send(

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from workers.engine.pace import (
+from workers.engine.queueing.pace import (
     LEAST_BUDGET,
     LEAST_SHORT,
     MIN_STEPS,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulation import PacedRunner, paced_driver
 
 from cache.prefix_cache import Probe
-from workers.engine.fairness import VirtualCounters
-from workers.engine.policy import EVERYBODY, ArrivalQueue
+from workers.engine.queueing.fairness import VirtualCounters
+from workers.engine.scheduling.policy import EVERYBODY, ArrivalQueue
 from workers.protocol.messages import Failed
 
 BLOCK = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cache.namespaces import PathEntry
 from cache.ownership import IDLE_MS
 from cache.prefix_cache import PrefixCache
-from workers.engine import predecessor
+from workers.engine.reports import predecessor
 
 ANNA = (PathEntry(b"public", 4), PathEntry(b"anna", -1))
 BERT = (PathEntry(b"public", 4), PathEntry(b"bert", -1))

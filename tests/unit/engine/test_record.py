@@ -3,7 +3,7 @@ from dataclasses import asdict, fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.record import PromptAccount, Rate, StepRecord, StepTotals
+from workers.engine.values.record import PromptAccount, Rate, StepRecord, StepTotals
 
 
 def parts(account):

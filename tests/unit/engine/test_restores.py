@@ -6,8 +6,8 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
-from workers.engine.errors import DeviceOutOfMemory
-from workers.engine.pace import MIN_STEPS
+from workers.engine.queueing.pace import MIN_STEPS
+from workers.engine.values.errors import DeviceOutOfMemory
 from workers.protocol.messages import CacheCommand, CacheRange, Cancel
 
 TEXT = encode("abcdefghijklmnopqrstuvwxyz")

@@ -2,8 +2,8 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
-from workers.engine.sequence import Status
-from workers.engine.step_plan import Limits
+from workers.engine.scheduling.step_plan import Limits
+from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import ExtendLease
 
 

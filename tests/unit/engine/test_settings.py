@@ -1,7 +1,7 @@
 import pytest
 
 from workers.engine import settings
-from workers.engine.errors import StartError
+from workers.engine.values.errors import StartError
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_tiers_need_what_is_below_them(monkeypatch, told, named):
 
 
 def test_the_secret_of_the_shared_cache_is_drawn_once(tmp_path):
-    from workers.engine.shared_cache.opening import read_secret
+    from workers.engine.tiers.shared_cache.opening import read_secret
 
     path = tmp_path / "secrets" / "shared_cache.key"
     first = read_secret(path)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from workers.engine.plan import Row
-from workers.engine.shared_rows import shared_groups
+from workers.engine.device.shared_rows import shared_groups
+from workers.engine.values.plan import Row
 
 BLOCK = 4
 

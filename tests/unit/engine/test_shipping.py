@@ -1,4 +1,4 @@
-from workers.engine.shipping import BATCH, RETRY_S, Shipper
+from workers.engine.journal.shipping import BATCH, RETRY_S, Shipper
 from workers.protocol.messages import EngineRecord, TokenUsage
 
 

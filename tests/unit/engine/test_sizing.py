@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gateway.metering import leases
-from workers.engine import settings, sizing
-from workers.engine.capacity import ModelSize, Served, longest_sequence
-from workers.engine.devices import TABLE, Device, named
-from workers.engine.errors import ModelError
-from workers.engine.plan_report import Report
-from workers.engine.sizing import Asked, plan
+from workers.engine import settings
+from workers.engine.sizing import sizing
+from workers.engine.sizing.capacity import ModelSize, Served, longest_sequence
+from workers.engine.sizing.devices import TABLE, Device, named
+from workers.engine.sizing.plan_report import Report
+from workers.engine.sizing.sizing import Asked, plan
+from workers.engine.values.errors import ModelError
 
 LLAMA_8B = Served(
     ModelSize.dense(

@@ -13,10 +13,10 @@ from thinned_runner import ThinnedRunner, check_tree
 
 from workers.engine import settings
 from workers.engine.__main__ import build_engine
-from workers.engine.errors import StartError
-from workers.engine.journal import EngineJournal
-from workers.engine.plan import DECAY
-from workers.engine.sparsity import MIN_BLOCKS, NUM_SINKS, Sparsity, received
+from workers.engine.journal.journal import EngineJournal
+from workers.engine.sequences.sparsity import MIN_BLOCKS, NUM_SINKS, Sparsity, received
+from workers.engine.values.errors import StartError
+from workers.engine.values.plan import DECAY
 from workers.protocol.messages import BeamParams, SamplingParams
 
 SIZE, BUDGET = 4, 6

@@ -10,11 +10,11 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
 from proposing import Informed, speculating
 
-from workers.engine.plan import Drawn
-from workers.engine.speculate.acceptance import RETRY_TOKENS, Acceptance
-from workers.engine.speculate.ngram import LONGEST_MATCH, MAX_PLACES, NgramIndex, continuation
+from workers.engine.sequences.acceptance import RETRY_TOKENS, Acceptance
+from workers.engine.sequences.ngram import LONGEST_MATCH, MAX_PLACES, NgramIndex, continuation
 from workers.engine.speculate.verify import own_path
-from workers.engine.token_tree import Proposal
+from workers.engine.values.plan import Drawn
+from workers.engine.values.token_tree import Proposal
 from workers.protocol.messages import SamplingParams
 
 

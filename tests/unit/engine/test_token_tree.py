@@ -10,12 +10,12 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
 from proposing import InformedTree, speculating
 
-from workers.engine.drafting import Drafting
-from workers.engine.plan import Drawn
+from workers.engine.sequences.drafting import Drafting
 from workers.engine.speculate.proposer import Ask
 from workers.engine.speculate.tree import TreeProposer, Vote, grow
 from workers.engine.speculate.verify import moves, own_path
-from workers.engine.token_tree import MAX_NODES, ROOT, Grower, Proposal, positions, views
+from workers.engine.values.plan import Drawn
+from workers.engine.values.token_tree import MAX_NODES, ROOT, Grower, Proposal, positions, views
 
 FORKED = Proposal((5, 6, 7, 8, 9), (ROOT, ROOT, 1, 0, 2))
 """5 8 and 6 7 9."""

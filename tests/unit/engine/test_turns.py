@@ -9,8 +9,8 @@ from engine_driver import LINK, Driver
 from fakes import generate_request
 from simulation import PacedRunner, paced_driver
 
-from workers.engine.forecast import Forecast, Load, Queued
-from workers.engine.pace import LEAST_ROWS, MIN_STEPS, SHORT_COSTS, TokenBudget
+from workers.engine.queueing.forecast import Forecast, Load, Queued
+from workers.engine.queueing.pace import LEAST_ROWS, MIN_STEPS, SHORT_COSTS, TokenBudget
 
 FIXED_S, TOKEN_S, TARGET_S = 0.005, 0.001, 0.05
 NUM_ROWS = int((TARGET_S - FIXED_S) / TOKEN_S)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
-from workers.engine.deferral import MAX_STEPS
+from workers.engine.queueing.deferral import MAX_STEPS
 from workers.protocol.messages import Cancel, Region
 
 BLOCK = 4

@@ -11,12 +11,12 @@ import transformers
 from tiny_models import _COMMON, CONFIGS, TinyModel
 from transformers import AutoModelForCausalLM
 
-from workers.engine import sizing
-from workers.engine.capacity import ModelSize
-from workers.engine.errors import ModelError
-from workers.engine.graphs import bucket_sizes
+from workers.engine.device.graphs import bucket_sizes
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.model import census
+from workers.engine.sizing import sizing
+from workers.engine.sizing.capacity import ModelSize
+from workers.engine.values.errors import ModelError
 
 MOE = {
     "mixtral": lambda: transformers.MixtralConfig(

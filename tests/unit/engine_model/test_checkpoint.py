@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, TinyModel
 from transformers import PreTrainedConfig
 
-from workers.engine.errors import ModelError
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.values.errors import ModelError
 
 
 @pytest.fixture(scope="module")

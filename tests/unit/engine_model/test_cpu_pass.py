@@ -11,11 +11,11 @@ import torch
 from tiny_models import Driven, TinyModel, drive
 
 from kernels.cpu import compiled
+from workers.engine.device.runner import ModelRunner
 from workers.engine.layers import linear
 from workers.engine.model import cpu_pass
 from workers.engine.model.cpu_pass import CpuPass
-from workers.engine.plan import Draw, Row
-from workers.engine.runner import ModelRunner
+from workers.engine.values.plan import Draw, Row
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]

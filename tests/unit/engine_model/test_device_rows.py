@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from workers.engine.device_rows import Delta, Field, Mirror, RowStore, draw_tensors
-from workers.engine.graphs import bucket_sizes
-from workers.engine.mixed_step import MixedTensors, mix
-from workers.engine.plan import PENDING, Draw, Row
-from workers.engine.transport import upload
+from workers.engine.device.device_rows import Delta, Field, Mirror, RowStore, draw_tensors
+from workers.engine.device.graphs import bucket_sizes
+from workers.engine.device.mixed_step import MixedTensors, mix
+from workers.engine.kv.transport import upload
+from workers.engine.values.plan import PENDING, Draw, Row
 from workers.protocol.messages import SamplingParams
 
 PARAMS = SamplingParams(seed=2**63 + 5, temperature=0.7, top_p=0.25, min_p=0.125, top_k=2**40)

@@ -10,10 +10,10 @@ import torch
 from tiny_models import CONFIGS, TinyModel
 
 from kernels.cpu import instructions
-from workers.engine import dtypes
-from workers.engine.dtypes import ModelDtype
-from workers.engine.errors import ModelError
+from workers.engine.checkpoint import dtypes
+from workers.engine.checkpoint.dtypes import ModelDtype
 from workers.engine.model import census
+from workers.engine.values.errors import ModelError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WIDE, NARROW, HALF = torch.float32, torch.bfloat16, torch.float16
@@ -92,7 +92,7 @@ def test_a_runner_takes_it_and_its_log_says_which_and_why(
     model = tiny_model("llama")
     model.reference.to(NARROW).save_pretrained(model.directory)
     expected = dtypes.of_model("auto", CPU, census.read_config(str(model.directory)))
-    with caplog.at_level(logging.INFO, "workers.engine.runner"):
+    with caplog.at_level(logging.INFO, "workers.engine.device.runner"):
         runner = model.runner()
     assert runner.loaded.model.dtype == runner.store.tensor.dtype == expected.dtype
     assert f"is computed in {expected.name}: {expected.reason}" in caplog.text

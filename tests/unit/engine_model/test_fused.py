@@ -12,9 +12,9 @@ from tiny_models import Driven, TinyModel, drive
 
 from kernels import dispatch
 from kernels.dispatch import TWINS
-from workers.engine.graphs import DirectCall
+from workers.engine.device.graphs import DirectCall
+from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.model.fused import FusedPass
-from workers.engine.runner import ModelRunner, RunnerSettings
 
 TinyModels = Callable[[str], TinyModel]
 FUSED = ("rms_norm", "rope_kv_write", "silu_mul")

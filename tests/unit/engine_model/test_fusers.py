@@ -18,15 +18,15 @@ from transformers.pytorch_utils import Conv1D
 from kernels import dispatch
 from kernels.dispatch import TWINS, Ops
 from workers.engine import loading
-from workers.engine.errors import ModelError
+from workers.engine.device.runner import ModelRunner
 from workers.engine.layers.linear import PackedLinear, Split, SplitLinear, can_pack
-from workers.engine.layers.together import Part, Together
+from workers.engine.layers.merged_linear import Part, Together
 from workers.engine.model import fusers
 from workers.engine.model.fusers import Change, Found, GatedProduct, Norm
 from workers.engine.model.packing import pack
-from workers.engine.plan import Row
-from workers.engine.runner import ModelRunner
 from workers.engine.settings import WorkerSettings
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Row
 
 TinyModels = Callable[[str], TinyModel]
 CPU = torch.device("cpu")

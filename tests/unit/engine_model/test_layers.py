@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from kernels import dispatch
 from kernels.cpu import compiled, instructions
-from workers.engine.capacity import Need
-from workers.engine.errors import ModelError
-from workers.engine.kv_store import KVShape, KVStore, plan_num_blocks
+from workers.engine.kv.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.layers import linear
 from workers.engine.layers.linear import MIN_ROWS, PackedLinear, pack_linears
+from workers.engine.sizing.capacity import Need
+from workers.engine.values.errors import ModelError
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from tiny_models import GREEDY, Driven, TinyModel, drive
 
-from workers.engine.capacity import MemoryPlan, Need
-from workers.engine.errors import ModelError
-from workers.engine.graphs import DirectCall
-from workers.engine.memory import Largest, measure, refuse_large_weights, warm_up
-from workers.engine.plan import Draw, Row
-from workers.engine.runner import ModelRunner, RunnerSettings
+from workers.engine.device.graphs import DirectCall
+from workers.engine.device.memory import Largest, measure, refuse_large_weights, warm_up
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.sizing.capacity import MemoryPlan, Need
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Draw, Row
 
 GIB = 2**30
 PLAN = MemoryPlan(80 * GIB, 0.9, 20 * GIB, 3 * GIB, GIB)

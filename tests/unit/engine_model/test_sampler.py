@@ -19,11 +19,11 @@ from transformers import (
 )
 
 from kernels import dispatch
-from workers.engine.plan import Draw
 from workers.engine.sampling import processors
-from workers.engine.sampling.bans import Bans
-from workers.engine.sampling.params import choice_seed
 from workers.engine.sampling.sampler import Sampler, token_logprobs
+from workers.engine.sequences.bans import Bans
+from workers.engine.values.plan import Draw
+from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import SamplingParams
 
 VOCAB, EOS = 50, (2, 9)

@@ -11,10 +11,10 @@ from prometheus_client import generate_latest
 
 from kernels import dispatch
 from kernels.dispatch import TWINS
-from workers.engine.kv_store import KVShape
+from workers.engine.device.self_check import CASES, Attention, Shapes, checked
+from workers.engine.kv.kv_store import KVShape
 from workers.engine.metrics import Metrics
-from workers.engine.plan import KernelState
-from workers.engine.self_check import CASES, Attention, Shapes, checked
+from workers.engine.values.plan import KernelState
 
 CPU = torch.device("cpu")
 SHAPES = Shapes(

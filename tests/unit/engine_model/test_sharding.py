@@ -9,11 +9,12 @@ import transformers
 from tiny_models import CONFIGS, TinyModel
 from transformers import AutoModelForCausalLM
 
-from workers.engine.errors import ModelError
+from workers.engine.checkpoint import checkpoint, loader, sharding
+from workers.engine.checkpoint.checkpoint import Stored
 from workers.engine.loading import threads_of
-from workers.engine.model import checkpoint, hf, loader, sharding
-from workers.engine.model.checkpoint import Stored
+from workers.engine.model import hf
 from workers.engine.parallel.group import Parallel, device_of
+from workers.engine.values.errors import ModelError
 
 CPU = torch.device("cpu")
 

@@ -7,9 +7,9 @@ import torch
 
 from kernels.arguments.splits import most_shared_splits, most_splits
 from kernels.triton.attention.attention_shared import space_of
-from workers.engine.plan import Draw, Row
-from workers.engine.shared_rows import shared_groups
-from workers.engine.static_batch import StaticBatch
+from workers.engine.device.graph_buffers import StaticBatch
+from workers.engine.device.shared_rows import shared_groups
+from workers.engine.values.plan import Draw, Row
 from workers.protocol.messages import SamplingParams
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import BertConfig, LlamaConfig, RobertaConfig
 
-from workers.engine.errors import ModelError
-from workers.engine.model.support import refuse_unsupported
+from workers.engine.checkpoint.support import refuse_unsupported
+from workers.engine.values.errors import ModelError
 
 
 @pytest.mark.parametrize("kind", [BertConfig, RobertaConfig])

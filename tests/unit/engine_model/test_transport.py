@@ -6,7 +6,7 @@ from array import array
 
 import torch
 
-from workers.engine.transport import Download, float_bits, upload, word_bits
+from workers.engine.kv.transport import Download, float_bits, upload, word_bits
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import torch
 from tiny_models import Driven, TinyModel, drive
 from torch import nn
 
-from workers.engine.errors import ModelError
 from workers.engine.layers import linear
 from workers.engine.model import hf
+from workers.engine.values.errors import ModelError
 
 TinyModels = Callable[[str], TinyModel]
 PROMPT = list(range(20, 45))
@@ -53,7 +53,7 @@ def test_a_model_whose_first_step_fails_is_refused_in_a_sentence(
     def packed(model: nn.Module, make: object, head: nn.Module | None = None) -> int:
         return linear.pack_linears(model, Unreadable, head)
 
-    monkeypatch.setattr("workers.engine.runner.pack_linears", packed)
+    monkeypatch.setattr("workers.engine.device.runner.pack_linears", packed)
     with pytest.raises(ModelError) as refused:
         model.runner(steps=steps)
     assert str(refused.value) == (

@@ -11,7 +11,7 @@ RANK_0 = """
 import logging, sys, time
 from pathlib import Path
 from workers.engine.parallel.ranks import Ranks
-from workers.engine.errors import StartError
+from workers.engine.values.errors import StartError
 
 logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)
 with Ranks(3, Path(sys.argv[1]) / "run" / "worker-0.1.ranks", [sys.executable, "-c", sys.argv[2]]) as ranks:
@@ -100,7 +100,7 @@ def test_a_rank_that_fails_in_a_step_says_so_before_it_ends(tmp_path):
         tmp_path,
         WAIT,
         "os.environ['HEADGATE_MODEL'] = 'none'",
-        "import workers.engine.parallel.follower as follower",
+        "import workers.engine.follower as follower",
         "def serve(told, rank, size, meeting, channel):",
         "    channel.send(frame(Loaded()))",
         "    time.sleep(0.5)",

@@ -19,7 +19,7 @@ from workers.engine.parallel.wire import (
     parts_of,
     rows_of,
 )
-from workers.engine.plan import Collected, Draw, Row, RowResult
+from workers.engine.values.plan import Collected, Draw, Row, RowResult
 from workers.protocol.messages import SamplingParams
 
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from kernels.dispatch import Ops
 from kernels.reference import linear as formats
-from workers.engine.errors import ModelError
 from workers.engine.layers.linear import MakeLinear, PackedLinear, Split
+from workers.engine.values.errors import ModelError
 
 Format = Literal["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]
 Kind = Literal["int8", "fp8", "w8a8", "llm_int8"]

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from workers.engine.capacity import Format, ModelSize, Served
-from workers.engine.errors import ModelError
+from workers.engine.checkpoint import checkpoint, loader, sharding, support
 from workers.engine.layers import moe
 from workers.engine.layers.linear import SplitLinear, can_pack
-from workers.engine.model import checkpoint, hf, loader, sharding, support
+from workers.engine.model import hf
 from workers.engine.model.hf import AttentionSite
 from workers.engine.parallel.group import Parallel
+from workers.engine.sizing.capacity import Format, ModelSize, Served
+from workers.engine.values.errors import ModelError
 
 _META = torch.device("meta")
 _EXPERTS = "experts"

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from kernels.arguments.batch import PagedBatch, Slots
 from kernels.dispatch import Ops
-from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.kv.kv_store import KVShape, KVStore
 from workers.engine.layers.linear import MIN_ROWS, PackedLinear
 from workers.engine.layers.norm import RmsNorm
 from workers.engine.model import compiled_rows
@@ -26,7 +26,7 @@ from workers.engine.model.fused import rope_table
 from workers.engine.model.hf import Call, PagedLayer, StepContext, StepSlot
 from workers.engine.model.llama import TOLERANCE, LlamaLayer
 from workers.engine.model.packing import pack
-from workers.engine.plan import Row
+from workers.engine.values.plan import Row
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from kernels.dispatch import TWINS, Ops
-from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.kv.kv_store import KVShape, KVStore
 from workers.engine.model.hf import Call, PagedLayer, StepSlot
 from workers.engine.model.llama import TOLERANCE, LlamaLayer
 from workers.engine.model.packing import pack
-from workers.engine.plan import Row
+from workers.engine.values.plan import Row
 
 log = logging.getLogger(__name__)
 

@@ -22,16 +22,16 @@ from transformers.activations import GELUTanh, NewGELUActivation, SiLUActivation
 from transformers.pytorch_utils import Conv1D
 
 from kernels.dispatch import TWINS, Ops
-from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.kv.kv_store import KVShape, KVStore
 from workers.engine.layers.linear import MakeLinear, PackedLinear, can_pack
+from workers.engine.layers.merged_linear import Part, Together, joined
 from workers.engine.layers.norm import RmsNorm
 from workers.engine.layers.quant import QuantLinear
-from workers.engine.layers.together import Part, Together, joined
 from workers.engine.model import hf
 from workers.engine.model.hf import AttentionSite, StepSlot
 from workers.engine.model.llama import TOLERANCE
 from workers.engine.model.packing import pack
-from workers.engine.plan import Row
+from workers.engine.values.plan import Row
 
 log = logging.getLogger(__name__)
 

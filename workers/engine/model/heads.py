@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from workers.engine.errors import ModelError
+from workers.engine.values.errors import ModelError
 
 BEST = 4
 """Tokens of a head that are looked at."""

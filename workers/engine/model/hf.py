@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kernels.arguments.batch import PagedBatch, Slots
 from kernels.arguments.shared import SharedGroups
 from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
-from workers.engine.errors import ModelError
-from workers.engine.kv_store import KVStore, LayerKV
-from workers.engine.model.mass import MassProbe
+from workers.engine.kv.kv_store import KVStore, LayerKV
+from workers.engine.model.attention_scores import MassProbe
+from workers.engine.values.errors import ModelError
 
 ATTENTION = "headgate_paged"
 _LAYER = "headgate_layer"

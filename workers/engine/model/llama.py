@@ -19,12 +19,12 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from kernels.dispatch import Ops
-from workers.engine.kv_store import KVShape, KVStore
+from workers.engine.kv.kv_store import KVShape, KVStore
 from workers.engine.layers.linear import MakeLinear, PackedLinear
-from workers.engine.layers.together import joined
+from workers.engine.layers.merged_linear import joined
 from workers.engine.model.hf import AttentionSite, Call, PagedLayer, StepSlot, attach
 from workers.engine.model.packing import pack
-from workers.engine.plan import Row
+from workers.engine.values.plan import Row
 
 log = logging.getLogger(__name__)
 

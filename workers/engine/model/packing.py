@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from kernels.arguments.batch import PagedBatch, Slots
-from workers.engine import token_tree
+from workers.engine.model.attention_scores import MassProbe
 from workers.engine.model.hf import StepContext, Trees
-from workers.engine.model.mass import MassProbe
-from workers.engine.plan import Row
+from workers.engine.values import token_tree
+from workers.engine.values.plan import Row
 
 
 @dataclass(frozen=True, slots=True)

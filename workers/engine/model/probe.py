@@ -12,13 +12,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from kernels.dispatch import Ops
-from workers.engine.errors import ModelError
-from workers.engine.kv_store import KVShape, KVStore
-from workers.engine.model import hf, loader, sharding
-from workers.engine.model.checkpoint import Part
+from workers.engine.checkpoint import loader, sharding
+from workers.engine.checkpoint.checkpoint import Part
+from workers.engine.kv.kv_store import KVShape, KVStore
+from workers.engine.model import hf
 from workers.engine.model.packing import pack
 from workers.engine.parallel.group import ALONE, Parallel
-from workers.engine.plan import Row
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import Row
 
 _VOCAB, _WINDOW, _BLOCK_SIZE = 64, 5, 4
 _LENGTHS, _CUT = (11, 14), 6

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from workers.engine.errors import ModelError
 from workers.engine.model.llama import LAYERS
+from workers.engine.values.errors import ModelError
 
 _LEAST = 1e-5
 """Of a magnitude: channels that are always zero are left as they are."""

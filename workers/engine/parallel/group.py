@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from workers.engine.errors import ModelError
+from workers.engine.values.errors import ModelError
 
 COLLECTIVE_S = 30.0
 """A rank that is this late for a collective is stuck, though alive: the others raise."""

@@ -27,7 +27,7 @@ EXIT_LOST = 2
 """As of an engine that broke: the supervisor starts a new worker."""
 _LEAVE_S = 5.0
 _NEWS_S = 3.0
-_FOLLOWER = [sys.executable, "-m", "workers.engine.parallel.follower"]
+_FOLLOWER = [sys.executable, "-m", "workers.engine.follower"]
 
 
 class _Process:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.engine.errors import ModelError
 from workers.engine.parallel.ranks import Ranks
 from workers.engine.parallel.wire import (
     Channel,
@@ -23,7 +22,8 @@ from workers.engine.parallel.wire import (
     parts_of,
     rows_of,
 )
-from workers.engine.plan import (
+from workers.engine.values.errors import ModelError
+from workers.engine.values.plan import (
     AdapterWeights,
     LoadedAdapter,
     Row,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from workers.engine.plan import Draw, Row
+from workers.engine.values.plan import Draw, Row
 from workers.protocol.messages import SamplingParams
 
 _LENGTH = struct.Struct(">I")

@@ -16,10 +16,10 @@ import torch
 
 from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
 from kernels.dispatch import Ops
-from workers.engine.plan import PENDING, Draw, Row
+from workers.engine.kv.transport import float_bits, upload, word_bits
 from workers.engine.sampling import processors
-from workers.engine.sampling.params import penalizes
-from workers.engine.transport import float_bits, upload, word_bits
+from workers.engine.values.plan import PENDING, Draw, Row
+from workers.engine.values.sampling_params import penalizes
 
 
 @dataclass(slots=True)

@@ -15,9 +15,9 @@ import torch
 
 from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
 from kernels.reference.logits import pack_bits
-from workers.engine.plan import Draw
-from workers.engine.sampling.params import end_tokens, penalizes
-from workers.engine.transport import upload
+from workers.engine.kv.transport import upload
+from workers.engine.values.plan import Draw
+from workers.engine.values.sampling_params import end_tokens, penalizes
 
 
 def needs_processing(draw: Draw) -> bool:

@@ -13,9 +13,9 @@ import torch
 
 from kernels.arguments.draws import COLDEST, DrawTensors
 from kernels.dispatch import Ops
-from workers.engine.plan import Draw, Drawn
+from workers.engine.kv.transport import upload
 from workers.engine.sampling import processors
-from workers.engine.transport import upload
+from workers.engine.values.plan import Draw, Drawn
 from workers.protocol.messages import TokenLogprob, TopLogprob
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from workers.engine.drafting import Read
-from workers.engine.plan import Draw, Row, StepRunner
-from workers.engine.sequence import Sequence
+from workers.engine.sequences.drafting import Read
+from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
+from workers.engine.values.plan import Draw, Row, StepRunner
 
 CHUNK = 512
 """Tokens of one pass over what the draft has not read."""

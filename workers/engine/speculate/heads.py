@@ -9,10 +9,10 @@ import heapq
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
-from workers.engine.drafting import Drafting
-from workers.engine.sequence import Sequence
+from workers.engine.sequences.drafting import Drafting
+from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
-from workers.engine.token_tree import ROOT, Grower, Proposal
+from workers.engine.values.token_tree import ROOT, Grower, Proposal
 
 
 class Guesser(Protocol):

@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from workers.engine.drafting import Drafting
-from workers.engine.sequence import Sequence
+from workers.engine.sequences.drafting import Drafting
+from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
-from workers.engine.token_tree import Grower, Proposal
+from workers.engine.values.token_tree import Grower, Proposal
 
 LEVELS = 3
 """Tokens of an n-gram behind its first one, and rows of the window."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from workers.engine.drafting import Drafting
-from workers.engine.sequence import Sequence
-from workers.engine.speculate.ngram import continuation
+from workers.engine.sequences.drafting import Drafting
+from workers.engine.sequences.ngram import continuation
+from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple, Protocol
 
-from workers.engine.drafting import Drafting
-from workers.engine.sequence import Sequence
-from workers.engine.token_tree import Proposal
+from workers.engine.sequences.drafting import Drafting
+from workers.engine.sequences.sequence import Sequence
+from workers.engine.values.token_tree import Proposal
 
 
 class Ask(NamedTuple):

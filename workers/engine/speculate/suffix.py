@@ -16,9 +16,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from workers.engine.drafting import Drafting
-from workers.engine.sequence import Sequence
-from workers.engine.speculate.ngram import NgramIndex, continuation, match_length
+from workers.engine.sequences.drafting import Drafting
+from workers.engine.sequences.ngram import NgramIndex, continuation, match_length
+from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 LONGEST_MATCH = 8

@@ -11,10 +11,10 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from workers.engine.speculate.ngram import match_length
+from workers.engine.sequences.ngram import match_length
 from workers.engine.speculate.proposer import Ask, Guess
 from workers.engine.speculate.suffix import END, LONGEST_MATCH, SuffixProposer
-from workers.engine.token_tree import ROOT, Grower, Proposal
+from workers.engine.values.token_tree import ROOT, Grower, Proposal
 
 LEAST_SHARE = 0.15
 """Of all votes: a branch with fewer is not worth its place in a step."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from workers.engine.plan import Drawn
-from workers.engine.token_tree import ROOT, Proposal
+from workers.engine.values.plan import Drawn
+from workers.engine.values.token_tree import ROOT, Proposal
 
 
 def own_path(

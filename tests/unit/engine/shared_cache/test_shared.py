@@ -10,12 +10,12 @@ import redis
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
-from workers.engine.shared_cache import shared
-from workers.engine.shared_cache.directory import DirectoryStore
-from workers.engine.shared_cache.opening import identity_of, open_tier
-from workers.engine.shared_cache.redis_store import RedisStore
-from workers.engine.shared_cache.shared import READ_GROUPS
-from workers.engine.shared_cache.store import Bounds, StoreAway
+from workers.engine.tiers.shared_cache import shared
+from workers.engine.tiers.shared_cache.directory import DirectoryStore
+from workers.engine.tiers.shared_cache.opening import identity_of, open_tier
+from workers.engine.tiers.shared_cache.redis_store import RedisStore
+from workers.engine.tiers.shared_cache.shared import READ_GROUPS
+from workers.engine.tiers.shared_cache.store import Bounds, StoreAway
 from workers.protocol.messages import CacheCommand, Region
 
 SECRET = b"secret of this deployment......."
@@ -335,7 +335,7 @@ def in_shared(drive, tenant, worker):
 
 @pytest.mark.parametrize("how", ["tenant", "region"])
 def test_a_purge_leaves_nothing_in_any_tier_and_others_theirs(worker, how):
-    from workers.engine.tier_figures import TIERS
+    from workers.engine.tiers.tier_figures import TIERS
 
     drive = worker()
     fill(drive, "anna", tenant="anna")

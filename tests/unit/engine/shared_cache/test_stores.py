@@ -8,9 +8,9 @@ import time
 import pytest
 import redis
 
-from workers.engine.shared_cache.directory import DirectoryStore
-from workers.engine.shared_cache.redis_store import RedisStore
-from workers.engine.shared_cache.store import Bounds, StoreAway
+from workers.engine.tiers.shared_cache.directory import DirectoryStore
+from workers.engine.tiers.shared_cache.redis_store import RedisStore
+from workers.engine.tiers.shared_cache.store import Bounds, StoreAway
 
 
 @pytest.fixture(params=["directory", "redis"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.engine.shared_cache.value import Refused, seal, unseal
+from workers.engine.tiers.shared_cache.value import Refused, seal, unseal
 
 SECRET, KIND = b"s" * 32, b"k" * 16
 TOKENS, KV = [1, 2, 300_000], bytes(range(200))

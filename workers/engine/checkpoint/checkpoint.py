@@ -1,0 +1,158 @@
+"""A model directory on disk: where it is, what is in it, and the name its KV goes by.
+
+Knows files. Does not know architectures or tensors' meaning. Only safetensors are read: they hold no code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError, safe_open
+
+from workers.engine.values.errors import ModelError
+
+_DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
+"""Places of a weight file that go into its identity: two trainings of one architecture differ in all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """From `start` to `end` of one dimension of a tensor."""
+
+    dim: int
+    start: int
+    end: int
+    whole: int
+    """Size of that dimension in all."""
+
+    def local(self, shape: Sequence[int]) -> list[int]:
+        """The shape of the part of a tensor of this whole shape."""
+        return [self.end - self.start if dim == self.dim else n for dim, n in enumerate(shape)]
+
+    def full(self, shape: Sequence[int]) -> list[int]:
+        """The whole shape of a tensor whose part has this one."""
+        return [self.whole if dim == self.dim else n for dim, n in enumerate(shape)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a weight file, not read yet."""
+
+    _file: Any
+    name: str
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self._file.get_slice(self.name).get_shape())
+
+    @property
+    def dtype(self) -> str:
+        """In safetensors' words: F32, I8, F8_E4M3 ..."""
+        return str(self._file.get_slice(self.name).get_dtype())
+
+    def read(self, part: Part | None = None) -> torch.Tensor:
+        """On the host; of a part, no other byte is read."""
+        if part is None:
+            return self._file.get_tensor(self.name)
+        before = (slice(None),) * part.dim
+        return self._file.get_slice(self.name)[(*before, slice(part.start, part.end))]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    directory: Path
+    files: tuple[Path, ...]
+    """The safetensors, sorted."""
+
+    def tensors(self) -> Iterator[Stored]:
+        """Every tensor once, file by file; each is to be read before the next one is asked for."""
+        for path in self.files:
+            try:
+                with safe_open(path, framework="pt", device="cpu") as shard:
+                    for name in shard.keys():  # noqa: SIM118 - not a mapping
+                        yield Stored(shard, name)
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"The weight file {path} cannot be read: {error}.") from error
+
+    def identity(self, extra: str) -> str:
+        """32 hex digits; equal only for equal configuration, weights, tokenizer and `extra`. Reads a sample of the
+        weights, not all of them."""
+        digest = hashlib.blake2b(extra.encode(), digest_size=16)
+        for name in ("config.json", *_TOKENIZER_FILES):
+            path = self.directory / name
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(f"\n{name} {len(content)}\n".encode() + content)
+        for path in self.files:
+            size = path.stat().st_size
+            digest.update(f"\n{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                header = int.from_bytes(file.read(8), "little")
+                digest.update(file.read(header))
+                for sample in range(_SAMPLES):
+                    file.seek(8 + header + sample * (size - 8 - header) // _SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+        return digest.hexdigest()
+
+
+def find(model: str, weights: bool = True) -> Checkpoint:
+    """A local directory, or else the snapshot of a hub id (downloaded if it is not there yet). Without `weights` a
+    configuration alone is enough."""
+    path = Path(model).expanduser()
+    directory = path if path.exists() else _download(model, _DOWNLOAD if weights else ["*.json"])
+    if not directory.is_dir():
+        raise ModelError(f"The model {model} is a file, not a directory.")
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"The model directory {directory} has no config.json.")
+    files = tuple(sorted(directory.glob("*.safetensors")))
+    if weights and not files:
+        raise ModelError(
+            f"The model directory {directory} has no .safetensors file; other formats can hold code and are not read."
+        )
+    return Checkpoint(directory, files)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file, {} if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"The file {path} is not valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"The file {path} does not hold a JSON object.")
+    return content
+
+
+def cause_of(error: Exception) -> str:
+    """What a library's exception says, on one line and not longer than one."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def _download(model: str, patterns: list[str]) -> Path:
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ModelError(f"The model directory {model} does not exist.")
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise ModelError(
+            f"The model {model} is neither a directory nor a hub model that can be fetched: {cause_of(error)}"
+        ) from error

@@ -1,0 +1,94 @@
+"""Checkpoints that hold experts one by one, for models that hold them stacked: transformers 5 reads and writes both.
+
+Knows the names of Mixtral's and Qwen's experts. Where a model's stacks are laid out in another way, nothing is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from workers.engine.checkpoint.checkpoint import Stored
+from workers.engine.layers.moe import stacks_experts
+from workers.engine.values.errors import ModelError
+
+_EXPERT = re.compile(r"^(?P<path>.*\.experts)\.(?P<expert>\d+)\.(?P<part>\w+)\.weight$")
+_PLACES = {
+    "gate_proj": ("gate_up_proj", 0),
+    "up_proj": ("gate_up_proj", 1),
+    "down_proj": ("down_proj", 0),
+    "w1": ("gate_up_proj", 0),
+    "w3": ("gate_up_proj", 1),
+    "w2": ("down_proj", 0),
+}
+"""Name of an expert's matrix → the stack it is in, and which of the matrices there."""
+_MATRICES = {"gate_up_proj": 2, "down_proj": 1}
+_BLOCKS = (".block_sparse_moe.", ".mlp.")
+
+
+def renamed(name: str) -> str:
+    """Mixtral's checkpoints keep the name its block had before transformers 5."""
+    return name.replace(*_BLOCKS)
+
+
+@dataclass(slots=True)
+class _Stack:
+    tensor: torch.Tensor
+    waiting: set[tuple[int, int]]
+    """Experts and matrices that have not come."""
+
+
+class Stacks:
+    """Collects a model's experts; a stack gets memory when its first expert comes."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._homes = {path: m for path, m in model.named_modules() if stacks_experts(m)}
+        self._prefix = f"{getattr(model, 'base_model_prefix', '')}."
+        self._device = device
+        self._stacks: dict[str, _Stack] = {}
+
+    def take(self, stored: Stored) -> bool:
+        """Whether it was one expert's matrix. Raises ModelError if it has no place, or another shape than its place."""
+        match = _EXPERT.match(renamed(stored.name))
+        if match is None or match["part"] not in _PLACES:
+            return False
+        path = match["path"]
+        home = self._homes.get(path) or self._homes.get(path := self._prefix + path)
+        if home is None:
+            return False
+        attribute, matrix = _PLACES[match["part"]]
+        stack = self._stack(path, attribute, home)
+        expert = int(match["expert"])
+        if (expert, matrix) not in stack.waiting:
+            raise ModelError(
+                f"The tensor {stored.name} is of an expert the model has no place for."
+            )
+        rows = stack.tensor[expert].chunk(_MATRICES[attribute])[matrix]
+        if stored.shape != list(rows.shape):
+            raise ModelError(
+                f"The tensor {stored.name} has shape {stored.shape}, but the model needs {list(rows.shape)}."
+            )
+        rows.copy_(stored.read())
+        stack.waiting.remove((expert, matrix))
+        return True
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """Every stack that was begun, by its name in the model. Raises ModelError if one lacks an expert."""
+        for name, stack in self._stacks.items():
+            if stack.waiting:
+                expert = min(stack.waiting)[0]
+                raise ModelError(f"The checkpoint lacks expert {expert} of {name}.")
+        return {name: stack.tensor for name, stack in self._stacks.items()}
+
+    def _stack(self, path: str, attribute: str, home: nn.Module) -> _Stack:
+        name = f"{path}.{attribute}"
+        if name not in self._stacks:
+            like = getattr(home, attribute)
+            tensor = torch.empty(like.shape, dtype=like.dtype, device=self._device)
+            matrices = range(_MATRICES[attribute])
+            waiting = {(expert, matrix) for expert in range(len(like)) for matrix in matrices}
+            self._stacks[name] = _Stack(tensor, waiting)
+        return self._stacks[name]

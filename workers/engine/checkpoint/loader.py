@@ -1,0 +1,241 @@
+"""From a checkpoint to a model with its weights in place.
+
+Knows transformers' classes and tensor names. Does not know attention or KV. Every name of the checkpoint is
+consumed and every parameter is filled, or the load fails. No code of a checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from kernels.dispatch import TWINS, Ops
+from workers.engine.checkpoint import experts, stored
+from workers.engine.checkpoint.checkpoint import Checkpoint, Part, cause_of, read_json
+from workers.engine.checkpoint.experts import Stacks
+from workers.engine.checkpoint.stored import Scheme
+from workers.engine.checkpoint.stored_gptq import Tensors
+from workers.engine.layers.quant import QuantLinear
+from workers.engine.values.errors import ModelError
+
+Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
+
+_NONSENSE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ZeroDivisionError,
+    RuntimeError,
+    StrictDataclassError,
+)
+"""What transformers raises for a configuration that is JSON and yet makes no sense to it."""
+_NO_PARTS: Mapping[str, Part] = MappingProxyType({})
+_DERIVED = (r"rotary_emb\.inv_freq$",)
+"""Names that old checkpoints carry although they follow from the configuration."""
+
+
+def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    content = read_json(checkpoint.directory / "config.json")
+    try:
+        return AutoConfig.from_pretrained(
+            checkpoint.directory, trust_remote_code=False, local_files_only=True
+        )
+    except _NONSENSE as error:
+        kind = content.get("model_type", "none given")
+        path = checkpoint.directory / "config.json"
+        raise ModelError(
+            f"The configuration {path} (model type: {kind}) cannot be used: {cause_of(error)}"
+        ) from error
+
+
+def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
+    """The ids that end a text; the generation settings win over the configuration."""
+    given = read_json(directory / "generation_config.json").get("eos_token_id")
+    ids = config.eos_token_id if given is None else given
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
+
+
+def refuse_large_tokenizer(directory: Path, config: PreTrainedConfig) -> None:
+    """A tokenizer that names ids behind the embedding would crash on the first such token."""
+    tokenizer = read_json(directory / "tokenizer.json")
+    vocab = tokenizer.get("model", {}).get("vocab", {})
+    ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
+    ids += [token["id"] for token in tokenizer.get("added_tokens", [])]
+    if ids and max(ids) >= config.vocab_size:
+        raise ModelError(
+            f"The tokenizer has the token id {max(ids)}, but the model has only {config.vocab_size} tokens."
+        )
+
+
+def build(
+    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
+) -> PreTrainedModel:
+    """The model without memory for its parameters (meta), but with its buffers computed on the device."""
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            )
+    except _NONSENSE as error:
+        raise ModelError(
+            f"No model of the type '{config.model_type}' can be built from its configuration: {cause_of(error)}"
+        ) from error
+    _compute_buffers(model, device)
+    return model.eval().requires_grad_(False)
+
+
+def fill(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    parts: Mapping[str, Part] = _NO_PARTS,
+    scheme: Scheme | None = None,
+) -> None:
+    """Moves the checkpoint's tensors into the model, one at a time, in the model's dtype. Of those in `parts` (by the
+    model's names) only the part is read. `scheme`: how layers are stored that are not stored exactly."""
+    known = places(model)
+    filled: dict[int, torch.Tensor] = {}
+    stacks = Stacks(model, device)
+    packed: dict[str | None, Tensors] = {}
+    for found in checkpoint.tensors():
+        name = found.name
+        if stacks.take(found):
+            continue
+        path, _, suffix = name.rpartition(".")
+        if scheme is not None and scheme.takes(suffix, found):
+            weight = _resolve(f"{path}.weight", known, model)
+            packed.setdefault(weight, {})[suffix] = found.read().to(device)
+            continue
+        target = _resolve(name, known, model)
+        if target is None:
+            continue
+        old, homes = known[target]
+        part = parts.get(target)
+        needed = part.full(old.shape) if part else list(old.shape)
+        if found.shape != needed:
+            raise ModelError(
+                f"The tensor {name} has shape {found.shape}, but the model needs {needed}."
+            )
+        tensor = found.read(part).to(device=device, dtype=old.dtype)
+        if id(old) in filled:
+            _refuse_unequal(name, filled[id(old)], tensor)
+            continue
+        filled[id(old)] = tensor
+        for module, attribute in homes:
+            assign(module, attribute, tensor)
+    for target, tensor in stacks.whole().items():
+        old, homes = known[target]
+        if id(old) in filled:
+            raise ModelError(f"The checkpoint has {target} whole and by expert.")
+        filled[id(old)] = tensor
+        for module, attribute in homes:
+            assign(module, attribute, tensor)
+    for target, tensors in packed.items():
+        old, _ = known[target]
+        if id(old) in filled:
+            raise ModelError(f"The checkpoint has {target} exact and quantized.")
+        filled[id(old)] = old
+        _put_packed(model, target, tensors, scheme)
+    missing = sorted(name for name, (old, _) in known.items() if id(old) not in filled)
+    if missing:
+        raise ModelError(
+            f"The checkpoint {checkpoint.directory} lacks {len(missing)} tensors, the first is {missing[0]}."
+        )
+
+
+def _put_packed(model: PreTrainedModel, target: str, tensors: Tensors, scheme: Scheme) -> None:
+    """Its bias, which no scheme rounds, is in place by now. The ops are the plain ones until `quant.bind`."""
+    path = target.rpartition(".")[0]
+    linear = model.get_submodule(path)
+    if type(linear) is not nn.Linear:
+        raise ModelError(f"The checkpoint quantizes {path}, which is not a plain linear layer.")
+    device = next(iter(tensors.values())).device
+    numbers = stored.numbers_of(scheme, tensors, linear.in_features, linear.out_features, path)
+    ops = Ops(device, dict(TWINS))
+    model.set_submodule(path, QuantLinear(numbers, linear.bias, ops, linear.weight.dtype))
+
+
+def randomise(model: PreTrainedModel, device: torch.device) -> None:
+    """Weights drawn at random in the place of a checkpoint's, for measuring: the same work, no meaning."""
+    generator = torch.Generator(device).manual_seed(0)
+    done: dict[int, torch.Tensor] = {}
+    for old, homes in places(model).values():
+        if id(old) not in done:
+            tensor = torch.ones(old.shape, dtype=old.dtype, device=device)
+            if old.dim() > 1:
+                tensor.normal_(0.0, 0.02, generator=generator)
+            done[id(old)] = tensor
+        for module, attribute in homes:
+            assign(module, attribute, done[id(old)])
+
+
+def places(model: nn.Module) -> dict[str, Place]:
+    """Every name that a checkpoint may hold → the tensor to replace and everywhere it lives: tied weights are one tensor with several names."""
+    homes: dict[int, list[tuple[nn.Module, str]]] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        own = dict(module.named_parameters(recurse=False))
+        own |= {
+            name: buffer
+            for name, buffer in module.named_buffers(recurse=False)
+            if name not in module._non_persistent_buffers_set
+        }
+        for name, tensor in own.items():
+            tensors[f"{path}.{name}" if path else name] = tensor
+            homes.setdefault(id(tensor), []).append((module, name))
+    return {name: (tensor, homes[id(tensor)]) for name, tensor in tensors.items()}
+
+
+def _resolve(name: str, known: dict[str, Place], model: PreTrainedModel) -> str | None:
+    """The model's name for a checkpoint's name; None for what is known to be derived."""
+    prefixed = f"{model.base_model_prefix}.{name}"  # saved from the model without its head
+    for candidate in (name, prefixed, experts.renamed(name)):
+        if candidate in known:
+            return candidate
+    ignored = (*_DERIVED, *(model._keys_to_ignore_on_load_unexpected or ()))
+    if any(re.search(pattern, name) for pattern in ignored):
+        return None
+    raise ModelError(f"The checkpoint has a tensor {name} that the model has no place for.")
+
+
+def _refuse_unequal(name: str, first: torch.Tensor, second: torch.Tensor) -> None:
+    if not torch.equal(first, second):
+        raise ModelError(f"The tensor {name} is tied to another one, but their values differ.")
+
+
+def assign(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    if name in module._parameters:
+        module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        module._buffers[name] = tensor
+
+
+def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Buffers that no checkpoint holds (rotary frequencies, embedding scales). transformers computes them in
+    `_init_weights`, which has no effect on parameters on meta. Done twice over different values: a buffer that keeps
+    what was there before is one that it does not know."""
+    for path, module in model.named_modules():
+        names = [n for n in module._non_persistent_buffers_set if module._buffers[n] is not None]
+        results = []
+        for before in (0, 1):
+            for name in names:
+                module._buffers[name] = torch.full_like(
+                    module._buffers[name], before, device=device
+                )
+            if names:
+                model._init_weights(module)
+            results.append([module._buffers[name] for name in names])
+        for name, first, second in zip(names, *results, strict=True):
+            if not torch.equal(first, second):
+                raise ModelError(f"The buffer {path}.{name} of the model cannot be computed.")

@@ -1,0 +1,84 @@
+"""What can be run right, judged by the configuration alone. Everything else is refused here, with the reason.
+
+Knows transformers' configurations. Does not read weights; what only a forward pass can show is `probe`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PreTrainedConfig,
+)
+
+from workers.engine.checkpoint import stored
+from workers.engine.values.errors import ModelError
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+OTHER_HEADS = (
+    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+    "ForMultipleChoice", "ForNextSentencePrediction",
+)  # fmt: skip
+"""Ends of architectures whose checkpoints have no layer that gives the next token."""
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+def refuse_unsupported(config: PreTrainedConfig) -> None:
+    """Raises ModelError with the first reason why this architecture would not give its own tokens."""
+    for reason in _reasons(config):
+        raise ModelError(f"The model type '{config.model_type}' cannot be served: {reason}.")
+
+
+def _reasons(config: PreTrainedConfig) -> Iterator[str]:
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        yield "it is an encoder-decoder, and only decoders with their own context are served"
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        yield "transformers has no causal language model for it"
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
+        yield "it is an encoder, whose attention looks ahead"
+    heads = [name for name in config.architectures or () if name.endswith(OTHER_HEADS)]
+    if heads:
+        yield f"its head is that of {heads[0]}, which does not continue texts"
+    if config.get_text_config() is not config:
+        yield "it takes more than text"
+    yield from stored.reasons(config)
+    if getattr(config, "alibi", False):
+        yield "it adds a bias to attention (ALiBi)"
+    others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    if others:
+        yield f"it has layers of type {', '.join(sorted(others))}"
+    if not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_attention_backend:
+        yield "its attention does not go through transformers' attention interface"
+    if getattr(config, "num_kv_shared_layers", 0):
+        yield "its layers share keys and values"
+    if getattr(config, "is_causal", True) is False or getattr(
+        config, "use_bidirectional_attention", False
+    ):
+        yield "its attention looks ahead"
+    for rope in rope_settings(config):
+        if "mrope_section" in rope:
+            yield "its positions have several axes"
+
+
+def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
+    """The rotary settings, one per layer type where they differ."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    return nested or [rope]
+
+
+def context_limit(config: PreTrainedConfig) -> int:
+    """The longest context whose rotary frequencies do not depend on the running length: keys that are already
+    cached could not follow a change."""
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if limit is None:
+        raise ModelError(
+            f"The model type '{config.model_type}' does not say how long its context is."
+        )
+    for rope in rope_settings(config):
+        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            limit = min(limit, rope.get("original_max_position_embeddings", limit))
+    return int(limit)

@@ -1,0 +1,123 @@
+"""`python -m workers.engine.commands.calibrate_command`, as users know it `headgate calibrate`: the largest activations of a model.
+
+Reads a text, runs transformers' own model over it, writes what `model/smoothing.py` reads. Exit status 1 with one sentence
+where that cannot be done.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from workers.engine.values.errors import ModelError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@click.command(
+    "calibrate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.argument("model", envvar="HEADGATE_MODEL")
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="UTF-8, like what the model will read. Without it: text that the model writes itself.",
+)
+@click.option("--tokens", default=4096, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--alpha", default=0.5, show_default=True, type=click.FloatRange(0, 1),
+    help="How much of the difficulty moves from activations into weights.",
+)  # fmt: skip
+def main(model: str, out: Path, text: Path | None, tokens: int, alpha: float) -> None:
+    """Measures the largest activations of MODEL, for HEADGATE_ENGINE_SMOOTHING."""
+    try:
+        num_norms, num_read = _measure(model, text, tokens, alpha, out)
+    except (ModelError, OSError) as error:
+        click.echo(f"headgate: {error}", err=True)
+        sys.exit(1)
+    click.echo(f"{out}: {num_norms} norms over {num_read} tokens.")
+
+
+def _measure(
+    model: str, text: Path | None, tokens: int, alpha: float, out: Path
+) -> tuple[int, int]:
+    """How many norms were measured, over how many tokens."""
+    import torch
+    from safetensors.torch import save_file
+
+    from workers.engine.checkpoint import checkpoint, loader, support
+    from workers.engine.model import smoothing
+
+    found = checkpoint.find(model)
+    if not out.absolute().parent.is_dir():  # said before the work, not after it
+        raise ModelError(f"The directory {out.absolute().parent} does not exist.")
+    config = loader.read_config(found)
+    support.refuse_unsupported(config)
+    with torch.inference_mode():
+        loaded = loader.build(config, torch.float32, torch.device("cpu"), "sdpa")
+        loader.fill(loaded, found, torch.device("cpu"))
+        largest: dict[str, torch.Tensor] = {}
+        for path, norm, _ in smoothing.sites(loaded):
+            norm.register_forward_hook(_keep(largest, path))
+        if text is None:
+            start = torch.tensor([[config.bos_token_id or 0]])
+            how: dict[str, Any] = {"do_sample": True, "max_new_tokens": min(tokens, 512)}
+            torch.manual_seed(0)
+            written = loaded.generate(start, attention_mask=torch.ones_like(start), **how)
+            num_read = written.shape[1] - 1
+        else:
+            num_read = 0
+            for row in _rows(found.directory, text, tokens):
+                loaded(input_ids=torch.tensor([row]), use_cache=False)
+                num_read += len(row)
+    if not largest:
+        raise ModelError(
+            f"The model type '{config.model_type}' has no layers that can be smoothed."
+        )
+    save_file(largest, out, metadata={"alpha": str(alpha)})
+    return len(largest), num_read
+
+
+def _keep(
+    largest: dict[str, torch.Tensor], path: str
+) -> Callable[[nn.Module, object, torch.Tensor], None]:
+    def hook(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
+        found = output.abs().flatten(0, -2).amax(0)
+        largest[path] = found.maximum(largest[path]) if path in largest else found
+
+    return hook
+
+
+def _rows(directory: Path, text: Path, tokens: int) -> Iterator[list[int]]:
+    from tokenizers import Tokenizer
+
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelError(f"The model directory {directory} has no tokenizer.json.")
+    try:
+        content = text.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"The text {text} is not UTF-8: {error}.") from None
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    ids = tokenizer.encode(content).ids[:tokens]
+    if not ids:
+        raise ModelError(f"The text {text} is empty.")
+    for start in range(0, len(ids), 512):
+        yield ids[start : start + 512]
+
+
+if __name__ == "__main__":
+    try:
+        main(prog_name="headgate calibrate")
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "safetensors", "tokenizers"):
+            raise
+        needed = f"calibrating a model needs {error.name}: pip install 'headgate[worker]'."
+        print(f"headgate: {needed}", file=sys.stderr)
+        sys.exit(1)

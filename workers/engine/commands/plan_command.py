@@ -1,0 +1,205 @@
+"""`python -m workers.engine.commands.plan_command`, as users know it `headgate plan`: what a model needs, what fits on a device,
+how fast it can be at most, and the settings to serve it with.
+
+Reads options and prints. The figures are `sizing.plan`'s; the model is counted by `model/census.py`. Exit status 1 with
+one sentence where a worker could not serve the model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from workers.engine.sizing.devices import TABLE, Device, named
+from workers.engine.sizing.plan_report import Report
+from workers.engine.sizing.sizing import Asked, plan
+from workers.engine.values.errors import ModelError
+
+if TYPE_CHECKING:
+    from workers.engine.model.census import Census
+
+_TERA, _GIGA = 10**12, 10**9
+OWN = "HEADGATE_ENGINE_"
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    memory_gib: float | None
+    bandwidth_gb: float | None
+    tflops: float | None
+
+    def of(self, device: Device) -> Device:
+        given: dict[str, Any] = {}
+        if self.memory_gib is not None:
+            given["memory"] = int(self.memory_gib * 2**30)
+        if self.bandwidth_gb is not None:
+            given["bytes_per_s"] = self.bandwidth_gb * _GIGA
+        if self.tflops is not None:
+            flops = self.tflops * _TERA
+            given |= {"flops_per_s": flops, "float32_flops_per_s": flops}
+            given["fp8_flops_per_s"] = flops if device.fp8_flops_per_s else 0.0
+        return replace(device, **given, source=f"{device.source}; options") if given else device
+
+
+@click.command(
+    "plan", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.argument("model", envvar="HEADGATE_MODEL")
+@click.option(
+    "--gpu",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", *TABLE, "cpu"]),
+    help="auto: the first GPU of this machine, else its CPU.",
+)
+@click.option(
+    "--memory-gib", type=click.FloatRange(min=0, min_open=True), help="Instead of the device's own."
+)
+@click.option(
+    "--bandwidth-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    help="GB/s, instead of the device's own.",
+)
+@click.option(
+    "--tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    help="TFLOP/s of dense products, likewise.",
+)
+@click.option(
+    "--dtype",
+    envvar=f"{OWN}DTYPE",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
+    help="auto: the checkpoint's; float32 on a CPU that would be slower in it.",
+)
+@click.option(
+    "--kv-dtype",
+    envvar=f"{OWN}KV_DTYPE",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "int8", "fp8"]),
+)
+@click.option(
+    "--quant",
+    envvar=f"{OWN}QUANT",
+    default="none",
+    show_default=True,
+    type=click.Choice(["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]),
+    help="Of the linear layers.",
+)
+@click.option(
+    "--tensor-parallel",
+    envvar=f"{OWN}TENSOR_PARALLEL",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Devices that one copy is split over.",
+)
+@click.option(
+    "--block-size",
+    envvar=f"{OWN}BLOCK_SIZE",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 256),
+)
+@click.option(
+    "--context",
+    "contexts",
+    multiple=True,
+    type=click.IntRange(min=1),
+    help="Tokens of prompt and output; may be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def main(
+    model: str,
+    gpu: str,
+    memory_gib: float | None,
+    bandwidth_gb: float | None,
+    tflops: float | None,
+    dtype: str,
+    kv_dtype: str,
+    quant: str,
+    tensor_parallel: int,
+    block_size: int,
+    contexts: tuple[int, ...],
+    as_json: bool,
+) -> None:
+    """What MODEL (a directory, of which config.json is enough, or a hub id) needs and can reach on a device."""
+    overrides = Overrides(memory_gib, bandwidth_gb, tflops)
+    try:
+        device = overrides.of(_device(gpu, tensor_parallel))
+        census, reason = _census(model, device, dtype, kv_dtype, quant, tensor_parallel)
+        asked = Asked(device, tensor_parallel, block_size, contexts)
+        found = plan(census.rank, census.context_limit, census.dtype, asked)
+    except ModelError as error:
+        _fail(str(error))
+    settings = {"MODEL": model, "DTYPE": census.dtype, "KV_DTYPE": kv_dtype, "QUANT": quant}
+    report = Report(census.whole, census.rank, census.context_limit, asked, found, settings, reason)
+    if as_json:
+        click.echo(json.dumps(report.as_dict()))
+    else:
+        report.show()
+
+
+def _device(name: str, num_ranks: int) -> Device:
+    """Raises ModelError."""
+    if name in TABLE:
+        return TABLE[name]
+    import torch
+
+    from workers.engine.commands import cpu_speed
+
+    if name == "auto" and torch.cuda.is_available():
+        told = torch.cuda.get_device_name(0)
+        known = named(told)
+        if known is None:
+            raise ModelError(
+                f"The GPU {told} is not in the table: name the nearest one with --gpu, and its figures with "
+                "--memory-gib, --bandwidth-gb and --tflops."
+            )
+        return replace(known, memory=torch.cuda.get_device_properties(0).total_memory)
+    return cpu_speed.measure(num_ranks)
+
+
+def _census(
+    model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, num_ranks: int
+) -> tuple[Census, str]:
+    """With why it is in its dtype. Raises ModelError."""
+    import torch
+
+    from workers.engine.checkpoint import dtypes, stored
+    from workers.engine.model import census
+
+    config = census.read_config(model)
+    kind = torch.device("cpu" if device.is_cpu else "cuda")
+    rounded = quant != "none" or stored.scheme_of(config) is not None
+    chosen = dtypes.of_model(dtype, kind, config, rounded)
+    if kv_dtype == "fp8" and not device.is_cpu and not device.fp8_flops_per_s:
+        raise ModelError(f"The device {device.name} has no 8-bit floats: use int8.")
+    kv_itemsize = None if kv_dtype == "auto" else 1
+    taken = census.take(config, chosen.dtype, kv_itemsize, quant, num_ranks, device.is_cpu)
+    return taken, chosen.reason
+
+
+def _fail(message: str) -> None:
+    click.echo(f"headgate: {message}", err=True)
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main(prog_name="headgate plan")
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "transformers", "safetensors"):
+            raise
+        print(
+            f"headgate: counting a model needs {error.name}: pip install 'headgate[worker]'.",
+            file=sys.stderr,
+        )
+        sys.exit(1)

@@ -1,0 +1,147 @@
+"""Steps with everything in their rows: packed, run, drawn, and answered at once. The way of a CPU worker.
+
+Knows plan.py's rows and a loaded model. Keeps nothing between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from transformers import PreTrainedModel
+
+from kernels.dispatch import Ops
+from workers.engine.kv.kv_store import KVStore
+from workers.engine.lora.adapters import Adapters
+from workers.engine.model import hf
+from workers.engine.model.packing import PackedStep, pack
+from workers.engine.sampling.sampler import Sampler, token_logprobs
+from workers.engine.values.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
+from workers.protocol.messages import TokenLogprob
+
+_LOGPROB_ROWS = 64
+"""Prompt tokens whose logits exist at one time: a long prompt times the vocabulary would be gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model with its KV, ready to run passes."""
+
+    model: PreTrainedModel
+    hidden_states: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """`[num_tokens]` ids and positions → `[num_tokens, hidden]`, in the context of `step`."""
+    head: hf.Head
+    store: KVStore
+    ops: Ops
+    sampler: Sampler
+    step: hf.StepSlot
+    """Where the context of a pass is put before it runs."""
+    device: torch.device
+    num_heads: int
+    """Query heads of a layer."""
+    min_tokens: int
+    """A pass is filled up to so many."""
+    leads: bool = True
+    """Only rank 0 of a parallel model draws."""
+    adapters: Adapters | None = None
+
+    def prompt_logprobs(
+        self, row: Row, start: int, hidden: torch.Tensor
+    ) -> tuple[TokenLogprob, ...]:
+        """Of a row whose tokens begin at `start` of a pass; the host waits for it."""
+        if row.prompt_logprobs < 0:
+            return ()
+        targets = [*row.tokens[1:], *([row.next_token] if row.next_token >= 0 else [])]
+        found: list[TokenLogprob] = []
+        for first in range(0, len(targets), _LOGPROB_ROWS):
+            part = targets[first : first + _LOGPROB_ROWS]
+            logits = self.head(hidden[start + first : start + first + len(part)])
+            if self.leads:
+                found += token_logprobs(logits, part, row.prompt_logprobs)
+        return tuple(found)
+
+
+def drawn_from(row: Row, start: int, hidden: torch.Tensor) -> torch.Tensor | None:
+    """What a row that asks for it is told of the pass; its tokens begin at `start`."""
+    if not (row.wants_hidden and row.draws):
+        return None
+    end = start + len(row.tokens)
+    return hidden[end - 1 - row.num_proposed : end].clone()
+
+
+class Steps(Protocol):
+    """One way to run steps."""
+
+    lag: int
+
+    def launch(self, rows: Sequence[Row]) -> Ticket: ...
+
+    def try_decode(self) -> None:
+        """Runs the largest decode step there is on made-up rows, if it takes memory of its own."""
+        ...
+
+    def forget(self) -> None:
+        """As if nothing was ever launched."""
+        ...
+
+
+class PlainSteps:
+    lag = 0
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+
+    def launch(self, rows: Sequence[Row]) -> Ticket:
+        loaded = self._loaded
+        block_size = loaded.store.shape.block_size
+        packed = pack(rows, block_size, loaded.device, loaded.min_tokens)
+        loaded.step.context = packed.context
+        if loaded.adapters is not None:
+            loaded.adapters.begin(rows, packed)
+        hidden = loaded.hidden_states(packed.token_ids, packed.positions)
+        drawn = self._draw(rows, packed, hidden)
+        results = []
+        for index, row in enumerate(rows):
+            prompt = loaded.prompt_logprobs(row, packed.starts[index], hidden)
+            states = drawn_from(row, packed.starts[index], hidden)
+            mass = () if packed.context.mass is None else packed.context.mass.of(index)
+            results.append(RowResult(tuple(drawn[index]), prompt, states, mass))
+        return Collected(results)
+
+    def try_decode(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def _draw(
+        self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor
+    ) -> list[list[Drawn]]:
+        """Only tokens that are drawn behind reach the head: the last one of a row, whose draws share the logits, or
+        the last known one and every guess."""
+        drawn: list[list[Drawn]] = [[] for _ in rows]
+        last: list[int] = []
+        drawing: list[int] = []
+        owners: list[int] = []
+        draws: list[Draw] = []
+        for index, row in enumerate(rows):
+            if not row.draws:
+                continue
+            first, end = len(last), packed.starts[index] + len(row.tokens)
+            last += range(end - 1 - row.num_proposed, end)
+            owners += range(first, len(last)) if row.num_proposed else [first] * len(row.draws)
+            drawing += [index] * len(row.draws)
+            draws += row.draws
+        if not drawing:
+            return drawn
+        device = self._loaded.device
+        logits = self._loaded.head(hidden[torch.tensor(last, device=device)])
+        if not self._loaded.leads:
+            return drawn
+        if len(owners) != len(last):
+            logits = logits[torch.tensor(owners, device=device)]
+        for index, token in zip(drawing, self._loaded.sampler.draw(logits, draws), strict=True):
+            drawn[index].append(token)
+        return drawn

@@ -1,0 +1,68 @@
+"""`python -m workers.engine.follower`: the process of one rank other than 0. Started by `Ranks`, never by hand.
+
+It reads the same environment as the worker. It ends when rank 0 says so, when rank 0 is dead (whatever it is doing
+then: a collective cannot be woken), or when it fails; then it says why. Signals to the whole process group are rank
+0's to answer: it drains.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from workers.engine import logs, settings
+from workers.engine.parallel.wire import Channel, Ended, frame
+from workers.engine.values.errors import StartError
+
+logger = logging.getLogger("workers.engine.follower")
+
+EXIT_CONFIG, EXIT_BROKEN = 78, 2
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """From now on a kill of the parent, even by SIGKILL, is ours too."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_BROKEN)
+
+
+def main(arguments: list[str]) -> int:
+    rank, size, end, meeting, parent = arguments
+    die_with(int(parent))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(end)))
+    try:
+        told = settings.load()
+        logs.configure(told.log_level, f"{told.worker}/rank-{rank}")
+        serve(told, int(rank), int(size), Path(meeting), channel)
+    except StartError as error:
+        channel.send(frame(Ended(str(error), EXIT_CONFIG)))
+        return EXIT_CONFIG
+    except Exception as error:  # the process's outermost frame: rank 0 must learn why
+        logger.exception("rank %s failed", rank, extra={"event": "rank_failed"})
+        sentence = f"Rank {rank} of {size} failed: {' '.join(str(error).split())[:300]}."
+        channel.send(frame(Ended(sentence, EXIT_BROKEN)))
+        return EXIT_BROKEN
+    return 0
+
+
+def serve(
+    told: settings.WorkerSettings, rank: int, size: int, meeting: Path, channel: Channel
+) -> None:
+    """Imports torch, which takes seconds."""
+    from workers.engine.loading import load
+    from workers.engine.parallel.runner import follow
+
+    follow(load(told, rank, size, meeting), channel)
+
+
+if __name__ == "__main__":
+    # At once: what the threads of a broken process group still wait for is nobody's affair.
+    os._exit(main(sys.argv[1:]))

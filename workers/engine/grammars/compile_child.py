@@ -1,0 +1,133 @@
+"""`python -m workers.engine.grammars.compile_child`: tries grammars out, so that a hostile one kills this process alone.
+
+Reads frames from standard input and answers on standard output (`frame`): first the vocabulary, then grammar after
+grammar. A try is a compilation and a walk of some tokens through the automaton. More time or memory than allowed ends
+the process, by the kernel's hand: the answer is then the end of the stream.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+import msgspec
+
+from workers.engine.grammars import backends
+from workers.engine.grammars.grammar import Automaton, Backend, GrammarError, begin
+
+LIMIT_S = 2.0
+"""Processor time of one compilation."""
+LIMIT_BYTES = 512 << 20
+"""Memory beyond what the process has when it is ready."""
+MAX_COMPILED_BYTES = 64 << 20
+NUM_STEPS = 48
+"""Tokens of the walk."""
+_LENGTH = struct.Struct(">I")
+
+
+class Start(msgspec.Struct, frozen=True):
+    vocabulary: list[bytes]
+    limit_s: float
+    limit_bytes: int
+    backend: backends.Name
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`fault` empty: the grammar may be used."""
+
+    fault: str
+
+
+def write_frame(stream: BinaryIO, message: Start | Verdict | str) -> None:
+    data = msgspec.msgpack.encode(message)
+    stream.write(_LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """None: the other end is gone."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    data = stream.read(size)
+    return data if len(data) == size else None
+
+
+def main() -> int:
+    given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints must not speak for us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker ends us when it ends
+    os.nice(5)
+    data = read_frame(given)
+    if data is None:
+        return 0
+    start = msgspec.msgpack.decode(data, type=Start)
+    backend = backends.load(start.vocabulary, start.backend)
+    _limit_memory(start.limit_bytes)
+    write_frame(answers, Verdict(""))
+    while (data := read_frame(given)) is not None:
+        text = msgspec.msgpack.decode(data, type=str)
+        fault = _timed(start.limit_s, lambda text=text: try_out(backend, text))  # type: ignore[misc]
+        write_frame(answers, Verdict(fault))
+    return 0
+
+
+def try_out(backend: Backend, text: str) -> str:
+    """What is wrong with the grammar; empty if nothing is."""
+    try:
+        compiled = backend.compile(text)
+        if compiled.num_bytes > MAX_COMPILED_BYTES:
+            return "the grammar is too large"
+        _walk(begin(compiled, ()))
+    except GrammarError as error:
+        return str(error) or "the grammar cannot be compiled"
+    except MemoryError:
+        return "the grammar takes too much memory"
+    return ""
+
+
+def _walk(automaton: Automaton) -> None:
+    """Some way through the language: an automaton that is slow to follow shows it here."""
+    rng = random.Random(0)
+    for _ in range(NUM_STEPS):
+        if automaton.ended:
+            return
+        if automaton.fault:
+            raise GrammarError(automaton.fault)
+        automaton.advance(_some_bit(automaton.mask, rng))
+
+
+def _some_bit(mask: bytes, rng: random.Random) -> int:
+    """Of the bits that are set, one at random: the first at or behind a random place."""
+    bits = int.from_bytes(mask, "little")
+    behind = bits >> (place := rng.randrange(len(mask) * 8))
+    chosen, base = (behind, place) if behind else (bits, 0)
+    return base + (chosen & -chosen).bit_length() - 1
+
+
+def _timed(limit_s: float, run: Callable[[], str]) -> str:
+    """The signal of the timer is not handled: it ends the process, whatever it is doing."""
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        return run()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Of data, not of addresses: libraries map much more than they use."""
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + num_bytes, used + num_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""Grammars of requests, compiled beside the engine thread: asked for, answered later, kept for each tenant by itself.
+
+One thread takes what is asked for, in the order of `grammar_queue`. A grammar it has not seen goes to a child process
+first (`compile_child`), under limits of time and memory; only one that the child came through is compiled in this process.
+The child is started by `warm`, or when the first grammar comes. Once one was killed, a spare is kept ready: the next grammar, which may
+be a stranger's, does not wait for a start.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+
+from workers.engine.grammars import backends, compile_child
+from workers.engine.grammars.compile_child import Start, Verdict, read_frame, write_frame
+from workers.engine.grammars.grammar import Backend, Compiled, GrammarError, Key, Outcome
+from workers.engine.grammars.grammar_queue import GrammarQueue, Job
+
+logger = logging.getLogger(__name__)
+
+MAX_TEXT_BYTES = 1 << 20
+"""A schema of 64 KiB becomes a longer grammar; no honest one becomes this long."""
+TENANT_ENTRIES, TENANT_BYTES = 64, 64 << 20
+ALL_ENTRIES, ALL_BYTES = 1024, 256 << 20
+START_S, ANSWER_S = 120.0, 20.0
+"""Wall time for the child to be ready, and to answer: above its own limit, for a machine that is busy."""
+_TOO_MUCH = "the grammar takes too much time or memory to compile"
+
+
+class Shelf:
+    """What was compiled, or refused, by key. The least recently used goes first: of the tenant, then of all."""
+
+    def __init__(
+        self,
+        tenant_limits: tuple[int, int] = (TENANT_ENTRIES, TENANT_BYTES),
+        limits: tuple[int, int] = (ALL_ENTRIES, ALL_BYTES),
+    ) -> None:
+        self._tenant_limits = tenant_limits
+        self._limits = limits
+        self._entries: OrderedDict[Key, Outcome] = OrderedDict()
+        self._sizes: dict[str, tuple[int, int]] = {}
+        """Entries and bytes of each tenant."""
+
+    def get(self, key: Key) -> Outcome | None:
+        if key in self._entries:
+            self._entries.move_to_end(key)
+        return self._entries.get(key)
+
+    def put(self, key: Key, outcome: Outcome) -> None:
+        self._drop(key)
+        self._entries[key] = outcome
+        self._count(key, outcome, 1)
+        while self._over(self._sizes[key[0]], self._tenant_limits):
+            self._drop(next(other for other in self._entries if other[0] == key[0]))
+        while self._over(self.size, self._limits):
+            self._drop(next(iter(self._entries)))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Entries and bytes."""
+        return len(self._entries), sum(size for _, size in self._sizes.values())
+
+    def _over(self, size: tuple[int, int], limits: tuple[int, int]) -> bool:
+        """The newest entry stays, whatever its size: the request that it was made for is waiting."""
+        return size[0] > 1 and (size[0] > limits[0] or size[1] > limits[1])
+
+    def _drop(self, key: Key) -> None:
+        outcome = self._entries.pop(key, None)
+        if outcome is not None:
+            self._count(key, outcome, -1)
+
+    def _count(self, key: Key, outcome: Outcome, sign: int) -> None:
+        number, size = self._sizes.get(key[0], (0, 0))
+        own = 0 if isinstance(outcome, GrammarError) else outcome.num_bytes
+        self._sizes[key[0]] = (number + sign, size + sign * own)
+        if number + sign == 0:
+            del self._sizes[key[0]]
+
+
+class Grammars:
+    """`ask`, `drop` and `take` are the engine thread's; nothing here makes it wait. `close` ends the child."""
+
+    def __init__(
+        self,
+        vocabulary: Callable[[], list[bytes]],
+        name: backends.Name = "xgrammar",
+        *,
+        limit_s: float = compile_child.LIMIT_S,
+        limit_bytes: int = compile_child.LIMIT_BYTES,
+    ) -> None:
+        self._vocabulary, self._name = vocabulary, name
+        self._limits = (limit_s, limit_bytes)
+        self._shelf = Shelf()
+        self._asked: set[Key] = set()
+        self._queue = GrammarQueue()
+        self._done: deque[tuple[Key, Outcome]] = deque()
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._child: subprocess.Popen[bytes] | None = None
+        self._spare: Future[subprocess.Popen[bytes]] | None = None
+        self._children: set[subprocess.Popen[bytes]] = set()
+        """Started and not ended, by whichever thread."""
+        self._starter = ThreadPoolExecutor(1, "grammar-child")
+        self._start: Start | None = None
+        self._backend: Backend | None = None
+
+    # --- the engine thread ---
+
+    def ask(self, key: Key, text: str) -> Compiled | None:
+        """None: `take` will tell. Raises `GrammarError` for one that was refused before, `GrammarsWait` for one too many."""
+        outcome = self._shelf.get(key)
+        if isinstance(outcome, GrammarError):
+            raise outcome
+        if outcome is None and key not in self._asked:
+            if len(text) > MAX_TEXT_BYTES:
+                raise GrammarError("the grammar is too large")
+            with self._condition:
+                self._queue.push(Job(key, text))
+                self._condition.notify()
+            self._asked.add(key)
+            self._begin()
+        return outcome
+
+    def drop(self, key: Key) -> bool:
+        """Nobody waits for it any more. False: it is being compiled, and `take` will tell."""
+        with self._condition:
+            is_dropped = self._queue.drop(key)
+        if is_dropped:
+            self._asked.discard(key)
+        return is_dropped
+
+    def take(self) -> list[tuple[Key, Outcome]]:
+        """What was asked for and is decided since the last call."""
+        found = [self._done.popleft() for _ in range(len(self._done))]
+        for key, outcome in found:
+            self._asked.discard(key)
+            self._shelf.put(key, outcome)
+        return found
+
+    # --- any thread ---
+
+    def warm(self) -> None:
+        """Starts the child and loads the library, so that the first grammar does not wait for them."""
+        self._begin(warm=True)
+
+    def close(self) -> None:
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        for child in tuple(self._children):
+            child.kill()
+        if self._thread is not None:
+            self._thread.join(ANSWER_S)
+        self._starter.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, *, warm: bool = False) -> None:
+        with self._condition:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(
+                    target=self._run, args=(warm,), name="grammars", daemon=True
+                )
+                self._thread.start()
+
+    # --- the thread beside it ---
+
+    def _run(self, warm: bool) -> None:
+        if warm:
+            self._prepare()
+        while (job := self._next()) is not None:
+            began = time.monotonic()
+            try:
+                outcome: Outcome = self._compile(job.text)
+            except GrammarError as error:
+                outcome = error
+            except Exception:
+                # The thread's outermost frame: those who wait must hear something.
+                logger.exception("a grammar was not compiled", extra={"event": "grammar_failed"})
+                outcome = GrammarError("the grammar cannot be compiled")
+            now = time.monotonic()
+            with self._condition:
+                self._queue.took(job.key[0], now - began, now)
+            self._done.append((job.key, outcome))
+        self._end_child()
+        self._end_spare()
+
+    def _next(self) -> Job | None:
+        """Waits for a job; None: closed."""
+        with self._condition:
+            while not len(self._queue) and not self._closed:
+                self._condition.wait()
+            return None if self._closed else self._queue.pop(time.monotonic())
+
+    def _prepare(self) -> None:
+        try:
+            self._ready_child()
+            self._loaded()
+        except Exception:
+            # Nobody waits yet, and the first grammar tries again.
+            logger.exception("no compiler of grammars yet", extra={"event": "grammars_not_warm"})
+
+    def _compile(self, text: str) -> Compiled:
+        if fault := self._tried(text):
+            raise GrammarError(fault)
+        return self._loaded().compile(text)
+
+    def _loaded(self) -> Backend:
+        if self._backend is None:
+            self._backend = backends.load(self._told().vocabulary, self._name)
+        return self._backend
+
+    def _told(self) -> Start:
+        """What a child is told first."""
+        if self._start is None:
+            self._start = Start(self._vocabulary(), *self._limits, self._name)
+        return self._start
+
+    def _tried(self, text: str) -> str:
+        child = self._ready_child()
+        verdict = self._said(child, text, ANSWER_S)
+        if verdict is not None:
+            return verdict.fault
+        self._end_child()
+        logger.warning("a grammar ended the compiler", extra={"event": "grammar_killed"})
+        if self._spare is None and not self._closed:
+            self._spare = self._starter.submit(self._started)
+        return _TOO_MUCH
+
+    def _ready_child(self) -> subprocess.Popen[bytes]:
+        if self._child is not None and self._child.poll() is None:
+            return self._child
+        self._end_child()
+        self._told()
+        if self._spare is None:
+            self._child = self._started()
+        else:
+            ready, self._spare = self._spare, self._starter.submit(self._started)
+            self._child = ready.result()
+        return self._child
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        """Raises `RuntimeError`."""
+        command = [sys.executable, "-m", compile_child.__name__]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._children.add(child)
+        assert self._start is not None
+        if self._closed or self._said(child, self._start, START_S) is None:
+            self._end(child)
+            raise RuntimeError("the compiler of grammars does not start")
+        return child
+
+    def _said(
+        self, child: subprocess.Popen[bytes], message: Start | str, limit_s: float
+    ) -> Verdict | None:
+        """The child's answer; None if it died, or had to be killed because it gave none in time."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        timer = threading.Timer(limit_s, child.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            write_frame(child.stdin, message)  # type: ignore[arg-type]
+            data = read_frame(child.stdout)  # type: ignore[arg-type]
+        except OSError:
+            return None
+        finally:
+            timer.cancel()
+        return None if data is None else msgspec.msgpack.decode(data, type=Verdict)
+
+    def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            self._end(child)
+
+    def _end_spare(self) -> None:
+        if self._spare is None or self._spare.cancel():
+            return
+        try:
+            self._end(self._spare.result())
+        except RuntimeError:
+            pass  # it did not start, or was ended while it did
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        child.kill()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    pass  # what it was not told any more
+        child.wait()
+        self._children.discard(child)

@@ -1,0 +1,82 @@
+"""Rules → a grammar in llguidance's dialect of Lark that lets through the same texts, byte for byte.
+
+llguidance cuts a text into terminals first, each as long as it can be, and parses those. So a terminal of ours is either
+the whole text, where the rules do not refer to themselves (one expression, which has no cuts), or a single character
+(cut where everything is cut). Text that can go on in one way only is not put in by the library (`no_forcing`): it would
+be cut into the tokens of a tokenizer, and masks would show only those.
+"""
+
+from __future__ import annotations
+
+from workers.engine.grammars.ebnf import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
+
+_HEAD = '%llguidance {"no_forcing": true}'
+_DEPTH = 8
+"""Of parentheses in a rule; what is deeper has a rule of its own, because the library bounds them."""
+_NOTHING = "/[a&&b]/"
+"""No character is both."""
+
+
+def write(rules: Rules) -> str:
+    """Only what `root` leads to. Takes as many frames as nodes are in each other."""
+    used = reached(rules, "root")
+    refers_to_itself = any(name in reached(rules, *refs(rules[name])) for name in used)
+    writer = _Writer("r" if refers_to_itself else "R")
+    for name in used:
+        writer.names[name] = writer.new_name()
+    for name in used:
+        writer.add(writer.names[name], rules[name])
+    return "\n".join((_HEAD, f"start: {writer.names['root']}", *writer.lines, ""))
+
+
+def reached(rules: Rules, *names: str) -> dict[str, None]:
+    """These, and what they refer to; in the order they are found in."""
+    found = dict.fromkeys(names)
+    waiting = list(found)
+    while waiting:
+        for name in refs(rules[waiting.pop()]):
+            if name not in found:
+                found[name] = None
+                waiting.append(name)
+    return found
+
+
+class _Writer:
+    def __init__(self, kind: str) -> None:
+        """`kind`: first letter of names, which says whether they are rules or terminals."""
+        self.names: dict[str, str] = {}
+        self.lines: list[str] = []
+        self._kind, self._number = kind, 0
+
+    def new_name(self) -> str:
+        self._number += 1
+        return f"{self._kind}{self._number}"
+
+    def add(self, name: str, node: Node) -> None:
+        self.lines.append(f"{name}: {self._body(node, 0)}")
+
+    def _body(self, node: Node, depth: int) -> str:
+        match node:
+            case Chars(ranges):
+                return f"/[{''.join(_range(*pair) for pair in ranges)}]/" if ranges else _NOTHING
+            case Ref(name):
+                return self.names[name]
+            case Sequence(()) | Repeat(high=0):
+                return '""'
+        if depth == _DEPTH:
+            name = self.new_name()
+            self.add(name, node)
+            return name
+        match node:
+            case Sequence(parts):
+                return f"({' '.join(self._body(part, depth + 1) for part in parts)})"
+            case Either(parts):
+                return f"({' | '.join(self._body(part, depth + 1) for part in parts)})"
+            case Repeat(part, low, high):
+                times = f"{{{low},{'' if high is None else high}}}"
+                return f"({self._body(part, depth + 1)}){times}"
+
+
+def _range(low: int, high: int) -> str:
+    """By number: no character has to be looked up for what it means in a class."""
+    return f"\\u{{{low:x}}}" if low == high else f"\\u{{{low:x}}}-\\u{{{high:x}}}"

@@ -1,0 +1,87 @@
+"""How much attention the blocks of a row receive from its last tokens, measured beside a pass. In plain torch, on any
+device: kernels do not tell it. It reads the keys again, so it is for a token now and then.
+
+Knows packed queries and paged keys. Does not know who wants it. Every layer and head counts the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.reference.quant import bits, widen
+from workers.engine.values.plan import DECAY, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    first: int
+    """Of the queries, in the pass."""
+    number: int
+    num_keys: int
+    """Behind the last query none is seen."""
+    blocks: torch.Tensor
+
+
+class MassProbe:
+    def __init__(
+        self, rows: Sequence[Row], starts: Sequence[int], block_size: int, device: torch.device
+    ) -> None:
+        """`starts`: first token of each row in the pass."""
+        self._observed: dict[int, Observed] = {}
+        self._sums: dict[int, torch.Tensor] = {}
+        self._num_layers = 0
+        for index, row in enumerate(rows):
+            if not row.observes:
+                continue
+            num_keys = row.kv_start + len(row.tokens)
+            table = row.block_table[: -(-num_keys // block_size)]
+            blocks = torch.tensor(table, dtype=torch.int64, device=device)
+            first = starts[index] + len(row.tokens) - row.observes
+            self._observed[index] = Observed(first, row.observes, num_keys, blocks)
+            self._sums[index] = torch.zeros(len(table), device=device)
+
+    def add(
+        self,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        scales: torch.Tensor | None,
+        scale: float,
+        softcap: float,
+    ) -> None:
+        """One layer: `query` `[num_tokens, H, D]`, its KV and the scales of 8-bit KV (kv_store.LayerKV)."""
+        self._num_layers += 1
+        for index, row in self._observed.items():
+            keys = widen(bits(kv)[row.blocks, 0].view(kv.dtype))
+            if scales is not None:
+                keys = keys * scales[row.blocks, 0][..., None]
+            found = _mass(query[row.first : row.first + row.number], keys, row, scale, softcap)
+            self._sums[index] += found
+
+    def of(self, index: int) -> tuple[float, ...]:
+        """As `RowResult.mass`, of the row of this index."""
+        if index not in self._sums:
+            return ()
+        return tuple((self._sums[index] / self._num_layers).tolist())
+
+
+def _mass(
+    query: torch.Tensor, keys: torch.Tensor, row: Observed, scale: float, softcap: float
+) -> torch.Tensor:
+    """`keys` is `[num_blocks, KVH, block_size, D]`."""
+    num_blocks, num_kv_heads, block_size, head_dim = keys.shape
+    number, num_heads = query.shape[:2]
+    groups = query.float().view(number, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    scores = torch.einsum("qkgd,nksd->qkgns", groups, keys).flatten(-2) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    place = torch.arange(num_blocks * block_size, device=query.device)
+    last = torch.arange(row.num_keys - number, row.num_keys, device=query.device)
+    unseen = place[None, :] > last[:, None]
+    # Slots nobody wrote may hold anything.
+    scores = scores.masked_fill(unseen[:, None, None, :], float("-inf"))
+    received = scores.softmax(-1).sum((1, 2)) / num_heads
+    behind = torch.arange(number - 1, -1, -1, device=query.device)
+    return (DECAY**behind @ received).view(num_blocks, block_size).sum(-1)

@@ -1,0 +1,25 @@
+"""In which order streams get rows, where a step has fewer rows than there are streams. Pure.
+
+Each tenant's stream whose last token is the longest ago comes first, then each tenant's second, and so on. So of n
+streams of t tenants everybody has a turn, with r rows in a step after at most n * t / r steps, and however many streams
+one tenant has, those of another are put off by at most one for each tenant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from operator import attrgetter
+
+from workers.engine.sequences.sequence import Sequence
+
+
+def in_turn(running: Iterable[Sequence]) -> list[Sequence]:
+    """O(n log n)."""
+    num_before: Counter[str] = Counter()
+    turns: dict[Sequence, tuple[int, int]] = {}
+    for sequence in sorted(running, key=attrgetter("last_step")):
+        tenant = sequence.attempt.message.tenant
+        turns[sequence] = num_before[tenant], sequence.last_step
+        num_before[tenant] += 1
+    return sorted(turns, key=turns.__getitem__)

@@ -1,0 +1,162 @@
+"""Metric families of the prefix cache (operations.md section 3.2). Fed each second and at each ending; knows no socket.
+
+Families by tenant exist only where the operator asked for them: a series per tenant is the operator's to afford.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from cache.usage import TenantBlocks
+from workers.engine.reports.cache_watch import CacheFigures
+from workers.engine.sequences.sequence import Attempt
+from workers.engine.tiers.tier_figures import TierFigures
+
+MAX_TENANTS = 100
+OTHERS = "_other"
+
+
+class CacheMetrics:
+    def __init__(self, registry: CollectorRegistry, *, by_tenant: bool) -> None:
+        self._before = CacheFigures()
+        self._evicted = Counter(
+            "headgate_cache_evicted_blocks", "Blocks evicted", ["reason"], registry=registry
+        )
+        self._breaches = Counter(
+            "headgate_cache_floor_breaches", "Leaves cut below a floor", registry=registry
+        )
+        self._refused = Counter(
+            "headgate_cache_refused_inserts", "Commits that a quota cut short", registry=registry
+        )
+        self._broken = Counter(
+            "headgate_cache_broken_laws", "Laws found broken: must stay 0", registry=registry
+        )
+        self._pinned = Gauge("headgate_cache_pinned_blocks", "Blocks under pins", registry=registry)
+        self._cached = Counter(
+            "headgate_cached_tokens",
+            "Prompt tokens found, by region",
+            ["region"],
+            registry=registry,
+        )
+        self._misses = Counter(
+            "headgate_cache_misses",
+            "Attempts by why no more was cached",
+            ["reason"],
+            registry=registry,
+        )
+        self._swapped = Counter(
+            "headgate_swapped_blocks",
+            "Blocks of preempted sequences, out to the host and in again",
+            ["direction"],
+            registry=registry,
+        )
+        self._tiers = _Tiers(registry)
+        self._tenants = _Tenants(registry) if by_tenant else None
+
+    def ended(self, attempt: Attempt) -> None:
+        report = attempt.cache_report
+        self._cached.labels("public").inc(report.public_tokens)
+        self._cached.labels("tenant").inc(report.cached_tokens - report.public_tokens)
+        if report.miss_reason:
+            self._misses.labels(report.miss_reason).inc()
+
+    def observe(self, now: CacheFigures) -> None:
+        before, self._before = self._before, now
+        for cause, num_blocks in now.evicted_blocks.items():
+            self._evicted.labels(cause).inc(num_blocks - before.evicted_blocks.get(cause, 0))
+        self._breaches.inc(now.num_floor_breaches - before.num_floor_breaches)
+        self._refused.inc(now.num_refused_inserts - before.num_refused_inserts)
+        self._broken.inc(now.num_broken_laws - before.num_broken_laws)
+        self._pinned.set(now.num_pinned_blocks)
+        for way, num_blocks in now.num_swapped_blocks.items():
+            self._swapped.labels(way).inc(num_blocks - before.num_swapped_blocks.get(way, 0))
+        for tier, figures in now.tiers.items():
+            self._tiers.observe(tier, figures, before.tiers.get(tier, TierFigures()))
+        if self._tenants is not None:
+            self._tenants.observe(now.tenants, before.tenants)
+
+
+class _Tiers:
+    """Of the tiers behind the device, those that are there."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._hits = Counter(
+            "headgate_cache_tier_hit_tokens",
+            "Tokens brought nearer to the device",
+            ["tier"],
+            registry=registry,
+        )
+        self._bytes = Counter(
+            "headgate_cache_tier_bytes",
+            "Bytes written to a tier, and read",
+            ["tier", "direction"],
+            registry=registry,
+        )
+        self._refused = Counter(
+            "headgate_cache_tier_refused",
+            "Blocks or values not written or not taken, by why",
+            ["tier", "reason"],
+            registry=registry,
+        )
+        self._used = Gauge(
+            "headgate_cache_tier_used_bytes", "Bytes in use", ["tier"], registry=registry
+        )
+
+    def observe(self, tier: str, now: TierFigures, before: TierFigures) -> None:
+        self._hits.labels(tier).inc(now.num_hit_tokens - before.num_hit_tokens)
+        self._bytes.labels(tier, "in").inc(now.num_bytes_in - before.num_bytes_in)
+        self._bytes.labels(tier, "out").inc(now.num_bytes_out - before.num_bytes_out)
+        for reason, count in now.refused.items():
+            self._refused.labels(tier, reason).inc(count - before.refused.get(reason, 0))
+        if tier == "host":  # of a store that many share, nobody knows
+            self._used.labels(tier).set(now.num_used_bytes)
+
+
+class _Tenants:
+    """The first tenants seen keep their series until restart, all later ones share one: counters never fall."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._names: dict[str, str] = {}
+        self._blocks = Gauge(
+            "headgate_cache_tenant_blocks",
+            "Blocks of the tree",
+            ["tenant", "state"],
+            registry=registry,
+        )
+        self._seconds = Counter(
+            "headgate_cache_block_seconds",
+            "Residency in the tree",
+            ["tenant", "state"],
+            registry=registry,
+        )
+        self._lost = Counter(
+            "headgate_cache_tenant_evicted_blocks", "Blocks lost, and lost by others for it",
+            ["tenant", "side"], registry=registry,
+        )  # fmt: skip
+
+    def observe(self, now: dict[str, TenantBlocks], before: dict[str, TenantBlocks]) -> None:
+        others = TenantBlocks()
+        for tenant, blocks in now.items():
+            if tenant not in self._names and len(self._names) < MAX_TENANTS:
+                self._names[tenant] = tenant
+            name = self._names.get(tenant, OTHERS)
+            self._count(name, blocks, before.get(tenant, TenantBlocks()))
+            if name == OTHERS:
+                others.num_held += blocks.num_held
+                others.num_retained += blocks.num_retained
+            else:
+                self._show(name, blocks)
+        if len(now) > len(self._names):
+            self._show(OTHERS, others)
+
+    def _show(self, name: str, blocks: TenantBlocks) -> None:
+        self._blocks.labels(name, "held").set(blocks.num_held)
+        self._blocks.labels(name, "retained").set(blocks.num_retained)
+
+    def _count(self, name: str, blocks: TenantBlocks, before: TenantBlocks) -> None:
+        held_ms = blocks.held_block_ms - before.held_block_ms
+        retained_ms = blocks.retained_block_ms - before.retained_block_ms
+        self._seconds.labels(name, "held").inc(held_ms / 1000)
+        self._seconds.labels(name, "retained").inc(retained_ms / 1000)
+        self._lost.labels(name, "suffered").inc(blocks.num_evicted - before.num_evicted)
+        self._lost.labels(name, "caused").inc(blocks.num_evicted_for - before.num_evicted_for)

@@ -1,0 +1,94 @@
+"""What is looked at in the cache now and then: figures each second, its laws once per idle minute. Changes nothing.
+
+Knows the cache and the clock; not metrics, not logs' readers. One law per idle round, so that a request that comes
+meanwhile waits for one law and not for all.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from cache import invariants
+from cache.prefix_cache import PrefixCache
+from cache.usage import TenantBlocks
+from workers.engine.tiers.restores import RestoreCounts, Restores
+from workers.engine.tiers.shared_cache.shared import SharedTier
+from workers.engine.tiers.tier_figures import TierFigures, figures
+
+logger = logging.getLogger(__name__)
+
+FIGURES_EVERY_S = 1.0
+LAWS_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFigures:
+    """Counts since the process began, and what is there now."""
+
+    num_pinned_blocks: int = 0
+    evicted_blocks: dict[str, int] = field(default_factory=dict)
+    num_floor_breaches: int = 0
+    num_refused_inserts: int = 0
+    num_broken_laws: int = 0
+    tenants: dict[str, TenantBlocks] = field(default_factory=dict)
+    tiers: dict[str, TierFigures] = field(default_factory=dict)
+    num_swapped_blocks: dict[str, int] = field(default_factory=dict)
+    """Out to the host, and in again."""
+
+
+class CacheWatch:
+    def __init__(self, cache: PrefixCache, restores: Restores | None = None) -> None:
+        self.num_broken_laws = 0
+        self.shared: SharedTier | None = None
+        self._cache = cache
+        self._restores = restores
+        self._figures_due = 0.0
+        self._laws_due: float | None = None
+        self._next_law = 0
+
+    def look(self, now: float, *, busy: bool) -> CacheFigures | None:
+        """Once per round of the loop; figures if they are due."""
+        if busy or self._laws_due is None:
+            self._laws_due = now + LAWS_EVERY_S
+        elif now >= self._laws_due:
+            self._check_one_law()
+            if self._next_law == 0:
+                self._laws_due = now + LAWS_EVERY_S
+        if now < self._figures_due:
+            return None
+        self._figures_due = now + FIGURES_EVERY_S
+        return self._figures()
+
+    def _check_one_law(self) -> None:
+        law = invariants.LAWS[self._next_law]
+        self._next_law = (self._next_law + 1) % len(invariants.LAWS)
+        try:
+            broken = list(law(self._cache, None))
+        except Exception:
+            # A state that the check itself stumbles over is broken too; serving goes on, somebody must look.
+            logger.exception("a law of the cache cannot be checked", extra={"event": "cache_law"})
+            self.num_broken_laws += 1
+            return
+        if broken:
+            self.num_broken_laws += len(broken)
+            logger.error(
+                "the cache broke its laws: %s", "; ".join(broken[:3]), extra={"event": "cache_law"}
+            )
+
+    def _figures(self) -> CacheFigures:
+        cache = self._cache
+        return CacheFigures(
+            num_pinned_blocks=cache.num_pinned,
+            evicted_blocks={str(cause): n for cause, n in cache.counts.num_evicted.items()},
+            num_floor_breaches=cache.counts.num_floor_breaches,
+            num_refused_inserts=cache.counts.num_refused_inserts,
+            num_broken_laws=self.num_broken_laws,
+            tenants={tenant: cache.usage(tenant) for tenant in cache.tenants()},
+            tiers=figures(cache, self._restores, self.shared),
+            num_swapped_blocks=self._swapped(),
+        )
+
+    def _swapped(self) -> dict[str, int]:
+        counts = RestoreCounts() if self._restores is None else self._restores.counts
+        return {"out": counts.num_swapped_out, "in": counts.num_swapped_in}

@@ -1,0 +1,71 @@
+"""How well running sequences use their blocks: what choices of one request save by sharing, how many slots hold a token.
+Pure; reads what runs.
+
+Per request: blocks that different requests share through the prefix tree count for each of them, on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workers.engine.sequences.sequence import Attempt, Sequence
+
+Mode = Literal["parallel", "beam"]
+
+
+@dataclass(slots=True)
+class Shared:
+    """Blocks of requests with several choices."""
+
+    num_held: int = 0
+    num_unshared: int = 0
+    """What they would hold if each choice had its own."""
+
+    @property
+    def saving(self) -> float:
+        return 1 - self.num_held / self.num_unshared if self.num_unshared else 0.0
+
+
+@dataclass(slots=True)
+class Occupancy:
+    shared: dict[Mode, Shared] = field(
+        default_factory=lambda: {"parallel": Shared(), "beam": Shared()}
+    )
+    num_slots: int = 0
+    """Of blocks in the tables of running sequences."""
+    num_used: int = 0
+    """Of these, with a token in them."""
+
+    @property
+    def utilisation(self) -> float:
+        return self.num_used / self.num_slots if self.num_slots else 0.0
+
+
+def occupancy(running: Iterable[Sequence], block_size: int) -> Occupancy:
+    """O(running)."""
+    found = Occupancy()
+    requests: dict[Attempt, list[Sequence]] = {}
+    for sequence in running:
+        requests.setdefault(sequence.attempt, []).append(sequence)
+    for attempt, sequences in requests.items():
+        num_held = attempt.residency.num_blocks
+        found.num_slots += num_held * block_size
+        found.num_used += num_held * block_size - _num_empty(sequences, block_size)
+        if attempt.message.num_choices > 1 and attempt.drawn:
+            shared = found.shared["parallel" if attempt.search is None else "beam"]
+            shared.num_held += num_held
+            shared.num_unshared += sum(len(sequence.block_ids) for sequence in sequences)
+    return found
+
+
+def _num_empty(sequences: list[Sequence], block_size: int) -> int:
+    """Slots behind each sequence's last token; a tail that choices share counts once, as full as its fullest."""
+    empty: dict[int, int] = {}
+    for sequence in sequences:
+        num_held = sequence.num_computed - sequence.num_dropped
+        left = len(sequence.block_ids) * block_size - num_held
+        last = sequence.block_ids[-1]
+        empty[last] = min(left, empty.get(last, left))
+    return sum(empty.values())

@@ -1,0 +1,227 @@
+"""Who may start running: the preempted first, then whom fairness names, while blocks and places last. Pure.
+
+Blocks for a whole uncached prompt are taken here. Nothing of a tier enters while a preempted one of it waits, nor in a
+step that preempted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cache.misses import behind
+from workers.engine.queueing.deferral import MAX_STEPS, Deferral
+from workers.engine.queueing.fairness import VirtualCounters
+from workers.engine.queueing.waiting import Group
+from workers.engine.scheduling.block_tables import Holdings
+from workers.engine.scheduling.sequence_queues import TIERS, Ranks
+from workers.engine.scheduling.step_plan import Limits, StepPlan
+from workers.engine.sequences.sequence import Sequence, Status
+from workers.engine.sequences.sparsity import Sparsity
+from workers.engine.sizing.capacity import WATERMARK_SHARE
+from workers.protocol.messages import Tier
+
+MAX_SHARED_PREFILLS = 4
+"""Prompts in prefill at once when the budget is short: a few, so that a short one is not stuck behind a long one;
+not all, because equal shares would make everybody late."""
+
+MAX_PREFILLS = 16
+"""With those of tenants that have one each."""
+
+MAX_TICK_TIMES = 4096
+
+
+class Admission:
+    def __init__(
+        self,
+        ranks: Ranks,
+        holdings: Holdings,
+        deferral: Deferral,
+        counters: VirtualCounters,
+        limits: Limits,
+        sparsity: Sparsity | None = None,
+    ) -> None:
+        self._ranks = ranks
+        self._holdings = holdings
+        self._deferral = deferral
+        self._counters = counters
+        self._limits = limits
+        self._sparsity = sparsity
+        self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
+        self.is_full = False
+        """In the last plan somebody interactive waited for a place or for blocks, and nobody could give way."""
+
+    def tick(self, now: float) -> None:
+        """A plan begins: the cache counts its age in these."""
+        self._holdings.cache.tick()
+        self.is_full = False
+        self._tick_times.append(now)
+
+    def admit_below_floor(self, plan: StepPlan) -> None:
+        """Batch below its floor comes before interactive, one sequence in a step."""
+        running, floor = self._ranks.running["batch"], self._ranks.floor
+        if plan.num_preempted == 0 and floor.due and len(running) < floor.num_protected:
+            sequence = self._next("batch", plan)
+            if sequence is not None:
+                self._try(sequence, plan)
+
+    def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
+        """Adds to `prefills`."""
+        claimed = sum(s.num_unscheduled for s in prefills)
+        while plan.num_preempted == 0 and plan.budget > 0:
+            sequence = self._next(tier, plan)
+            if sequence is None:
+                return
+            if claimed >= plan.budget and self._crowded(sequence, prefills):
+                return
+            if not self._try(sequence, plan):
+                victim = self._ranks.batch_victim()
+                if tier == "interactive" and victim is not None:
+                    self._make_room(victim, plan)
+                elif tier == "interactive":
+                    self.is_full = True
+                return
+            if not (sequence.restoring or plan.excludes(sequence)):
+                prefills.append(sequence)
+                claimed += sequence.num_unscheduled
+
+    def _crowded(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
+        """A tenant that has no prompt in prefill comes in beside those that have: it will be served before them."""
+        tenant = sequence.attempt.message.tenant
+        own = sum(s.attempt.message.tenant == tenant for s in prefills)
+        return len(prefills) >= (MAX_SHARED_PREFILLS if own else MAX_PREFILLS)
+
+    def _next(self, tier: Tier, plan: StepPlan) -> Sequence | None:
+        sequence = self._ranks.first_preempted(tier, plan)
+        if sequence is None:
+            sequence = self._ranks.waiting[tier].peek(lambda group: self._waits(group, plan.step))
+        elif sequence.handle is not None:
+            return None  # it was preempted a moment ago: a step in flight still uses its blocks
+        if sequence is None or self._sibling_prefills(sequence):
+            return None
+        return sequence
+
+    def _waits(self, group: Group, step: int) -> bool:
+        """Somebody is computing what these miss."""
+        probe = group.probe
+        if self._deferral.leader(group.head, probe.num_tokens, probe.next_key) is None:
+            return False
+        if group.deferred_at < 0:
+            group.deferred_at = step
+        return step - group.deferred_at < MAX_STEPS
+
+    def _sibling_prefills(self, sequence: Sequence) -> bool:
+        """Choices that were preempted come back one after the other: the next one finds the prompt in the tree."""
+        return any(
+            other.status is Status.RUNNING and not other.decoding
+            for other in sequence.attempt.sequences
+        )
+
+    def _make_room(self, victim: Sequence, plan: StepPlan) -> None:
+        """A batch sequence goes, for an interactive one."""
+        if plan.ahead:
+            plan.holds_next = True
+        else:
+            self._ranks.preempt(victim, plan.now, plan)
+
+    def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
+        running = [s for tier in TIERS for s in self._ranks.running[tier]]
+        num_places = sum(s.num_choices for s in running) + self._holdings.num_leaving
+        num_free = self._limits.max_running - num_places
+        if sequence.num_choices > num_free - self._kept_free(sequence, running):
+            return False
+        alone = all(s.attempt is sequence.attempt for s in running) and (
+            not running or sequence.in_search
+        )
+        num_spare = 0 if alone else self._spare_blocks(sequence, len(running))
+        if not self._holdings.acquire(sequence, num_spare, self._ranks.reach(sequence)):
+            return False
+        self._enter(sequence, plan)
+        return True
+
+    def _kept_free(self, sequence: Sequence, running: list[Sequence]) -> int:
+        """Places that are not for this one: so that interactive arrivals need not preempt batch, and a tenant that has
+        nothing here need not wait for one that has much."""
+        if sequence.attempt.message.tier == "batch":
+            return self._limits.max_running // 8
+        return self._kept_for_newcomers(sequence, running)
+
+    def _kept_for_newcomers(self, sequence: Sequence, running: list[Sequence]) -> int:
+        tenant = sequence.attempt.message.tenant
+        others = all(s.attempt.message.tenant != tenant for s in running)
+        return 0 if others else self._limits.max_running // 16
+
+    def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:
+        """What has to stay available behind an admission: the first lease, a tail per further choice, copies, the watermark;
+        twice that for one that was preempted, so that it is not at once again."""
+        cache = self._holdings.cache
+        lease = min(
+            sequence.attempt.lease.left, sequence.attempt.message.max_tokens * sequence.num_choices
+        )
+        watermark = max(cache.num_blocks // WATERMARK_SHARE, num_running + 1)
+        if sequence.status is Status.PREEMPTED:
+            watermark *= 2
+        num_tails = sequence.num_choices - 1 + self._num_blocks_of_others(sequence)
+        num_tails += self._num_copies(sequence)
+        return -(-max(0, lease) // cache.block_size) + num_tails + watermark
+
+    def _num_copies(self, sequence: Sequence) -> int:
+        """What it will hold beside its prompt's blocks when it takes its own of them."""
+        if self._sparsity is None or not self._sparsity.applies(sequence.attempt):
+            return 0
+        return self._sparsity.num_blocks
+
+    def _num_blocks_of_others(self, sequence: Sequence) -> int:
+        """Of the beams that come back behind this one, if nothing of them is shared: they run all or none."""
+        if not sequence.in_search:
+            return 0
+        others = [s for s in sequence.attempt.sequences if s.handle is None and s is not sequence]
+        size = self._holdings.cache.block_size
+        return sum(-(-len(other.tokens) // size) for other in others)
+
+    def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
+        attempt, handle = sequence.attempt, sequence.handle
+        assert handle is not None
+        resumed = sequence.status is Status.PREEMPTED
+        self._ranks.run(sequence)
+        if not resumed:
+            self._holdings.cache.hit(handle)
+        num_new = attempt.account.read_until(handle.num_tokens)
+        plan.num_cached_tokens += num_new
+        if not attempt.charged:
+            # The whole prompt at once, or a tenant could fill every place before its first chunk is charged.
+            attempt.charged = True
+            num_left = attempt.account.num_tokens - attempt.account.num_seen
+            self._counters.charge(attempt.message.tenant, computed=num_left, cached=num_new)
+        if attempt.wants_prompt_logprobs:
+            attempt.prompt_logprobs = [None]
+        attempt.admitted(handle, self._age_ms(handle.evicted_age, plan.now))
+        attempt.event("resumed" if resumed else "matched", plan.now, plan.step, handle.num_tokens)
+
+    def take_restored(self, plan: StepPlan) -> list[Sequence]:
+        """Sequences whose blocks are filled go on behind them: what the prompt gains is cached like any other."""
+        restores = self._holdings.restores
+        restored = restores.poll() if restores is not None else []
+        for sequence in restored:
+            attempt = sequence.attempt
+            first, tenant = not attempt.account.num_computed, attempt.message.tenant
+            num_new = attempt.account.read_until(sequence.num_computed)
+            plan.num_cached_tokens += num_new
+            self._counters.refund(tenant, computed=num_new)
+            self._counters.charge(tenant, cached=num_new)
+            if first and num_new:
+                self._report(sequence, num_new)
+            attempt.event("restored", plan.now, plan.step, sequence.num_computed)
+        return restored
+
+    def _report(self, sequence: Sequence, num_new: int) -> None:
+        handle, end = sequence.handle, sequence.num_computed
+        assert handle is not None
+        num_missed, size = len(sequence.tokens) - end, self._holdings.cache.block_size
+        sequence.attempt.restored(num_new, behind(handle.miss_reason, end, num_missed, size))
+
+    def _age_ms(self, age: int, now: float) -> int:
+        """The cache counts in steps, a report in time; beyond what is remembered, at least that long."""
+        if age < 0:
+            return -1
+        since = self._tick_times[max(0, len(self._tick_times) - 1 - age)]
+        return int((now - since) * 1000)

@@ -1,0 +1,92 @@
+"""Whose prompt gets how much of a step's tokens: tenant by tenant, then in equal shares. Pure.
+
+Knows recent service, leases and budgets; who is in prefill at all was decided at admission.
+"""
+
+from __future__ import annotations
+
+import math
+
+from workers.engine.queueing.fairness import RecentService, VirtualCounters
+from workers.engine.queueing.pace import TokenBudget
+from workers.engine.scheduling.sequence_queues import TIERS, Ranks
+from workers.engine.scheduling.step_plan import StepPlan, Work
+from workers.engine.sequences.sequence import Sequence
+from workers.protocol.messages import Tier
+
+HEAVY = 8
+"""Times the recent service of a tenant whose prompt is in the same step, or may come during it: who got so much more gets
+a part of the step only."""
+
+
+class Chunks:
+    def __init__(self, ranks: Ranks, counters: VirtualCounters, budget: TokenBudget) -> None:
+        self._ranks = ranks
+        self._counters = counters
+        self._token_budget = budget
+        self._recent = {tier: RecentService() for tier in TIERS}
+
+    def deal(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
+        """Tenants of a tier one after the other, who got least of late first; inside a tenant equal shares of the
+        budget, and what a short prompt leaves over goes to the longer ones."""
+        tenants: dict[str, list[Sequence]] = {}
+        for sequence in sorted(prefills, key=lambda s: s.num_unscheduled):
+            tenants.setdefault(sequence.attempt.message.tenant, []).append(sequence)
+        services, light = self._recent[tier], math.inf
+        awaited = self._recent["interactive"].lightest(plan.now)
+        for tenant in sorted(tenants, key=lambda t: services.of(t, plan.now)):
+            recent = services.of(tenant, plan.now)
+            if recent > HEAVY * light:
+                plan.fill_up(self._token_budget.num_short)
+            elif awaited < (recent / HEAVY if tier == "interactive" else math.inf):
+                plan.expect_arrival(self._token_budget.num_short)
+            before = plan.budget
+            self._deal_shares(plan, tenants[tenant])
+            weight = self._counters.weight(tenant)
+            services.add(tenant, (before - plan.budget) / weight, plan.now)
+            light = min(light, services.of(tenant, plan.now))
+
+    def _deal_shares(self, plan: StepPlan, prefills: list[Sequence]) -> None:
+        for position, sequence in enumerate(prefills):
+            if plan.budget == 0:
+                return
+            share = max(1, plan.budget // (len(prefills) - position))
+            self._deal_at_most(plan, sequence, share)
+
+    def _deal_at_most(self, plan: StepPlan, sequence: Sequence, share: int) -> None:
+        num_tokens = plan.stretch(share, sequence.num_unscheduled)
+        num_draws = 0
+        if num_tokens == sequence.num_unscheduled and sequence.in_search:
+            num_tokens -= 1  # the last token waits for the other beams
+            if num_tokens == 0:
+                return
+        elif num_tokens == sequence.num_unscheduled:
+            num_draws = self._draws_within_lease(sequence)
+            if num_draws < 0:
+                num_tokens -= 1  # the last token waits for the lease: its logits are wanted
+        if num_tokens == 0:
+            self._ranks.park(sequence.attempt, plan.now, plan.step)
+            return
+        self._deal_chunk(plan, Work(sequence, num_tokens, max(0, num_draws)))
+
+    def _deal_chunk(self, plan: StepPlan, work: Work) -> None:
+        sequence, num_tokens, num_draws = work
+        attempt = sequence.attempt
+        forks = num_draws > 0 and (len(attempt.unforked) > 1 or attempt.search is not None)
+        needed = num_draws > 0 and attempt.needs_last_token
+        if forks or needed or attempt.wants_prompt_logprobs:
+            plan.holds_next = True
+        if num_draws and attempt.unforked and not (forks or attempt.wants_prompt_logprobs):
+            sequence.take_index(attempt.take_unforked(1)[0])
+        attempt.lease.in_flight += num_draws
+        plan.budget -= num_tokens
+        plan.work.append(work)
+
+    def _draws_within_lease(self, sequence: Sequence) -> int:
+        """Draws at the end of a prefill; -1: the lease has to grow before."""
+        lease = sequence.attempt.lease
+        if lease.left >= sequence.num_draws:
+            return sequence.num_draws
+        if lease.left < lease.stride:
+            return -1
+        return lease.left if lease.last else -1

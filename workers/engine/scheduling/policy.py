@@ -1,0 +1,116 @@
+"""Whose turn it is: tenants in fair shares, or whoever came first. The choice is made once, when a scheduler is built.
+
+`fcfs` (first come, first served) is the baseline that fairness is measured against, and an oracle: the order decides
+when a token is computed, never which one. It knows tiers, interactive before batch, and no tenants: of a tier the
+earliest arrival is admitted first, dealt its chunk first, and loses its blocks last. There is no order by prefix and
+nobody waits for a prefix that somebody else computes, because who does is overtaken. What a tenant is charged is counted
+all the same, for figures. Walls, floors and quotas of the cache are no matter of turns and stay.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from typing import Literal, NamedTuple
+
+from cache.prefix_cache import BlockKey
+from workers.engine.queueing.fairness import VirtualCounters
+from workers.engine.queueing.forecast import Queued
+from workers.engine.queueing.overload import Arrival, Overload
+from workers.engine.queueing.waiting import Group, Look, Order, Waiting, WaitingQueue
+from workers.engine.scheduling.admission import Admission
+from workers.engine.scheduling.chunks import Chunks
+from workers.engine.scheduling.growth import Growth
+from workers.engine.scheduling.step_plan import StepPlan
+from workers.engine.sequences.sequence import Sequence
+from workers.protocol.messages import Tier
+
+Policy = Literal["fair", "fcfs"]
+
+EVERYBODY = ""
+"""In the place of a tenant, where there are none."""
+
+
+class ArrivalQueue:
+    """Of one tier: a heap by arrival. Who had to wait for a grammar still stands where it came."""
+
+    def __init__(self, counters: VirtualCounters, look: Look, budget: Callable[[], int]) -> None:
+        self.num_uncached = 0
+        self._look = look
+        self._uncached: dict[Sequence, int] = {}
+        """As far as the tree went when it came."""
+        self._heap: list[tuple[Order, Sequence]] = []
+        """Entries of those who left are skipped."""
+
+    def __len__(self) -> int:
+        return len(self._uncached)
+
+    @property
+    def queued(self) -> dict[str, Queued]:
+        return {EVERYBODY: Queued(self.num_uncached, len(self))}
+
+    def push(self, sequence: Sequence) -> None:
+        num_uncached = len(sequence.tokens) - self._look(sequence).num_tokens
+        self._uncached[sequence] = num_uncached
+        self.num_uncached += num_uncached
+        heapq.heappush(self._heap, (sequence.order, sequence))
+
+    def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
+        while self._heap and self._heap[0][1] not in self._uncached:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def take(self, sequence: Sequence) -> None:
+        self.remove(sequence)
+
+    def remove(self, sequence: Sequence) -> int:
+        num_uncached = self._uncached.pop(sequence)
+        self.num_uncached -= num_uncached
+        return num_uncached
+
+    def committed(self, keys: Iterable[BlockKey]) -> None:
+        """Nobody stands anywhere for the sake of a prefix."""
+
+
+class ArrivalAdmission(Admission):
+    def _crowded(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
+        return True  # those before it take the whole step
+
+    def _kept_for_newcomers(self, sequence: Sequence, running: list[Sequence]) -> int:
+        return 0
+
+
+class ArrivalChunks(Chunks):
+    def deal(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
+        """Each all it can use, one after the other."""
+        for sequence in sorted(prefills, key=lambda s: s.order):
+            if plan.budget == 0:
+                return
+            self._deal_at_most(plan, sequence, plan.budget)
+
+
+class ArrivalGrowth(Growth):
+    def _sacrifice(self, sequence: Sequence) -> tuple[bool, float, Order]:
+        return True, 0.0, sequence.order
+
+
+class ArrivalOverload(Overload):
+    def _ahead(self, arrival: Arrival, queued: Mapping[str, Queued]) -> Queued:
+        return reduce(Queued.plus, queued.values(), Queued())
+
+
+class Parts(NamedTuple):
+    """What a policy decides: all that looks at tenants."""
+
+    queue: Callable[[VirtualCounters, Look, Callable[[], int]], Waiting]
+    admission: type[Admission]
+    chunks: type[Chunks]
+    growth: type[Growth]
+    overload: type[Overload]
+
+
+POLICIES: dict[Policy, Parts] = {
+    "fair": Parts(WaitingQueue, Admission, Chunks, Growth, Overload),
+    "fcfs": Parts(ArrivalQueue, ArrivalAdmission, ArrivalChunks, ArrivalGrowth, ArrivalOverload),
+}

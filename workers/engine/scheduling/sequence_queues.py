@@ -1,0 +1,191 @@
+"""Who stands where: waiting, running, preempted, parked at a lease bound. Each change of status is one method here.
+
+Knows tiers, tenants' queues and the order of arrival; what a sequence holds is `holdings`' business, whose turn it is
+the planner's.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from operator import attrgetter
+
+from cache.usage import COLD, LAST_RESORT, SHARED, Reach
+from workers.engine.queueing.deferral import Deferral
+from workers.engine.queueing.floor import BatchFloor
+from workers.engine.queueing.waiting import Waiting
+from workers.engine.scheduling.block_tables import Holdings
+from workers.engine.scheduling.step_plan import Limits, StepPlan
+from workers.engine.sequences.sequence import Attempt, Sequence, Status
+from workers.protocol.messages import ExtendLease, Tier
+
+TIERS: tuple[Tier, ...] = ("interactive", "batch")
+
+_order = attrgetter("order")
+
+
+class Ranks:
+    def __init__(
+        self,
+        holdings: Holdings,
+        waiting: Mapping[Tier, Waiting],
+        deferral: Deferral,
+        floor: BatchFloor,
+    ) -> None:
+        self.waiting = waiting
+        self.floor = floor
+        self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
+        """By arrival."""
+        self.preempted: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
+        """By arrival. Until the last step launched with it is collected, one of these still has its blocks."""
+        self.num_waiting_tokens = 0
+        """Of prompts that never ran."""
+        self._holdings = holdings
+        self._deferral = deferral
+        self._parked: dict[tuple[int, str], Attempt] = {}
+
+    # --- in ---
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting[sequence.attempt.message.tier].push(sequence)
+        self.num_waiting_tokens += len(sequence.tokens)
+
+    def run(self, sequence: Sequence) -> None:
+        """It has its blocks: from the queue, from the preempted, or forked a moment ago."""
+        tier = sequence.attempt.message.tier
+        if sequence.status is Status.WAITING:
+            self.waiting[tier].take(sequence)
+            self.num_waiting_tokens -= len(sequence.tokens)
+        elif sequence.status is Status.PREEMPTED:
+            self.preempted[tier].remove(sequence)
+        sequence.status = Status.RUNNING
+        self._deferral.lead(sequence)
+        insort(self.running[tier], sequence, key=_order)
+
+    # --- out, for a while or for good ---
+
+    def preempt(self, sequence: Sequence, now: float, plan: StepPlan | None = None) -> None:
+        """Takes all blocks back, of its whole group. With a plan: for somebody else's sake; without: because it stood at
+        its bound, or the step it was in did not fit the device."""
+        for one in sequence.attempt.together(sequence):
+            if one.status is Status.RUNNING:
+                self._preempt(one, now, plan)
+
+    def _preempt(self, sequence: Sequence, now: float, plan: StepPlan | None) -> None:
+        step = -1
+        if plan is not None:
+            step = plan.step
+            plan.num_preempted += 1
+            sequence.num_preempted += 1
+        sequence.attempt.event("preempted", now, step, sequence.num_computed)
+        self._stop(sequence)
+        self._holdings.make_room(sequence, needed=plan is not None)
+        if sequence.attempt.at_bound:
+            sequence.status = Status.SUSPENDED
+            self.park(sequence.attempt, now, step)
+        else:
+            self._queue_preempted(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """From any state; its blocks are free, or evictable, when no launched step uses them any more."""
+        tier = sequence.attempt.message.tier
+        if sequence.status is Status.WAITING:
+            self.waiting[tier].remove(sequence)
+            self.num_waiting_tokens -= len(sequence.tokens)
+        elif sequence.status is Status.RUNNING:
+            self._stop(sequence)
+            self._holdings.let_go(sequence)
+        elif sequence.status is Status.PREEMPTED:
+            self.preempted[tier].remove(sequence)
+        self._holdings.forget(sequence)
+        sequence.status = Status.ENDED
+
+    def leave(self, attempt: Attempt) -> None:
+        """After the last of its sequences ended."""
+        self._parked.pop(attempt.key, None)
+
+    # --- the lease bound ---
+
+    def park(self, attempt: Attempt, now: float, step: int) -> None:
+        """At its bound. Not so if a step in flight spends the last of the lease, or a sibling in this very one."""
+        if attempt.lease.in_flight == 0 and attempt.lease.park(now):
+            self._parked[attempt.key] = attempt
+            attempt.event("parked", now, step)
+
+    def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
+        attempt.lease.extend(message, now)
+        if attempt.lease.left < attempt.lease.stride:
+            return
+        for sequence in attempt.sequences:
+            if sequence.status is Status.SUSPENDED:
+                self._queue_preempted(sequence)
+
+    def first_preempted(self, tier: Tier, plan: StepPlan) -> Sequence | None:
+        preempted = self.preempted[tier]
+        while preempted and preempted[0].attempt.at_bound:  # its siblings spent the lease meanwhile
+            sequence = preempted.pop(0)
+            sequence.status = Status.SUSPENDED
+            self.park(sequence.attempt, plan.now, plan.step)
+        return preempted[0] if preempted else None
+
+    def expire(self, now: float, limits: Limits) -> list[Attempt]:
+        """Parked attempts lose their blocks after a while; those nobody spoke to for long are returned, to be ended."""
+        lost: list[Attempt] = []
+        for key, attempt in list(self._parked.items()):
+            lease = attempt.lease
+            if lease.parked_at is None:
+                del self._parked[key]
+            elif now - lease.heard_at >= limits.lease_silence_s:
+                lost.append(attempt)
+            elif now - lease.parked_at >= limits.lease_wait_s:
+                for sequence in attempt.sequences:
+                    if sequence.status is Status.RUNNING:
+                        self.preempt(sequence, now)
+        return lost
+
+    # --- batch below its floor ---
+
+    def batch_victim(self) -> Sequence | None:
+        """The batch sequence that goes first, if one may be made to."""
+        batch = self.running["batch"]
+        protected = self.floor.num_protected if self.floor.due else 0
+        return batch[-1] if len(batch) > protected else None
+
+    # --- figures ---
+
+    def present(self, tier: Tier) -> bool:
+        """Somebody of this tier runs or wants to."""
+        return bool(self.running[tier]) or self.wanted(tier)
+
+    def reach(self, sequence: Sequence) -> Reach:
+        """What a sequence that runs, or is to run next, may evict. Of batch one at a time may take what chats used a
+        moment ago, so that batch always moves; its own leftovers go first, so that a sweep costs chats no more than
+        one sequence. Floors give way before an interactive sequence does, and for one that runs alone."""
+        interactive = sequence.attempt.message.tier == "interactive"
+        num_own = sum(s.status is Status.RUNNING for s in sequence.attempt.together(sequence))
+        runs = num_own > 0
+        num_batch = len(self.running["batch"]) - (0 if interactive else num_own)
+        num_others = self.num_running - num_own
+        if num_others == 0 if not runs or not interactive else num_batch == 0:
+            return LAST_RESORT if runs or not self._holdings.num_leaving else SHARED
+        return SHARED if interactive or num_batch == 0 else COLD
+
+    def wanted(self, tier: Tier) -> bool:
+        """Somebody of this tier waits for blocks or a place."""
+        return bool(self.preempted[tier]) or len(self.waiting[tier]) > 0
+
+    @property
+    def num_running(self) -> int:
+        return sum(map(len, self.running.values()))
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self.waiting.values())) + sum(map(len, self.preempted.values()))
+
+    def _queue_preempted(self, sequence: Sequence) -> None:
+        sequence.status = Status.PREEMPTED
+        insort(self.preempted[sequence.attempt.message.tier], sequence, key=_order)
+
+    def _stop(self, sequence: Sequence) -> None:
+        self.running[sequence.attempt.message.tier].remove(sequence)
+        self._deferral.forget(sequence)

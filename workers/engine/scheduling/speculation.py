@@ -1,0 +1,149 @@
+"""Who of a plan gets proposals, and how many. Decides from values; the proposer and the cache are its partners.
+
+Proposals are what is left over: of the step's token budget, of the lease, of free blocks. Nobody is preempted for
+them. A plan with proposals is collected before the next one is made, because that one builds on how many were right.
+"""
+
+from __future__ import annotations
+
+from cache.prefix_cache import PrefixCache
+from workers.engine.scheduling.step_plan import StepPlan, Work
+from workers.engine.sequences.drafting import Drafting
+from workers.engine.sequences.sequence import Sequence
+from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
+from workers.engine.values.sampling_params import penalizes
+from workers.engine.values.token_tree import MAX_NODES, Proposal
+
+
+class Speculation:
+    def __init__(
+        self,
+        proposer: Proposer,
+        cache: PrefixCache,
+        *,
+        max_proposals: int = 8,
+        max_step_tokens: int = 128,
+        takes_trees: bool = True,
+        counts_guesses: bool = False,
+    ) -> None:
+        """`max_proposals`: nodes for one sequence in a step. `takes_trees`: else a tree's trunk is tried.
+        `counts_guesses`: penalties of a row's draws count the guesses before them; else penalized requests get none. `max_step_tokens`: rows of a plan times tokens of each: above it
+        a step is bound by arithmetic, and proposals are no longer nearly free."""
+        self._proposer = proposer
+        self._cache = cache
+        self._max_proposals = max_proposals
+        self._max_step_tokens = max_step_tokens
+        self._takes_trees = takes_trees
+        self._counts_guesses = counts_guesses
+        self.needs_hidden = proposer.needs_hidden
+        """Of every step, with proposals or without; others are told of those with proposals only."""
+
+    # --- a plan that is complete but for proposals ---
+
+    def extend(self, plan: StepPlan) -> None:
+        """Decode rows grow by what is proposed for them."""
+        if not plan.work:
+            return
+        most = min(self._max_proposals, self._max_step_tokens // len(plan.work) - 1)
+        if most < 1:
+            return
+        places, asks = [], []
+        for place, work in enumerate(plan.work):
+            sequence = work.sequence
+            if not (work.num_tokens == work.num_draws == 1 and sequence.output):
+                continue
+            if sequence.num_pending:
+                self._expect(sequence, plan)
+            elif (ask := self._ask(sequence, plan, most)) is not None:
+                places.append(place)
+                asks.append(ask)
+        if asks:
+            for place, ask, found in zip(places, asks, self._proposer.propose(asks), strict=True):
+                if found:
+                    self._add(plan, place, ask, found)
+
+    def _expect(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Its last token is in flight. If something will be proposed behind it, the next plan waits for this one."""
+        drafting = self._drafting(sequence)
+        if plan.holds_next or drafting is None:
+            return
+        wanted = drafting.acceptance.num_wanted(len(sequence.tokens), 1)
+        plan.holds_next = wanted > 0 and self._proposer.expects(sequence, drafting)
+
+    def _ask(self, sequence: Sequence, plan: StepPlan, most: int) -> Ask | None:
+        drafting = self._drafting(sequence)
+        if drafting is None:
+            return None
+        attempt, length = sequence.attempt, len(sequence.tokens)
+        wanted = drafting.acceptance.num_wanted(length, most)
+        if not wanted:
+            return None
+        # The row draws one token more than it proposes.
+        room = min(most, plan.budget, attempt.lease.left, attempt.end_len - length - 1)
+        wanted = min(wanted, room)
+        if self._proposer.needs_blocks and wanted > 0:
+            wanted = self._fit(sequence, wanted)
+        return Ask(sequence, drafting, wanted, room) if wanted > 0 else None
+
+    def _add(self, plan: StepPlan, place: int, ask: Ask, found: Guess) -> None:
+        sequence, lease = ask.sequence, ask.sequence.attempt.lease
+        # What was asked for first may have taken what was there for all.
+        proposal = self._shaped(found, ask)
+        if sequence.automaton is not None:
+            masks = sequence.automaton.tree_masks(proposal.tokens, proposal.parents)
+            proposal = proposal.kept(masks)
+        number = min(len(proposal.tokens), plan.budget, lease.left)
+        number = self._fit(sequence, number)
+        if number < 1:
+            return
+        plan.proposals[sequence] = proposal.cut(number)
+        plan.work[place] = Work(sequence, 1 + number, 1 + number)
+        plan.budget -= number
+        plan.holds_next = True
+        lease.in_flight += number
+
+    def _shaped(self, found: Guess, ask: Ask) -> Proposal:
+        if not isinstance(found, Proposal):
+            return Proposal.chain(found[: ask.num_tokens])
+        if self._takes_trees:
+            return found.cut(min(ask.num_nodes, MAX_NODES))
+        return found.trunk().cut(ask.num_tokens)
+
+    def _fit(self, sequence: Sequence, number: int) -> int:
+        """As many as blocks can be had for."""
+        size, first = self._cache.block_size, sequence.num_scheduled + 1
+        while len(sequence.block_ids) * size < first + number:
+            fresh = self._cache.allocate(1)
+            if fresh is None:
+                return len(sequence.block_ids) * size - first
+            sequence.block_ids += fresh
+            sequence.attempt.residency.change(1, self._cache.now_ms())
+        return number
+
+    def _drafting(self, sequence: Sequence) -> Drafting | None:
+        """None for a sequence with an adapter, whose text the model as it is does not foresee, and for beams, which
+        draw together. Device rows count tokens that are drawn, so there none for a sequence with penalties."""
+        if sequence.drafting is not None:
+            return sequence.drafting
+        attempt = sequence.attempt
+        if attempt.message.adapter or attempt.search is not None:
+            return None
+        if not self._counts_guesses and penalizes(attempt.message.sampling):
+            return None
+        sequence.drafting = Drafting(wants_hidden=self._proposer.needs_hidden)
+        return sequence.drafting
+
+    def forget(self, region: bytes | None) -> None:
+        self._proposer.forget(region)
+
+    # --- its results ---
+
+    def observe(self, sequence: Sequence, outcome: Outcome) -> None:
+        """A tree is measured by its longest branch: only one can be right."""
+        drafting = sequence.drafting
+        if drafting is None:
+            return
+        if outcome.proposal.tokens and (target := outcome.proposal.target):
+            num_right = min(len(outcome.nodes), target)
+            drafting.acceptance.observe(target, num_right, len(sequence.tokens))
+        self._proposer.learn(sequence, drafting, outcome)

@@ -1,0 +1,319 @@
+"""Who is here: how attempts enter, hear from their gateway, and leave. The step that feeds them is `engine`'s.
+
+Every way out goes through `_end`, so that blocks, counters, journal and gateway can never disagree about an ending.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from workers.engine.grammars.grammar import Compiled, GrammarError, Key, Outcome, digest
+from workers.engine.grammars.grammar_queue import GrammarsWait
+from workers.engine.journal.journal import EngineJournal
+from workers.engine.scheduling.scheduler import Scheduler
+from workers.engine.sequences.sequence import Attempt, Sequence, Status
+from workers.engine.step.request_validator import Intake
+from workers.engine.step.step_messages import Outbox
+from workers.engine.tiers.shared_cache.shared import SharedTier
+from workers.engine.values.errors import Refusal
+from workers.protocol.messages import (
+    Cancel,
+    EngineRecord,
+    ExtendLease,
+    FailCode,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    TokenUsage,
+)
+
+logger = logging.getLogger(__name__)
+
+BROKEN = "the worker failed on this request"
+GRAMMARS_RETRY_MS = 2000
+
+
+class GrammarSource(Protocol):
+    """Compiles beside the engine thread (sampling/compiling.py); neither call waits."""
+
+    def ask(self, key: Key, text: str) -> Compiled | None:
+        """None: `take` will tell. Raises `GrammarError` for one that was refused before."""
+        ...
+
+    def drop(self, key: Key) -> bool:
+        """Nobody waits for it any more. False: it is too late for that, and `take` will tell."""
+        ...
+
+    def take(self) -> list[tuple[Key, Outcome]]:
+        """What was asked for and is decided since the last call."""
+        ...
+
+
+class Attempts:
+    def __init__(
+        self,
+        intake: Intake,
+        scheduler: Scheduler,
+        outbox: Outbox,
+        journal: EngineJournal | None,
+        clock: Callable[[], float],
+        grammars: GrammarSource | None = None,
+    ) -> None:
+        self.by_key: dict[tuple[int, str], Attempt] = {}
+        """By link and request id."""
+        self.draining = False
+        self._intake = intake
+        self._scheduler = scheduler
+        self._outbox = outbox
+        self._journal = journal
+        self._clock = clock
+        self._grammars = grammars
+        self._compiling: dict[Key, list[Attempt]] = {}
+        """Those that wait for a grammar."""
+        self.shared: SharedTier | None = None
+        self._ended: list[Attempt] = []
+        self._records: list[EngineRecord] = []
+
+    # --- ways in, and words on the way ---
+
+    def accept(self, link: int, message: GenerateRequest, now: float, step: int) -> None:
+        """An attempt begins, or is refused with its `Failed`."""
+        try:
+            if self.draining:
+                raise Refusal("draining", "the worker is draining", retryable=True)
+            if self._journal is not None and not self._journal.is_writable:
+                raise Refusal("disk_full", "the journal has no room", retryable=True)
+            if (link, message.request_id) in self.by_key:
+                raise Refusal("internal", "a request of this id is running on this link")
+            num_own = self._scheduler.counters.num_requests(message.tenant)
+            attempt = self._intake.admit(message, link, now, len(self.by_key), num_own)
+            after_s = self._scheduler.refuse(attempt, now)
+            if after_s > 0:
+                raise Refusal(
+                    "overloaded",
+                    "the first token would come too late",
+                    retryable=True,
+                    retry_after_ms=math.ceil(after_s * 1000),
+                )
+            self._ask_grammar(attempt)
+            if self._journal is not None:
+                self._journal.begin(attempt)
+        except Refusal as refusal:
+            self._refuse(link, message, refusal)
+            return
+        except Exception:  # one request must not end a process, whatever it made raise
+            logger.exception("a request was not taken in", extra={"event": "request_broken"})
+            self._refuse(link, message, Refusal("internal", BROKEN))
+            return
+        quota = message.cache_quota_blocks
+        self._scheduler.cache.set_share(
+            message.tenant, floor=message.cache_floor_blocks, quota=None if quota < 0 else quota
+        )
+        self.by_key[attempt.key] = attempt
+        self._ask_shared(attempt, now)
+        attempt.event("queued", now, step, len(attempt.prompt))
+        self._scheduler.add(attempt)
+
+    def _refuse(self, link: int, message: GenerateRequest, refusal: Refusal) -> None:
+        failed = Failed(
+            message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal),
+            refusal.retryable, refusal.retry_after_ms,
+        )  # fmt: skip
+        self._outbox.ending(link, failed)
+
+    def _ask_grammar(self, attempt: Attempt) -> None:
+        """The attempt has its grammar, or waits for it. Raises `Refusal`."""
+        message = attempt.message
+        if not message.grammar:
+            return
+        if self._grammars is None:
+            raise Refusal("grammar", "this worker compiles no grammars")
+        key = message.tenant, digest(message.grammar)
+        try:
+            compiled = self._grammars.ask(key, message.grammar)
+            if compiled is not None:
+                attempt.use_grammar(compiled)
+        except GrammarsWait as error:
+            raise Refusal(
+                "overloaded", str(error), retryable=True, retry_after_ms=GRAMMARS_RETRY_MS
+            ) from None
+        except GrammarError as error:
+            raise Refusal("grammar", str(error)) from None
+        if compiled is None:
+            self._compiling.setdefault(key, []).append(attempt)
+            for sequence in attempt.sequences:
+                sequence.status = Status.COMPILING
+
+    def _ask_shared(self, attempt: Attempt, now: float) -> None:
+        """It waits for what other workers may have of its prompt, unless it waits already."""
+        if self.shared is None or not self.shared.ask(attempt, now):
+            return
+        for sequence in attempt.sequences:
+            if sequence.status is Status.WAITING:
+                sequence.status = Status.FETCHING
+
+    def take_shared(self, now: float) -> None:
+        """Attempts that need not wait for others' KV any more may run."""
+        for attempt in self.shared.take(now) if self.shared is not None else ():
+            waits = any(s.status is Status.FETCHING for s in attempt.sequences)
+            if waits and self.by_key.get(attempt.key) is attempt:
+                self._scheduler.release(attempt)
+
+    def _leave_grammar(self, attempt: Attempt) -> None:
+        """Whoever has ended waits for no grammar; one that nobody waits for is not compiled."""
+        if self._grammars is None or not (self._compiling and attempt.message.grammar):
+            return
+        key = attempt.message.tenant, digest(attempt.message.grammar)
+        waiting = self._compiling.get(key, [])
+        if attempt in waiting:
+            waiting.remove(attempt)
+            if not waiting and self._grammars.drop(key):
+                del self._compiling[key]
+
+    def take_grammars(self) -> None:
+        """Attempts whose grammar is decided may run, or fail without a token."""
+        if self._grammars is None:
+            return
+        for key, outcome in self._grammars.take():
+            for attempt in self._compiling.pop(key, ()):
+                if self.by_key.get(attempt.key) is not attempt:
+                    continue  # it ended meanwhile
+                try:
+                    if isinstance(outcome, GrammarError):
+                        raise outcome
+                    attempt.use_grammar(outcome)
+                except GrammarError as error:
+                    self.fail(attempt, "grammar", str(error))
+                except Exception:
+                    logger.exception("a grammar cannot begin", extra={"event": "request_broken"})
+                    self.broken(attempt)
+                else:
+                    self._scheduler.release(attempt)
+
+    def extend(self, link: int, message: ExtendLease, now: float) -> None:
+        attempt = self.by_key.get((link, message.request_id))
+        if attempt is None:
+            return  # it ended while the extension was on its way
+        self._scheduler.extend(attempt, message, now)
+        if attempt.lease.exhausted and attempt.at_bound:
+            self.out_of_budget(attempt)
+
+    def cancel(self, link: int, message: Cancel) -> None:
+        attempt = self.by_key.get((link, message.request_id))
+        if attempt is None:
+            return
+        if attempt.search is not None and message.index >= 0:
+            return  # its choices are not known before its end
+        wanted = [i for i in attempt.open_indices if message.index in (-1, i)]
+        self.end_choices(attempt, wanted, "cancelled")
+
+    def close_link(self, link: int) -> None:
+        """Nobody is there to be told."""
+        for attempt in [a for a in self.by_key.values() if a.link == link]:
+            self._end(attempt, "link_lost", None)
+
+    def drain(self, *, now: bool) -> None:
+        """Nothing new from here on; with `now`, what runs is handed back."""
+        self.draining = True
+        if now:
+            for attempt in list(self.by_key.values()):
+                self.fail(attempt, "draining", "cut by the drain limit", retryable=True)
+
+    def expire(self, now: float) -> None:
+        for attempt in self._intake.past_deadline(now):
+            if self.by_key.get(attempt.key) is attempt:
+                self.fail(attempt, "deadline", "the deadline passed")
+        for attempt in self._scheduler.expire(now):
+            self.end_choices(attempt, attempt.open_indices, "lease")
+
+    # --- ways out ---
+
+    def end_choices(self, attempt: Attempt, indices: list[int], reason: FinishReason) -> None:
+        """Ends choices between tokens; with the last of them the attempt."""
+        for index in indices:
+            seq_no = 0
+            if index in attempt.unforked:
+                attempt.unforked.remove(index)
+            else:
+                sequence = next(s for s in attempt.sequences if s.index == index)
+                seq_no = len(sequence.output) if attempt.search is None else 0
+                self._scheduler.end(sequence)
+            self._outbox.choice_ended(attempt, index, seq_no, reason)
+        if indices and not attempt.open_indices:
+            self._end(attempt, reason, self._finished(attempt, reason))
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """A choice ended with the token just told of."""
+        attempt = sequence.attempt
+        self._scheduler.end(sequence)
+        if not attempt.open_indices:
+            self._end(attempt, reason, self._finished(attempt, reason))
+
+    def out_of_budget(self, attempt: Attempt) -> None:
+        """The last token of the lease is spent. A search that began has something to show."""
+        search = attempt.search
+        if search is None or not attempt.drawn:
+            self.end_choices(attempt, attempt.open_indices, "budget")
+        else:
+            search.cut([beam.output for beam in attempt.sequences])
+            self.finish_search(attempt, "budget")
+
+    def finish_search(self, attempt: Attempt, cut: FinishReason = "length") -> None:
+        """Its best texts are the choices. `cut`: why those ended that no end token did."""
+        assert attempt.search is not None
+        for index, found in enumerate(attempt.search.found):
+            self._outbox.hypothesis(attempt, index, found, "stop" if found.ended else cut)
+        reason: FinishReason = cut if any(not f.ended for f in attempt.search.found) else "stop"
+        self._end(attempt, reason, self._finished(attempt, reason))
+
+    def _finished(self, attempt: Attempt, reason: FinishReason) -> Finished:
+        message = attempt.message
+        return Finished(
+            message.request_id, message.attempt, attempt.usage, reason, attempt.cache_report
+        )
+
+    def fail(self, attempt: Attempt, code: FailCode, text: str, *, retryable: bool = False) -> None:
+        message = attempt.message
+        failed = Failed(
+            message.request_id, message.attempt, attempt.usage, code, text, retryable=retryable
+        )
+        self._end(attempt, code, failed)
+
+    def broken(self, attempt: Attempt, code: FailCode = "internal", text: str = BROKEN) -> None:
+        """What was done for this attempt alone raised: it fails alone, unless it just ended."""
+        if self.by_key.get(attempt.key) is attempt:
+            self.fail(attempt, code, text)
+
+    def _end(self, attempt: Attempt, reason: str, ending: Finished | Failed | None) -> None:
+        """The one place where an attempt ends: blocks back, books closed, gateway told (if it is still there)."""
+        for sequence in attempt.sequences:
+            if sequence.status is not Status.ENDED:
+                self._scheduler.end(sequence)
+        self._scheduler.leave(attempt)
+        self._leave_grammar(attempt)
+        del self.by_key[attempt.key]
+        attempt.event("finished", self._clock())
+        attempt.end_reason = reason
+        if self._journal is not None:
+            self._records.append(self._journal.end(attempt))
+        self._ended.append(attempt)
+        if ending is not None:
+            attempt.residency.change(0, self._scheduler.cache.now_ms())
+            told = msgspec.structs.replace(
+                ending,
+                timeline=attempt.timeline,
+                held_block_ms=attempt.residency.block_ms,
+            )
+            self._outbox.ending(attempt.link, told)
+
+    def take_ended(self) -> tuple[list[Attempt], list[EngineRecord]]:
+        """Since the last call; records only with a journal."""
+        ended, records = self._ended, self._records
+        self._ended, self._records = [], []
+        return ended, records

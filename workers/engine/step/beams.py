@@ -1,0 +1,94 @@
+"""Beam search, the acting half: a step's best tokens become the next beams of each search, by fork and release.
+
+`sampling.beam` decides; blocks move here. All beams of a search are in a step or none is, and no step is in flight when
+this acts, so what a beam that is given up held alone is free at once.
+
+What is charged: every token that is computed for a live beam, so `width` tokens for each step of a search, whatever
+becomes of the beams; a text's end token that no beam goes on from is looked at, not computed, and costs nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from workers.engine.scheduling.scheduler import Scheduler
+from workers.engine.sequences.beam import Extension
+from workers.engine.sequences.sequence import Attempt, Sequence, Status
+from workers.engine.step.attempts import Attempts
+from workers.engine.step.step_messages import Outbox
+from workers.engine.values.plan import Drawn
+from workers.protocol.messages import TopLogprob
+
+logger = logging.getLogger(__name__)
+
+
+class Beams:
+    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: Outbox) -> None:
+        self._scheduler = scheduler
+        self._attempts = attempts
+        self._outbox = outbox
+        self._offers: dict[Attempt, dict[Sequence, tuple[TopLogprob, ...]]] = {}
+
+    def offer(self, sequence: Sequence, drawn: Drawn) -> None:
+        """The best tokens behind one beam."""
+        assert drawn.logprob is not None
+        self._offers.setdefault(sequence.attempt, {})[sequence] = drawn.logprob.top
+
+    def select(self) -> None:
+        """Behind a step."""
+        gathered, self._offers = self._offers, {}
+        for attempt, offers in gathered.items():
+            if attempt.sequences[0].status is Status.ENDED:
+                continue
+            try:
+                self._advance(attempt, offers)
+            except Exception:  # whatever it was: not its neighbours'
+                logger.exception("a search did not go on", extra={"event": "request_broken"})
+                self._attempts.broken(attempt)
+
+    def _advance(self, attempt: Attempt, offers: dict[Sequence, tuple[TopLogprob, ...]]) -> None:
+        search, beams = attempt.search, attempt.sequences
+        assert search is not None
+        assert len(offers) == len(beams), "beams of a search were scheduled apart"
+        attempt.take_unforked(search.width)
+        ordered = [offers[beam] for beam in beams]
+        is_last = len(beams[0].tokens) + 1 >= attempt.end_len
+        self._outbox.progress(attempt)
+        kept = search.advance(ordered, [beam.output for beam in beams], is_last=is_last)
+        if not kept:
+            self._attempts.finish_search(attempt)
+            return
+        placed = place(kept, search.width)
+        search.grow(placed, ordered)
+        self._move(attempt, placed)
+        if attempt.lease.exhausted:
+            self._attempts.out_of_budget(attempt)
+
+    def _move(self, attempt: Attempt, placed: list[Extension]) -> None:
+        """Who has no heir gives back what it holds before the others fork."""
+        parents = attempt.sequences
+        heirs = {extension.parent for extension in placed}
+        for index, parent in enumerate(parents):
+            if index not in heirs:
+                self._scheduler.end(parent)
+        attempt.sequences = [
+            parents[extension.parent]
+            if extension.parent == index
+            else self._scheduler.branch(parents[extension.parent], index)
+            for index, extension in enumerate(placed)
+        ]
+        for sequence, extension in zip(attempt.sequences, placed, strict=True):
+            sequence.append(extension.token)
+
+
+def place(kept: list[Extension], width: int) -> list[Extension]:
+    """Each beam's first heir in its own place, the others where nobody goes on: so that few blocks change hands."""
+    placed: list[Extension | None] = [None] * width
+    others: list[Extension] = []
+    for extension in kept:
+        if placed[extension.parent] is None:
+            placed[extension.parent] = extension
+        else:
+            others.append(extension)
+    rest = iter(others)
+    return [extension or next(rest) for extension in placed]

@@ -1,0 +1,149 @@
+"""Results of a step become tokens: counts, the prefix tree, ends, deltas. Knows values, not the device nor the loop."""
+
+from __future__ import annotations
+
+import logging
+
+from workers.engine.grammars.grammar import GrammarError
+from workers.engine.scheduling.scheduler import Scheduler
+from workers.engine.scheduling.step_plan import Work
+from workers.engine.sequences.sequence import Attempt, Sequence, Status
+from workers.engine.sequences.sparsity import received
+from workers.engine.speculate.proposer import Outcome
+from workers.engine.step.attempts import Attempts
+from workers.engine.step.beams import Beams
+from workers.engine.step.pipeline import Flight
+from workers.engine.step.step_messages import Outbox
+from workers.engine.values.plan import Drawn, RowResult
+from workers.engine.values.record import StepRecord
+from workers.engine.values.token_tree import NOTHING
+
+logger = logging.getLogger(__name__)
+
+
+class Commit:
+    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: Outbox) -> None:
+        self._scheduler = scheduler
+        self._attempts = attempts
+        self._outbox = outbox
+        self._touched: list[Attempt] = []
+        self._token_gaps: dict[float, int] = {}
+        self._beams = Beams(scheduler, attempts, outbox)
+
+    def step(self, flight: Flight) -> StepRecord:
+        """Rows of a sequence that ended while they were in flight, or whose step before failed, are dropped."""
+        plan, record, void = flight.plan, flight.record, flight.void
+        now = record.collected_at
+        for work, result in zip(plan.work, flight.results, strict=True):
+            if work.sequence.status is Status.ENDED or (void and work.sequence in void):
+                self._scheduler.drop(work, record)
+                continue
+            try:
+                if found := flight.own.get(work.sequence):
+                    self._verified(work, *found, record, now)
+                else:
+                    self._row(work, result, record, now)
+                    self._learn(work, result)
+            except GrammarError as error:
+                self._attempts.broken(work.sequence.attempt, "grammar", str(error))
+            except Exception:  # whatever it was: not its neighbours'
+                logger.exception("a row was not committed", extra={"event": "request_broken"})
+                self._attempts.broken(work.sequence.attempt)
+        # Behind all rows: a sibling of the last draw may be in prefill again.
+        for attempt in self._touched:
+            if attempt.lease.exhausted and attempt.search is None:
+                self._attempts.end_choices(attempt, attempt.open_indices, "budget")
+        self._scheduler.collected(plan.step)
+        self._beams.select()
+        return record
+
+    def take(self) -> tuple[list[Attempt], dict[float, int]]:
+        """Since the last call: attempts that took part, and seconds since a sequence's token before -> how many."""
+        touched, gaps = self._touched, self._token_gaps
+        self._touched, self._token_gaps = [], {}
+        return touched, gaps
+
+    def _row(self, work: Work, result: RowResult, record: StepRecord, now: float) -> None:
+        sequence, num_tokens, num_draws = work
+        attempt = sequence.attempt
+        self._touched.append(attempt)
+        if attempt.wants_prompt_logprobs:
+            attempt.prompt_logprobs.extend(result.prompt_logprobs)
+        if result.mass:
+            sequence.mass = received(sequence.mass, result.mass)
+        if self._scheduler.advance(work, record):
+            attempt.event("chunk", now, record.step, num_tokens)
+        filled = attempt.message.max_tokens == 0 and sequence.num_computed == len(sequence.tokens)
+        if not (num_draws or filled):
+            return
+        if not attempt.account.closed:
+            self._close_prompt(attempt, sequence, record.step, now)
+        if filled:
+            self._attempts.end_choices(attempt, attempt.open_indices, "length")
+            return
+        sequences = [sequence]
+        if attempt.search is None and attempt.unforked:  # may raise: nothing is counted yet
+            sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
+        attempt.lease.in_flight -= num_draws
+        attempt.lease.spent += num_draws
+        attempt.num_output += num_draws
+        record.num_output_tokens += num_draws
+        self._scheduler.counters.charge(attempt.message.tenant, output=num_draws)
+        if attempt.search is not None:
+            self._beams.offer(sequence, result.drawn[0])
+            return
+        for one, drawn in zip(sequences, result.drawn, strict=True):
+            if one.status is not Status.ENDED:  # with a sibling whose grammar led nowhere
+                self._token(one, drawn, now)
+
+    def _verified(
+        self,
+        work: Work,
+        outcome: Outcome,
+        own: tuple[Drawn, ...],
+        record: StepRecord,
+        now: float,
+    ) -> None:
+        """What was right of the proposals is so many steps of one token."""
+        sequence, num_proposed = work.sequence, len(outcome.proposal.tokens)
+        num_accepted = len(own) - 1
+        self._scheduler.reject(work, len(own))
+        sequence.attempt.num_rejected += num_proposed - num_accepted  # the last token may end it
+        for drawn in own:
+            self._row(Work(sequence, 1, 1), RowResult((drawn,)), record, now)
+        record.num_decode_seqs -= num_accepted
+        record.num_proposed += num_proposed
+        record.num_accepted += num_accepted
+        if self._scheduler.speculation is not None:
+            self._scheduler.speculation.observe(sequence, outcome)
+
+    def _learn(self, work: Work, result: RowResult) -> None:
+        """A decode row without guesses."""
+        speculation, sequence = self._scheduler.speculation, work.sequence
+        if speculation is None or not speculation.needs_hidden:
+            return
+        if sequence.drafting is not None and work.num_draws == 1:
+            told = Outcome(NOTHING, (result.drawn[0].token,), hidden=result.hidden)
+            speculation.observe(sequence, told)
+
+    def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
+        attempt.account.close()
+        if attempt.message.max_tokens:
+            attempt.event("first_token", now, step)
+        if attempt.message.pinned or attempt.ranges:
+            self._scheduler.holdings.pin(sequence)
+
+    def _token(self, sequence: Sequence, drawn: Drawn, now: float) -> None:
+        seq_no = len(sequence.output)
+        sequence.append(drawn.token)
+        finish = sequence.finish_after(drawn.token)
+        attempt = sequence.attempt
+        self._outbox.token(attempt, sequence.index, seq_no, drawn.token, drawn.logprob, finish)
+        if seq_no:
+            gap = now - sequence.last_token_at
+            self._token_gaps[gap] = self._token_gaps.get(gap, 0) + 1
+        sequence.last_token_at = now
+        if finish is not None:
+            self._attempts.finish(sequence, finish)
+        elif sequence.automaton is not None and sequence.automaton.fault:
+            self._attempts.fail(attempt, "grammar", sequence.automaton.fault)

@@ -1,0 +1,152 @@
+"""Which requests this worker takes on, and until when. Pure; decides nothing about order, and leaves the look at each
+number and id to `faults`.
+
+Everything here can be caused by a gateway, so everything here is a `Refusal`, never an assertion.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Set
+
+from cache.namespaces import segments
+from workers.engine.scheduling.step_plan import Limits
+from workers.engine.sequences.bans import Bans, bans_of
+from workers.engine.sequences.sequence import Attempt
+from workers.engine.sequences.sparsity import Sparsity
+from workers.engine.step import faults
+from workers.engine.values.errors import Refusal
+from workers.engine.values.plan import LoadedAdapter, StepRunner
+from workers.protocol.frames import MAX_FRAME_BYTES
+from workers.protocol.messages import GenerateRequest, SamplingParams
+
+MAX_PRESENT = 10_000
+"""Requests that a worker has at once. A tenant has at most as many as there is room left for others: one alone half of
+them, each of two a third, so nobody's queue keeps others out (dynamic thresholds, Choudhury and Hahne 1998)."""
+OVERLOAD_RETRY_MS = 1000
+PINNED_PART = 5
+"""Of the pool one block in so many may be pinned."""
+LOGPROB_BYTES = 32
+"""One token's logprob on the wire, generously."""
+
+
+class Intake:
+    def __init__(
+        self,
+        runner: StepRunner,
+        limits: Limits,
+        leaving: Callable[[], Set[str]] = frozenset,
+        sparsity: Sparsity | None = None,
+    ) -> None:
+        """`leaving`: adapters that take nobody any more."""
+        self._runner = runner
+        self._limits = limits
+        self._leaving = leaving
+        self._sparsity = sparsity
+        self._num_admitted = 0
+        self._deadlines: list[tuple[float, int, Attempt]] = []
+
+    def admit(
+        self, message: GenerateRequest, link: int, now: float, num_present: int, num_own: int
+    ) -> Attempt:
+        """`num_present`: requests that are here, `num_own`: of them the tenant's. Raises `Refusal`."""
+        if num_own >= MAX_PRESENT - num_present:
+            raise Refusal(
+                "overloaded",
+                f"{num_own} requests of this tenant are here already, of {num_present}",
+                retryable=True,
+                retry_after_ms=OVERLOAD_RETRY_MS,
+            )
+        self._check_form(message)
+        self._check_size(message)
+        if message.root != self._runner.root:
+            raise Refusal("wrong_root", f"this worker serves {self._runner.root!r}", retryable=True)
+        if message.max_tokens and message.lease_bound <= 0:
+            raise Refusal("no_lease", "the request came without a lease bound")
+        self._num_admitted += 1
+        attempt = Attempt(
+            message,
+            link,
+            self._num_admitted,
+            now,
+            eos_token_ids=self._runner.eos_token_ids,
+            max_len=self._limits.max_len,
+            adapter=self._adapter(message.adapter),
+            bans=self._bans(message.sampling),
+        )
+        try:
+            segments(attempt.path, self._runner.block_size)
+        except ValueError as error:
+            raise Refusal("internal", str(error)) from None
+        self._check_beams(attempt)
+        if message.deadline_ms:
+            heapq.heappush(self._deadlines, (attempt.deadline, attempt.serial, attempt))
+        return attempt
+
+    def _bans(self, sampling: SamplingParams) -> Bans | None:
+        try:
+            return bans_of(sampling, self._runner.eos_token_ids, self._runner.vocab_size)
+        except ValueError as error:
+            raise Refusal("internal", f"the request has bans of everything: {error}") from None
+
+    def _adapter(self, name: str) -> LoadedAdapter | None:
+        if not name:
+            return None
+        found = self._runner.adapters.get(name)
+        if found is None or name in self._leaving():
+            raise Refusal("wrong_root", f"this worker has no adapter {name!r}", retryable=True)
+        return found
+
+    def past_deadline(self, now: float) -> list[Attempt]:
+        """Those whose deadline passed since the last call, ended ones included."""
+        past: list[Attempt] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            past.append(heapq.heappop(self._deadlines)[2])
+        return past
+
+    def _check_form(self, message: GenerateRequest) -> None:
+        if fault := faults.of_request(message, self._runner.vocab_size):
+            raise Refusal("internal", f"the request has {fault}")
+
+    def _check_beams(self, attempt: Attempt) -> None:
+        """A search loses and gets its blocks as a whole, so all of it has to fit, and what its beams share now they may
+        not share when they come back. Raises `Refusal`."""
+        search, runner = attempt.search, self._runner
+        if search is None:
+            return
+        if self._sparsity is not None and self._sparsity.applies(attempt):
+            raise Refusal(
+                "too_long",
+                f"beams of {attempt.end_len} tokens are more than the KV budget of this worker,"
+                f" beyond which nothing is shared",
+            )
+        if search.num_candidates > runner.vocab_size:
+            raise Refusal("internal", "the request has more beams than the vocabulary feeds")
+        num_blocks = search.width * -(-attempt.end_len // runner.block_size)
+        capacity = runner.num_blocks - 1 - runner.num_blocks // PINNED_PART
+        if num_blocks > capacity:
+            most = capacity // search.width * runner.block_size
+            raise Refusal(
+                "too_long",
+                f"{search.width} beams of {attempt.end_len} tokens do not fit this worker,"
+                f" which holds {most} of each",
+            )
+
+    def _check_size(self, message: GenerateRequest) -> None:
+        longest = max((len(output) for _, output in message.resume), default=0)
+        num_tokens = len(message.prompt) + longest
+        room = 1 if message.max_tokens else 0
+        if num_tokens + room > self._limits.max_len:
+            raise Refusal(
+                "too_long",
+                f"{num_tokens} tokens do not fit the {self._limits.max_len} of this worker",
+            )
+        if message.num_choices > self._limits.max_running:
+            raise Refusal("too_long", f"{message.num_choices} choices are more than run at once")
+        num_logprobs = len(message.prompt) * (message.prompt_logprobs + 1)
+        if num_logprobs * LOGPROB_BYTES > MAX_FRAME_BYTES // 2:
+            raise Refusal("too_long", "logprobs of so long a prompt do not fit a frame")
+        num_output = min(message.max_tokens, self._limits.max_len - len(message.prompt))
+        num_logprobs = num_output * (message.sampling.logprobs + 1)
+        if message.beams is not None and num_logprobs * LOGPROB_BYTES > MAX_FRAME_BYTES // 2:
+            raise Refusal("too_long", "logprobs of so long a choice do not fit a frame")

@@ -1,0 +1,104 @@
+"""What becomes of a step that failed: smaller steps where the device had no memory for it, its rows apart where it raised.
+
+Knows plans, attempts and the steps in flight; not how a step is launched or collected. That a request is to blame is
+believed only while the device computes a step of the engine's own (pulse.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Set
+
+from workers.engine.scheduling.scheduler import Scheduler
+from workers.engine.scheduling.step_plan import StepPlan, Work
+from workers.engine.sequences.sequence import Sequence, Status
+from workers.engine.step.apart import Apart
+from workers.engine.step.attempts import Attempts
+from workers.engine.step.pipeline import Pipeline
+from workers.engine.step.pulse import Pulse
+from workers.engine.values.errors import DeviceOutOfMemory, EngineBroken
+
+logger = logging.getLogger(__name__)
+
+
+class StepFailures:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        attempts: Attempts,
+        pipeline: Pipeline,
+        pulse: Pulse,
+        clock: Callable[[], float],
+    ) -> None:
+        self.apart = Apart()
+        self.pulse = pulse
+        self._scheduler = scheduler
+        self._attempts = attempts
+        self._pipeline = pipeline
+        self._clock = clock
+        self._num_out_of_memory = 0
+        self._pulse_due = False
+        """A request failed alone: was it the device?"""
+
+    def failed(self, plan: StepPlan, error: Exception, void: Set[Sequence] = frozenset()) -> None:
+        """Nothing of the step counts. Steps before it are collected, those behind it lose the rows that built on it.
+        `void`: its own rows that built on a step that failed before. A step that has no others failed for that one."""
+        for work in plan.work:
+            self._scheduler.retract(work)
+        self._pipeline.void(plan)
+        self._scheduler.collected(plan.step)
+        live = [
+            w for w in plan.work if w.sequence.status is not Status.ENDED and w.sequence not in void
+        ]
+        out_of_memory = isinstance(error, DeviceOutOfMemory)
+        self._num_out_of_memory += out_of_memory
+        if not live:
+            return
+        if out_of_memory and not plan.copies:
+            self._too_large(plan, live, error)
+        else:
+            self._poisoned(plan, live)
+
+    def check_device(self) -> None:
+        """After a request was blamed and before anybody is told; no step may be in flight. Raises `EngineBroken` if the
+        device computes nothing at all: then it was no request's doing."""
+        if not self._pulse_due:
+            return
+        self._pulse_due = False
+        if not self.pulse.beats():
+            raise EngineBroken("steps fail, and so does one that is nobody's")
+
+    def take_out_of_memory(self) -> int:
+        """Steps that did not fit the device since the last call."""
+        number, self._num_out_of_memory = self._num_out_of_memory, 0
+        return number
+
+    def _too_large(self, plan: StepPlan, live: list[Work], error: Exception) -> None:
+        unable = self._scheduler.shrink(plan, live)
+        logger.warning(
+            "step %d did not fit the device: %s; %d tokens from here on",
+            plan.step, error, self._scheduler.budget.num_tokens,
+            extra={"event": "device_out_of_memory"},
+        )  # fmt: skip
+        if unable is not None:
+            self._attempts.fail(
+                unable.attempt, "internal", "one token did not fit the device's memory"
+            )
+
+    def _poisoned(self, plan: StepPlan, live: list[Work]) -> None:
+        """Who fails alone ends; until that is known, the others of the step wait for their turn to run again."""
+        unfilled = {block for _, block in plan.copies}
+        attempts = dict.fromkeys(work.sequence.attempt for work in live)
+        if unfilled:  # a copy failed: what these have is not what they wrote
+            blamed = [a for a in attempts if any(unfilled & {*s.block_ids} for s in a.sequences)]
+        else:
+            alone = len({work.sequence.attempt for work in plan.work}) == 1
+            one = self.apart.failed(list(attempts), self._clock(), alone=alone)
+            blamed = [] if one is None else [one]
+        for attempt in blamed:
+            logger.error(
+                "request %s failed its step", attempt.message.request_id,
+                extra={"event": "attempt_poisoned", "tenant": attempt.message.tenant},
+            )  # fmt: skip
+            self._attempts.fail(attempt, "internal", "the model failed on this request")
+        self._pulse_due |= bool(blamed)

@@ -1,0 +1,133 @@
+"""What one step tells the gateways: deltas gathered into one frame per link, endings behind them. Pure.
+
+The order is the contract (engine.md section 3.7): an attempt's `Finished` or `Failed` comes behind its last delta, on
+the same link, exactly once.
+"""
+
+from __future__ import annotations
+
+from workers.engine.sequences.beam import Hypothesis
+from workers.engine.sequences.sequence import Attempt
+from workers.protocol.messages import (
+    Failed,
+    Finished,
+    FinishReason,
+    Message,
+    Peeked,
+    PromptCounts,
+    StepFrame,
+    TokenDelta,
+    TokenLogprob,
+)
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self._deltas: dict[int, list[TokenDelta]] = {}
+        self._endings: list[tuple[int, Message]] = []
+
+    def token(
+        self,
+        attempt: Attempt,
+        index: int,
+        seq_no: int,
+        token: int,
+        logprob: TokenLogprob | None,
+        finish: FinishReason | None,
+    ) -> None:
+        self._add(
+            attempt,
+            TokenDelta(
+                attempt.message.request_id,
+                attempt.message.attempt,
+                index,
+                seq_no,
+                (token,),
+                () if logprob is None else (logprob,),
+                finish,
+                token if finish == "stop" and token in attempt.end_ids else -1,
+                *_first_delta_parts(attempt),
+            ),
+        )
+
+    def progress(self, attempt: Attempt) -> None:
+        """What a search has spent so far; its tokens come later."""
+        message = attempt.message
+        prompt, prompt_logprobs = _first_delta_parts(attempt)
+        self._add(
+            attempt,
+            TokenDelta(
+                message.request_id,
+                message.attempt,
+                0,
+                0,
+                prompt=prompt,
+                prompt_logprobs=prompt_logprobs,
+                num_spent=attempt.num_output,
+            ),
+        )
+
+    def hypothesis(
+        self, attempt: Attempt, index: int, found: Hypothesis, finish: FinishReason
+    ) -> None:
+        """A whole choice."""
+        message, logprobs = attempt.message, found.logprobs
+        self._add(
+            attempt,
+            TokenDelta(
+                message.request_id,
+                message.attempt,
+                index,
+                0,
+                found.tokens,
+                logprobs if message.sampling.logprobs >= 0 else (),
+                finish,
+                found.tokens[-1] if found.ended else -1,
+                num_spent=attempt.num_output,
+            ),
+        )
+
+    def choice_ended(self, attempt: Attempt, index: int, seq_no: int, reason: FinishReason) -> None:
+        """An ending without a token."""
+        prompt, prompt_logprobs = _first_delta_parts(attempt)
+        self._add(
+            attempt,
+            TokenDelta(
+                attempt.message.request_id,
+                attempt.message.attempt,
+                index,
+                seq_no,
+                finish=reason,
+                prompt=prompt,
+                prompt_logprobs=prompt_logprobs,
+            ),
+        )
+
+    def tell(self, link: int, answer: Peeked) -> None:
+        """Of no attempt, so in no order with any."""
+        self._endings.append((link, answer))
+
+    def ending(self, link: int, message: Finished | Failed) -> None:
+        self._endings.append((link, message))
+
+    def take(self, step: int) -> list[tuple[int, Message]]:
+        """Everything since the last call, in sending order."""
+        messages: list[tuple[int, Message]] = [
+            (link, StepFrame(step, tuple(deltas))) for link, deltas in self._deltas.items()
+        ]
+        messages += self._endings
+        self._deltas, self._endings = {}, []
+        return messages
+
+    def _add(self, attempt: Attempt, delta: TokenDelta) -> None:
+        self._deltas.setdefault(attempt.link, []).append(delta)
+
+
+def _first_delta_parts(
+    attempt: Attempt,
+) -> tuple[PromptCounts | None, tuple[TokenLogprob | None, ...]]:
+    """The prompt's counts and logprobs, for the first delta behind the prefill only."""
+    if attempt.prompt_sent or not attempt.account.closed:
+        return None, ()
+    attempt.prompt_sent = True
+    return attempt.account.counts, tuple(attempt.prompt_logprobs)

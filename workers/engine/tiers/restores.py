@@ -1,0 +1,293 @@
+"""Blocks between the device and the host: what is worth restoring, who waits for it, what a preempted sequence leaves. Pure.
+
+A restore is dealt out like a prefill: a chunk of blocks per step is on its way while steps run, and the sequence is in
+none of them before its last chunk is there. Whether that is worth it is decided by what copies and prefills really took.
+Knows sequences, slots and seconds; bytes are `host_port`'s business, what may be found is the cache's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cache.handle import Handle
+from cache.prefix_cache import PrefixCache
+from cache.tiers import Copy, HostTier, Written
+from workers.engine.queueing.forecast import Forecast
+from workers.engine.sequences.sequence import Sequence, Swapped
+from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.host_port import HostBlocks, Transfer
+from workers.engine.values.record import Rate
+
+Preempt = Literal["auto", "recompute", "swap"]
+
+CHUNK_BLOCKS = 64
+"""Of one sequence on their way at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What can follow the blocks that the tree gave: slots in order, up to position `num_tokens`."""
+
+    slots: list[int]
+    num_tokens: int
+    copies: Seq[Copy] = ()
+    """Pinned; none if it is the sequence's own swap."""
+
+
+@dataclass(slots=True)
+class Restore:
+    sequence: Sequence
+    source: Source
+    blocks: list[int]
+    num_placed: int = 0
+    transfer: Transfer | None = None
+
+    @property
+    def chunk(self) -> slice:
+        return slice(self.num_placed, self.num_placed + CHUNK_BLOCKS)
+
+
+@dataclass(slots=True)
+class RestoreCounts:
+    """Blocks, since the process began."""
+
+    num_stored: int = 0
+    num_restored: int = 0
+    num_swapped_out: int = 0
+    num_swapped_in: int = 0
+    num_skipped: int = 0
+    """Found in the host and computed again, because that is faster."""
+    num_failed: int = 0
+
+
+class Pace:
+    """Seconds that copies take, and prefills."""
+
+    def __init__(self, prefill: Forecast, block_size: int) -> None:
+        self.prefill = prefill
+        self.load = Rate()
+        self.store = Rate()
+        self._block_size = block_size
+
+    def worth(self, num_blocks: int, *, both_ways: bool = False) -> bool:
+        """Whether copies are faster than a prefill. What was never measured costs nothing: then it is tried."""
+        copies = _seconds(num_blocks, self.load.per_second or self.store.per_second)
+        if both_ways:
+            copies += _seconds(num_blocks, self.store.per_second)
+        prefill = self.prefill.per_second
+        return not prefill or copies < _seconds(num_blocks * self._block_size, prefill)
+
+
+def _seconds(number: int, per_second: float) -> float:
+    return number / per_second if per_second else 0.0
+
+
+@dataclass(slots=True)
+class _Stores:
+    """Stores whose time is not known yet."""
+
+    flying: list[tuple[int, Transfer]] = field(default_factory=list)
+
+    def add(self, num_blocks: int, transfer: Transfer, rate: Rate) -> None:
+        self.flying.append((num_blocks, transfer))
+        while self.flying and self.flying[0][1].done:
+            number, done = self.flying.pop(0)
+            _measure(rate, number, done)
+
+
+class Restores:
+    def __init__(
+        self, cache: PrefixCache, mover: HostBlocks, prefill: Forecast, preempt: Preempt = "auto"
+    ) -> None:
+        assert cache.host is not None
+        self.counts = RestoreCounts()
+        self.pace = Pace(prefill, cache.block_size)
+        self._cache = cache
+        self._host: HostTier = cache.host
+        self._mover = mover
+        self._preempt = preempt
+        self._open: dict[Sequence, Restore] = {}
+        self._stores = _Stores()
+        self.on_written: Callable[[Seq[Written]], None] = lambda written: None
+        """Told of copies that the host has now."""
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self._mover.bytes_per_slot
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    # --- to the host ---
+
+    def flush(self) -> None:
+        """Before anything writes to blocks: what the tree offered, and may have given up meanwhile, leaves now."""
+        offers = self._cache.owners.offers
+        written = offers.take() if offers is not None else []
+        if not written:
+            return
+        if not self._store([(one.block, one.copy.slot) for one in written]):
+            self._host.lose(one.copy for one in written)
+            return
+        self.on_written(written)
+
+    def swap_out(self, sequence: Sequence, *, needed: bool) -> None:
+        """A preempted sequence is about to lose its blocks: they are kept, where that is faster than computing again.
+        Those that somebody needs are gone next, and so are those that never were in the tree; others stay there."""
+        size = self._cache.block_size
+        num_blocks = -(-sequence.num_computed // size)
+        if (
+            sequence.swapped is not None
+            or sequence.num_dropped
+            or not num_blocks
+            or not self._swaps(sequence, num_blocks, needed)
+        ):
+            return
+        slots = self._host.reserve(sequence.attempt.message.tenant, num_blocks)
+        if slots is None:
+            return
+        self.flush()  # behind what these slots were to hold
+        if not self._store(list(zip(sequence.block_ids, slots, strict=False))):
+            self._host.give_back(slots)
+            return
+        self.counts.num_swapped_out += num_blocks
+        sequence.swapped = Swapped(slots, sequence.num_computed)
+
+    def _swaps(self, sequence: Sequence, num_blocks: int, needed: bool) -> bool:
+        message = sequence.attempt.message
+        if self._preempt == "recompute" or sequence.attempt.wants_prompt_logprobs:
+            return False
+        if self._preempt == "swap":
+            return True
+        lost = needed or not message.cache_write or bool(message.adapter)
+        return lost and self.pace.worth(num_blocks, both_ways=True)
+
+    def forget(self, sequence: Sequence) -> None:
+        """It ended."""
+        if sequence.swapped is not None:
+            self._host.give_back(sequence.swapped.slots)
+            sequence.swapped = None
+
+    # --- back ---
+
+    def source(self, sequence: Sequence, handle: Handle, *, read: bool) -> Source | None:
+        """What the host has behind the tree's match and is worth restoring. To be given to `begin`, or to `leave`."""
+        first, swapped = handle.num_tree_blocks, sequence.swapped
+        if swapped is not None and len(swapped.slots) > first:
+            return Source(swapped.slots[first:], swapped.num_tokens)
+        copies = self._cache.copies(handle, sequence.tokens) if read else []
+        if not copies:
+            return None
+        if not self.pace.worth(len(copies)):
+            self.counts.num_skipped += len(copies)
+            handle.miss_reason = "restore_skipped"
+            return None
+        self._host.pin(copies)
+        num_tokens = (first + len(copies)) * self._cache.block_size
+        return Source([copy.slot for copy in copies], num_tokens, copies)
+
+    def leave(self, source: Source | None) -> None:
+        if source is not None:
+            self._host.unpin(source.copies)
+
+    def begin(self, sequence: Sequence, source: Source | None, fresh: Seq[int]) -> None:
+        """Into the first of these blocks, which are the sequence's own."""
+        if source is None or source.copies:
+            self.forget(sequence)  # the tree has it all
+        if source is None:
+            return
+        self.flush()
+        restore = Restore(sequence, source, list(fresh[: len(source.slots)]))
+        self._cache.begin_move(restore.blocks)
+        sequence.restoring = True
+        self._open[sequence] = restore
+        self._load(restore)
+
+    def poll(self) -> list[Sequence]:
+        """Takes in what has arrived. Returns the sequences that have everything: their `num_computed` says how much."""
+        ready: list[Sequence] = []
+        if self._open:
+            self.flush()
+        for restore in list(self._open.values()):
+            if restore.transfer is not None and restore.transfer.done:
+                self._place(restore)
+            if restore.transfer is None:
+                self._close(restore)
+                ready.append(restore.sequence)
+        return ready
+
+    def wait(self) -> None:
+        """There is nothing to compute before a copy has arrived."""
+        for restore in self._open.values():
+            if restore.transfer is not None:
+                restore.transfer.wait()
+                return
+
+    def cancel(self, sequence: Sequence) -> None:
+        """It loses its blocks before they are filled."""
+        restore = self._open.pop(sequence, None)
+        if restore is None:
+            return
+        if restore.transfer is not None:
+            restore.transfer.wait()  # a slot that is still read must not be written
+        sequence.restoring = False
+        self._cache.end_move(restore.blocks)
+        self._host.unpin(restore.source.copies)
+
+    def _load(self, restore: Restore) -> None:
+        """The next chunk; none: everything is there."""
+        slots = restore.source.slots[restore.chunk]
+        try:
+            restore.transfer = self._mover.load(slots) if slots else None
+        except DeviceOutOfMemory:
+            self.counts.num_failed += len(slots)
+            restore.transfer = None
+
+    def _place(self, restore: Restore) -> None:
+        blocks, transfer = restore.blocks[restore.chunk], restore.transfer
+        assert transfer is not None
+        try:
+            self._mover.place(transfer, blocks)
+        except DeviceOutOfMemory:
+            self.counts.num_failed += len(blocks)
+            restore.transfer = None
+            return
+        _measure(self.pace.load, len(blocks), transfer)
+        restore.num_placed += len(blocks)
+        self._load(restore)
+
+    def _close(self, restore: Restore) -> None:
+        """All of it, or, without memory for more, what was placed."""
+        sequence, source, number = restore.sequence, restore.source, restore.num_placed
+        del self._open[sequence]
+        sequence.restoring = False
+        self._cache.end_move(restore.blocks)
+        if sequence.swapped is not None:
+            self.counts.num_swapped_in += number
+            self.forget(sequence)
+        else:
+            self.counts.num_restored += number
+            self._host.hit(source.copies[:number])
+            self._host.unpin(source.copies)
+        size = self._cache.block_size
+        end = sequence.num_computed + number * size
+        sequence.num_computed = sequence.num_scheduled = min(end, source.num_tokens)
+
+    def _store(self, pairs: list[tuple[int, int]]) -> bool:
+        try:
+            transfer = self._mover.store(pairs)
+        except DeviceOutOfMemory:
+            self.counts.num_failed += len(pairs)
+            return False
+        self.counts.num_stored += len(pairs)
+        self._stores.add(len(pairs), transfer, self.pace.store)
+        return True
+
+
+def _measure(rate: Rate, num_blocks: int, transfer: Transfer) -> None:
+    if transfer.seconds > 0:
+        rate.add(num_blocks, transfer.seconds)

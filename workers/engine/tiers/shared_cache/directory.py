@@ -1,0 +1,122 @@
+"""A store in a directory, which several workers may share: a file per value, whole or not there at all.
+
+    values/REGION/NAME      written beside its place and renamed
+    owners/OWNER/REGION     empty: this owner wrote in that region
+
+Bounded by looking: after each sixteenth part of the bound that this process wrote, and at its start, the oldest files go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from workers.engine.tiers.shared_cache.store import Bounds, StoreAway
+
+SLACK = 16
+"""A writer may be this part of the bound beyond it before it looks again."""
+
+
+class DirectoryStore:
+    def __init__(self, path: Path, bounds: Bounds, now: Callable[[], float] = time.time) -> None:
+        """Raises OSError if it cannot be written."""
+        self._values, self._owners = path / "values", path / "owners"
+        self._bounds = bounds
+        self._now = now
+        self._num_unseen = 0
+        for folder in (self._values, self._owners):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._trim()
+
+    def get(self, region: str, name: str) -> bytes | None:
+        path = self._values / region / name
+        with _away():
+            try:
+                if path.stat().st_mtime < self._now() - self._bounds.ttl_s:
+                    return None
+                return path.read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def put(self, owner: str, region: str, name: str, value: bytes) -> None:
+        if len(value) > self._bounds.num_bytes:
+            raise StoreAway("a value is larger than the store")
+        with _away():
+            marks = self._owners / owner
+            marks.mkdir(exist_ok=True, mode=0o700)
+            (marks / region).touch(mode=0o600)
+            folder = self._values / region
+            folder.mkdir(exist_ok=True, mode=0o700)
+            self._write(folder / name, value)
+            self._num_unseen += len(value)
+            if self._num_unseen > self._bounds.num_bytes // SLACK:
+                self._trim()
+
+    def _write(self, path: Path, value: bytes) -> None:
+        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=".")
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(value)
+            os.replace(beside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(beside)
+            raise
+
+    def drop_region(self, region: str) -> None:
+        with _away():
+            _remove(self._values / region)
+
+    def drop_owner(self, owner: str) -> None:
+        with _away():
+            marks = self._owners / owner
+            for mark in list(marks.iterdir()) if marks.is_dir() else ():
+                _remove(self._values / mark.name)
+                mark.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        pass
+
+    def _trim(self) -> None:
+        """What is too old goes, then the oldest until the rest is within the bound."""
+        files = sorted(self._files())
+        total, oldest = sum(size for _, size, _ in files), self._now() - self._bounds.ttl_s
+        for written, size, path in files:
+            if written >= oldest and total <= self._bounds.num_bytes:
+                break
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size
+        self._num_unseen = 0
+
+    def _files(self) -> Iterator[tuple[float, int, str]]:
+        for region in os.scandir(self._values):
+            with contextlib.suppress(FileNotFoundError):  # another worker dropped it
+                for entry in os.scandir(region.path):
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = entry.stat()
+                        yield stat.st_mtime, stat.st_size, entry.path
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first: a writer that is in there now fails or writes to what is on its way out.
+    gone = folder.with_name(f".{folder.name}.{os.getpid()}.{time.monotonic_ns()}")
+    try:
+        os.rename(folder, gone)
+    except FileNotFoundError:
+        pass
+    for left in folder.parent.glob(f".{folder.name}.*"):  # also of a removal that failed before
+        shutil.rmtree(left)
+
+
+@contextlib.contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreAway(str(error)) from error

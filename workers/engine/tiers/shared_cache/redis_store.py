@@ -1,0 +1,73 @@
+"""A store in Redis or Valkey: values that expire, within a bound of bytes that one script keeps for all workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+import redis.exceptions
+
+from workers.engine.tiers.shared_cache.store import Bounds, StoreAway
+from workers.protocol import registry
+
+TIMEOUT_S = 1.0
+_SCRIPTS = Path(__file__).parent / "lua"
+_BOOKS = [registry.SHARED_ORDER, registry.SHARED_SIZES, registry.SHARED_TOTAL]
+
+
+class RedisStore:
+    def __init__(self, url: str, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._client = redis.Redis.from_url(
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        )
+        self._put, self._drop = (
+            self._client.register_script((_SCRIPTS / name).read_text(encoding="ascii"))
+            for name in ("put.lua", "drop.lua")
+        )
+
+    def get(self, region: str, name: str) -> bytes | None:
+        with _away():
+            found = self._client.get(f"{registry.SHARED_ENTRY}{region}:{name}")
+        assert found is None or isinstance(found, bytes)
+        return found
+
+    def put(self, owner: str, region: str, name: str, value: bytes) -> None:
+        bounds = self._bounds
+        with _away():
+            taken = self._put(
+                [*_BOOKS, registry.SHARED_OWNER + owner],
+                [
+                    value, region, name, bounds.ttl_s, bounds.num_bytes,
+                    registry.SHARED_ENTRY, registry.SHARED_REGION,
+                ],
+            )  # fmt: skip
+        if not taken:
+            raise StoreAway("a value is larger than the store")
+
+    def drop_region(self, region: str) -> None:
+        with _away():
+            self._drop([*_BOOKS, registry.SHARED_REGION + region], [region, registry.SHARED_ENTRY])
+
+    def drop_owner(self, owner: str) -> None:
+        key = registry.SHARED_OWNER + owner
+        with _away():
+            regions = self._client.smembers(key)
+        assert isinstance(regions, set)
+        for region in regions:
+            self.drop_region(str(region, "ascii") if isinstance(region, bytes) else region)
+            with _away():
+                self._client.srem(key, region)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextlib.contextmanager
+def _away() -> Iterator[None]:
+    try:
+        yield
+    except (redis.exceptions.RedisError, OSError) as error:
+        raise StoreAway(str(error)) from error

@@ -1,0 +1,316 @@
+"""The shared tier as the engine thread sees it: what of a new prompt to ask a store for, what of the host to leave there.
+
+Groups of tokens travel between the store and the host tier, and from there the usual way; nothing goes to the device
+past the host. Names are chained keyed hashes that have the KV identity, the region and every token in them, so a worker
+can only find what its own request's walls let it read. Decides; the courier waits for the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from cache.hashing import group_hashes, store_tag
+from cache.namespaces import NamespacePath, PathEntry, segments
+from cache.prefix_cache import PrefixCache
+from cache.tiers import Copy, HostTier, Written
+from workers.engine.queueing.forecast import Forecast
+from workers.engine.sequences.sequence import Attempt
+from workers.engine.tiers.shared_cache.store_thread import Courier, Done, Drop, Group, Read, Write
+from workers.engine.values.host_port import HostBlocks
+from workers.engine.values.record import Rate
+
+READ_GROUPS = 16
+"""Asked for at a time: bounds what lies between the store and the host."""
+TAKEN_BYTES = 16 << 20
+"""Of KV that came, taken into the host in one step, and the rest of a group: the engine thread copies it, and everybody's
+tokens wait for that."""
+WAIT_S = 2.0
+"""An attempt waits no longer than that for the store; what comes later is for the next one."""
+MAX_SENT = 1 << 16
+"""Names remembered, so that a group is not written twice by this worker."""
+TRY_AGAIN = 32
+"""A store that was measured to be slower than computing is asked once in so many times."""
+
+
+@dataclass(slots=True)
+class _Fetch:
+    attempt: Attempt
+    tokens: Sequence[int]
+    groups: list[tuple[bytes, int]]
+    """(name, end) of those still missing."""
+    start: int
+    """Where the first of them begins."""
+    deadline: float
+    generation: int
+    waited_for: bool = True
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """What a read brought, taken in a group at a time."""
+
+    read: Read
+    fetch: _Fetch
+    done: Done
+    num_groups: int = 0
+    num_blocks: int = 0
+    """Taken in so far."""
+
+
+class SharedTier:
+    def __init__(
+        self,
+        courier: Courier,
+        cache: PrefixCache,
+        mover: HostBlocks,
+        secret: bytes,
+        identity: bytes,
+        prefill: Forecast,
+    ) -> None:
+        assert cache.host is not None
+        self.courier = courier
+        self.rate = Rate()
+        """Blocks per second that reads bring."""
+        self.num_skipped = self.num_taken = 0
+        """Reads not asked for; blocks that came."""
+        self._cache, self._mover = cache, mover
+        self._host: HostTier = cache.host
+        self._secret, self._identity = secret, identity
+        self._prefill = prefill
+        self._fetches: dict[Read, _Fetch] = {}
+        self._pinned: dict[Write, Sequence[Copy]] = {}
+        self._heard: list[Done] = []
+        self._arrived: deque[_Arrival] = deque()
+        self._sent: OrderedDict[bytes, None] = OrderedDict()
+        self._generation = 0
+        """Of drops: what was asked for before one is not taken in after it."""
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(fetch.waited_for for fetch in self._fetches.values())
+
+    # --- reading ---
+
+    def ask(self, attempt: Attempt, now: float) -> bool:
+        """Whether the attempt is to wait until `take` names it."""
+        message, tokens = attempt.message, attempt.sequences[0].tokens
+        if not message.cache_read or message.adapter or message.prompt_logprobs >= 0:
+            return False
+        groups = [g for g in self._groups(attempt.path, tokens) if g[1] < len(tokens)]
+        here = self._num_here(attempt.path, tokens)
+        first = sum(end <= here for _, end in groups)
+        if first == len(groups) or not self._worth():
+            return False
+        start = groups[first - 1][1] if first else 0
+        limit = now + WAIT_S
+        return self._read(_Fetch(attempt, tokens, groups[first:], start, limit, self._generation))
+
+    def take(self, now: float) -> list[Attempt]:
+        """Takes in what the courier brought. Attempts that need not wait any more."""
+        ready: list[Attempt] = []
+        heard, self._heard = self._heard, []
+        while not self.courier.results.empty():
+            heard.append(self.courier.results.get_nowait())
+        for done in heard:
+            if isinstance(done.job, Write):
+                self._host.unpin(self._pinned.pop(done.job))
+            else:
+                self._arrived.append(_Arrival(done.job, self._fetches[done.job], done))
+        room = max(1, TAKEN_BYTES // self._mover.bytes_per_slot)
+        while self._arrived and room > 0:
+            arrival = self._arrived[0]
+            if num_blocks := self._take_group(arrival):
+                room -= num_blocks
+                continue
+            self._arrived.popleft()
+            fetch = self._fetches.pop(arrival.read)
+            if not self._reads_on(arrival) and fetch.waited_for:
+                ready.append(fetch.attempt)
+        for fetch in self._fetches.values():
+            if fetch.waited_for and now >= fetch.deadline:
+                fetch.waited_for = False
+                ready.append(fetch.attempt)
+        return ready
+
+    def wait(self, seconds: float) -> None:
+        """There is nothing else to do than to hear from the courier."""
+        if self._arrived:
+            return
+        with contextlib.suppress(queue.Empty):
+            self._heard.append(self.courier.results.get(timeout=seconds))
+
+    def _num_here(self, path: NamespacePath, tokens: Sequence[int]) -> int:
+        size = self._cache.block_size
+        limit = (len(tokens) - 1) // size
+        in_host = len(self._host.match(segments(path, size), tokens, 0, limit))
+        return max(self._cache.match(path, tokens), in_host * size)
+
+    def _worth(self) -> bool:
+        size, prefill = self._cache.block_size, self._prefill.per_second
+        if not prefill or not self.rate.per_second or self.rate.per_second * size > prefill:
+            return True
+        self.num_skipped += 1
+        return self.num_skipped % TRY_AGAIN == 0
+
+    def _read(self, fetch: _Fetch) -> bool:
+        start, size, groups, counts = fetch.start, self._cache.block_size, [], []
+        for name, end in fetch.groups[:READ_GROUPS]:
+            region = _region_at(fetch.attempt.path, start, size)
+            groups.append(Group(self._tag(region), name.hex(), fetch.tokens[start:end]))
+            counts.append((end - start) // size * self._mover.bytes_per_slot)
+            start = end
+        read = Read(groups, counts)
+        if not self.courier.ask(read):
+            return False
+        self._fetches[read] = fetch
+        return True
+
+    def _take_group(self, arrival: _Arrival) -> int:
+        """Blocks of the next group that the host has now; 0: that is all, or the rest is left."""
+        fetch, found = arrival.fetch, arrival.done.found
+        if fetch.generation != self._generation or arrival.num_groups == len(found):
+            return 0
+        name, end = fetch.groups[0]
+        if not self._adopt(fetch, fetch.start, end, found[arrival.num_groups]):
+            return 0
+        self._remember(name)
+        num_blocks = (end - fetch.start) // self._cache.block_size
+        arrival.num_groups += 1
+        arrival.num_blocks += num_blocks
+        self.num_taken += num_blocks
+        fetch.start, fetch.groups = end, fetch.groups[1:]
+        return num_blocks
+
+    def _reads_on(self, arrival: _Arrival) -> bool:
+        """Whether more of it is on its way."""
+        fetch, done = arrival.fetch, arrival.done
+        if fetch.generation != self._generation or arrival.num_groups < len(done.found):
+            return False
+        if done.found and done.seconds > 0:
+            self.rate.add(arrival.num_blocks, done.seconds)
+        whole = len(done.found) == READ_GROUPS
+        return bool(whole and fetch.groups) and self._read(fetch)
+
+    def _adopt(self, fetch: _Fetch, start: int, end: int, kv: memoryview) -> bool:
+        attempt, size = fetch.attempt, self._cache.block_size
+        before = self._before(attempt, fetch.tokens, start // size)
+        if before is None:
+            return False
+        path = attempt.path
+        region = _region_at(path, start, size)
+        # A public prompt is nobody's who read it: with the reader it must not go.
+        public = len(path) > 1 and region == path[0].region
+        owner = "" if public else attempt.message.tenant
+        tokens, width = fetch.tokens[start:end], self._mover.bytes_per_slot
+        for block, copy in self._host.adopt(before, region, tokens, owner):
+            self._mover.write(copy.slot, kv[block * width : (block + 1) * width])
+        return True
+
+    def _before(self, attempt: Attempt, tokens: Sequence[int], num_blocks: int) -> Copy | None:
+        """The copy that so many blocks end with; what only the device has of them is offered to the host first."""
+        path = segments(attempt.path, self._cache.block_size)
+        for _ in range(2):
+            copies = self._host.match(path, tokens, 0, num_blocks)
+            if len(copies) == num_blocks:
+                return copies[-1] if copies else self._host.root
+            self._cache.offer(attempt.path, tokens)
+        return None
+
+    # --- writing ---
+
+    def offer(self, written: Iterable[Written]) -> None:
+        """The host has these copies now: groups that they complete go to the store."""
+        copies = [one.copy for one in written if not one.copy.gone]
+        parents = {copy.parent for copy in copies}
+        for copy in copies:
+            if copy not in parents:
+                self._offer(_lineage(copy))
+
+    def _offer(self, copies: list[Copy]) -> None:
+        tokens = array("i")
+        for copy in copies:
+            tokens.frombytes(copy.key[1])
+        size, start = self._cache.block_size, 0
+        for name, end in self._groups(_path_of(copies, size), tokens):
+            group, start = copies[start // size : end // size], end
+            if name not in self._sent and self._write(name, group):
+                self._remember(name)
+
+    def _write(self, name: bytes, copies: list[Copy]) -> bool:
+        tokens = array("i")
+        for copy in copies:
+            tokens.frombytes(copy.key[1])
+        slots, read = [copy.slot for copy in copies], self._mover.read
+        write = Write(
+            self._owner(copies[-1].tenant),
+            Group(self._tag(copies[-1].key[0]), name.hex(), tokens),
+            lambda: b"".join(read(slot) for slot in slots),
+        )
+        if not self.courier.ask(write):
+            return False
+        self._host.pin(copies)
+        self._pinned[write] = copies
+        return True
+
+    def _remember(self, name: bytes) -> None:
+        self._sent[name] = None
+        if len(self._sent) > MAX_SENT:
+            self._sent.popitem(last=False)
+
+    # --- dropping ---
+
+    def drop(self, region: bytes) -> None:
+        self._dropped(Drop(region=self._tag(region)))
+
+    def purge(self, tenant: str) -> None:
+        self._dropped(Drop(owner=self._owner(tenant)))
+
+    def _dropped(self, drop: Drop) -> None:
+        self._generation += 1
+        self._sent.clear()
+        self.courier.drop(drop)
+
+    def close(self) -> None:
+        """The process ends."""
+        self.courier.close()
+
+    # --- names ---
+
+    def _groups(self, path: NamespacePath, tokens: Sequence[int]) -> list[tuple[bytes, int]]:
+        entries = [(entry.region, entry.end) for entry in path]
+        size = self._cache.block_size
+        return group_hashes(self._secret, self._identity, entries, tokens, block_size=size)
+
+    def _tag(self, region: bytes) -> str:
+        return store_tag(self._secret, b"region", region)
+
+    def _owner(self, tenant: str) -> str:
+        return store_tag(self._secret, b"owner", tenant.encode())
+
+
+def _lineage(copy: Copy) -> list[Copy]:
+    """From the first block to this one."""
+    found: list[Copy] = []
+    one: Copy | None = copy
+    while one is not None and one.parent is not None:
+        found.append(one)
+        one = one.parent
+    return found[::-1]
+
+
+def _path_of(copies: list[Copy], size: int) -> NamespacePath:
+    entries, end = [], 0
+    for region, run in groupby(copies, key=lambda copy: copy.key[0]):
+        end += len(list(run)) * size
+        entries.append(PathEntry(region, end))
+    return (*entries[:-1], PathEntry(entries[-1].region, -1))
+
+
+def _region_at(path: NamespacePath, position: int, size: int) -> bytes:
+    return next(e.region for e in path if e.end == -1 or position < e.end // size * size)
