@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from workers.engine.device.runner import ModelRunner, RunnerSettings
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 READ_BYTES = 1 << 29
@@ -117,7 +117,7 @@ class Case:
     def _row(self, row: int, tokens: Sequence[int], start: int) -> Row:
         first = 1 + row * self.blocks
         table = list(range(first, first + self.blocks))
-        draw = Draw(GREEDY, row, start + len(tokens), [], [])
+        draw = SampleSpec(GREEDY, row, start + len(tokens), [], [])
         return Row(tokens, start, table, (draw,))
 
     def prefill(self) -> float:

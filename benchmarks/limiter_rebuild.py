@@ -28,7 +28,7 @@ from accounting.values.budget_types import Budget
 from accounting.values.types import Charge, Limits, Posting, Principal, Usage
 from gateway.base.redis_link import LimiterUnavailable
 from gateway.limiter.limits import Limiter, limiter_link
-from gateway.limiter.rules import Holder
+from gateway.limiter.rules import LimitSubject
 
 LADDER = [(128, 1280), (64, 640), (1, 10)]
 RUNNING_EVERY = 10
@@ -45,14 +45,16 @@ def budgets_of(tenant_id: str) -> tuple[Budget, ...]:
     )
 
 
-def holder(tenant_id: str, name: str) -> Holder:
+def holder(tenant_id: str, name: str) -> LimitSubject:
     limits = Limits(requests_per_minute=10**6, tokens_per_minute=10**9, concurrency=10**4)
     principal = Principal(
         "tenant", tenant_id, f"key_{tenant_id}", frozenset(), tenant_limits=limits, key_limits=limits,
         budgets=budgets_of(tenant_id),
     )  # fmt: skip
     now_ms = time.time_ns() // 1_000_000
-    return Holder.of(f"req_{name}_{tenant_id}", principal, MODEL, "interactive", now_ms=now_ms)
+    return LimitSubject.of(
+        f"req_{name}_{tenant_id}", principal, MODEL, "interactive", now_ms=now_ms
+    )
 
 
 def _ending(tenant_id: str, number: int, now_ms: int) -> Posting:

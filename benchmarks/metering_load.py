@@ -26,7 +26,7 @@ from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.http.auth import Authenticator
 from gateway.journal.journal_records import Opened
-from gateway.metering.admission import Ask
+from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import Metering
 
 MODEL, ROOT, PEPPER = "model", "root", b"p" * 32
@@ -251,5 +251,5 @@ def _named(principal: Principal, tenant_id: str) -> Principal:
     return msgspec.structs.replace(principal, tenant_id=tenant_id, budgets=())
 
 
-def _ask(principal: Principal) -> Ask:
-    return Ask(ids.request_id(), principal, MODEL, ROOT, "interactive", 200, 400)
+def _ask(principal: Principal) -> AdmissionRequest:
+    return AdmissionRequest(ids.request_id(), principal, MODEL, ROOT, "interactive", 200, 400)

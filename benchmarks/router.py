@@ -34,7 +34,7 @@ from aiohttp import web
 
 from gateway.app import create_app
 from gateway.base.settings import GatewaySettings
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.routing.placement import Candidate, Choose, Placement, Wanted, place
 
@@ -111,7 +111,7 @@ async def own_gateway(
     try:
         sock = socket.create_server(("127.0.0.1", 0))
         await web.SockSite(runner, sock).start()
-        fleet = app[ENGINE].fleet
+        fleet = app[GENERATION].fleet
         while len([link for link in fleet.links if link.cached.seq >= 0]) < num_workers:  # noqa: ASYNC110 - other processes have no event
             await asyncio.sleep(0.05)
         yield app, f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -168,7 +168,7 @@ async def measure(
     load: argparse.Namespace,
     seed: int,
 ) -> dict[str, float]:
-    app[ENGINE].router._rule = RULES[rule]
+    app[GENERATION].router._rule = RULES[rule]
     key = await tenant_key(ready, f"{rule} {seed}")
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(url, headers=headers) as session:

@@ -14,7 +14,7 @@ WORTHY = 60
 """What was hit so often, or is worth so much, is written to the host."""
 
 
-class Offers:
+class OffloadPolicy:
     """What the tree has to say to the tier: which nodes are worth a copy now."""
 
     def __init__(self, host: HostTier) -> None:

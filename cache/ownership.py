@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from cache.block_pool import BlockPool
 from cache.eviction import Protection
 from cache.misses import Ghost, GhostList
-from cache.offload_policy import Offers
+from cache.offload_policy import OffloadPolicy
 from cache.radix import Node, RadixTree
 from cache.tiers import HostTier
 from cache.usage import (
@@ -51,7 +51,7 @@ class Ownership:
         self.doomed: set[Node] = set()
         self.moving: set[int] = set()
         """Private blocks that a copy from another tier is to fill: read by nobody, shared with nobody."""
-        self.offers = None if host is None else Offers(host)
+        self.offers = None if host is None else OffloadPolicy(host)
         self.step = 0
 
     # Private tables.

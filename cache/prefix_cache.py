@@ -28,7 +28,7 @@ from cache.ownership import IDLE_MS, Ownership
 from cache.predecessor import Predecessor
 from cache.radix import Node, Walk, token_slice
 from cache.retention import Range, Retention, Worth
-from cache.tiers import Copy, HostTier
+from cache.tiers import HostBlock, HostTier
 from cache.usage import COLD, SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
 
 
@@ -365,7 +365,7 @@ class PrefixCache:
         if self.owners.offers is not None:
             self.owners.offers.hit(handle.node)
 
-    def copies(self, handle: Handle, tokens: Sequence[int]) -> list[Copy]:
+    def copies(self, handle: Handle, tokens: Sequence[int]) -> list[HostBlock]:
         """Of the blocks behind the handle's, as far as the host has them; one token is always computed."""
         if self.host is None:
             return []

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cache.tiers import Copy
+    from cache.tiers import HostBlock
 
 UNLIMITED = 1 << 62
 _SLACK = 64
@@ -30,13 +30,13 @@ class Owner:
         self.num_swapped = 0
         """Slots with blocks of its preempted sequences."""
         self.quota = UNLIMITED
-        self._queue: list[tuple[int, Copy]] = []
+        self._queue: list[tuple[int, HostBlock]] = []
 
     @property
     def num_slots(self) -> int:
         return self.num_copies + self.num_swapped
 
-    def queue(self, copy: Copy) -> None:
+    def queue(self, copy: HostBlock) -> None:
         """One that is free to go. It may be used again, read, or get children while it stands here. O(log copies)."""
         if not copy.queued:
             copy.queued = True
@@ -44,7 +44,7 @@ class Owner:
             if len(self._queue) > 2 * self.num_copies + _SLACK:
                 self._rebuild()
 
-    def coldest(self) -> Copy | None:
+    def coldest(self) -> HostBlock | None:
         """The one that was free to go for the longest; None if none is. What is found here to be in use leaves the queue,
         and comes back when it is free again. Amortised O(log copies)."""
         while self._queue:

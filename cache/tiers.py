@@ -23,19 +23,19 @@ from cache.tier_owners import UNLIMITED, Owner, Owners
 NO_SLOT = -1
 
 
-class Copy:
+class HostBlock:
     """One block of one prefix."""
 
     __slots__ = (
         "children", "gone", "key", "num_pins", "parent", "queued", "slot", "tenant", "used",
     )  # fmt: skip
 
-    def __init__(self, parent: Copy | None, key: ChildKey, slot: int, tenant: str) -> None:
+    def __init__(self, parent: HostBlock | None, key: ChildKey, slot: int, tenant: str) -> None:
         self.parent = parent
         self.key = key
         self.slot = slot
         self.tenant = tenant
-        self.children: dict[ChildKey, Copy] = {}
+        self.children: dict[ChildKey, HostBlock] = {}
         self.num_pins = 0
         """Readers of the slot: it is not given to anybody else before they are through."""
         self.gone = False
@@ -55,7 +55,7 @@ class Written(NamedTuple):
     """A block that is to be copied to a slot."""
 
     block: int
-    copy: Copy
+    copy: HostBlock
 
 
 @dataclass(slots=True)
@@ -74,10 +74,10 @@ class HostTier:
         self.num_slots = num_slots
         self.block_size = block_size
         self.counts = TierCounts()
-        self.root = Copy(None, (b"", b""), NO_SLOT, "")
+        self.root = HostBlock(None, (b"", b""), NO_SLOT, "")
         self._free = list(range(num_slots - 1, -1, -1))
         self._owners = Owners()
-        self._gone: set[Copy] = set()
+        self._gone: set[HostBlock] = set()
         self._swapped: dict[int, str] = {}
         self._num_uses = 0
 
@@ -97,10 +97,10 @@ class HostTier:
 
     def match(
         self, path: tuple[Segment, ...], tokens: Sequence[int], start: int, limit: int
-    ) -> list[Copy]:
+    ) -> list[HostBlock]:
         """Copies of the blocks from `start` up to at most `limit`, as far as they are here. O(limit) lookups, changes
         nothing."""
-        found: list[Copy] = []
+        found: list[HostBlock] = []
         copy, depth = self.root, 0
         for segment in path:
             while depth < min(segment.end, limit):
@@ -112,12 +112,12 @@ class HostTier:
                     found.append(copy)
         return found
 
-    def pin(self, copies: Iterable[Copy]) -> None:
+    def pin(self, copies: Iterable[HostBlock]) -> None:
         """Somebody begins to read them."""
         for copy in copies:
             copy.num_pins += 1
 
-    def unpin(self, copies: Iterable[Copy]) -> None:
+    def unpin(self, copies: Iterable[HostBlock]) -> None:
         """And is through."""
         for copy in copies:
             assert copy.num_pins, "nobody reads it"
@@ -127,7 +127,7 @@ class HostTier:
                 self._free.append(copy.slot)
             self._queue(copy)
 
-    def hit(self, copies: Sequence[Copy]) -> None:
+    def hit(self, copies: Sequence[HostBlock]) -> None:
         """They were used: blocks of one path in order."""
         self.counts.num_hits += len(copies)
         if copies:
@@ -146,7 +146,7 @@ class HostTier:
         return self._extend(self.root, blocks)
 
     def adopt(
-        self, parent: Copy, region: bytes, tokens: Sequence[int], tenant: str
+        self, parent: HostBlock, region: bytes, tokens: Sequence[int], tenant: str
     ) -> list[Written]:
         """Slots for blocks that came from elsewhere, behind `parent`; of each its place in `tokens`. What is here
         already is not written again."""
@@ -155,7 +155,9 @@ class HostTier:
         )
         return [] if parent.gone else self._extend(parent, blocks)
 
-    def _extend(self, copy: Copy, blocks: Iterable[tuple[ChildKey, str, int]]) -> list[Written]:
+    def _extend(
+        self, copy: HostBlock, blocks: Iterable[tuple[ChildKey, str, int]]
+    ) -> list[Written]:
         written: list[Written] = []
         for key, tenant, block in blocks:
             child = copy.children.get(key)
@@ -166,7 +168,7 @@ class HostTier:
                 if slot is None:
                     self._queue(copy)
                     break
-                child = copy.children[key] = Copy(copy, key, slot, tenant)
+                child = copy.children[key] = HostBlock(copy, key, slot, tenant)
                 child.used = self._next_use()
                 self._owners.add(tenant, copies=1)
                 self._queue(child)
@@ -205,13 +207,13 @@ class HostTier:
         """Forget what a tenant wrote and all below it. What its preempted sequences hold goes with them."""
         return self._drop(lambda copy: copy.tenant == tenant)
 
-    def lose(self, copies: Iterable[Copy]) -> None:
+    def lose(self, copies: Iterable[HostBlock]) -> None:
         """Their bytes never arrived."""
         for copy in copies:
             if not copy.gone and copy.parent is not None:
                 self._unlink(copy)
 
-    def _drop(self, wanted: Callable[[Copy], bool]) -> int:
+    def _drop(self, wanted: Callable[[HostBlock], bool]) -> int:
         tops = [
             copy
             for copy in self.copies()
@@ -219,7 +221,7 @@ class HostTier:
         ]
         return sum(self._unlink(top) for top in tops)
 
-    def _unlink(self, top: Copy) -> int:
+    def _unlink(self, top: HostBlock) -> int:
         assert top.parent is not None
         del top.parent.children[top.key]
         self._queue(top.parent)
@@ -264,9 +266,9 @@ class HostTier:
         self.counts.num_evicted += 1
         return self._free.pop()
 
-    def _touch(self, copy: Copy) -> None:
+    def _touch(self, copy: HostBlock) -> None:
         # From the end up: whoever hangs on a copy is never younger than it.
-        one: Copy | None = copy
+        one: HostBlock | None = copy
         while one is not None and one.parent is not None:
             one.used = self._next_use()
             one = one.parent
@@ -275,7 +277,7 @@ class HostTier:
         self._num_uses += 1
         return self._num_uses
 
-    def _queue(self, copy: Copy) -> None:
+    def _queue(self, copy: HostBlock) -> None:
         """To be called whenever a copy may have become free to go."""
         if copy.parent is not None and copy.is_free_to_go:
             self._owners.of(copy.tenant).queue(copy)
@@ -286,7 +288,7 @@ class HostTier:
 
     # --- for invariants.py ---
 
-    def copies(self, top: Copy | None = None) -> Iterator[Copy]:
+    def copies(self, top: HostBlock | None = None) -> Iterator[HostBlock]:
         """`top` and all below it; without it, all but the root."""
         stack = [top] if top is not None else list(self.root.children.values())
         while stack:

@@ -52,12 +52,12 @@ from gateway.generation import models
 from gateway.generation.adapters import ADAPTERS, AdapterKeeper
 from gateway.generation.models import MODELS
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
-from gateway.generation.stream import ENGINE, Engine
+from gateway.generation.stream import GENERATION, GenerationServices
 from gateway.http.auth import AUTH, Authenticator
 from gateway.http.key_lookups import KeyLookups, LookupFailed
 from gateway.http.last_use import LAST_USE, LastUse, write_again_and_again
 from gateway.idempotency import idempotency
-from gateway.idempotency.data_keys import SEALS, Seals
+from gateway.idempotency.data_keys import DATA_KEYS, DataKeys
 from gateway.idempotency.idempotency import KEYED
 from gateway.idempotency.retries import MOVE_EVERY_S, RETRIES, Retries
 from gateway.intake.intake import INTAKE
@@ -139,7 +139,7 @@ async def database(app: web.Application) -> AsyncIterator[None]:
 async def stored_texts(app: web.Application) -> AsyncIterator[None]:
     """Files and answers at rest, and the bell for those who run batches."""
     settings = app[SETTINGS]
-    app[SEALS] = Seals(app[DATABASE], settings.secret("master.key"))
+    app[DATA_KEYS] = DataKeys(app[DATABASE], settings.secret("master.key"))
     app[FILES] = FileStore(settings.files_dir)
     app[JOBS_NOTIFIER] = JobsNotifier(settings.broker_url)
     app[RETRIES] = Retries(app[DATABASE])
@@ -222,7 +222,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         app[METRICS].registry.register(RouterMetrics(router, lambda: fleet.links))
         lifecycle = app[LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
-        app[ENGINE] = Engine(
+        app[GENERATION] = GenerationServices(
             metered.admission, fleet, router, app[DETACHED], lifecycle, app[RUNNING],
             app[SPENDING],
         )  # fmt: skip
@@ -234,7 +234,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
 
 async def readiness(app: web.Application) -> AsyncIterator[None]:
     """What `/readyz` tells."""
-    settings, metered, fleet = app[SETTINGS], app[METERING], app[ENGINE].fleet
+    settings, metered, fleet = app[SETTINGS], app[METERING], app[GENERATION].fleet
     probe = RedisProbe(app[REDIS], settings.slot)
 
     def checks() -> list[Check]:
@@ -271,7 +271,7 @@ async def spending_limits(app: web.Application) -> AsyncIterator[None]:
 async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     """What the operator registered, read again and again, and its filling on every linked worker."""
     app[PREFIXES] = known = PublicPrefixes(app[CACHE_SECRET])
-    served = app[ENGINE]
+    served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
     async with (
         _background(_pull_prefixes(app[DATABASE], known)),
@@ -290,7 +290,7 @@ async def idempotency_keys(app: web.Application) -> AsyncIterator[None]:
 async def adapters(app: web.Application) -> AsyncIterator[None]:
     """What the operator registered, read again and again, and brought to every linked worker."""
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
-    fleet = app[ENGINE].fleet
+    fleet = app[GENERATION].fleet
     async with (
         _background(_pull_adapters(app[DATABASE], keeper)),
         _background(_keep_adapters(fleet, keeper)),

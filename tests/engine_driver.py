@@ -127,7 +127,7 @@ class Driver:
         given back that a step in flight uses."""
         scheduler = self.engine.scheduler
         running = [s for sequences in scheduler.running.values() for s in sequences]
-        leaving = scheduler.holdings._leaving
+        leaving = scheduler.block_tables._leaving
         invariants.check(self.cache, [s.handle for s in running + leaving])
         for sequence in running:
             assert len(sequence.block_ids) * self.cache.block_size >= sequence.place

@@ -38,12 +38,12 @@ from workers.engine.values.plan import (
     DECAY,
     AdapterWeights,
     Collected,
-    Draw,
-    Drawn,
     KernelState,
     LoadedAdapter,
     Row,
     RowResult,
+    SampledToken,
+    SampleSpec,
     Ticket,
 )
 from workers.protocol.messages import (
@@ -76,7 +76,7 @@ def decode(tokens: Sequence[int]) -> str:
     return bytes(t for t in tokens if t < 256).decode(errors="replace")
 
 
-def script(tokens: Sequence[int], draw: Draw, eos_every: int = 0) -> int:
+def script(tokens: Sequence[int], draw: SampleSpec, eos_every: int = 0) -> int:
     """The token after `tokens`: a function of every one of them and, above temperature 0, of seed and position."""
     state = zlib.crc32(array("i", tokens).tobytes())
     if draw.params.temperature > 0:
@@ -108,7 +108,9 @@ def expected_output(
     output: list[int] = []
     while len(output) < max_tokens:
         tokens = [*prompt, *output]
-        draw = Draw(params, params.seed if seed is None else seed, len(tokens), prompt, output)
+        draw = SampleSpec(
+            params, params.seed if seed is None else seed, len(tokens), prompt, output
+        )
         output.append(script(tokens, draw, eos_every))
         ends = (() if params.ignore_eos else (EOS,)) + params.stop_token_ids
         if output[-1] in ends:
@@ -250,7 +252,7 @@ class ScriptedRunner:
             )
             token = allowed(script(known, draw, self._eos_every), draw.mask, draw.banned)
             k = draw.params.logprobs
-            drawn.append(Drawn(token, logprob_of(token, k) if k >= 0 else None))
+            drawn.append(SampledToken(token, logprob_of(token, k) if k >= 0 else None))
         return RowResult(tuple(drawn), prompt_logprobs, mass=self._mass(row))
 
     def _mass(self, row: Row) -> tuple[float, ...]:

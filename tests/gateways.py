@@ -30,7 +30,7 @@ from accounting.tenants import tenants
 from gateway.app import create_app
 from gateway.base.app_keys import DATABASE, DETACHED
 from gateway.base.settings import GatewaySettings
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.metering.metering import METERING
 
@@ -73,7 +73,7 @@ class RunningGateway:
 
     async def workers(self, count: int, limit_s: float = 30.0) -> None:
         """Until so many workers are linked."""
-        await until(lambda: len(self.app[ENGINE].fleet.links) == count, limit_s)
+        await until(lambda: len(self.app[GENERATION].fleet.links) == count, limit_s)
 
     async def settled(self) -> None:
         """Until every ending is written and shipped to SQL."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from workers.engine.values.errors import DeviceOutOfMemory
-from workers.engine.values.plan import PENDING, Drawn, Row, RowResult
+from workers.engine.values.plan import PENDING, Row, RowResult, SampledToken
 from workers.engine.values.token_tree import positions
 
 GARBAGE = -7
@@ -174,7 +174,7 @@ class LaggedRunner:
         results = []
         for row in ticket.rows:
             if row.row_id in ticket.garbage:
-                results.append(RowResult(tuple(Drawn(GARBAGE) for _ in row.draws)))
+                results.append(RowResult(tuple(SampledToken(GARBAGE) for _ in row.draws)))
                 continue
             result = next(found)
             results.append(result)

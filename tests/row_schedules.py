@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from workers.engine.device.runner import ModelRunner
-from workers.engine.values.plan import PENDING, Draw, Drawn, Row, Ticket
+from workers.engine.values.plan import PENDING, Row, SampledToken, SampleSpec, Ticket
 from workers.protocol.messages import SamplingParams
 
 MAX_ROWS = 6
@@ -39,7 +39,7 @@ class Running:
     num_written: int = 0
     pending: bool = False
     output: list[int] = field(default_factory=list)
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[SampledToken] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -125,7 +125,7 @@ class LaggedEngine:
         draws = ()
         if end == len(sequence.tokens) + (tokens == [PENDING]):
             params, output = sequence.params, list(sequence.output)
-            draws = (Draw(params, params.seed, end, sequence.prompt, output),)
+            draws = (SampleSpec(params, params.seed, end, sequence.prompt, output),)
         return Row(tokens, start, sequence.table, draws, row_id=sequence.row_id)
 
     def _chunk(self, sequence: Running) -> int:

@@ -16,7 +16,7 @@ from fakes import ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import LinkClosed
 from workers.engine.sequences.sequence import Status
-from workers.engine.values.plan import Drawn, RowResult
+from workers.engine.values.plan import RowResult, SampledToken
 from workers.protocol.messages import Cancel, ExtendLease
 
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
@@ -50,7 +50,7 @@ class BlindRunner(PacedRunner):
         return [RowResult(tuple(LETTER for _ in row.draws)) for row in rows]
 
 
-LETTER = Drawn(97)
+LETTER = SampledToken(97)
 
 
 def paced_driver(runner, **options):

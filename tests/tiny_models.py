@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from workers.engine.device.runner import ModelRunner, RunnerSettings
-from workers.engine.values.plan import Draw, Drawn, Row
+from workers.engine.values.plan import Row, SampledToken, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 _COMMON = {
@@ -134,7 +134,7 @@ class Driven:
     arrival: int = 0
     """First step that may run it."""
     output: list[int] = field(default_factory=list)
-    drawn: list[Drawn] = field(default_factory=list)
+    drawn: list[SampledToken] = field(default_factory=list)
     num_written: int = 0
     table: list[int] = field(default_factory=list)
 
@@ -143,7 +143,7 @@ class Driven:
         end = min(len(tokens), self.num_written + chunk)
         draws = ()
         if end == len(tokens):
-            draws = (Draw(self.params, self.params.seed, end, self.prompt, self.output),)
+            draws = (SampleSpec(self.params, self.params.seed, end, self.prompt, self.output),)
         return Row(tokens[self.num_written : end], self.num_written, self.table, draws)
 
 

@@ -128,7 +128,7 @@ async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[s
     return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
 
 
-class Unended(NamedTuple):
+class Unsettled(NamedTuple):
     """A request that an engine worked on and that has no ending."""
 
     request_id: str
@@ -138,7 +138,7 @@ class Unended(NamedTuple):
     """When its last engine record came."""
 
 
-async def unended(conn: AsyncConnection) -> list[Unended]:
+async def unended(conn: AsyncConnection) -> list[Unsettled]:
     """Running ones, those whose ending is not shipped yet, and those whose journal is lost. O(engine records)."""
     record = EngineRecordRow
     ended = exists().where(
@@ -146,7 +146,7 @@ async def unended(conn: AsyncConnection) -> list[Unended]:
     )
     groups = (record.request_id, record.tenant_id, record.root)
     query = select(*groups, func.max(record.posted_at_ms)).where(~ended).group_by(*groups)
-    return [Unended(*row) for row in await conn.execute(query.order_by(record.request_id))]
+    return [Unsettled(*row) for row in await conn.execute(query.order_by(record.request_id))]
 
 
 async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:

@@ -31,7 +31,7 @@ DAY_MS = 86_400_000
 MAX_AT_ONCE = 500
 
 
-class Unheard(msgspec.Struct, frozen=True):
+class DisconnectedEarly(msgspec.Struct, frozen=True):
     request_id: str
     attempt_id: str
     """Of the HTTP request: several prompts are one attempt."""
@@ -41,7 +41,7 @@ class Unheard(msgspec.Struct, frozen=True):
     ended_at_ms: int
 
 
-async def note(conn: AsyncConnection, unheard: Sequence[Unheard]) -> None:
+async def note(conn: AsyncConnection, unheard: Sequence[DisconnectedEarly]) -> None:
     rows = [msgspec.structs.asdict(one) for one in unheard]
     if rows:
         await conn.execute(upsert(conn, Attempt.__table__).on_conflict_do_nothing(), rows)

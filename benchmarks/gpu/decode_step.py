@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu.models import Shape
 from benchmarks.gpu.timing import Ceilings, synchronize
 from workers.engine.device.runner import ModelRunner
-from workers.engine.values.plan import PENDING, Draw, Row, Ticket
+from workers.engine.values.plan import PENDING, Row, SampleSpec, Ticket
 from workers.protocol.messages import SamplingParams
 
 _GREEDY = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
@@ -45,7 +45,7 @@ class Decode:
                 [token],
                 position,
                 blocks[:used],
-                (Draw(_GREEDY, 0, position + 1, (), ()),),
+                (SampleSpec(_GREEDY, 0, position + 1, (), ()),),
                 row_id=row_id,
             )
             for row_id, (token, blocks) in enumerate(zip(self._tokens, self._blocks, strict=True))

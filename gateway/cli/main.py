@@ -21,7 +21,7 @@ from gateway.cli.groups import Commands
 LATE_COMMANDS = {
     "tenants": "tenants", "keys": "keys", "usage": "reports", "costs": "reports", "limits": "limits",
     "models-permissions": "limits", "audit": "audit", "prefixes": "prefixes", "adapters": "adapters", "webhooks": "webhooks",
-    "budgets": "budgets", "quotas": "quotas", "verify-books": "care", "journals": "care", "plan": "plan", "calibrate": "calibrate",
+    "budgets": "budgets", "quotas": "quotas", "verify-books": "maintenance", "journals": "maintenance", "plan": "plan", "calibrate": "calibrate",
     "prices": "prices", "invoice": "billing", "credits": "billing", "rerate": "rerate", "export": "export",
 }  # fmt: skip
 

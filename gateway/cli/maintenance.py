@@ -1,4 +1,4 @@
-"""`headgate verify-books`, `headgate journals`: the care commands go to SQL themselves, so that they work when nothing else runs."""
+"""`headgate verify-books`, `headgate journals`: these commands go to SQL themselves, so that they work when nothing else runs."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from accounting.values.types import Price, Principal
 from gateway.generation.models import ServedModel
-from gateway.metering.admission import Ask
+from gateway.metering.admission import AdmissionRequest
 from gateway.routing.router import Prompt
 from gateway.structured.form import Form
 from gateway.text.choice import TextRules
@@ -25,7 +25,7 @@ from workers.protocol.messages import (
 
 
 @dataclass(frozen=True)
-class Order:
+class EngineRequest:
     request_id: str
     principal: Principal
     model: ServedModel
@@ -72,8 +72,8 @@ class Order:
             write=self.principal.cache.write,
         )
 
-    def ask(self, root: str) -> Ask:
-        return Ask(
+    def ask(self, root: str) -> AdmissionRequest:
+        return AdmissionRequest(
             request_id=self.request_id,
             principal=self.principal,
             model=self.model.id,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from accounting.values.types import Outcome, Usage
 from gateway.base import errors
 from gateway.generation.choices import Choice, best
-from gateway.generation.engine_request import Order
+from gateway.generation.engine_request import EngineRequest
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted, Settled
 from gateway.metering.leases import LOW_WATER, LeaseLost
@@ -70,7 +70,9 @@ class _State:
 class Generation:
     """Created admitted; `dispatch`, then `handle` each event, then `settle`; or `abandon` at any point."""
 
-    def __init__(self, order: Order, admitted: Admitted, mailbox: Mailbox, number: int) -> None:
+    def __init__(
+        self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int
+    ) -> None:
         self.order = order
         self.admitted = admitted
         self.call: Call | None = None

@@ -20,7 +20,7 @@ from accounting.values.types import OPERATOR_TENANT, Principal
 from cache.hashing import region_id
 from gateway.base import ids
 from gateway.base.errors import ApiError
-from gateway.generation.engine_request import Order
+from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import Generation
 from gateway.generation.models import Models
 from gateway.metering.admission import Admission
@@ -167,7 +167,7 @@ class Filler:
     async def _fill(self, link: WorkerLink, info: PrefixInfo) -> Fill:
         """A prefill of the operator's own, metered as any request is."""
         assert link.hello is not None
-        order = Order(
+        order = EngineRequest(
             request_id=ids.request_id(),
             principal=_OPERATOR,
             model=self._models.base(info.model),

@@ -21,9 +21,9 @@ from accounting.requests import quotes
 from accounting.requests.quotes import LASTS_MS, Terms
 from accounting.values.types import Price, Rates, Usage
 from gateway.base import errors, ids
-from gateway.generation.engine_request import Order
-from gateway.generation.reply import Plan
-from gateway.generation.stream import ENGINE
+from gateway.generation.engine_request import EngineRequest
+from gateway.generation.reply import AnswerPlan
+from gateway.generation.stream import GENERATION
 from gateway.http import sql
 from gateway.http.auth import PRINCIPAL
 from gateway.intake.fingerprints import FINGERPRINT
@@ -43,11 +43,11 @@ class Cached:
     wait_ms: int
 
 
-async def make(request: web.Request, known_by: bytes, plan: Plan) -> dict[str, Any]:
+async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[str, Any]:
     """The quote's object. `known_by`: the fingerprint of the request that it is for. Raises `ApiError`."""
     principal, orders = request[PRINCIPAL], plan.orders
     model, tier = orders[0].model.id, orders[0].tier
-    admission = request.app[ENGINE].admission
+    admission = request.app[GENERATION].admission
     price = await admission.price(principal.tenant_id, model, tier, base=orders[0].model.base)
     cached = await _ask_worker(request, orders)
     terms = Terms(
@@ -74,7 +74,7 @@ async def make(request: web.Request, known_by: bytes, plan: Plan) -> dict[str, A
 
 
 @asynccontextmanager
-async def bound(request: web.Request, plan: Plan) -> AsyncIterator[Plan]:
+async def bound(request: web.Request, plan: AnswerPlan) -> AsyncIterator[AnswerPlan]:
     """The plan at the terms of the quote that the request names, if it names one. A refusal gives the quote back."""
     quote_id = request.headers.get(HEADER)
     if quote_id is None:
@@ -96,7 +96,7 @@ async def bound(request: web.Request, plan: Plan) -> AsyncIterator[Plan]:
         raise
 
 
-def _at_terms(plan: Plan, terms: Terms, price: Price) -> Plan:
+def _at_terms(plan: AnswerPlan, terms: Terms, price: Price) -> AnswerPlan:
     orders = [
         dataclasses.replace(
             order, price=price, max_tokens=min(order.max_tokens, terms.max_output_tokens)
@@ -108,9 +108,9 @@ def _at_terms(plan: Plan, terms: Terms, price: Price) -> Plan:
     return dataclasses.replace(plan, orders=orders)
 
 
-async def _ask_worker(request: web.Request, orders: Sequence[Order]) -> Cached:
+async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> Cached:
     """The worker that the router would choose now. No answer is no quote: a guess would be believed."""
-    engine = request.app[ENGINE]
+    engine = request.app[GENERATION]
     routed = [order.to_route() for order in orders]
     links = engine.fleet.links
     await asyncio.to_thread(engine.router.prepare, links, routed[0])
@@ -131,7 +131,7 @@ async def _ask_worker(request: web.Request, orders: Sequence[Order]) -> Cached:
     )  # fmt: skip
 
 
-def _most(orders: Sequence[Order], rates: Rates) -> int:
+def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
     """Nothing cached at the highest input rate, and every choice to its bound."""
     return sum(
         pricing.prompt_reservation(len(order.prompt), rates)
@@ -140,7 +140,7 @@ def _most(orders: Sequence[Order], rates: Rates) -> int:
     )
 
 
-def _likely(orders: Sequence[Order], cached: Cached, price: Price) -> int:
+def _likely(orders: Sequence[EngineRequest], cached: Cached, price: Price) -> int:
     """The prompt as it would be found now, and every choice to its bound."""
     return sum(
         pricing.charge(_usage(order, num_cached, cached.block_size), price.rates).total
@@ -148,7 +148,7 @@ def _likely(orders: Sequence[Order], cached: Cached, price: Price) -> int:
     )
 
 
-def _usage(order: Order, num_cached: int, block_size: int) -> Usage:
+def _usage(order: EngineRequest, num_cached: int, block_size: int) -> Usage:
     whole = len(order.prompt) // max(1, block_size) * block_size
     written = max(0, whole - num_cached) if order.principal.cache.write else 0
     rest = len(order.prompt) - num_cached - written

@@ -20,14 +20,20 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.values.types import Posting
 from gateway.base import errors, ids
 from gateway.base.app_keys import SETTINGS
-from gateway.generation.engine_request import Order
+from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.models import fingerprint
 from gateway.generation.replies import Shape, headgate_of, usage_of
-from gateway.generation.stream import ENGINE, Ended, Numbered, Run
+from gateway.generation.stream import GENERATION, Ended, GenerationGroup, Numbered
 from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream
-from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, Jointly, not_kept, not_stored
-from gateway.idempotency.retries import ATTEMPT, RETRIES
+from gateway.idempotency.claimed_key import (
+    CLAIMED_KEY,
+    ClaimedKey,
+    StoredWithPostings,
+    not_kept,
+    not_stored,
+)
+from gateway.idempotency.retries import RETRIES, SDK_RETRY
 from gateway.metering.admission import Settled
 from gateway.schema.sampling import SamplingFields
 from gateway.telemetry.keys import RECORD
@@ -46,14 +52,14 @@ async def inline(num_entries: int, function: Callable[[], T]) -> T:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AnswerPlan:
     """Everything the engine and the answer need to know of a checked request."""
 
     fields: SamplingFields
-    orders: Sequence[Order]
+    orders: Sequence[EngineRequest]
     shape: Shape
     ignored: Sequence[str] = ()
-    before_text: Callable[[Run], Awaitable[None]] | None = None
+    before_text: Callable[[GenerationGroup], Awaitable[None]] | None = None
     """Called once the first pieces are there: the prompt's logprobs are known then."""
     work: Work = inline
 
@@ -66,7 +72,7 @@ class Plan:
 class Envelope:
     """The constant part of a body or of each chunk."""
 
-    plan: Plan
+    plan: AnswerPlan
     root: str
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
@@ -92,10 +98,10 @@ class Envelope:
         return self.make(self.plan.shape.chunk_object, choices, **more)
 
 
-async def answer(request: web.Request, plan: Plan) -> web.StreamResponse:
+async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
     record = request[RECORD]
     record.stream = bool(plan.fields.stream)
-    async with request.app[ENGINE].run(plan.orders, record, _ended(request)) as run:
+    async with request.app[GENERATION].run(plan.orders, record, _ended(request)) as run:
         if CLAIMED_KEY in request:
             run.keep(not_kept)
         headers = dict(run.headers)
@@ -107,7 +113,7 @@ async def answer(request: web.Request, plan: Plan) -> web.StreamResponse:
 
 
 def _ended(request: web.Request) -> Ended | None:
-    attempt = request.get(ATTEMPT)
+    attempt = request.get(SDK_RETRY)
     if attempt is None:
         return None
 
@@ -119,7 +125,7 @@ def _ended(request: web.Request) -> Ended | None:
 
 
 async def _body(
-    request: web.Request, plan: Plan, run: Run, headers: dict[str, str]
+    request: web.Request, plan: AnswerPlan, run: GenerationGroup, headers: dict[str, str]
 ) -> web.Response:
     envelope = Envelope(plan, run.root)
     pieces: dict[int, list[ChoicePiece]] = defaultdict(list)
@@ -141,7 +147,7 @@ async def _body(
     return web.Response(body=whole(run.settled), content_type="application/json", headers=headers)
 
 
-async def _choices(plan: Plan, shown: Sequence[Sequence[ChoicePiece]]) -> list[msgspec.Raw]:
+async def _choices(plan: AnswerPlan, shown: Sequence[Sequence[ChoicePiece]]) -> list[msgspec.Raw]:
     """Each as JSON: with logprobs it may have megabytes."""
 
     def whole(index: int, pieces: Sequence[ChoicePiece]) -> msgspec.Raw:
@@ -159,8 +165,8 @@ async def _choices(plan: Plan, shown: Sequence[Sequence[ChoicePiece]]) -> list[m
 
 async def _settle(
     request: web.Request,
-    plan: Plan,
-    run: Run,
+    plan: AnswerPlan,
+    run: GenerationGroup,
     whole: Callable[[Sequence[Settled]], bytes],
     content_type: str | None = None,
 ) -> None:
@@ -174,7 +180,7 @@ async def _settle(
         body = whole([Settled.of(posting) for posting in postings])
         return await key.store(body, postings, content_type)
 
-    run.keep(Jointly([order.request_id for order in plan.orders], store).keep)
+    run.keep(StoredWithPostings([order.request_id for order in plan.orders], store).keep)
     try:
         await run.settle()
     except (SQLAlchemyError, OSError) as error:
@@ -186,7 +192,7 @@ async def _settle(
 
 
 async def _stream(
-    request: web.Request, plan: Plan, run: Run, headers: dict[str, str]
+    request: web.Request, plan: AnswerPlan, run: GenerationGroup, headers: dict[str, str]
 ) -> web.StreamResponse:
     kind = KeptStream if CLAIMED_KEY in request else EventStream
     stream = kind(request, request.app[SETTINGS].write_timeout_s, run.hold, run.release)
@@ -229,7 +235,7 @@ async def _stream(
 
 
 def _ending(
-    request: web.Request, plan: Plan, run: Run, settled: Sequence[Settled]
+    request: web.Request, plan: AnswerPlan, run: GenerationGroup, settled: Sequence[Settled]
 ) -> dict[str, Any]:
     order = plan.orders[0]
     final = run.generations[0].final
@@ -242,7 +248,7 @@ def _ending(
 
 
 async def _fail(
-    request: web.Request, stream: EventStream, run: Run, error: errors.ApiError
+    request: web.Request, stream: EventStream, run: GenerationGroup, error: errors.ApiError
 ) -> web.StreamResponse:
     """One error event and a clean end of the body: who overlooks it sees neither `[DONE]` nor a finish."""
     request[RECORD].error_code = error.code or error.type
@@ -261,7 +267,7 @@ def _note_finishes(request: web.Request, finishes: Sequence[str | None]) -> None
 class _Chunks:
     """Pieces → chunks. The last end of all is kept back: it goes out with the settlement."""
 
-    def __init__(self, plan: Plan, envelope: Envelope) -> None:
+    def __init__(self, plan: AnswerPlan, envelope: Envelope) -> None:
         self._plan = plan
         self._envelope = envelope
         self._num_open = plan.num_choices

@@ -1,6 +1,6 @@
 """All engine requests of one HTTP request, from admission to settlement, whatever becomes of the client.
 
-`Run` is a context manager: what was admitted inside of it is settled or voided when it ends, in a task of its own
+`GenerationGroup` is a context manager: what was admitted inside of it is settled or voided when it ends, in a task of its own
 where the client has gone. Knows no JSON and no SSE.
 """
 
@@ -19,7 +19,7 @@ from gateway.base import errors
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import Running
 from gateway.books.spending import OrganizationLimit
-from gateway.generation.engine_request import Order
+from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import FINAL_S, ChoicePiece, Generation
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admission, Admitted, Keep, Settled
@@ -43,7 +43,7 @@ _OUTCOMES: dict[str, Outcome] = {
 
 
 @dataclass(frozen=True)
-class Engine:
+class GenerationServices:
     """What a run needs of the process."""
 
     admission: Admission
@@ -55,9 +55,9 @@ class Engine:
     spending: OrganizationLimit
 
     def run(
-        self, orders: Sequence[Order], record: RequestRecord, ended: Ended | None = None
-    ) -> Run:
-        return Run(self, orders, record, ended)
+        self, orders: Sequence[EngineRequest], record: RequestRecord, ended: Ended | None = None
+    ) -> GenerationGroup:
+        return GenerationGroup(self, orders, record, ended)
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Numbered:
     piece: ChoicePiece
 
 
-class Run:
+class GenerationGroup:
     """`async with engine.run(orders, record) as run`: admitted and dispatched; then `pieces`, then `settle`."""
 
     def __init__(
         self,
-        engine: Engine,
-        orders: Sequence[Order],
+        engine: GenerationServices,
+        orders: Sequence[EngineRequest],
         record: RequestRecord,
         ended: Ended | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class Run:
         self.root = ""
         self.settled: list[Settled] = []
 
-    async def __aenter__(self) -> Run:
+    async def __aenter__(self) -> GenerationGroup:
         self._engine.lifecycle.on_cut.add(self._cut)
         self._engine.running.add(self._orders[0].principal, self._revoke)
         try:
@@ -216,7 +216,7 @@ class Run:
             await asyncio.to_thread(router.prepare, fleet.links, prompt)
         return router.choose(fleet.links, prompt)
 
-    async def _admit(self, order: Order) -> Admitted:
+    async def _admit(self, order: EngineRequest) -> Admitted:
         """A client that leaves meanwhile neither interrupts the admission nor keeps what it took."""
         task = asyncio.create_task(self._engine.admission.admit(order.ask(self.root)))
         try:
@@ -319,4 +319,4 @@ def _sum(usages: Sequence[Usage]) -> Usage:
     )
 
 
-ENGINE = web.AppKey("engine", Engine)
+GENERATION = web.AppKey("engine", GenerationServices)

@@ -57,7 +57,7 @@ class ClaimedKey:
             await replies.drop(conn, self._tenant_id, self._key, self._request_id)
 
 
-class Jointly:
+class StoredWithPostings:
     """The one step in which an answer is stored with all postings that pay for it: who comes last takes it, the others
     wait. Whatever comes of it is the same for all."""
 

@@ -15,7 +15,7 @@ FRESH_S = 60.0
 """An erased tenant's key is forgotten by then."""
 
 
-class Seals:
+class DataKeys:
     def __init__(self, database: Database, master: bytes) -> None:
         self._database = database
         self._master = master
@@ -35,4 +35,4 @@ class Seals:
         return key
 
 
-SEALS = web.AppKey("seals", Seals)
+DATA_KEYS = web.AppKey("seals", DataKeys)

@@ -28,8 +28,8 @@ from gateway.base.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
 from gateway.http import sse
 from gateway.http.auth import PRINCIPAL
 from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, line_ended
-from gateway.idempotency.data_keys import SEALS
-from gateway.idempotency.retries import ATTEMPT, Attempt
+from gateway.idempotency.data_keys import DATA_KEYS
+from gateway.idempotency.retries import SDK_RETRY, SdkRetry
 from gateway.intake.fingerprints import FINGERPRINT
 from gateway.telemetry.keys import RECORD
 
@@ -59,7 +59,7 @@ async def once(
     key = _own_key(request) if line is None else replies.line_key(*line)
     if key is None:
         known_by = request[FINGERPRINT].digest  # not the request itself: it holds this
-        request[ATTEMPT] = Attempt.of(
+        request[SDK_RETRY] = SdkRetry.of(
             request[RECORD].request_id, request[PRINCIPAL], request.headers, known_by
         )
         return await run()
@@ -135,7 +135,7 @@ async def _claim(
     database, tenant_id = request.app[DATABASE], request[PRINCIPAL].tenant_id
     request_id, slot = request[RECORD].request_id, request.app[SETTINGS].slot
     try:
-        data_key = await request.app[SEALS].key(tenant_id)
+        data_key = await request.app[DATA_KEYS].key(tenant_id)
         async with database.write() as conn:
             known = await replies.take(
                 conn, tenant_id, key, fingerprint=body, request_id=request_id, slot=slot, now=int(time.time()),

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
 from accounting.requests import sdk_retries
-from accounting.requests.sdk_retries import Unheard
+from accounting.requests.sdk_retries import DisconnectedEarly
 from accounting.values.types import Principal
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ MOVE_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
-class Attempt:
+class SdkRetry:
     """One HTTP request without a key of its own."""
 
     id: str
@@ -41,7 +41,7 @@ class Attempt:
         principal: Principal,
         headers: Mapping[str, str],
         fingerprint: Callable[[], bytes],
-    ) -> Attempt:
+    ) -> SdkRetry:
         count = headers.get("x-stainless-retry-count", "")
         is_retry = count.isascii() and count.isdigit() and int(count[:4]) >= 1
         return cls(request_id, principal, fingerprint, is_retry, _now_ms())
@@ -51,7 +51,7 @@ class Retries:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def ended(self, attempt: Attempt, charged: Sequence[str], *, unheard: bool) -> None:
+    async def ended(self, attempt: SdkRetry, charged: Sequence[str], *, unheard: bool) -> None:
         """`charged`: its engine requests that were. `unheard`: its client left before the first byte."""
         if not charged or not (attempt.is_retry or unheard):
             return
@@ -66,7 +66,7 @@ class Retries:
                     tenant_id, now_ms = attempt.principal.tenant_id, _now_ms()
                     await sdk_retries.note(
                         conn,
-                        [Unheard(r, attempt.id, tenant_id, key_id, fingerprint, now_ms) for r in charged],
+                        [DisconnectedEarly(r, attempt.id, tenant_id, key_id, fingerprint, now_ms) for r in charged],
                     )  # fmt: skip
         except (SQLAlchemyError, OSError) as error:
             logger.warning("a repeated request may be charged twice: %s", error)
@@ -86,5 +86,5 @@ def _now_ms() -> int:
 
 
 RETRIES = web.AppKey("retries", Retries)
-ATTEMPT = web.RequestKey("attempt", Attempt)
+SDK_RETRY = web.RequestKey("attempt", SdkRetry)
 """Only a tenant's request without an Idempotency-Key has it."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from accounting.values import time_zones
 from gateway.base.errors import ApiError, retry_headers
-from gateway.limiter.limits import Money, Peek, Verdict, Window
-from gateway.limiter.rules import COUNTED, BudgetUse, Holder, Rule
+from gateway.limiter.limits import Money, UsageSnapshot, Verdict, Window
+from gateway.limiter.rules import COUNTED, BudgetUse, LimitSubject, Rule
 
 MINUTE_MS, BUCKET_MS = 60_000, 1_000
 WORDS = {
@@ -25,7 +25,7 @@ WORDS = {
 }
 
 
-def headers(holder: Holder, verdict: Verdict) -> dict[str, str]:
+def headers(holder: LimitSubject, verdict: Verdict) -> dict[str, str]:
     """Requests and tokens of the tightest level in force, and the tenant's own tokens."""
     rules = [rule for rule in holder.window_rules if not rule.shadow]
     requests = [rule for rule in rules if rule.dimension == "requests_per_minute"]
@@ -39,7 +39,7 @@ def headers(holder: Holder, verdict: Verdict) -> dict[str, str]:
 
 
 def refused(
-    holder: Holder, verdict: Verdict, model: str, prompt_tokens: int, least_output: int
+    holder: LimitSubject, verdict: Verdict, model: str, prompt_tokens: int, least_output: int
 ) -> ApiError:
     """The 429. `retry-after` is the time after which the same request fits at every level, if nobody else comes, but for
     a second at the end of a minute (`_told`)."""
@@ -63,7 +63,12 @@ def scope_of(use: BudgetUse) -> dict[str, Any]:
 
 
 def _over_limit(
-    holder: Holder, verdict: Verdict, rule: Rule, model: str, prompt_tokens: int, least_output: int
+    holder: LimitSubject,
+    verdict: Verdict,
+    rule: Rule,
+    model: str,
+    prompt_tokens: int,
+    least_output: int,
 ) -> ApiError:
     unit = "running" if rule.dimension == "concurrency" else COUNTED[rule.dimension][0]
     window = verdict.windows[rule.window] if unit != "running" else Window(verdict.running[rule])
@@ -105,7 +110,7 @@ def _told(wait_ms: int) -> int:
     return MINUTE_MS if MINUTE_MS < wait_ms <= MINUTE_MS + BUCKET_MS else wait_ms
 
 
-def _over_budget(holder: Holder, verdict: Verdict, use: BudgetUse) -> ApiError:
+def _over_budget(holder: LimitSubject, verdict: Verdict, use: BudgetUse) -> ApiError:
     money = verdict.money.get(use.row, Money())
     whose = "this API key in project" if use.budget.key_id else "project"
     return ApiError(
@@ -126,7 +131,7 @@ def _over_budget(holder: Holder, verdict: Verdict, use: BudgetUse) -> ApiError:
 
 
 def shown(
-    holder: Holder, peek: Peek, models: Mapping[str, str], time_zone: str
+    holder: LimitSubject, peek: UsageSnapshot, models: Mapping[str, str], time_zone: str
 ) -> list[dict[str, Any]]:
     """Each limit and budget row with what counts against it. `models`: by place."""
     return [
@@ -136,7 +141,7 @@ def shown(
     ]
 
 
-def _shown_window(rule: Rule, peek: Peek, models: Mapping[str, str]) -> dict[str, Any]:
+def _shown_window(rule: Rule, peek: UsageSnapshot, models: Mapping[str, str]) -> dict[str, Any]:
     window = peek.windows[rule.window]
     is_tokens = COUNTED[rule.dimension][0] != "requests"
     reserved = min(window.open, window.sum) if is_tokens else 0
@@ -147,11 +152,11 @@ def _shown_window(rule: Rule, peek: Peek, models: Mapping[str, str]) -> dict[str
     }
 
 
-def _shown_running(rule: Rule, peek: Peek, models: Mapping[str, str]) -> dict[str, Any]:
+def _shown_running(rule: Rule, peek: UsageSnapshot, models: Mapping[str, str]) -> dict[str, Any]:
     return _of_rule(rule, models) | {"used": peek.running[rule], "reserved": 0, "resets_at": None}
 
 
-def _shown_budget(use: BudgetUse, peek: Peek, time_zone: str) -> dict[str, Any]:
+def _shown_budget(use: BudgetUse, peek: UsageSnapshot, time_zone: str) -> dict[str, Any]:
     money, budget = peek.money[use.row], use.budget
     resets_at = use.period.end_ms // 1000
     return {

@@ -1,6 +1,6 @@
 """Client of the limiter scripts: reserve, extend, settle, release, and what counts now.
 
-Remembers what it was granted (`holdings.py`), so that a state which Redis lost is made again before anything more is
+Remembers what it was granted (`open_reservations.py`), so that a state which Redis lost is made again before anything more is
 granted (`rebuild.py`); `upkeep.py` repeats what Redis did not hear. Knows integers and opaque ids; no rates (a ladder
 brings its costs along), no HTTP.
 """
@@ -17,10 +17,15 @@ from accounting.database.db import Database
 from accounting.values.budget_types import Budget
 from accounting.values.errors import InvalidError
 from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, RedisLink
-from gateway.limiter.open_reservations import Ending, Held, Holdings, Owed
+from gateway.limiter.open_reservations import (
+    Ending,
+    OpenReservation,
+    OpenReservations,
+    PendingEnding,
+)
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
 from gateway.limiter.redis_keys import LIFE_PREFIX, open_key, reservation_key, state_key, window_key
-from gateway.limiter.rules import BudgetUse, Holder, Rule, budget_uses
+from gateway.limiter.rules import BudgetUse, LimitSubject, Rule, budget_uses
 
 Ladder = Sequence[tuple[int, int]]
 """(tokens, cost in micro-units) of each rung, largest first."""
@@ -77,7 +82,7 @@ class LeaseGrant:
 
 
 @dataclass(frozen=True)
-class Peek:
+class UsageSnapshot:
     """What counts against limits and budgets, asked for without taking anything."""
 
     now_ms: int
@@ -94,13 +99,13 @@ class Fresh:
     """What is not among them and is older than this is gone."""
     by_tenant: dict[str, tuple[Budget, ...]] = field(default_factory=dict)
 
-    def uses(self, holder: Holder) -> tuple[BudgetUse, ...]:
+    def uses(self, holder: LimitSubject) -> tuple[BudgetUse, ...]:
         budgets = self.by_tenant.get(holder.tenant_id)
         if budgets is None:
             return holder.budgets
         return budget_uses(budgets, holder.key_id, holder.model, holder.tier, holder.opened_ms)
 
-    def known(self, holder: Holder) -> int:
+    def known(self, holder: LimitSubject) -> int:
         return self.version if holder.tenant_id in self.by_tenant else -1
 
 
@@ -117,9 +122,14 @@ class Limiter:
     ) -> None:
         """`caught_up`: returns when every ending that is durable now is in SQL. `now_ms` None: Redis TIME; `books_ms`
         None: this machine's clock. Only tests bring clocks."""
-        self.holdings = Holdings(slot)
+        self.open_reservations = OpenReservations(slot)
         self.rebuilder = Rebuilder(
-            link, database, self.holdings, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
+            link,
+            database,
+            self.open_reservations,
+            caught_up=caught_up,
+            now_ms=now_ms,
+            books_ms=books_ms,
         )
         self.fresh = Fresh()
         self._link = link
@@ -127,22 +137,22 @@ class Limiter:
 
     @property
     def num_held(self) -> int:
-        return len(self.holdings.held)
+        return len(self.open_reservations.held)
 
     @property
     def num_owed(self) -> int:
         """Endings that Redis has not confirmed yet; repeated each second."""
-        return len(self.holdings.owed)
+        return len(self.open_reservations.owed)
 
     async def reserve(
-        self, holder: Holder, prompt_tokens: int, prompt_cost: int, ladder: Ladder
+        self, holder: LimitSubject, prompt_tokens: int, prompt_cost: int, ladder: Ladder
     ) -> Verdict:
         """All levels or none. Raises LimiterUnavailable; then it is unknown whether it was taken: release it."""
         windows = holder.windows
         rules = holder.window_rules
         ask = {
             "id": holder.request_id,
-            "slot": self.holdings.slot,
+            "slot": self.open_reservations.slot,
             "places": holder.places,
             "limits": [_limit(windows, rule) for rule in rules],
             "running": [(r.place, r.limit, int(r.shadow)) for r in holder.running_rules],
@@ -157,16 +167,16 @@ class Limiter:
             raise ReservationEnded(holder.request_id)
         verdict = _verdict(holder, answer)
         if verdict.failing is None:
-            self.holdings.held[holder.request_id] = Held(
+            self.open_reservations.held[holder.request_id] = OpenReservation(
                 holder, prompt_tokens, verdict.bound, 0, verdict.reserved
             )
         return verdict
 
     async def extend(
-        self, holder: Holder, seq: int, ladder: Ladder, now_ms: int, counted_prompt: int = -1
+        self, holder: LimitSubject, seq: int, ladder: Ladder, now_ms: int, counted_prompt: int = -1
     ) -> LeaseGrant:
         """`counted_prompt`: prompt tokens that were not cached, once that is known. `now_ms`: for budgets' limits."""
-        held = self.holdings.held.get(holder.request_id)
+        held = self.open_reservations.held.get(holder.request_id)
         if held is None:
             raise ReservationEnded(holder.request_id)
         windows, uses = holder.windows, self.fresh.uses(holder)
@@ -191,17 +201,17 @@ class Limiter:
         return LeaseGrant(bound, wait_ms, reserved, stop)
 
     async def settle(
-        self, holder: Holder, cost: int, input_tokens: int, output_tokens: int
+        self, holder: LimitSubject, cost: int, input_tokens: int, output_tokens: int
     ) -> None:
         """Never fails: what Redis does not confirm now is repeated until it does."""
         args = {"cost": cost, "input": input_tokens, "output": output_tokens}
         await self._end("settle", holder, args)
 
-    async def release(self, holder: Holder, *, never_admitted: bool = False) -> None:
+    async def release(self, holder: LimitSubject, *, never_admitted: bool = False) -> None:
         """As `settle`. `never_admitted`: it does not count as a request either."""
         await self._end("release", holder, {"never_admitted": never_admitted})
 
-    async def peek(self, holder: Holder) -> Peek:
+    async def peek(self, holder: LimitSubject) -> UsageSnapshot:
         """Raises LimiterUnavailable."""
         windows, running = holder.windows, holder.running_rules
         ask = {
@@ -210,7 +220,7 @@ class Limiter:
         }
         answer = await self._run("peek", holder, windows, ask)
         _, now_ms, sums, counts, money = answer
-        return Peek(
+        return UsageSnapshot(
             now_ms,
             _windows(windows, sums),
             dict(zip(running, counts, strict=True)),
@@ -219,7 +229,7 @@ class Limiter:
 
     async def touch(self) -> None:
         """Moves the expiry of everything held."""
-        held = [entry.holder for entry in self.holdings.held.values()]
+        held = [entry.holder for entry in self.open_reservations.held.values()]
         for tenant_id in {holder.tenant_id for holder in held}:
             mine = [holder for holder in held if holder.tenant_id == tenant_id]
             ids = [holder.request_id for holder in mine]
@@ -227,7 +237,7 @@ class Limiter:
 
     async def pay(self, request_id: str) -> None:
         """Tells Redis an ending that it has not confirmed. What a lost state held is ended once it is rebuilt."""
-        owed = self.holdings.owed.get(request_id)
+        owed = self.open_reservations.owed.get(request_id)
         if owed is None:  # paid meanwhile
             return
         holder, ask = owed.holder, {"id": request_id, **owed.args}
@@ -235,15 +245,15 @@ class Limiter:
             await self._run(owed.ending, holder, holder.windows, ask)
         except LimiterUnavailable:
             return  # repeated later
-        self.holdings.owed.pop(request_id, None)
+        self.open_reservations.owed.pop(request_id, None)
 
-    async def _end(self, ending: Ending, holder: Holder, args: dict[str, Any]) -> None:
-        self.holdings.held.pop(holder.request_id, None)
-        self.holdings.owed[holder.request_id] = Owed(ending, holder, args)
+    async def _end(self, ending: Ending, holder: LimitSubject, args: dict[str, Any]) -> None:
+        self.open_reservations.held.pop(holder.request_id, None)
+        self.open_reservations.owed[holder.request_id] = PendingEnding(ending, holder, args)
         await self.pay(holder.request_id)
 
     async def _run(
-        self, script: str, holder: Holder, windows: Iterable[str], ask: dict[str, Any]
+        self, script: str, holder: LimitSubject, windows: Iterable[str], ask: dict[str, Any]
     ) -> list[Any]:
         """One script call; a tenant's state that is lost or of another epoch is rebuilt first. An answer given under
         an epoch that is over grants nothing: it may be missing in what is rebuilt."""
@@ -264,7 +274,12 @@ class Limiter:
         raise LimiterUnavailable("limiter state does not settle")
 
     async def _call(
-        self, script: str, holder: Holder, windows: Iterable[str], epoch: int, ask: dict[str, Any]
+        self,
+        script: str,
+        holder: LimitSubject,
+        windows: Iterable[str],
+        epoch: int,
+        ask: dict[str, Any],
     ) -> list[Any]:
         tenant_id = holder.tenant_id
         keys = [
@@ -286,7 +301,7 @@ def _limit(windows: Sequence[str], rule: Rule) -> tuple[int, int, int]:
     return windows.index(rule.window) + 1, rule.limit, int(rule.shadow)
 
 
-def _verdict(holder: Holder, answer: list[Any]) -> Verdict:
+def _verdict(holder: LimitSubject, answer: list[Any]) -> Verdict:
     _, now_ms, bound, reserved, failing, wait_ms, sums, running, money, shadowed = answer
     numbered = (*holder.window_rules, *holder.running_rules, *holder.budgets)
     return Verdict(

@@ -12,16 +12,16 @@ import msgspec
 
 from accounting.limits.limiter_state import Running
 from accounting.values.types import Tier
-from gateway.limiter.rules import Holder
+from gateway.limiter.rules import LimitSubject
 
 Ending = Literal["settle", "release"]
 
 
 @dataclass
-class Held:
+class OpenReservation:
     """What Redis knows about an open request."""
 
-    holder: Holder
+    holder: LimitSubject
     prompt_tokens: int
     bound: int
     seq: int
@@ -29,9 +29,9 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Owed:
+class PendingEnding:
     ending: Ending
-    holder: Holder
+    holder: LimitSubject
     args: dict[str, Any]
 
 
@@ -50,10 +50,10 @@ class Detail(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass
-class Holdings:
+class OpenReservations:
     slot: int
-    held: dict[str, Held] = field(default_factory=dict)
-    owed: dict[str, Owed] = field(default_factory=dict)
+    held: dict[str, OpenReservation] = field(default_factory=dict)
+    owed: dict[str, PendingEnding] = field(default_factory=dict)
 
     @property
     def tenants(self) -> set[str]:
@@ -72,7 +72,7 @@ def detail_of(running: Running) -> Detail:
     return msgspec.msgpack.decode(running.detail, type=Detail)
 
 
-def _detail(held: Held) -> bytes:
+def _detail(held: OpenReservation) -> bytes:
     holder = held.holder
     return msgspec.msgpack.encode(
         Detail(

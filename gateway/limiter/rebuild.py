@@ -26,7 +26,7 @@ from accounting.limits.limiter_books import CLOCKS_APART_MS, Snapshot
 from accounting.limits.limiter_state import Incident
 from gateway.base.redis_link import Argument, BooksUnavailable, LimiterUnavailable, RedisLink
 from gateway.limiter import rebuilt_state
-from gateway.limiter.open_reservations import Holdings
+from gateway.limiter.open_reservations import OpenReservations
 from gateway.limiter.redis_keys import open_key, reservation_key, state_key, window_key
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Rebuilder:
         self,
         link: RedisLink,
         database: Database,
-        holdings: Holdings,
+        open_reservations: OpenReservations,
         *,
         caught_up: Callable[[], Awaitable[None]],
         now_ms: Callable[[], int] | None = None,
@@ -122,7 +122,7 @@ class Rebuilder:
         clock of what is in the books, which is this machine's but in tests."""
         self._link = link
         self._database = database
-        self._holdings = holdings
+        self._open_reservations = open_reservations
         self._caught_up = caught_up
         self._now_ms = now_ms
         self._books_ms = books_ms or now_ms or _wall_ms
@@ -141,7 +141,7 @@ class Rebuilder:
             return
         await self._caught_up()
         async with self._write() as conn:
-            self._listed = await limiter_state.join(conn, self._holdings.slot, _wall_ms())
+            self._listed = await limiter_state.join(conn, self._open_reservations.slot, _wall_ms())
 
     async def leave(self) -> None:
         for task in set(self._building.values()):
@@ -149,7 +149,7 @@ class Rebuilder:
         await asyncio.gather(*self._building.values(), return_exceptions=True)
         try:
             async with self._write() as conn:
-                await limiter_state.leave(conn, self._holdings.slot)
+                await limiter_state.leave(conn, self._open_reservations.slot)
         except LimiterUnavailable as reason:
             log.warning("a rebuild of the limiter will wait for this gateway: %s", reason)
 
@@ -245,11 +245,11 @@ class Rebuilder:
 
     async def _list(self) -> None:
         """What is held now was granted before this epoch, or under it. What has ended is in SQL before the list is."""
-        epoch, held = self._epochs.last, self._holdings.listed()
+        epoch, held = self._epochs.last, self._open_reservations.listed()
         await self._caught_up()
         async with self._write() as conn:
             await limiter_state.list_running(
-                conn, self._holdings.slot, epoch, held, _wall_ms(), DEAD_MS
+                conn, self._open_reservations.slot, epoch, held, _wall_ms(), DEAD_MS
             )
         self._listed = epoch
 
@@ -275,7 +275,7 @@ class Rebuilder:
 
     async def _claim(self, due: Mapping[str, int]) -> dict[str, int]:
         async with self._write() as conn:
-            mine = await limiter_state.claim(conn, due, self._holdings.slot, _wall_ms())
+            mine = await limiter_state.claim(conn, due, self._open_reservations.slot, _wall_ms())
         return {tenant_id: due[tenant_id] for tenant_id in mine}
 
     async def _missing(self, epochs: Mapping[str, int]) -> dict[str, int]:

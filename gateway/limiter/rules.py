@@ -68,7 +68,7 @@ class BudgetUse:
 
 
 @dataclass(frozen=True)
-class Holder:
+class LimitSubject:
     """Who asks, and what binds this request."""
 
     request_id: str
@@ -97,7 +97,7 @@ class Holder:
         *,
         now_ms: int = 0,
         end_user: str = "",
-    ) -> Holder:
+    ) -> LimitSubject:
         places = places_of(principal.key_id, model, tier, end_user)
         found = tuple(sorted(_rules(principal, model, tier, places), key=_order))
         end_user_place = places.get("end_user", "")
@@ -166,7 +166,7 @@ def budget_uses(
 
 def everything_of(
     principal: Principal, models: Sequence[str], tiers: Sequence[Tier], now_ms: int
-) -> tuple[Holder, dict[str, str]]:
+) -> tuple[LimitSubject, dict[str, str]]:
     """Whatever binds the key on any of the models, and the model behind each place. Not for a request."""
     rules: dict[Rule, None] = {}
     names: dict[str, str] = {}
@@ -180,7 +180,7 @@ def everything_of(
         for tier in tiers
         for use in budget_uses(principal.budgets, principal.key_id, None, tier, now_ms)
     }
-    holder = Holder(
+    holder = LimitSubject(
         "", principal.tenant_id, principal.key_id, opened_ms=now_ms,
         rules=tuple(sorted(rules, key=_order)), budgets=tuple(uses.values()),
     )  # fmt: skip

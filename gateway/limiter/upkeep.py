@@ -15,7 +15,7 @@ from accounting.limits import budgets, limiter_books
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter
 from gateway.limiter.redis_keys import open_key, reservation_key, tenant_of
-from gateway.limiter.rules import Holder
+from gateway.limiter.rules import LimitSubject
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Upkeep:
 
     async def refresh_budgets(self) -> None:
         """Of tenants with running requests, if anything changed: a lowered limit binds their next lease."""
-        fresh, tenants = self._limiter.fresh, self._limiter.holdings.tenants
+        fresh, tenants = self._limiter.fresh, self._limiter.open_reservations.tenants
         async with self._database.read() as conn:
             version = await changes.auth_epoch(conn)
             if version == fresh.version and tenants <= fresh.by_tenant.keys():
@@ -86,7 +86,7 @@ class Upkeep:
             try:
                 await self._limiter.rebuilder.follow()
                 await self.refresh_budgets()
-                for request_id in list(self._limiter.holdings.owed):
+                for request_id in list(self._limiter.open_reservations.owed):
                     await self._limiter.pay(request_id)
                 if tick % TOUCH_EVERY == 0:
                     await self._limiter.touch()
@@ -104,7 +104,7 @@ class Upkeep:
 
     async def _end_orphans(self, tenant_id: str, until: str) -> None:
         """As the ledger ended them; what it does not know was never opened."""
-        left: dict[str, Holder] = {}
+        left: dict[str, LimitSubject] = {}
         for member in await self._link.command("ZRANGEBYSCORE", open_key(tenant_id), "-inf", until):
             holder = await self._orphan(tenant_id, member.decode())
             if holder is not None:
@@ -119,16 +119,16 @@ class Upkeep:
             else:
                 await self._limiter.settle(holder, ending.charge, ending.input, ending.output)
 
-    async def _orphan(self, tenant_id: str, request_id: str) -> Holder | None:
+    async def _orphan(self, tenant_id: str, request_id: str) -> LimitSubject | None:
         """None: another slot's, or held."""
-        holdings = self._limiter.holdings
+        open_reservations = self._limiter.open_reservations
         slot, windows = await self._link.command(
             "HMGET", reservation_key(tenant_id, request_id), "slot", "w"
         )
-        known = request_id in holdings.held or request_id in holdings.owed
-        if known or slot != str(holdings.slot).encode() or windows is None:
+        known = request_id in open_reservations.held or request_id in open_reservations.owed
+        if known or slot != str(open_reservations.slot).encode() or windows is None:
             return None
-        return Holder(request_id, tenant_id, "", counted_in=tuple(windows.decode().split()))
+        return LimitSubject(request_id, tenant_id, "", counted_in=tuple(windows.decode().split()))
 
     async def _redis_ms(self) -> str:
         seconds, microseconds = await self._link.command("TIME")

@@ -15,7 +15,7 @@ import msgspec
 
 from accounting.database.db import Database
 from accounting.requests import request_postings
-from accounting.requests.request_postings import Unended
+from accounting.requests.request_postings import Unsettled
 from accounting.values.types import Posting
 from gateway.base.redis_link import RedisLink
 from gateway.journal.journals import GATEWAY
@@ -82,7 +82,7 @@ async def _held(link: RedisLink, tenant_ids: Collection[str]) -> set[str]:
     return found
 
 
-def _void(one: Unended, now_ms: int) -> Posting:
+def _void(one: Unsettled, now_ms: int) -> Posting:
     """Key, model and price were in the journal alone."""
     return Posting(
         kind="void", request_id=one.request_id, outcome="gateway_crash", tenant_id=one.tenant_id, key_id="", model="",

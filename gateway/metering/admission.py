@@ -32,7 +32,7 @@ from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.journal.journal_records import Opened
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
-from gateway.limiter.rules import BudgetUse, Holder, Rule
+from gateway.limiter.rules import BudgetUse, LimitSubject, Rule
 from gateway.metering.leases import Extension, Lease, ladder
 from gateway.metering.price_cache import PriceCache, PricesUnknown
 from gateway.metering.settlement import Ending, decide
@@ -53,7 +53,7 @@ class Backlog(Protocol):
 
 
 @dataclass(frozen=True)
-class Ask:
+class AdmissionRequest:
     """A request as admission sees it."""
 
     request_id: str
@@ -110,13 +110,13 @@ class Admission:
         self._slot = slot
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def admit(self, ask: Ask) -> Admitted:
+    async def admit(self, ask: AdmissionRequest) -> Admitted:
         """Raises ApiError (429, 503), or is cancelled, and leaves nothing behind."""
         self._check_metering()
         price = ask.price or await self.price(
             ask.principal.tenant_id, ask.model, ask.tier, base=ask.base
         )
-        holder = Holder.of(
+        holder = LimitSubject.of(
             ask.request_id,
             ask.principal,
             ask.base or ask.model,
@@ -141,7 +141,7 @@ class Admission:
 
     async def count(self, request_id: str, principal: Principal, model: str) -> dict[str, str]:
         """One request of the rate limit, which runs nothing. Returns the limiter's headers; raises `ApiError`."""
-        holder = Holder.of(request_id, principal, model, "interactive", now_ms=_now_ms())
+        holder = LimitSubject.of(request_id, principal, model, "interactive", now_ms=_now_ms())
         verdict = await self._take(holder, model, 0, 0, [])
         self.detach(self.limiter.release(holder))
         return limit_replies.headers(holder, verdict)
@@ -192,13 +192,13 @@ class Admission:
             raise price_unknown()
         return price
 
-    async def _reserve(self, ask: Ask, holder: Holder, price: Price) -> Verdict:
+    async def _reserve(self, ask: AdmissionRequest, holder: LimitSubject, price: Price) -> Verdict:
         rungs = ladder(ask.max_output_tokens, price.rates)
         cost = pricing.prompt_reservation(ask.num_prompt_tokens, price.rates)
         return await self._take(holder, ask.model, ask.num_prompt_tokens, cost, rungs)
 
     async def _take(
-        self, holder: Holder, model: str, num_prompt_tokens: int, cost: int, rungs: Ladder
+        self, holder: LimitSubject, model: str, num_prompt_tokens: int, cost: int, rungs: Ladder
     ) -> Verdict:
         try:
             verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
@@ -222,7 +222,7 @@ class Admission:
             raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least)
         return verdict
 
-    async def _undo_open(self, opened: Opened, holder: Holder) -> None:
+    async def _undo_open(self, opened: Opened, holder: LimitSubject) -> None:
         await self.limiter.release(holder, never_admitted=True)
         await self.record(opened.void("client_gone", "worker_crash", _now_ms()))
 
@@ -245,7 +245,7 @@ class Admitted:
         self,
         admission: Admission,
         opened: Opened,
-        holder: Holder,
+        holder: LimitSubject,
         price: Price,
         lease: Lease,
         headers: dict[str, str],
@@ -354,7 +354,9 @@ class Admitted:
         return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
 
 
-def _opened(ask: Ask, holder: Holder, price: Price, verdict: Verdict, now_ms: int) -> Opened:
+def _opened(
+    ask: AdmissionRequest, holder: LimitSubject, price: Price, verdict: Verdict, now_ms: int
+) -> Opened:
     return Opened(
         request_id=ask.request_id,
         tenant_id=ask.principal.tenant_id,

@@ -13,7 +13,7 @@ from accounting.prices.pricing import lease_cost
 from accounting.values.types import Rates
 from gateway.base.redis_link import LimiterUnavailable
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
-from gateway.limiter.rules import BudgetUse, Holder
+from gateway.limiter.rules import BudgetUse, LimitSubject
 
 LEASE_TOKENS = 128
 LOW_WATER = 64
@@ -46,7 +46,12 @@ def ladder(wanted: int, rates: Rates) -> Ladder:
 
 class Lease:
     def __init__(
-        self, limiter: Limiter, holder: Holder, rates: Rates, max_output: int, verdict: Verdict
+        self,
+        limiter: Limiter,
+        holder: LimitSubject,
+        rates: Rates,
+        max_output: int,
+        verdict: Verdict,
     ) -> None:
         self.bound = verdict.bound
         self.seq = 0

@@ -12,7 +12,7 @@ from accounting.tenants.adapters import AdapterInfo
 from gateway.base import errors
 from gateway.generation.adapters import ADAPTERS
 from gateway.generation.models import MODELS
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
@@ -80,13 +80,13 @@ async def _end(request: web.Request, adapter_id: str) -> None:
         await adapters.delete(conn, adapter_id, now=now, actor=request[PRINCIPAL].key_id)
         infos = await adapters.known(conn, now)
     request.app[ADAPTERS].replace(infos)
-    request.app[ADAPTERS].look(request.app[ENGINE].fleet.links)
+    request.app[ADAPTERS].look(request.app[GENERATION].fleet.links)
 
 
 async def _heard(request: web.Request, info: AdapterInfo) -> None:
     keeper, deadline = request.app[ADAPTERS], time.monotonic() + LOAD_S
     while time.monotonic() < deadline:
-        keeper.look(request.app[ENGINE].fleet.links)
+        keeper.look(request.app[GENERATION].fleet.links)
         if all(one.state in ("loaded", "failed") for one in keeper.states(info).values()):
             return
         await asyncio.sleep(LOOK_S)

@@ -7,10 +7,10 @@ from typing import Any
 from aiohttp import web
 
 from gateway.generation import quotes
-from gateway.generation.engine_request import Order
+from gateway.generation.engine_request import EngineRequest
 from gateway.generation.models import output_bound
 from gateway.generation.replies import ChatShape
-from gateway.generation.reply import Plan, answer
+from gateway.generation.reply import AnswerPlan, answer
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.idempotency import idempotency
@@ -40,7 +40,7 @@ async def _create(
 
 async def plan(
     request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None
-) -> Plan:
+) -> AnswerPlan:
     """What the request would run. Raises `ApiError`."""
     fields, ignored = await common.aside(request, chat.read, value)
     model = common.served_model(request, fields.model)
@@ -51,7 +51,7 @@ async def plan(
     record = request[RECORD]
     record.mark("tokenized")
     record.num_prompt_tokens = len(prompt)
-    order = Order(
+    order = EngineRequest(
         request_id=record.request_id,
         principal=request[PRINCIPAL],
         model=model,
@@ -78,7 +78,7 @@ async def plan(
         end_user=common.end_user(value),
     )
     shape = ChatShape(model.tokenizer, with_logprobs=bool(fields.logprobs))
-    return Plan(fields, [order], shape, ignored, work=common.work_of(request))
+    return AnswerPlan(fields, [order], shape, ignored, work=common.work_of(request))
 
 
 def rules(fields: SamplingFields) -> TextRules:

@@ -18,7 +18,7 @@ from gateway.base.app_keys import CACHE_SECRET, SETTINGS, THROTTLE
 from gateway.generation.models import MODELS, ServedModel
 from gateway.generation.prefixes import PREFIXES
 from gateway.generation.reply import Work
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
@@ -165,7 +165,7 @@ def max_len(request: web.Request, model: ServedModel) -> int:
     """What the model and its linked workers can hold."""
     lengths = [
         link.hello.max_model_len
-        for link in request.app[ENGINE].fleet.links
+        for link in request.app[GENERATION].fleet.links
         if link.hello is not None
         and link.registration.model == model.on_workers
         and link.hello.max_model_len

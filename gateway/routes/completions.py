@@ -11,11 +11,11 @@ from aiohttp import web
 
 from gateway.base import errors, ids
 from gateway.generation import quotes
-from gateway.generation.engine_request import Order
+from gateway.generation.engine_request import EngineRequest
 from gateway.generation.models import MAX_TOKENS, ServedModel, output_bound
 from gateway.generation.replies import CompletionShape, Echo
-from gateway.generation.reply import Plan, answer
-from gateway.generation.stream import Run
+from gateway.generation.reply import AnswerPlan, answer
+from gateway.generation.stream import GenerationGroup
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.idempotency import idempotency
@@ -51,7 +51,7 @@ async def _create(
 
 async def plan(
     request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None
-) -> Plan:
+) -> AnswerPlan:
     """What the request would run. Raises `ApiError`."""
     fields, ignored = await common.aside(request, completions.read, value)
     model = common.served_model(request, fields.model)
@@ -71,7 +71,7 @@ async def plan(
     end_user = common.end_user(value)
     orders = _orders(request, fields, model, prompts, form, bad_words, end_user, line)
     shape = CompletionShape(model.tokenizer, fields.num_logprobs, num_choices=fields.num_choices)
-    plan = Plan(fields, orders, shape, ignored, work=common.work_of(request))
+    plan = AnswerPlan(fields, orders, shape, ignored, work=common.work_of(request))
     return dataclasses.replace(plan, before_text=_Echoes(plan)) if fields.echo else plan
 
 
@@ -97,7 +97,7 @@ def _orders(
     bad_words: tuple[tuple[int, ...], ...],
     end_user: str,
     line: tuple[str, int] | None,
-) -> list[Order]:
+) -> list[EngineRequest]:
     """The first has the request's own id, the others ids of their own: each is a ledger entry."""
     limit = common.max_len(request, model)
     ranked = fields.num_drawn > fields.num_choices
@@ -107,7 +107,7 @@ def _orders(
         least = fields.min_tokens or 0
         return output_bound(model, limit, len(prompt), fields.max_output, "prompt", least)
 
-    base = Order(
+    base = EngineRequest(
         request_id=request[RECORD].request_id,
         principal=request[PRINCIPAL],
         model=model,
@@ -143,12 +143,12 @@ def _orders(
 class _Echoes:
     """Puts the prompts, scored if logprobs were asked for, in front of their completions."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: AnswerPlan) -> None:
         self._plan = plan
         assert isinstance(plan.shape, CompletionShape)
         self._shape = plan.shape
 
-    async def __call__(self, run: Run) -> None:
+    async def __call__(self, run: GenerationGroup) -> None:
         logprobs = [generation.prompt_logprobs for generation in run.generations]
         num_each = 1 + max(0, self._shape.num_logprobs)
         num_entries = num_each * sum(len(order.prompt) for order in self._plan.orders)

@@ -17,7 +17,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.http.upload import Receiver, Upload
-from gateway.idempotency.data_keys import SEALS
+from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.schema import query
 from gateway.schema.batches import file_object
 from gateway.schema.organization import listing, reply
@@ -38,7 +38,7 @@ async def create(request: web.Request) -> web.Response:
     # A look in advance, so that nobody sends in vain; the quota is kept where the file is registered.
     async with reading(request) as conn:
         room = TENANT_BYTES - await files.tenant_bytes(conn, tenant_id)
-    data_key = await request.app[SEALS].key(tenant_id)
+    data_key = await request.app[DATA_KEYS].key(tenant_id)
     writer = await asyncio.to_thread(request.app[FILES].create, data_key)
     try:
         upload = await Receiver(request, writer, MAX_BYTES, room).receive()
@@ -125,7 +125,7 @@ async def content(request: web.Request) -> web.StreamResponse:
     tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
         file = await files.get(conn, tenant_id, request.match_info["file"], int(time.time()))
-    data_key = await request.app[SEALS].key(tenant_id)
+    data_key = await request.app[DATA_KEYS].key(tenant_id)
     try:
         reader = await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from accounting.values.types import Tier
 from gateway.base import errors
 from gateway.base.redis_link import LimiterUnavailable
 from gateway.generation.models import MODELS
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.limiter.limit_replies import shown
@@ -25,7 +25,7 @@ async def me(request: web.Request) -> web.Response:
     now_ms = time.time_ns() // 1_000_000
     try:
         holder, names = everything_of(principal, sorted(models), tiers, now_ms)
-        peek = await request.app[ENGINE].admission.limiter.peek(holder)
+        peek = await request.app[GENERATION].admission.limiter.peek(holder)
     except LimiterUnavailable as reason:
         raise errors.unavailable(
             "limiter_unavailable", "Limits cannot be read right now."

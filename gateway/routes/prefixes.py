@@ -14,7 +14,7 @@ from accounting.tenants.prefixes import PrefixInfo
 from gateway.base import errors
 from gateway.generation.models import MODELS, ServedModel, context_exceeded
 from gateway.generation.prefixes import FILLER, PREFIXES, Fill
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
@@ -102,7 +102,7 @@ def _check_tokens(request: web.Request, model: ServedModel, tokens: list[int]) -
         raise context_exceeded(limit, len(tokens), 0, "messages")
     blocks = [
         link.hello.block_size
-        for link in request.app[ENGINE].fleet.links
+        for link in request.app[GENERATION].fleet.links
         if link.hello is not None and link.registration.model == model.id
     ]
     if len(tokens) < max(blocks, default=1):

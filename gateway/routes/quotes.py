@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.generation import quotes
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.routes import chat, common, completions
@@ -24,7 +24,7 @@ class QuoteFields(msgspec.Struct, frozen=True):
 
 async def create(request: web.Request) -> web.Response:
     fields = await common.fields_of(request, QuoteFields)
-    record, admission = request[RECORD], request.app[ENGINE].admission
+    record, admission = request[RECORD], request.app[GENERATION].admission
     plan = await PLANS[fields.endpoint](request, fields.body)
     headers = await admission.count(record.request_id, request[PRINCIPAL], plan.orders[0].model.id)
     known_by = await common.fingerprint_of(request, fields.endpoint, fields.body)

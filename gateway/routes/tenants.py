@@ -8,7 +8,7 @@ from accounting.database import audit
 from accounting.lifecycle import erasure, tenant_status
 from accounting.tenants import tenants
 from gateway.base.app_keys import SETTINGS
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import route
@@ -75,7 +75,7 @@ async def purge_cache(request: web.Request) -> web.Response:
 
 def purge(app: web.Application, tenant_id: str) -> int:
     """The workers that were told."""
-    links = app[ENGINE].fleet.links
+    links = app[GENERATION].fleet.links
     for link in links:
         link.send(CacheCommand("drop", tenant=tenant_id))
     return len(links)
@@ -83,7 +83,7 @@ def purge(app: web.Application, tenant_id: str) -> int:
 
 def _floor_limit(request: web.Request) -> int | None:
     """In blocks; None without a worker."""
-    hellos = [link.hello for link in request.app[ENGINE].fleet.links]
+    hellos = [link.hello for link in request.app[GENERATION].fleet.links]
     pools = [hello.num_blocks - 1 for hello in hellos if hello is not None]
     return min(pools) * FLOOR_PERCENT // 100 if pools else None
 

@@ -30,7 +30,7 @@ MODULES = (
     "invoices",
     "credits",
     "grants",
-    "numbers",
+    "invoice_numbers",
     "periods",
     "repricing",
     "rerating",

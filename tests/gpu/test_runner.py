@@ -19,7 +19,7 @@ from tiny_models import CONFIGS, Driven, TinyModel, drive
 
 from workers.engine.device.runner import ModelRunner
 from workers.engine.values.errors import DeviceOutOfMemory
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 PROMPTS = [list(range(40 + 11 * i, 40 + 11 * i + 9 + 7 * i)) for i in range(5)]
@@ -178,8 +178,8 @@ def test_kv_takes_what_the_largest_step_leaves_and_no_more(
     run(runner, sequences_of(9), 6, 1)
 
 
-def draw_of(position: int) -> Draw:
-    return Draw(GREEDY, 0, position, (), ())
+def draw_of(position: int) -> SampleSpec:
+    return SampleSpec(GREEDY, 0, position, (), ())
 
 
 def drive_rows(runner: ModelRunner, sequence: Driven, num_tokens: int) -> None:
@@ -187,7 +187,7 @@ def drive_rows(runner: ModelRunner, sequence: Driven, num_tokens: int) -> None:
     sequence.table = list(range(1, 9))
     while len(sequence.output) < num_tokens:
         tokens = [*sequence.prompt, *sequence.output]
-        draw = Draw(GREEDY, 0, len(tokens), sequence.prompt, sequence.output)
+        draw = SampleSpec(GREEDY, 0, len(tokens), sequence.prompt, sequence.output)
         start = sequence.num_written
         (result,) = runner.execute([Row(tokens[start:], start, sequence.table, (draw,), row_id=0)])
         sequence.num_written = len(tokens)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
 from workers.engine.journal.journal import EngineJournal
-from workers.engine.lora.adapter_table import AdapterDesk, AdapterRead
+from workers.engine.lora.adapter_table import AdapterRead, AdapterTable
 from workers.engine.reports.cache_feed import CacheFeed
 from workers.engine.reports.cache_probe import peek
 from workers.engine.reports.cache_watch import CacheFigures, CacheWatch
@@ -31,9 +31,9 @@ from workers.engine.step.attempts import Attempts, GrammarSource
 from workers.engine.step.commit import Commit
 from workers.engine.step.pipeline import Pipeline, row_of
 from workers.engine.step.pulse import Pulse
-from workers.engine.step.request_validator import Intake
+from workers.engine.step.request_validator import RequestValidator
 from workers.engine.step.step_failures import StepFailures
-from workers.engine.step.step_messages import Outbox
+from workers.engine.step.step_messages import StepMessages
 from workers.engine.tiers.restores import Preempt
 from workers.engine.tiers.shared_cache.shared import SharedTier
 from workers.engine.values.errors import DeviceOutOfMemory
@@ -44,13 +44,13 @@ from workers.protocol.messages import (
     AdapterCommand,
     AdapterState,
     CacheCommand,
+    CacheProbe,
     Cancel,
     EngineAck,
     EngineRecord,
     ExtendLease,
     GenerateRequest,
     Message,
-    Peek,
     WorkerStatus,
 )
 
@@ -132,10 +132,10 @@ class Engine:
         self.scheduler = Scheduler(cache, limits, host, preempt, sparsity, policy)
         self.scheduler.speculation = speculation
         self.totals = StepTotals()
-        self._outbox = Outbox()
-        self._adapters = AdapterDesk(runner)
+        self._outbox = StepMessages()
+        self._adapters = AdapterTable(runner)
         self._attempts = Attempts(
-            Intake(runner, limits, lambda: self._adapters.leaving, sparsity),
+            RequestValidator(runner, limits, lambda: self._adapters.leaving, sparsity),
             self.scheduler,
             self._outbox,
             journal,
@@ -144,7 +144,7 @@ class Engine:
         )
         self._commit = Commit(self.scheduler, self._attempts, self._outbox)
         self._pipeline = Pipeline(runner, clock)
-        pulse = Pulse(runner, self.scheduler.holdings)
+        pulse = Pulse(runner, self.scheduler.block_tables)
         self.failures = StepFailures(self.scheduler, self._attempts, self._pipeline, pulse, clock)
         self._lag = runner.lag if lag and sparsity is None else 0
         self._journal = journal
@@ -271,7 +271,7 @@ class Engine:
                 self._journal.ack(message.seq)
             case CacheCommand(action="snapshot"):
                 self._feed.subscribe(link, message.key)
-            case Peek():
+            case CacheProbe():
                 self._peek(link, message)
             case CacheCommand(action="unpin"):
                 self.cache.unpin(message.region)
@@ -282,7 +282,7 @@ class Engine:
             case _:
                 pass
 
-    def _peek(self, link: int, message: Peek) -> None:
+    def _peek(self, link: int, message: CacheProbe) -> None:
         identity: bytes | None = b""
         if message.adapter:
             adapter = self.runner.adapters.get(message.adapter)

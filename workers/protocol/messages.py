@@ -49,7 +49,7 @@ class Hello(Frame, frozen=True, tag="hello"):
     max_running: int = 0
     """Sequences that run at once."""
     peeks: bool = False
-    """The worker answers `Peek`; one that does not say so is not asked."""
+    """The worker answers `CacheProbe`; one that does not say so is not asked."""
     adapters: bool = False
     """Understands `AdapterCommand`, or `AdapterReport`: a neighbouring version is not sent what it cannot read."""
     residency: bool = False
@@ -183,7 +183,7 @@ class CacheCommand(Frame, frozen=True, tag="cache_command"):
     `CacheEvent`, the snapshot first."""
 
 
-class Peek(Frame, frozen=True, tag="peek"):
+class CacheProbe(Frame, frozen=True, tag="peek"):
     """How much of this prompt is cached, and how long would it wait? Nothing runs, and nothing is touched."""
 
     peek_id: int
@@ -331,7 +331,7 @@ class WorkerStatus(Frame, frozen=True, tag="status"):
     """Its journal has no room: what runs ends, nothing new is accepted."""
 
 
-class Peeked(Frame, frozen=True, tag="peeked"):
+class CacheProbed(Frame, frozen=True, tag="peeked"):
     peek_id: int
     num_cached_tokens: int = 0
     """Whole blocks, at most all tokens but one. -1: such a prompt would be refused here."""
@@ -429,7 +429,7 @@ ToWorker = (
     | Cancel
     | CacheCommand
     | AdapterCommand
-    | Peek
+    | CacheProbe
     | Alive
     | EngineAck
 )
@@ -441,7 +441,7 @@ ToGateway = (
     | WorkerStatus
     | CacheEvent
     | AdapterReport
-    | Peeked
+    | CacheProbed
     | EngineRecords
     | ResidencyReport
 )

@@ -26,6 +26,7 @@ from workers.protocol.messages import (
     Alive,
     CacheCommand,
     CacheEvent,
+    CacheProbe,
     Cancel,
     EngineAck,
     EngineRecords,
@@ -35,8 +36,7 @@ from workers.protocol.messages import (
     GenerateRequest,
     Hello,
     Message,
-    Peek,
-    Peeked,
+    CacheProbed,
     Region,
     ResidencyReport,
     StepFrame,
@@ -147,7 +147,7 @@ class WorkerLink:
         self._keep_records = keep_records
         self._connection: Connection | None = None
         self._calls: dict[tuple[str, int], NativeCall] = {}
-        self._peeks: dict[int, asyncio.Future[Peeked]] = {}
+        self._peeks: dict[int, asyncio.Future[CacheProbed]] = {}
         self._num_peeks = 0
         self._records: asyncio.Queue[EngineRecords | ResidencyReport] = asyncio.Queue(64)
 
@@ -198,7 +198,7 @@ class WorkerLink:
         *,
         adapter: str,
         cache_read: bool,
-    ) -> Peeked:
+    ) -> CacheProbed:
         """What the prompt would find there. Raises `LinkDown` if there is no answer, `FrameError` for a prompt that
         fits no frame."""
         hello = self.hello
@@ -206,10 +206,10 @@ class WorkerLink:
             raise LinkDown
         self._num_peeks += 1
         number = self._num_peeks
-        answer: asyncio.Future[Peeked] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[CacheProbed] = asyncio.get_running_loop().create_future()
         self._peeks[number] = answer
         try:
-            self.send(Peek(number, hello.root, namespace, tuple(prompt), cache_read, adapter))
+            self.send(CacheProbe(number, hello.root, namespace, tuple(prompt), cache_read, adapter))
             async with patience(PEEK_S):
                 return await answer
         except TimeoutError:
@@ -277,7 +277,7 @@ class WorkerLink:
             case Finished() | Failed():
                 self._unreported.pop((message.request_id, message.attempt), None)
                 self._to_call(message)
-            case Peeked():
+            case CacheProbed():
                 self._on_peeked(message)
             case WorkerStatus():
                 self._on_status(message)
@@ -316,7 +316,7 @@ class WorkerLink:
         if call is not None:
             call.deliver(event)
 
-    def _on_peeked(self, message: Peeked) -> None:
+    def _on_peeked(self, message: CacheProbed) -> None:
         answer = self._peeks.get(message.peek_id)
         if answer is not None and not answer.done():
             answer.set_result(message)

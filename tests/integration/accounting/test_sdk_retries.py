@@ -12,7 +12,13 @@ from accounting.access import api_keys
 from accounting.books import books
 from accounting.prices import prices
 from accounting.requests import request_postings, sdk_retries
-from accounting.requests.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, Unheard
+from accounting.requests.sdk_retries import (
+    DAY_MS,
+    HOUR_MS,
+    MAX_MOVED_OF_KEY,
+    WITHIN_MS,
+    DisconnectedEarly,
+)
 from accounting.tenants import tenants
 from accounting.values.types import Usage
 
@@ -43,7 +49,7 @@ def owner_of(pepper):
 async def unheard(conn, owner, number: int, at_ms: int = NOON_MS, print_: bytes = PRINT) -> None:
     name = f"req_{number}"
     await sdk_retries.note(
-        conn, [Unheard(name, name, owner["tenant_id"], owner["key_id"], print_, at_ms)]
+        conn, [DisconnectedEarly(name, name, owner["tenant_id"], owner["key_id"], print_, at_ms)]
     )
 
 
@@ -162,7 +168,7 @@ async def test_s8_a_new_fingerprint_each_time_gets_a_key_so_much_in_an_hour_and_
 async def test_s8_prompts_of_one_attempt_count_each(conn, owner):
     """One attempt may go past the bound; the next may not."""
     many = [
-        Unheard(f"p_{i}", "attempt", owner["tenant_id"], owner["key_id"], PRINT, NOON_MS)
+        DisconnectedEarly(f"p_{i}", "attempt", owner["tenant_id"], owner["key_id"], PRINT, NOON_MS)
         for i in range(MAX_MOVED_OF_KEY + 5)
     ]
     await sdk_retries.note(conn, many)

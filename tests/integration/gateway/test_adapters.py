@@ -8,7 +8,7 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, until
 
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 
 PATH = "/admin/v1/adapters"
 LONG = "Tell me of the canal that feeds the lower fields, gate by gate, from the head on. " * 2
@@ -64,7 +64,7 @@ async def test_an_adapter_is_served_under_its_own_name_with_kv_of_its_own(gatewa
     assert await cached(gateway, MODEL) == 0
     assert await cached(gateway, served) == 0
     assert await cached(gateway, served) > 0
-    assert gateway.app[ENGINE].router.counts.num_predicted_tokens >= 128, "the router knows"
+    assert gateway.app[GENERATION].router.counts.num_predicted_tokens >= 128, "the router knows"
     assert await cached(gateway, MODEL) > 0
     assert {row.adapter for plan in worker.runner.steps for row in plan} == {-1, 0}
     await gateway.balanced()
@@ -141,7 +141,7 @@ async def test_a_name_is_taken_until_its_adapter_is_gone_and_then_another_one(ga
     assert (status, gone["deleted"]) == (200, True)
     assert (await complete(gateway, made["served_as"]))[0] == 404
     assert (await call(gateway, "DELETE", f"{PATH}/{made['id']}"))[0] == 404
-    (link,) = gateway.app[ENGINE].fleet.links
+    (link,) = gateway.app[GENERATION].fleet.links
     await until(lambda: made["id"] not in link.adapters)
     again = await call(gateway, "POST", body=body)
     assert again[0] == 200
@@ -162,7 +162,7 @@ async def test_a_stream_that_runs_ends_before_its_adapter_leaves(
             )  # fmt: skip
             await anext(stream)
             await call(bare_gateway, "DELETE", f"{PATH}/{made['id']}")
-            (link,) = bare_gateway.app[ENGINE].fleet.links
+            (link,) = bare_gateway.app[GENERATION].fleet.links
             await until(lambda: link.adapters[made["id"]].state == "unloading")
             worker.runner.step_s = 0.01  # it has been seen: the rest may come quickly
             chunks = [chunk async for chunk in stream]
@@ -180,6 +180,6 @@ async def test_a_worker_that_comes_back_has_its_adapters_again(
     assert (await complete(bare_gateway, made["served_as"]))[0] == 503
     async with ScriptedWorker(tmp_path / "one.sock", redis_url=redis_url):
         await bare_gateway.workers(1)
-        (link,) = bare_gateway.app[ENGINE].fleet.links
+        (link,) = bare_gateway.app[GENERATION].fleet.links
         await until(lambda: link.has_adapter(made["id"]))
         assert (await complete(bare_gateway, made["served_as"]))[0] == 200

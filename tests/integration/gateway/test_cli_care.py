@@ -25,7 +25,7 @@ from gateway.journal.journal import open_journal
 from gateway.journal.journal_records import Opened
 from gateway.limiter.limits import Limiter, limiter_link
 from gateway.limiter.redis_keys import open_key
-from gateway.limiter.rules import Holder
+from gateway.limiter.rules import LimitSubject
 from gateway.metering.abandon import OLD_MS
 from gateway.metering.metering import METERING
 from workers.protocol.journal import segment_name
@@ -260,7 +260,7 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
     )
     now_ms = time.time_ns() // 1_000_000
     for limiter, name in ((dead, lost), (other, held)):
-        holder = Holder.of(name, principal, MODEL, "interactive", now_ms=now_ms)
+        holder = LimitSubject.of(name, principal, MODEL, "interactive", now_ms=now_ms)
         await limiter.reserve(holder, 5, 5, [(2, 2)])
     await gateway.app[METERING].journal.open(
         Opened(

@@ -16,7 +16,7 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 from accounting.tenants import tenants
 from accounting.values.types import Limits, Usage
 from gateway.base.app_keys import DATABASE, LIFECYCLE
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.metering.metering import METERING
 from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.record import RequestRecord
@@ -309,7 +309,7 @@ async def test_what_two_prompts_took_is_given_back_when_the_second_is_refused(
             "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 2}
         ) as answer:
             assert answer.status == 200
-    assert gateway.app[ENGINE].fleet.links[0].num_calls == 0
+    assert gateway.app[GENERATION].fleet.links[0].num_calls == 0
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])

@@ -14,7 +14,7 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 
 from gateway.base.addresses import LOOPBACK
 from gateway.base.app_keys import RUNNING
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 
 LONG: dict[str, Any] = {
     "model": MODEL, "messages": [{"role": "user", "content": "tell"}], "max_tokens": 1500, "stream": True,
@@ -237,7 +237,7 @@ async def test_attack_C04_s7_an_end_stops_streams_on_every_gateway_within_five_s
             ]
             safe = asyncio.create_task(endless(two, another))
             for gateway in (one, two):
-                await until(lambda gateway=gateway: gateway.app[ENGINE].running.key_ids)
+                await until(lambda gateway=gateway: gateway.app[GENERATION].running.key_ids)
             await asyncio.sleep(0.5)
             await admin(one, method, path, body)
             began = time.monotonic()

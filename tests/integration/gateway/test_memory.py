@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 from gateways import MODEL
 
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.routing.upstream.fleet import LOOK_EVERY_S
 from gateway.telemetry.record import RequestRecord
 
@@ -51,7 +51,7 @@ async def test_p3_workers_are_found_without_looking_through_all_keys(gateway, re
         before = await num_scans(client)
         await asyncio.sleep(4 * LOOK_EVERY_S)
         assert await num_scans(client) == before
-    assert len(gateway.app[ENGINE].fleet.links) == 1
+    assert len(gateway.app[GENERATION].fleet.links) == 1
 
 
 async def num_scans(client: redis.asyncio.Redis) -> int:

@@ -17,7 +17,7 @@ from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 
 CHAT = "/v1/chat/completions"
 LONG = (
@@ -189,7 +189,7 @@ async def test_without_an_answer_of_a_worker_there_is_no_quote(
     assert (status, answer["error"]["code"]) == (503, "quote_unavailable")
     worker.runner.release()
     assert (await running)[0] == 200
-    for link in gateway.app[ENGINE].fleet.links:  # one of before there were quotes
+    for link in gateway.app[GENERATION].fleet.links:  # one of before there were quotes
         assert link.hello is not None
         link.hello = msgspec.structs.replace(link.hello, peeks=False)
     status, answer = await post(gateway, "/v1/quotes", {"endpoint": CHAT, "body": chat()})

@@ -9,7 +9,7 @@ import pytest
 from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, running_gateway, until
 
-from gateway.generation.stream import ENGINE
+from gateway.generation.stream import GENERATION
 from gateway.telemetry.metrics import METRICS
 
 SYSTEM = "You answer questions about water rights in valleys that share one canal. " * 3
@@ -37,11 +37,11 @@ async def pair(tmp_path, redis_url):
 
 
 def links(gateway):
-    return gateway.app[ENGINE].fleet.links
+    return gateway.app[GENERATION].fleet.links
 
 
 def counts(gateway):
-    return gateway.app[ENGINE].router.counts
+    return gateway.app[GENERATION].router.counts
 
 
 async def turn(client, messages, question):

@@ -13,7 +13,7 @@ from accounting.database.db import Database
 from accounting.database.migrate import upgrade
 from accounting.prices import prices
 from accounting.values.types import Limits, Principal, Rates
-from gateway.metering.admission import Ask
+from gateway.metering.admission import AdmissionRequest
 
 RATES = Rates(cache_read=1_000_000, cache_write=4_000_000, uncached=4_000_000, output=10_000_000)
 """1, 4, 4 and 10 micro-units per token: charges that a person can check."""
@@ -61,10 +61,12 @@ def ask():
         tenant: Limits | None = None,
         key: Limits | None = None,
         model: str = "m",
-    ) -> Ask:
+    ) -> AdmissionRequest:
         principal = Principal(
             "tenant", "proj_1", "key_1", frozenset(), tenant_limits=tenant or Limits(), key_limits=key or Limits()
         )  # fmt: skip
-        return Ask(f"req_{number:08d}", principal, model, "root", "interactive", prompt, output)
+        return AdmissionRequest(
+            f"req_{number:08d}", principal, model, "root", "interactive", prompt, output
+        )
 
     return make

@@ -190,7 +190,7 @@ async def test_an_admission_that_fails_at_any_step_leaves_nothing(
 
     async def lost_reply(*args):
         await reserve(*args)
-        metered.limiter.holdings.held.clear()
+        metered.limiter.open_reservations.held.clear()
         raise LimiterUnavailable("reply lost")
 
     async def poisoned(opened):

@@ -23,7 +23,7 @@ from accounting.tenants import tenants
 from accounting.values.types import Principal, Usage
 from gateway.base.errors import ApiError
 from gateway.limiter.limits import Holder
-from gateway.metering.admission import Admission, Ask
+from gateway.metering.admission import Admission, AdmissionRequest
 from gateway.metering.leases import LeaseLost
 from gateway.metering.metering import Metering, metering
 
@@ -70,11 +70,15 @@ async def tenant_with(database, *limits: int) -> Principal:
     return Principal("tenant", tenant.id, "key_1", frozenset(), budgets=tuple(made))
 
 
-def ask(principal: Principal, number: int) -> Ask:
-    return Ask(f"req_{number:08d}", principal, "m", "root", "interactive", PROMPT, OUTPUT)
+def ask(principal: Principal, number: int) -> AdmissionRequest:
+    return AdmissionRequest(
+        f"req_{number:08d}", principal, "m", "root", "interactive", PROMPT, OUTPUT
+    )
 
 
-async def client(admission: Admission, ask: Ask, rng: random.Random, outcome: Outcome) -> None:
+async def client(
+    admission: Admission, ask: AdmissionRequest, rng: random.Random, outcome: Outcome
+) -> None:
     """Asks until it is admitted or refused for good; then generates as fast as it is granted."""
     await asyncio.sleep(rng.random())
     for attempt in range(100):
@@ -297,7 +301,7 @@ async def test_a_process_that_dies_leaves_nothing_held_and_its_charges_count(
         ) as successor:  # fmt: skip
             [(used, held)] = await money(successor, principal)
             assert (used, held) == (PROMPT_COST + 100 * TOKEN_COST, 0)
-            dying.limiter.holdings.held.clear()
+            dying.limiter.open_reservations.held.clear()
 
 
 async def _unheard(*_: object) -> None:

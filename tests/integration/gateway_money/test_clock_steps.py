@@ -17,7 +17,7 @@ from accounting.values.budget_types import Budget
 from accounting.values.types import Charge, Limits, Principal, Usage
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, Verdict, limiter_link
-from gateway.limiter.rules import Holder
+from gateway.limiter.rules import LimitSubject
 from tests.money import posting
 
 pytestmark = pytest.mark.rest
@@ -75,12 +75,12 @@ def limiter(books: Database, link: RedisLink, clocks: Clocks) -> Limiter:
 
 def holder(
     number: int, now_ms: int, limits: Limits | None = None, budgets: tuple[Budget, ...] = ()
-) -> Holder:
+) -> LimitSubject:
     principal = Principal(
         "tenant", "proj_1", "key_1", frozenset(), model_limits=(("m", Limits()),), budgets=budgets,
         tenant_limits=limits or Limits(tokens_per_minute=10**9, requests_per_minute=10**6),
     )  # fmt: skip
-    return Holder.of(f"req_{number}", principal, "m", "interactive", now_ms=now_ms)
+    return LimitSubject.of(f"req_{number}", principal, "m", "interactive", now_ms=now_ms)
 
 
 async def wait_until_admitted(

@@ -14,7 +14,7 @@ from accounting.values.types import Principal, Usage
 from gateway.base import ids
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.limiter.rules import row_of
-from gateway.metering.admission import Ask
+from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import metering
 
 
@@ -35,8 +35,8 @@ async def ask(books):
         budget = await budgets.create(conn, new, now=1)
     principal = Principal("tenant", tenant.id, "key_1", frozenset(), budgets=(budget,))
 
-    def make() -> Ask:
-        return Ask(ids.request_id(), principal, "m", "r", "interactive", 10, 50)
+    def make() -> AdmissionRequest:
+        return AdmissionRequest(ids.request_id(), principal, "m", "r", "interactive", 10, 50)
 
     return make
 

@@ -12,7 +12,7 @@ import pytest
 from accounting.values.types import Limits, Principal
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, ReservationEnded, limiter_link
-from gateway.limiter.rules import Holder
+from gateway.limiter.rules import LimitSubject
 from gateway.limiter.upkeep import Upkeep
 
 START_MS = 1_790_000_000_000
@@ -27,13 +27,15 @@ class Clock:
         return self.now_ms
 
 
-def holder(number: int, tenant: Limits | None = None, slot: str = "", now_ms: int = 0) -> Holder:
+def holder(
+    number: int, tenant: Limits | None = None, slot: str = "", now_ms: int = 0
+) -> LimitSubject:
     principal = Principal(
         "tenant", "proj_1", "key_1", frozenset(),
         tenant_limits=tenant or Limits(tokens_per_minute=10**9), model_limits=(("m", Limits()),),
     )  # fmt: skip
     now_ms = now_ms or time.time_ns() // 1_000_000
-    return Holder.of(f"req_{slot}{number}", principal, "m", "interactive", now_ms=now_ms)
+    return LimitSubject.of(f"req_{slot}{number}", principal, "m", "interactive", now_ms=now_ms)
 
 
 async def nothing_to_ship() -> None:
@@ -328,7 +330,7 @@ async def test_a_suspect_that_nobody_holds_is_released_and_a_held_one_is_not(
     limiter = limiter_of(link, 0, clock)
     await limiter.reserve(holder(1), 10, 0, LADDER)
     await limiter.reserve(holder(2), 10, 0, LADDER)
-    limiter.holdings.held.pop("req_2")  # forgotten, as if its reply had been lost
+    limiter.open_reservations.held.pop("req_2")  # forgotten, as if its reply had been lost
     clock.now_ms += 50_000
     await limiter.touch()
     clock.now_ms += 20_000

@@ -22,8 +22,8 @@ from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, Verdict, limiter_link
-from gateway.limiter.rules import Holder
-from gateway.metering.admission import Ask
+from gateway.limiter.rules import LimitSubject
+from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import metering
 from tests.money import posting, record
 
@@ -56,12 +56,14 @@ def budgets_of(tenant_id: str) -> tuple[Budget, ...]:
     )  # fmt: skip
 
 
-def holder(tenant_id: str, number: int, now_ms: int) -> Holder:
+def holder(tenant_id: str, number: int, now_ms: int) -> LimitSubject:
     principal = Principal(
         "tenant", tenant_id, f"key_{tenant_id}", frozenset(), model_limits=(("m", Limits()),),
         tenant_limits=Limits(tokens_per_minute=10**9), budgets=budgets_of(tenant_id),
     )  # fmt: skip
-    return Holder.of(f"req_{tenant_id}_{number}", principal, "m", "interactive", now_ms=now_ms)
+    return LimitSubject.of(
+        f"req_{tenant_id}_{number}", principal, "m", "interactive", now_ms=now_ms
+    )
 
 
 async def make_tenants(database: Database, now_ms: int) -> list[str]:
@@ -195,7 +197,7 @@ async def test_damaged_states_of_many_tenants_are_rebuilt_together(
     await limiter.rebuilder.leave()
 
 
-async def patiently(limiter: Limiter, who: Holder) -> Verdict:
+async def patiently(limiter: Limiter, who: LimitSubject) -> Verdict:
     """A client that comes again while the state is made."""
     until = time.monotonic() + 10
     while True:
@@ -270,9 +272,11 @@ async def test_what_an_end_user_took_is_counted_again(
     quota = Quota("end_user", "", dimension, 1)
     principal = Principal("tenant", "proj_1", "key_1", frozenset(), quotas=(quota,))
 
-    def ask(end_user: str) -> Ask:
+    def ask(end_user: str) -> AdmissionRequest:
         request_id = ids.request_id()
-        return Ask(request_id, principal, "m", "r", "interactive", 10, 10, end_user=end_user)
+        return AdmissionRequest(
+            request_id, principal, "m", "r", "interactive", 10, 10, end_user=end_user
+        )
 
     async with books.write() as conn:
         await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "one", "created_at": 1}])

@@ -15,7 +15,7 @@ from workers.engine.device import device_steps, graphs, shared_rows
 from workers.engine.device.graphs import DirectCall, Launch
 from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.values.errors import DeviceOutOfMemory
-from workers.engine.values.plan import PENDING, Draw, Drawn, Row
+from workers.engine.values.plan import PENDING, Row, SampledToken, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]
@@ -29,7 +29,7 @@ def device_runner(
     return ModelRunner(told, capture=capture or DirectCall())
 
 
-def plain_outputs(model: TinyModel, sequences: Sequence[Running]) -> list[list[Drawn]]:
+def plain_outputs(model: TinyModel, sequences: Sequence[Running]) -> list[list[SampledToken]]:
     expected = []
     for sequence in sequences:
         alone = Driven(sequence.prompt, sequence.params)
@@ -38,7 +38,7 @@ def plain_outputs(model: TinyModel, sequences: Sequence[Running]) -> list[list[D
     return expected
 
 
-def assert_same(sequences: Sequence[Running], expected: Sequence[Sequence[Drawn]]) -> None:
+def assert_same(sequences: Sequence[Running], expected: Sequence[Sequence[SampledToken]]) -> None:
     for sequence, drawn in zip(sequences, expected, strict=True):
         assert [d.token for d in sequence.drawn] == [d.token for d in drawn]
         for mine, theirs in zip(sequence.drawn, drawn, strict=True):
@@ -92,10 +92,11 @@ def test_choices_forked_from_one_row_are_drawn_as_the_plain_way_draws_them(
     model = tiny_model("llama")
     prompt, table = list(range(20, 31)), [5, 9, 2]
     draws = tuple(
-        Draw(SamplingParams(seed=s, logprobs=2), s, len(prompt), prompt, ()) for s in (3, 4, 5)
+        SampleSpec(SamplingParams(seed=s, logprobs=2), s, len(prompt), prompt, ())
+        for s in (3, 4, 5)
     )
     row = Row(prompt, 0, table, draws, prompt_logprobs=1, row_id=2)
-    other = Row([7], 0, [11], (Draw(PARAMS[0], 0, 1, [7], ()),), row_id=0)
+    other = Row([7], 0, [11], (SampleSpec(PARAMS[0], 0, 1, [7], ()),), row_id=0)
     mine = device_runner(model).execute([row, other])
     theirs = model.runner().execute([row, other])
     assert [[d.token for d in r.drawn] for r in mine] == [
@@ -111,11 +112,11 @@ def test_results_are_those_of_the_launch_though_the_next_step_ran_over_the_buffe
 ) -> None:
     runner = device_runner(tiny_model("llama"))
     prompt, table = [4, 5, 6], [1, 2]
-    draw = Draw(PARAMS[0], 0, 3, prompt, ())
+    draw = SampleSpec(PARAMS[0], 0, 3, prompt, ())
     first = runner.launch([Row(prompt, 0, table, (draw,), row_id=0)])
     tickets = [first]
     for position in (3, 4, 5):
-        draw = Draw(PARAMS[0], 0, position + 1, prompt, ())
+        draw = SampleSpec(PARAMS[0], 0, position + 1, prompt, ())
         tickets.append(runner.launch([Row([PENDING], position, table, (draw,), row_id=0)]))
     drawn = [ticket.collect()[0].drawn[0].token for ticket in tickets]
     alone = Driven(prompt)
@@ -133,11 +134,11 @@ def test_a_step_that_does_not_fit_leaves_no_trace(
     drive(model.runner(), [expected], 8)
     output: list[int] = []
     table = [3, 1, 2]
-    draw = Draw(PARAMS[1], PARAMS[1].seed, 4, [4, 5, 6, 7], ())
+    draw = SampleSpec(PARAMS[1], PARAMS[1].seed, 4, [4, 5, 6, 7], ())
     ticket = runner.launch([Row([4, 5, 6, 7], 0, table, (draw,), row_id=1)])
     parts = ("upload", "Logprobs", "DeviceEdits.apply")
     for position in range(4, 11):
-        draw = Draw(PARAMS[1], PARAMS[1].seed, position + 1, [4, 5, 6, 7], list(output))
+        draw = SampleSpec(PARAMS[1], PARAMS[1].seed, position + 1, [4, 5, 6, 7], list(output))
         row = Row([PENDING], position, table, (draw,), row_id=1)
         with monkeypatch.context() as patch:
             patch.setattr(f"workers.engine.device.device_steps.{parts[position % 3]}", _no_memory)
@@ -262,7 +263,11 @@ def test_rows_that_read_a_common_prefix_once_draw_the_same_tokens(
                     [ends[n][-1]],
                     position,
                     [*prefix, 10 + 2 * n, 11 + 2 * n],
-                    (Draw(SamplingParams(seed=n, temperature=0.0), n, position + 1, tokens, ()),),
+                    (
+                        SampleSpec(
+                            SamplingParams(seed=n, temperature=0.0), n, position + 1, tokens, ()
+                        ),
+                    ),
                     row_id=n,
                 )
                 for n in range(4)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_models import GREEDY, Driven, TinyModel, drive, place, step
 
-from workers.engine.values.plan import Draw, Row, StepRunner
+from workers.engine.values.plan import Row, SampleSpec, StepRunner
 from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import SamplingParams
 
@@ -73,7 +73,7 @@ def test_choices_forked_from_one_row_are_single_requests_with_the_derived_seeds(
     runner = tiny_model("llama").runner()
     prompt = prompt_of(10)
     draws = tuple(
-        Draw(SamplingParams(seed=5), choice_seed(5, index), len(prompt), prompt, [])
+        SampleSpec(SamplingParams(seed=5), choice_seed(5, index), len(prompt), prompt, [])
         for index in range(6)
     )
     (together,) = runner.execute([Row(prompt, 0, table_of(3), draws)])
@@ -91,7 +91,7 @@ def test_a_fork_goes_on_from_copied_blocks(tiny_model: TinyModels) -> None:
     prompt = prompt_of(10)
     runner.execute([Row(prompt, 0, [7, 3, 9])])
     runner.copy_blocks([(9, 20)])
-    draw = Draw(GREEDY, 0, 11, prompt, [50])
+    draw = SampleSpec(GREEDY, 0, 11, prompt, [50])
     original, fork = runner.execute(
         [Row([50], 10, [7, 3, 9], (draw,)), Row([50], 10, [7, 3, 20], (draw,))]
     )

@@ -18,7 +18,7 @@ from workers.engine.model.heads import Heads, load, saved
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.heads import HeadsProposer, grow
 from workers.engine.values.errors import ModelError
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.engine.values.token_tree import Proposal
 from workers.protocol.messages import SamplingParams
 
@@ -45,7 +45,9 @@ def generated(runner, speculate=None, num_tokens=48):
 
 def states(runner, tokens):
     """The last hidden state at each token, as rows are told it."""
-    draws = tuple(Draw(GREEDY, 0, 1 + i, tokens[:1], tokens[1 : 1 + i]) for i in range(len(tokens)))
+    draws = tuple(
+        SampleSpec(GREEDY, 0, 1 + i, tokens[:1], tokens[1 : 1 + i]) for i in range(len(tokens))
+    )
     blocks = range(1, 2 + len(tokens) // runner.block_size)
     row = Row(
         tokens, 0, list(blocks), draws, num_proposed=len(tokens) - 1, row_id=0, wants_hidden=True

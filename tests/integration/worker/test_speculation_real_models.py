@@ -24,7 +24,7 @@ from workers.engine.speculate.lookup import NgramProposer
 from workers.engine.speculate.tree import TreeProposer
 from workers.engine.speculate.verify import own_path
 from workers.engine.values.errors import ModelError
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.engine.values.token_tree import Proposal
 from workers.protocol.messages import ExtendLease, SamplingParams
 
@@ -230,7 +230,7 @@ def test_what_follows_a_proposal_is_distributed_as_direct_sampling(tmp_path):
 
     def probabilities(tokens):
         asked = SamplingParams(seed=1, temperature=0.0, logprobs=top_k)
-        draw = Draw(asked, 1, len(tokens), tokens, ())
+        draw = SampleSpec(asked, 1, len(tokens), tokens, ())
         (result,) = runner.execute([Row(tokens, 0, [1, 2], (draw,), row_id=0)])
         best = result.drawn[0].logprob.top
         weights = {one.token: 2.718281828459045 ** (one.logprob / warm) for one in best}
@@ -247,7 +247,7 @@ def test_what_follows_a_proposal_is_distributed_as_direct_sampling(tmp_path):
         rows = []
         for seed in range(begin, begin + 200):
             draws = tuple(
-                Draw(params, seed, len(prompt) + i, prompt, [proposal][:i]) for i in range(2)
+                SampleSpec(params, seed, len(prompt) + i, prompt, [proposal][:i]) for i in range(2)
             )
             rows.append(Row([prompt[-1], proposal], 4, [1, 2], draws, num_proposed=1, row_id=0))
         for result in runner.execute(rows):

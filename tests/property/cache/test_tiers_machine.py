@@ -30,10 +30,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cache.namespaces import segments
 from cache.prefix_cache import PrefixCache
-from cache.tiers import Copy, HostTier
+from cache.tiers import HostBlock, HostTier
 
 
-def prefix_of(copy: Copy) -> Prefix:
+def prefix_of(copy: HostBlock) -> Prefix:
     found: Prefix = ()
     while copy.parent is not None:
         tokens = array("i")
@@ -54,7 +54,7 @@ class HostMachine(RuleBasedStateMachine):
         """Slots of a tenant's preempted sequences, by first mention."""
         self.quotas: dict[str, int] = {}
         self.swaps: list[tuple[str, list[int]]] = []
-        self.pinned: list[list[Copy]] = []
+        self.pinned: list[list[HostBlock]] = []
         self.stuck = 0
 
     # What the model believes.

@@ -68,7 +68,7 @@ class World:
             elif isinstance(message, Finished | Failed):
                 self.endings[message.request_id] = message
         scheduler = self.engine.scheduler
-        held = [*scheduler.all_running, *scheduler.holdings._leaving]
+        held = [*scheduler.all_running, *scheduler.block_tables._leaving]
         invariants.check(self.engine.cache, [sequence.handle for sequence in held])
 
     def run(self, until):

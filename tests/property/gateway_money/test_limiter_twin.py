@@ -31,7 +31,7 @@ from gateway.limiter.limits import (
     Window,
     limiter_link,
 )
-from gateway.limiter.rules import BudgetUse, Holder, Rule
+from gateway.limiter.rules import BudgetUse, LimitSubject, Rule
 
 START_MS = 1_790_000_000_000
 OPENED_MS = START_MS + 100_000_000
@@ -98,7 +98,7 @@ class Twin:
         return use.budget.limit_micro_units - self.used - self.held
 
     def reserve(
-        self, now: int, who: Holder, prompt: int, cost: int, rungs: list[tuple[int, int]]
+        self, now: int, who: LimitSubject, prompt: int, cost: int, rungs: list[tuple[int, int]]
     ) -> Verdict | None:
         if who.request_id in self.ended:
             return None
@@ -136,7 +136,7 @@ class Twin:
         return self._verdict(now, who, bound, cost + lease_cost, None, 0)
 
     def extend(
-        self, now: int, who: Holder, seq: int, rungs: list[tuple[int, int]], counted: int
+        self, now: int, who: LimitSubject, seq: int, rungs: list[tuple[int, int]], counted: int
     ) -> LeaseGrant:
         now = self._clock(now)
         entry = self.open[who.request_id]
@@ -165,7 +165,7 @@ class Twin:
     def finish(
         self,
         now: int,
-        who: Holder,
+        who: LimitSubject,
         used_prompt: int,
         used_output: int,
         cost: int = 0,
@@ -194,7 +194,7 @@ class Twin:
         return self.mark
 
     def _rung(
-        self, now: int, who: Holder, rungs: list[tuple[int, int]], extra: int, cost: int
+        self, now: int, who: LimitSubject, rungs: list[tuple[int, int]], extra: int, cost: int
     ) -> tuple[int, int]:
         for tokens, rung_cost in rungs:
             fits = all(
@@ -224,7 +224,7 @@ class Twin:
     def _verdict(
         self,
         now: int,
-        who: Holder,
+        who: LimitSubject,
         bound: int,
         cost: int,
         failing: Rule | BudgetUse | None,
@@ -288,13 +288,13 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
                 for n, amount in enumerate(money)
             )  # fmt: skip
 
-        def holder(self, number: int) -> Holder:
+        def holder(self, number: int) -> LimitSubject:
             key = number % 2
             principal = Principal(
                 "tenant", "T", f"key_{key}", frozenset(), tenant_limits=self.tenant_limits,
                 key_limits=self.key_limits[key], model_limits=(("m", Limits()),), budgets=self.budgets,
             )  # fmt: skip
-            return Holder.of(f"req_{number}", principal, "m", "interactive", now_ms=OPENED_MS)
+            return LimitSubject.of(f"req_{number}", principal, "m", "interactive", now_ms=OPENED_MS)
 
         def fresh(self) -> int:
             taken = len(self.twin.open) + len(self.twin.ended)
@@ -304,11 +304,13 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             request_id = f"req_{number}"
             return request_id not in self.twin.open and request_id not in self.twin.ended
 
-        def opened(self, number: int) -> Holder:
+        def opened(self, number: int) -> LimitSubject:
             request_id = sorted(self.twin.open)[number % len(self.twin.open)]
             return self.holder(int(request_id.removeprefix("req_")))
 
-        def reserve(self, who: Holder, prompt: int, rungs: list[tuple[int, int]]) -> Verdict | None:
+        def reserve(
+            self, who: LimitSubject, prompt: int, rungs: list[tuple[int, int]]
+        ) -> Verdict | None:
             before = len(self.twin.open)
             expected = self.twin.reserve(self.now, who, prompt, prompt * 7, rungs)
             try:

@@ -10,7 +10,7 @@ from fakes import EOS, VOCAB_SIZE, ScriptedRunner, allowed, encode, generate_req
 from proposing import Informed, InformedTree, speculating
 
 from workers.engine.sequences.bans import Bans, bans_of
-from workers.engine.values.plan import Draw
+from workers.engine.values.plan import SampleSpec
 from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import Failed, SamplingParams
 
@@ -41,7 +41,10 @@ def test_of_a_longer_word_the_last_token_is_banned_behind_the_others():
 
 def test_the_prompt_is_no_beginning_of_a_word():
     drive = Driver(ScriptedRunner(block_size=4))
-    word = (PROMPT[-1], script(PROMPT, Draw(SamplingParams(0, 0.0), 0, len(PROMPT), PROMPT, ())))
+    word = (
+        PROMPT[-1],
+        script(PROMPT, SampleSpec(SamplingParams(0, 0.0), 0, len(PROMPT), PROMPT, ())),
+    )
     drive.send(generate_request("r", PROMPT, 1, sampling=SamplingParams(0, 0.0, bad_words=(word,))))
     drive.run()
     assert drive.tokens[LINK, "r", 0] == [word[1]]
@@ -114,7 +117,7 @@ def expected(params, seed, num_tokens):
             if len(output) >= len(word) - 1
             and tuple(output[len(output) - len(word) + 1 :]) == word[:-1]
         ]
-        token = script(tokens, Draw(params, seed, len(tokens), PROMPT, output))
+        token = script(tokens, SampleSpec(params, seed, len(tokens), PROMPT, output))
         output.append(allowed(token, mask, banned))
     return output
 

@@ -10,11 +10,11 @@ from workers.protocol.messages import (
     AdapterCommand,
     BeamParams,
     CacheCommand,
+    CacheProbe,
     CacheRange,
     Cancel,
     ExtendLease,
-    Peek,
-    Peeked,
+    CacheProbed,
     Region,
     SamplingParams,
 )
@@ -95,8 +95,8 @@ def test_every_number_of_the_wire_has_a_bound_here():
     [
         ExtendLease("r", -1, 9), ExtendLease("r", 1, -9), ExtendLease("r", 1, 2**64 - 1), ExtendLease("", 1, 9),
         Cancel(""), Cancel("x" * 1000),
-        Peek(2**64 - 1, "scripted@1", (Region(b"a"),), (1,)), Peek(1, "scripted@1", (), (1,)),
-        Peek(1, "scripted@1", (Region(b"a"),), (2**40,)), Peek(1, "scripted@1", (Region(b"a", -5), Region(b"b")), (1,)),
+        CacheProbe(2**64 - 1, "scripted@1", (Region(b"a"),), (1,)), CacheProbe(1, "scripted@1", (), (1,)),
+        CacheProbe(1, "scripted@1", (Region(b"a"),), (2**40,)), CacheProbe(1, "scripted@1", (Region(b"a", -5), Region(b"b")), (1,)),
         CacheCommand("drop"), CacheCommand("drop", b"x" * 65), CacheCommand("snapshot", key=b"k" * 1000),
         AdapterCommand("unload", ""), AdapterCommand("unload", "x" * 1000), AdapterCommand("unload", "a", "/p" * 5000),
         AdapterCommand("load", "", "/a"), AdapterCommand("load", "x" * 257, "/a"), AdapterCommand("load", "a"),
@@ -114,7 +114,9 @@ def test_a_malformed_message_is_left_aside_and_nobody_hears_of_it(message):
     drive.send(message)
     drive.send(message, link=OTHER)
     drive.step()
-    assert not [m for output in drive.outputs for _, m in output.messages if isinstance(m, Peeked)]
+    assert not [
+        m for output in drive.outputs for _, m in output.messages if isinstance(m, CacheProbed)
+    ]
     drive.send(ExtendLease("r", 1, 12))
     drive.run().check_idle()
     drive.check_alone(mine)

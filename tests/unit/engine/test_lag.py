@@ -259,7 +259,7 @@ def test_blocks_in_flight_come_back_only_when_the_step_is_collected(how, at):
     for _ in range(at):
         drive.step()
     (sequence,) = drive.engine.attempts[2, "r"].sequences
-    in_flight = sequence.last_step > drive.scheduler.holdings._collected
+    in_flight = sequence.last_step > drive.scheduler.block_tables._collected
     held, row_id = set(sequence.block_ids), sequence.row_id
     assert in_flight == (at < 12)
     events = {"cancel": Cancel("r"), "link": LinkClosed(), "drain": Drain(now=True)}

@@ -5,7 +5,7 @@ from fakes import ScriptedRunner, encode, generate_request
 
 from workers.protocol.frames import FrameReader
 from workers.protocol.frames import encode as frame
-from workers.protocol.messages import Peek, Peeked, Region
+from workers.protocol.messages import CacheProbe, CacheProbed, Region
 
 LONG = encode("the quick brown fox jumps over the lazy dog")
 
@@ -14,12 +14,12 @@ def peek_of(request, **changes):
     fields = {
         "peek_id": 7, "root": request.root, "namespace": request.namespace, "prompt": request.prompt,
     } | changes  # fmt: skip
-    return Peek(**fields)
+    return CacheProbe(**fields)
 
 
-def answer(drive: Driver, message: Peek) -> Peeked:
+def answer(drive: Driver, message: CacheProbe) -> CacheProbed:
     out = drive.engine.step([(LINK, message)])
-    (found,) = [m for link, m in out.messages if link == LINK and isinstance(m, Peeked)]
+    (found,) = [m for link, m in out.messages if link == LINK and isinstance(m, CacheProbed)]
     assert found.peek_id == 7
     return found
 
@@ -71,9 +71,9 @@ def test_it_changes_nothing():
 
 def test_both_cross_the_wire_as_they_are():
     messages = [
-        Peek(3, "root", (Region(b"x" * 16, 32), Region(b"y" * 16)), (1, 2, 3), False),
-        Peeked(3, 48, 1200),
-        Peeked(4),
+        CacheProbe(3, "root", (Region(b"x" * 16, 32), Region(b"y" * 16)), (1, 2, 3), False),
+        CacheProbed(3, 48, 1200),
+        CacheProbed(4),
     ]
     data = b"".join(map(frame, messages))
     reader = FrameReader()

@@ -13,7 +13,7 @@ from proposing import Informed, speculating
 from workers.engine.sequences.acceptance import RETRY_TOKENS, Acceptance
 from workers.engine.sequences.ngram import LONGEST_MATCH, MAX_PLACES, NgramIndex, continuation
 from workers.engine.speculate.verify import own_path
-from workers.engine.values.plan import Drawn
+from workers.engine.values.plan import SampledToken
 from workers.engine.values.token_tree import Proposal
 from workers.protocol.messages import SamplingParams
 
@@ -52,7 +52,7 @@ def test_a_text_that_ends_in_a_repetition_is_repeated_on():
 
 
 def test_draws_count_up_to_the_first_that_differs_or_ends():
-    drawn = [Drawn(token) for token in (5, 6, 7, 8)]
+    drawn = [SampledToken(token) for token in (5, 6, 7, 8)]
 
     def own(tokens, ends):
         return own_path(Proposal.chain(tokens), drawn, ends)

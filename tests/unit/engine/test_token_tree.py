@@ -14,7 +14,7 @@ from workers.engine.sequences.drafting import Drafting
 from workers.engine.speculate.proposer import Ask
 from workers.engine.speculate.tree import TreeProposer, Vote, grow
 from workers.engine.speculate.verify import moves, own_path
-from workers.engine.values.plan import Drawn
+from workers.engine.values.plan import SampledToken
 from workers.engine.values.token_tree import MAX_NODES, ROOT, Grower, Proposal, positions, views
 
 FORKED = Proposal((5, 6, 7, 8, 9), (ROOT, ROOT, 1, 0, 2))
@@ -51,12 +51,12 @@ def test_the_last_of_64_tokens_is_the_sign_bit():
     ],
 )
 def test_draws_choose_the_branch(drawn, nodes, tokens):
-    found, kept = own_path(FORKED, [Drawn(token) for token in drawn], {99})
+    found, kept = own_path(FORKED, [SampledToken(token) for token in drawn], {99})
     assert (found, [one.token for one in kept]) == (nodes, tokens)
 
 
 def test_an_end_among_the_nodes_ends_the_choice():
-    found, kept = own_path(FORKED, [Drawn(token) for token in (6, 0, 7, 9, 0, 2)], {7})
+    found, kept = own_path(FORKED, [SampledToken(token) for token in (6, 0, 7, 9, 0, 2)], {7})
     assert found == (1,)
     assert [one.token for one in kept] == [6, 7]
 

@@ -15,7 +15,7 @@ from workers.engine.device.runner import ModelRunner
 from workers.engine.layers import linear
 from workers.engine.model import cpu_pass
 from workers.engine.model.cpu_pass import CpuPass
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]
@@ -233,8 +233,8 @@ def last_logits(runner: ModelRunner) -> torch.Tensor:
     return seen_logits(runner, [Row(PROMPT, 0, table, (drawing(PROMPT),))])[0]
 
 
-def drawing(tokens: list[int]) -> Draw:
-    return Draw(SamplingParams(seed=0, temperature=0.0), 0, len(tokens), tokens, [])
+def drawing(tokens: list[int]) -> SampleSpec:
+    return SampleSpec(SamplingParams(seed=0, temperature=0.0), 0, len(tokens), tokens, [])
 
 
 def seen_logits(runner: ModelRunner, rows: list[Row]) -> torch.Tensor:

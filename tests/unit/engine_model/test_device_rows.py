@@ -11,14 +11,14 @@ from workers.engine.device.device_rows import Delta, Field, Mirror, RowStore, dr
 from workers.engine.device.graphs import bucket_sizes
 from workers.engine.device.mixed_step import MixedTensors, mix
 from workers.engine.kv.transport import upload
-from workers.engine.values.plan import PENDING, Draw, Row
+from workers.engine.values.plan import PENDING, Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 PARAMS = SamplingParams(seed=2**63 + 5, temperature=0.7, top_p=0.25, min_p=0.125, top_k=2**40)
 
 
 def row(tokens: list[int], start: int, table: list[int], row_id: int) -> Row:
-    draw = Draw(PARAMS, PARAMS.seed, start + len(tokens), (), ())
+    draw = SampleSpec(PARAMS, PARAMS.seed, start + len(tokens), (), ())
     return Row(tokens, start, table, (draw,), row_id=row_id)
 
 

@@ -13,7 +13,7 @@ from workers.engine.device.memory import Largest, measure, refuse_large_weights,
 from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.sizing.capacity import MemoryPlan, Need
 from workers.engine.values.errors import ModelError
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 
 GIB = 2**30
 PLAN = MemoryPlan(80 * GIB, 0.9, 20 * GIB, 3 * GIB, GIB)
@@ -116,6 +116,6 @@ def test_the_largest_steps_are_run_and_their_store_is_given_up(
     # Nothing of it is left: the next row starts from nothing.
     alone = Driven([5, 6, 7, 8])
     drive(model.runner(), [alone], 1)
-    draw = Draw(GREEDY, 0, 4, alone.prompt, ())
+    draw = SampleSpec(GREEDY, 0, 4, alone.prompt, ())
     (result,) = runner.execute([Row(alone.prompt, 0, [3], (draw,), row_id=1)])
     assert [d.token for d in result.drawn] == alone.output

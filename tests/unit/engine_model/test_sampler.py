@@ -22,7 +22,7 @@ from kernels import dispatch
 from workers.engine.sampling import processors
 from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.engine.sequences.bans import Bans
-from workers.engine.values.plan import Draw
+from workers.engine.values.plan import SampleSpec
 from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import SamplingParams
 
@@ -37,9 +37,9 @@ def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
     return torch.randn((rows, VOCAB), generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def draw(params: SamplingParams, output: list[int] | None = None) -> Draw:
+def draw(params: SamplingParams, output: list[int] | None = None) -> SampleSpec:
     output = OUTPUT if output is None else output
-    return Draw(params, params.seed, len(PROMPT) + len(output), PROMPT, output)
+    return SampleSpec(params, params.seed, len(PROMPT) + len(output), PROMPT, output)
 
 
 def processed(

@@ -9,12 +9,12 @@ from kernels.arguments.splits import most_shared_splits, most_splits
 from kernels.triton.attention.attention_shared import space_of
 from workers.engine.device.graph_buffers import StaticBatch
 from workers.engine.device.shared_rows import shared_groups
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 CPU = torch.device("cpu")
 BLOCK, HEADS, HEAD_DIM, BUCKET = 16, 4, 8, 16
-DRAW = Draw(SamplingParams(seed=0), 0, 1, (), ())
+DRAW = SampleSpec(SamplingParams(seed=0), 0, 1, (), ())
 
 
 def decoding(index: int, shared: int, own: int) -> Row:

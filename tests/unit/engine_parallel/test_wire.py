@@ -19,7 +19,7 @@ from workers.engine.parallel.wire import (
     parts_of,
     rows_of,
 )
-from workers.engine.values.plan import Collected, Draw, Row, RowResult
+from workers.engine.values.plan import Collected, Row, RowResult, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 
@@ -31,7 +31,7 @@ def channels():
     second.close()
 
 
-DRAW = Draw(SamplingParams(7), 7, 4, [1, 2, 3, 4], [])
+DRAW = SampleSpec(SamplingParams(7), 7, 4, [1, 2, 3, 4], [])
 ROWS = [
     Row([1, 2, 3, 4], 0, [9, 8, 7], (DRAW, DRAW), 3, 77),
     Row([5], 8, [3, 2, 1], row_id=6),

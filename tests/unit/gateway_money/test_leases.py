@@ -6,11 +6,11 @@ from accounting.values.budget_types import Budget, Period
 from accounting.values.types import Rates
 from gateway.base.redis_link import LimiterUnavailable
 from gateway.limiter.limits import Ladder, LeaseGrant, ReservationEnded, Verdict
-from gateway.limiter.rules import BudgetUse, Holder
+from gateway.limiter.rules import BudgetUse, LimitSubject
 from gateway.metering.leases import RETRY_S, Extension, Lease, LeaseLost, ladder
 
 RATES = Rates(0, 0, 0, output=3_000_001)
-HOLDER = Holder("req_1", "t", "k")
+HOLDER = LimitSubject("req_1", "t", "k")
 BUDGET = Budget(id="budget_1", tenant_id="t", period="day", limit_micro_units=9)
 STOP = BudgetUse(BUDGET, Period(0, 86_400_000))
 
@@ -23,7 +23,7 @@ class ScriptedLimiter:
         self.asked: list[tuple[int, int, int]] = []
 
     async def extend(
-        self, _: Holder, seq: int, rungs: Ladder, now_ms: int, counted: int = -1
+        self, _: LimitSubject, seq: int, rungs: Ladder, now_ms: int, counted: int = -1
     ) -> LeaseGrant:
         assert now_ms > 0
         self.asked.append((seq, rungs[0][0], counted))

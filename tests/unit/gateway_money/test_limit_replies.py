@@ -9,15 +9,15 @@ from accounting.values.budget_types import Budget
 from accounting.values.types import Limits, Principal
 from gateway.limiter.limit_replies import duration, headers, refused
 from gateway.limiter.limits import Money, Verdict, Window
-from gateway.limiter.rules import Holder
+from gateway.limiter.rules import LimitSubject
 
 
-def holder(tenant: Limits, key: Limits | None = None, *budgets: Budget) -> Holder:
+def holder(tenant: Limits, key: Limits | None = None, *budgets: Budget) -> LimitSubject:
     principal = Principal(
         "tenant", "proj_1", "key_1", frozenset(), tenant_limits=tenant, key_limits=key or Limits(),
         model_limits=(("m-8b", Limits()),), budgets=budgets,
     )  # fmt: skip
-    return Holder.of("req_1", principal, "m-8b", "interactive", now_ms=NOW_MS)
+    return LimitSubject.of("req_1", principal, "m-8b", "interactive", now_ms=NOW_MS)
 
 
 NOW_MS = 1_789_999_940_000
@@ -31,7 +31,7 @@ WINDOWS = {
 ADMITTED = Verdict(NOW_MS, 128, 1000, None, 0, WINDOWS)
 
 
-def failing(who: Holder, level: str, dimension: str, wait_ms: int = 1000) -> Verdict:
+def failing(who: LimitSubject, level: str, dimension: str, wait_ms: int = 1000) -> Verdict:
     [rule] = [rule for rule in who.rules if (rule.level, rule.dimension) == (level, dimension)]
     running = dict.fromkeys(who.running_rules, 5)
     return replace(ADMITTED, failing=rule, wait_ms=wait_ms, running=running)

@@ -17,10 +17,10 @@ import torch
 
 from kernels.arguments.batch import DeviceRows
 from kernels.arguments.draws import DrawTensors
-from workers.engine.values.plan import PENDING, Draw, Row
+from workers.engine.values.plan import PENDING, Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
-_NOBODYS = Draw(SamplingParams(seed=0), 0, 0, (), ())
+_NOBODYS = SampleSpec(SamplingParams(seed=0), 0, 0, (), ())
 
 
 class Field(IntEnum):
@@ -144,7 +144,7 @@ class RowStore:
 _NUMBERS = struct.Struct("=fffiII")
 
 
-def numbers(draw: Draw) -> array[int]:
+def numbers(draw: SampleSpec) -> array[int]:
     """The sampling numbers of a draw, in the order of `Field`."""
     params, seed = draw.params, draw.seed
     line = array("i")

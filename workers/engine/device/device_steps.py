@@ -26,7 +26,7 @@ from workers.engine.kv.transport import Download, upload
 from workers.engine.model import hf
 from workers.engine.sampling.device_edits import DeviceEdits
 from workers.engine.sampling.sampler import Logprobs
-from workers.engine.values.plan import Drawn, Row, RowResult, Ticket
+from workers.engine.values.plan import Row, RowResult, SampledToken, Ticket
 from workers.protocol.messages import TokenLogprob
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Launched:
     def collect(self) -> list[RowResult]:
         tokens, *found = self._download.wait()
         logprobs = self._logprobs.read(found)
-        drawn = [Drawn(token, logprobs.get(i)) for i, token in enumerate(tokens.tolist())]
+        drawn = [SampledToken(token, logprobs.get(i)) for i, token in enumerate(tokens.tolist())]
         results, first = [], 0
         told = zip(self._num_draws, self._prompts, self._states, strict=True)
         for number, prompt, states in told:

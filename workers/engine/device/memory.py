@@ -15,7 +15,7 @@ from workers.engine.device.steps import Steps
 from workers.engine.kv.kv_store import KVStore, available_bytes
 from workers.engine.sizing import capacity
 from workers.engine.sizing.capacity import MemoryPlan, Need
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Largest:
 
     def _row(self, row_id: int, length: int, first: int) -> Row:
         table = range(first, first - (-length // self.block_size))
-        draw = Draw(_DRAWN, row_id, length, (), ())
+        draw = SampleSpec(_DRAWN, row_id, length, (), ())
         return Row([0] * length, 0, list(table), (draw,), row_id=row_id)
 
 

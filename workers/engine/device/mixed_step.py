@@ -18,7 +18,7 @@ from workers.engine.device.graph_buffers import TableViews
 from workers.engine.kv.transport import ALIGNED
 from workers.engine.model.hf import Trees
 from workers.engine.values import token_tree
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 
 
 def _integers() -> array[int]:
@@ -37,7 +37,7 @@ class MixedStep:
     num_trees: int = 0
     starts: list[int] = field(default_factory=list)
     """First token of each given row in the pass."""
-    draws: list[Draw] = field(default_factory=list)
+    draws: list[SampleSpec] = field(default_factory=list)
     fed_back: list[int] = field(default_factory=list)
     """Device rows with one draw: the token drawn becomes their last one."""
     active: array[int] = field(default_factory=_integers)

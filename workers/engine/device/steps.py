@@ -18,7 +18,7 @@ from workers.engine.lora.adapters import Adapters
 from workers.engine.model import hf
 from workers.engine.model.packing import PackedStep, pack
 from workers.engine.sampling.sampler import Sampler, token_logprobs
-from workers.engine.values.plan import Collected, Draw, Drawn, Row, RowResult, Ticket
+from workers.engine.values.plan import Collected, Row, RowResult, SampledToken, SampleSpec, Ticket
 from workers.protocol.messages import TokenLogprob
 
 _LOGPROB_ROWS = 64
@@ -118,14 +118,14 @@ class PlainSteps:
 
     def _draw(
         self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor
-    ) -> list[list[Drawn]]:
+    ) -> list[list[SampledToken]]:
         """Only tokens that are drawn behind reach the head: the last one of a row, whose draws share the logits, or
         the last known one and every guess."""
-        drawn: list[list[Drawn]] = [[] for _ in rows]
+        drawn: list[list[SampledToken]] = [[] for _ in rows]
         last: list[int] = []
         drawing: list[int] = []
         owners: list[int] = []
-        draws: list[Draw] = []
+        draws: list[SampleSpec] = []
         for index, row in enumerate(rows):
             if not row.draws:
                 continue

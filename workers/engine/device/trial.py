@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from workers.engine.device.steps import Steps
 from workers.engine.values.errors import DeviceOutOfMemory, ModelError
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 _GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -34,5 +34,5 @@ def run(steps: Steps, kind: str, block_size: int, num_blocks: int, max_model_len
 
 
 def _row(tokens: list[int], start: int, table: list[int]) -> Row:
-    draw = Draw(_GREEDY, 0, start + len(tokens), (), ())
+    draw = SampleSpec(_GREEDY, 0, start + len(tokens), (), ())
     return Row(tokens, start, table, (draw,), row_id=0)

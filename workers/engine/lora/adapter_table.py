@@ -25,7 +25,7 @@ class AdapterRead:
     weights: AdapterWeights | ModelError
 
 
-class AdapterDesk:
+class AdapterTable:
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
         self._states = {

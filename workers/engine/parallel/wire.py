@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from workers.engine.values.plan import Draw, Row
+from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 _LENGTH = struct.Struct(">I")
-_ELSEWHERE = (Draw(SamplingParams(0), 0, 0, (), ()),)
+_ELSEWHERE = (SampleSpec(SamplingParams(0), 0, 0, (), ()),)
 """The draws of a row on a rank that does not draw: the head is needed, nothing else."""
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from cache.namespaces import PathEntry
 from cache.prefix_cache import PrefixCache
-from workers.protocol.messages import Peek, Peeked
+from workers.protocol.messages import CacheProbe, CacheProbed
 
 
 def peek(
-    message: Peek,
+    message: CacheProbe,
     root: str,
     identity: bytes | None,
     cache: PrefixCache,
     wait_s: float,
-) -> Peeked:
+) -> CacheProbed:
     """`identity`: of the adapter, None for one that is not here. `wait_s`: how long it would wait, whatever it is."""
     wait_ms = int(1000 * wait_s)
     if message.root != root or identity is None:
-        return Peeked(message.peek_id, -1, wait_ms)
+        return CacheProbed(message.peek_id, -1, wait_ms)
     path = tuple(PathEntry(region.id + identity, region.end) for region in message.namespace)
     try:
         num_cached = cache.match(path, message.prompt) if message.cache_read else 0
     except ValueError:  # a path that no request could have either
         num_cached = -1
-    return Peeked(message.peek_id, num_cached, wait_ms)
+    return CacheProbed(message.peek_id, num_cached, wait_ms)

@@ -18,7 +18,7 @@ from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
 from kernels.dispatch import Ops
 from workers.engine.kv.transport import float_bits, upload, word_bits
 from workers.engine.sampling import processors
-from workers.engine.values.plan import PENDING, Draw, Row
+from workers.engine.values.plan import PENDING, Row, SampleSpec
 from workers.engine.values.sampling_params import penalizes
 
 
@@ -34,7 +34,7 @@ class _Lines:
     tokens: array[int] = field(default_factory=lambda: array("i"))
     counts: array[int] = field(default_factory=lambda: array("i"))
 
-    def add(self, row_id: int, draw: Draw) -> None:
+    def add(self, row_id: int, draw: SampleSpec) -> None:
         words: dict[int, int] = {}
         for token in set(draw.prompt):
             words[token >> 5] = words.get(token >> 5, 0) | 1 << (token & 31)
@@ -114,7 +114,7 @@ class DeviceEdits:
             self._ops.count_tokens(self._counts, counted, tokens.index_select(0, at))
 
     def _tensors(
-        self, ids: array[int], edited: Sequence[tuple[int, int, Draw]]
+        self, ids: array[int], edited: Sequence[tuple[int, int, SampleSpec]]
     ) -> tuple[EditTensors, torch.Tensor]:
         draws = [draw for _, _, draw in edited]
         biases = [processors.biases(draw, self._eos_token_ids) for draw in draws]

@@ -16,11 +16,11 @@ import torch
 from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
 from kernels.reference.logits import pack_bits
 from workers.engine.kv.transport import upload
-from workers.engine.values.plan import Draw
+from workers.engine.values.plan import SampleSpec
 from workers.engine.values.sampling_params import end_tokens, penalizes
 
 
-def needs_processing(draw: Draw) -> bool:
+def needs_processing(draw: SampleSpec) -> bool:
     params = draw.params
     return (
         penalizes(params)
@@ -32,7 +32,7 @@ def needs_processing(draw: Draw) -> bool:
 
 
 def edit_tensors(
-    draws: Sequence[Draw], vocab: int, eos_token_ids: Sequence[int], device: torch.device
+    draws: Sequence[SampleSpec], vocab: int, eos_token_ids: Sequence[int], device: torch.device
 ) -> EditTensors:
     """The edits of one step's draws, row by row."""
 
@@ -68,23 +68,23 @@ def edit_tensors(
     )
 
 
-def mask_lines(draws: Sequence[Draw]) -> array[int]:
+def mask_lines(draws: Sequence[SampleSpec]) -> array[int]:
     """Per draw the line of its mask in `mask_words`; -1: it has none."""
     lines = itertools.count()
     return array("i", [-1 if draw.mask is None else next(lines) for draw in draws])
 
 
-def mask_words(draws: Sequence[Draw]) -> array[int]:
+def mask_words(draws: Sequence[SampleSpec]) -> array[int]:
     """The masks, one behind the other."""
     return array("i", b"".join(draw.mask for draw in draws if draw.mask is not None))
 
 
-def _num_output(draw: Draw) -> int:
+def _num_output(draw: SampleSpec) -> int:
     """A token that is not known yet counted too."""
     return draw.position - len(draw.prompt)
 
 
-def biases(draw: Draw, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
+def biases(draw: SampleSpec, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
     """Rising by token; a ban is a bias of -inf."""
     found = list(draw.params.logit_bias)
     found += [(token, -math.inf) for token in draw.banned]

@@ -15,7 +15,7 @@ from kernels.arguments.draws import COLDEST, DrawTensors
 from kernels.dispatch import Ops
 from workers.engine.kv.transport import upload
 from workers.engine.sampling import processors
-from workers.engine.values.plan import Draw, Drawn
+from workers.engine.values.plan import SampledToken, SampleSpec
 from workers.protocol.messages import TokenLogprob, TopLogprob
 
 
@@ -24,14 +24,14 @@ class Sampler:
         self._ops = ops
         self.eos_token_ids = tuple(eos_token_ids)
 
-    def draw(self, logits: torch.Tensor, draws: Sequence[Draw]) -> list[Drawn]:
+    def draw(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> list[SampledToken]:
         """`logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
         logprobs = Logprobs(logits, draws)
         tokens = self._choose(self._process(logits, draws), draws)
         found = logprobs.read(logprobs.of(tokens))
-        return [Drawn(token, found.get(row)) for row, token in enumerate(tokens.tolist())]
+        return [SampledToken(token, found.get(row)) for row, token in enumerate(tokens.tolist())]
 
-    def _choose(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    def _choose(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> torch.Tensor:
         """Here the host knows which rows are greedy, and spares them the noise."""
         random = [row for row, draw in enumerate(draws) if draw.params.temperature >= COLDEST]
         if len(random) == len(draws):
@@ -43,7 +43,7 @@ class Sampler:
             tokens[rows] = self._ops.sample(logits[rows], tensors)
         return tokens
 
-    def _process(self, logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    def _process(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> torch.Tensor:
         rows = [row for row, draw in enumerate(draws) if processors.needs_processing(draw)]
         if not rows:
             return logits
@@ -62,7 +62,7 @@ class Logprobs:
     """Raw logits of the draws that want logprobs, kept until their tokens are there: log-softmax before every
     transformation."""
 
-    def __init__(self, logits: torch.Tensor, draws: Sequence[Draw]) -> None:
+    def __init__(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> None:
         self._rows = [row for row, draw in enumerate(draws) if draw.params.logprobs >= 0]
         self._num_top = [draws[row].params.logprobs for row in self._rows]
         if self._rows:
@@ -109,7 +109,7 @@ def _token_logprobs(
     ]
 
 
-def _draw_tensors(draws: Sequence[Draw], device: torch.device) -> DrawTensors:
+def _draw_tensors(draws: Sequence[SampleSpec], device: torch.device) -> DrawTensors:
     def floats(values: list[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 

@@ -12,8 +12,8 @@ from cache.misses import behind
 from workers.engine.queueing.deferral import MAX_STEPS, Deferral
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.waiting import Group
-from workers.engine.scheduling.block_tables import Holdings
-from workers.engine.scheduling.sequence_queues import TIERS, Ranks
+from workers.engine.scheduling.block_tables import BlockTables
+from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
 from workers.engine.sequences.sparsity import Sparsity
@@ -33,15 +33,15 @@ MAX_TICK_TIMES = 4096
 class Admission:
     def __init__(
         self,
-        ranks: Ranks,
-        holdings: Holdings,
+        ranks: SequenceQueues,
+        block_tables: BlockTables,
         deferral: Deferral,
         counters: VirtualCounters,
         limits: Limits,
         sparsity: Sparsity | None = None,
     ) -> None:
         self._ranks = ranks
-        self._holdings = holdings
+        self._block_tables = block_tables
         self._deferral = deferral
         self._counters = counters
         self._limits = limits
@@ -52,7 +52,7 @@ class Admission:
 
     def tick(self, now: float) -> None:
         """A plan begins: the cache counts its age in these."""
-        self._holdings.cache.tick()
+        self._block_tables.cache.tick()
         self.is_full = False
         self._tick_times.append(now)
 
@@ -125,7 +125,7 @@ class Admission:
 
     def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
         running = [s for tier in TIERS for s in self._ranks.running[tier]]
-        num_places = sum(s.num_choices for s in running) + self._holdings.num_leaving
+        num_places = sum(s.num_choices for s in running) + self._block_tables.num_leaving
         num_free = self._limits.max_running - num_places
         if sequence.num_choices > num_free - self._kept_free(sequence, running):
             return False
@@ -133,7 +133,7 @@ class Admission:
             not running or sequence.in_search
         )
         num_spare = 0 if alone else self._spare_blocks(sequence, len(running))
-        if not self._holdings.acquire(sequence, num_spare, self._ranks.reach(sequence)):
+        if not self._block_tables.acquire(sequence, num_spare, self._ranks.reach(sequence)):
             return False
         self._enter(sequence, plan)
         return True
@@ -153,7 +153,7 @@ class Admission:
     def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:
         """What has to stay available behind an admission: the first lease, a tail per further choice, copies, the watermark;
         twice that for one that was preempted, so that it is not at once again."""
-        cache = self._holdings.cache
+        cache = self._block_tables.cache
         lease = min(
             sequence.attempt.lease.left, sequence.attempt.message.max_tokens * sequence.num_choices
         )
@@ -175,7 +175,7 @@ class Admission:
         if not sequence.in_search:
             return 0
         others = [s for s in sequence.attempt.sequences if s.handle is None and s is not sequence]
-        size = self._holdings.cache.block_size
+        size = self._block_tables.cache.block_size
         return sum(-(-len(other.tokens) // size) for other in others)
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
@@ -184,7 +184,7 @@ class Admission:
         resumed = sequence.status is Status.PREEMPTED
         self._ranks.run(sequence)
         if not resumed:
-            self._holdings.cache.hit(handle)
+            self._block_tables.cache.hit(handle)
         num_new = attempt.account.read_until(handle.num_tokens)
         plan.num_cached_tokens += num_new
         if not attempt.charged:
@@ -199,7 +199,7 @@ class Admission:
 
     def take_restored(self, plan: StepPlan) -> list[Sequence]:
         """Sequences whose blocks are filled go on behind them: what the prompt gains is cached like any other."""
-        restores = self._holdings.restores
+        restores = self._block_tables.restores
         restored = restores.poll() if restores is not None else []
         for sequence in restored:
             attempt = sequence.attempt
@@ -216,7 +216,7 @@ class Admission:
     def _report(self, sequence: Sequence, num_new: int) -> None:
         handle, end = sequence.handle, sequence.num_computed
         assert handle is not None
-        num_missed, size = len(sequence.tokens) - end, self._holdings.cache.block_size
+        num_missed, size = len(sequence.tokens) - end, self._block_tables.cache.block_size
         sequence.attempt.restored(num_new, behind(handle.miss_reason, end, num_missed, size))
 
     def _age_ms(self, age: int, now: float) -> int:

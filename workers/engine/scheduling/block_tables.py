@@ -20,7 +20,7 @@ PRIORITIES: dict[Tier, int] = {"interactive": 50, "batch": 20}
 """Of prompt blocks in the prefix tree (engine.md section 2.4)."""
 
 
-class Holdings:
+class BlockTables:
     def __init__(self, cache: PrefixCache, num_rows: int, restores: Restores | None = None) -> None:
         self.cache = cache
         self.restores = restores

@@ -9,7 +9,7 @@ import math
 
 from workers.engine.queueing.fairness import RecentService, VirtualCounters
 from workers.engine.queueing.pace import TokenBudget
-from workers.engine.scheduling.sequence_queues import TIERS, Ranks
+from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.step_plan import StepPlan, Work
 from workers.engine.sequences.sequence import Sequence
 from workers.protocol.messages import Tier
@@ -20,7 +20,9 @@ a part of the step only."""
 
 
 class Chunks:
-    def __init__(self, ranks: Ranks, counters: VirtualCounters, budget: TokenBudget) -> None:
+    def __init__(
+        self, ranks: SequenceQueues, counters: VirtualCounters, budget: TokenBudget
+    ) -> None:
         self._ranks = ranks
         self._counters = counters
         self._token_budget = budget

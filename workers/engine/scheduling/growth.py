@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workers.engine.queueing.fairness import VirtualCounters
-from workers.engine.scheduling.block_tables import Holdings
-from workers.engine.scheduling.sequence_queues import Ranks
+from workers.engine.scheduling.block_tables import BlockTables
+from workers.engine.scheduling.sequence_queues import SequenceQueues
 from workers.engine.scheduling.step_plan import StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
 from workers.engine.sequences.sparsity import Sparsity
@@ -21,22 +21,22 @@ MAX_PREEMPTED = 2
 class Growth:
     def __init__(
         self,
-        ranks: Ranks,
-        holdings: Holdings,
+        ranks: SequenceQueues,
+        block_tables: BlockTables,
         counters: VirtualCounters,
         sparsity: Sparsity | None = None,
     ) -> None:
         self._ranks = ranks
-        self._holdings = holdings
+        self._block_tables = block_tables
         self._counters = counters
         self._sparsity = sparsity
 
     def is_due(self, sequence: Sequence) -> bool:
         """To write its next token: a further one, or a copy of a tail that choices share; or it is to hold fewer."""
-        index = sequence.place // self._holdings.cache.block_size
+        index = sequence.place // self._block_tables.cache.block_size
         return (
             index == len(sequence.block_ids)
-            or (len(sequence.attempt.sequences) > 1 and self._holdings.shares(sequence, index))
+            or (len(sequence.attempt.sequences) > 1 and self._block_tables.shares(sequence, index))
             or self._exceeds(sequence)
         )
 
@@ -50,8 +50,8 @@ class Growth:
         if fresh is None:
             return False
         for sequence, block in zip(sequences, fresh, strict=True):
-            index = sequence.place // self._holdings.cache.block_size
-            copy = self._holdings.put(sequence, index, block)
+            index = sequence.place // self._block_tables.cache.block_size
+            copy = self._block_tables.put(sequence, index, block)
             if copy is not None:
                 plan.copies.append(copy)
         return True
@@ -62,7 +62,7 @@ class Growth:
         """So many blocks, whoever else loses them. Their number is asked for anew when somebody who may have shared
         with the asker is gone."""
         while (
-            fresh := self._holdings.fresh_blocks(asker, number(), self._ranks.reach(asker))
+            fresh := self._block_tables.fresh_blocks(asker, number(), self._ranks.reach(asker))
         ) is None:
             if plan.ahead:
                 plan.holds_next = True
@@ -74,7 +74,7 @@ class Growth:
 
     def _exceeds(self, sequence: Sequence) -> bool:
         """With its next token it would hold more than the KV budget."""
-        sparsity, size = self._sparsity, self._holdings.cache.block_size
+        sparsity, size = self._sparsity, self._block_tables.cache.block_size
         return (
             sparsity is not None
             and max(len(sequence.block_ids), sequence.place // size + 1) > sparsity.num_blocks
@@ -85,16 +85,18 @@ class Growth:
         """As many as the budget has stay, the one to write to among them."""
         assert self._sparsity is not None
         assert not plan.ahead, "blocks change under a step in flight"
-        num_held, holdings = len(sequence.block_ids), self._holdings
-        is_full = sequence.place == num_held * holdings.cache.block_size
+        num_held, block_tables = len(sequence.block_ids), self._block_tables
+        is_full = sequence.place == num_held * block_tables.cache.block_size
         kept = self._sparsity.kept(sequence.mass, num_held, self._sparsity.num_blocks - is_full)
         if sequence.num_dropped:
-            holdings.turn(sequence, kept)
+            block_tables.turn(sequence, kept)
             return True
-        fresh = self._fresh(sequence, lambda: holdings.num_common(sequence, kept) + is_full, plan)
+        fresh = self._fresh(
+            sequence, lambda: block_tables.num_common(sequence, kept) + is_full, plan
+        )
         if fresh is None:
             return False
-        plan.copies += holdings.thin(sequence, kept, fresh, plan.step)
+        plan.copies += block_tables.thin(sequence, kept, fresh, plan.step)
         sequence.attempt.event("thinned", plan.now, plan.step, sequence.num_dropped)
         return True
 

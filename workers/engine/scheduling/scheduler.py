@@ -30,9 +30,9 @@ from workers.engine.queueing.forecast import Forecast, Load, Queued
 from workers.engine.queueing.overload import Arrival
 from workers.engine.queueing.pace import TokenBudget
 from workers.engine.queueing.turns import in_turn
-from workers.engine.scheduling.block_tables import Holdings
+from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.scheduling.policy import POLICIES, Policy
-from workers.engine.scheduling.sequence_queues import TIERS, Ranks
+from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.speculation import Speculation
 from workers.engine.scheduling.step_plan import FILL_PART, Limits, StepPlan, Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
@@ -70,19 +70,19 @@ class Scheduler:
         self.floor = BatchFloor(limits.max_running)
         self.forecast = Forecast(self.budget)
         self.restores = None if host is None else Restores(cache, host, self.forecast, preempt)
-        self.holdings = Holdings(cache, limits.max_running, self.restores)
+        self.block_tables = BlockTables(cache, limits.max_running, self.restores)
         self.deferral = Deferral(cache)
         waiting = {
             tier: parts.queue(self.counters, self._look, lambda: self.budget.num_tokens)
             for tier in TIERS
         }
-        self.ranks = Ranks(self.holdings, waiting, self.deferral, self.floor)
+        self.ranks = SequenceQueues(self.block_tables, waiting, self.deferral, self.floor)
         self.admission = parts.admission(
-            self.ranks, self.holdings, self.deferral, self.counters, limits, sparsity
+            self.ranks, self.block_tables, self.deferral, self.counters, limits, sparsity
         )
         self.chunks = parts.chunks(self.ranks, self.counters, self.budget)
         self.sparsity = sparsity
-        self._growth = parts.growth(self.ranks, self.holdings, self.counters, sparsity)
+        self._growth = parts.growth(self.ranks, self.block_tables, self.counters, sparsity)
         self.overload = parts.overload(self.counters)
         self.speculation: Speculation | None = None
         self._num_preempted_before = 0
@@ -327,7 +327,7 @@ class Scheduler:
 
     def launched(self, plan: StepPlan) -> None:
         """From here on the next step may be planned."""
-        self.holdings.launched(plan.step)
+        self.block_tables.launched(plan.step)
         for sequence, num_tokens, num_draws in plan.work:
             sequence.num_scheduled += num_tokens
             sequence.num_pending += num_draws
@@ -356,7 +356,7 @@ class Scheduler:
         return num_prefill
 
     def _publish(self, sequence: Sequence) -> None:
-        keys = self.holdings.publish(sequence)
+        keys = self.block_tables.publish(sequence)
         if not sequence.output:
             self.deferral.lead(sequence)
         for waiting in self.ranks.waiting.values():
@@ -375,7 +375,7 @@ class Scheduler:
 
     def branch(self, sequence: Sequence, index: int) -> Sequence:
         """Another one that stands where this one does, and runs."""
-        child = self.holdings.fork(sequence, index)
+        child = self.block_tables.fork(sequence, index)
         self.ranks.run(child)
         return child
 
@@ -406,7 +406,7 @@ class Scheduler:
 
     def collected(self, step: int) -> None:
         """Behind its last `advance`, `drop` or `retract`: what it used may be used again."""
-        self.holdings.collected(step)
+        self.block_tables.collected(step)
 
     # --- a step that was too large for the device ---
 

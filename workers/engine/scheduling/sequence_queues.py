@@ -1,6 +1,6 @@
 """Who stands where: waiting, running, preempted, parked at a lease bound. Each change of status is one method here.
 
-Knows tiers, tenants' queues and the order of arrival; what a sequence holds is `holdings`' business, whose turn it is
+Knows tiers, tenants' queues and the order of arrival; what a sequence holds is `block_tables`' business, whose turn it is
 the planner's.
 """
 
@@ -14,7 +14,7 @@ from cache.usage import COLD, LAST_RESORT, SHARED, Reach
 from workers.engine.queueing.deferral import Deferral
 from workers.engine.queueing.floor import BatchFloor
 from workers.engine.queueing.waiting import Waiting
-from workers.engine.scheduling.block_tables import Holdings
+from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
 from workers.protocol.messages import ExtendLease, Tier
@@ -24,10 +24,10 @@ TIERS: tuple[Tier, ...] = ("interactive", "batch")
 _order = attrgetter("order")
 
 
-class Ranks:
+class SequenceQueues:
     def __init__(
         self,
-        holdings: Holdings,
+        block_tables: BlockTables,
         waiting: Mapping[Tier, Waiting],
         deferral: Deferral,
         floor: BatchFloor,
@@ -40,7 +40,7 @@ class Ranks:
         """By arrival. Until the last step launched with it is collected, one of these still has its blocks."""
         self.num_waiting_tokens = 0
         """Of prompts that never ran."""
-        self._holdings = holdings
+        self._block_tables = block_tables
         self._deferral = deferral
         self._parked: dict[tuple[int, str], Attempt] = {}
 
@@ -79,7 +79,7 @@ class Ranks:
             sequence.num_preempted += 1
         sequence.attempt.event("preempted", now, step, sequence.num_computed)
         self._stop(sequence)
-        self._holdings.make_room(sequence, needed=plan is not None)
+        self._block_tables.make_room(sequence, needed=plan is not None)
         if sequence.attempt.at_bound:
             sequence.status = Status.SUSPENDED
             self.park(sequence.attempt, now, step)
@@ -94,10 +94,10 @@ class Ranks:
             self.num_waiting_tokens -= len(sequence.tokens)
         elif sequence.status is Status.RUNNING:
             self._stop(sequence)
-            self._holdings.let_go(sequence)
+            self._block_tables.let_go(sequence)
         elif sequence.status is Status.PREEMPTED:
             self.preempted[tier].remove(sequence)
-        self._holdings.forget(sequence)
+        self._block_tables.forget(sequence)
         sequence.status = Status.ENDED
 
     def leave(self, attempt: Attempt) -> None:
@@ -167,7 +167,7 @@ class Ranks:
         num_batch = len(self.running["batch"]) - (0 if interactive else num_own)
         num_others = self.num_running - num_own
         if num_others == 0 if not runs or not interactive else num_batch == 0:
-            return LAST_RESORT if runs or not self._holdings.num_leaving else SHARED
+            return LAST_RESORT if runs or not self._block_tables.num_leaving else SHARED
         return SHARED if interactive or num_batch == 0 else COLD
 
     def wanted(self, tier: Tier) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from workers.engine.sequences.drafting import Read
 from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
-from workers.engine.values.plan import Draw, Row, StepRunner
+from workers.engine.values.plan import Row, SampleSpec, StepRunner
 
 CHUNK = 512
 """Tokens of one pass over what the draft has not read."""
@@ -82,7 +82,7 @@ class _Guessing:
         attempt = sequence.attempt
         output = self.tokens[len(attempt.prompt) :]
         params, position = attempt.message.sampling, len(self.tokens)
-        draw = Draw(params, sequence.seed, position, attempt.prompt, output)
+        draw = SampleSpec(params, sequence.seed, position, attempt.prompt, output)
         return Row(self.tokens[self.first :], self.first, sequence.block_ids, (draw,))
 
 

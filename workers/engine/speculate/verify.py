@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from workers.engine.values.plan import Drawn
+from workers.engine.values.plan import SampledToken
 from workers.engine.values.token_tree import ROOT, Proposal
 
 
 def own_path(
-    proposal: Proposal, drawn: Sequence[Drawn], end_ids: Set[int]
-) -> tuple[tuple[int, ...], tuple[Drawn, ...]]:
+    proposal: Proposal, drawn: Sequence[SampledToken], end_ids: Set[int]
+) -> tuple[tuple[int, ...], tuple[SampledToken, ...]]:
     """The nodes that were right, from the first one on, and the draws that count: one more, unless the last node ends
     the choice. `drawn` has one more than the proposal has tokens, the one behind node i at i + 1."""
     nodes, kept, node = [], [drawn[0]], ROOT

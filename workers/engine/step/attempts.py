@@ -17,8 +17,8 @@ from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
-from workers.engine.step.request_validator import Intake
-from workers.engine.step.step_messages import Outbox
+from workers.engine.step.request_validator import RequestValidator
+from workers.engine.step.step_messages import StepMessages
 from workers.engine.tiers.shared_cache.shared import SharedTier
 from workers.engine.values.errors import Refusal
 from workers.protocol.messages import (
@@ -58,9 +58,9 @@ class GrammarSource(Protocol):
 class Attempts:
     def __init__(
         self,
-        intake: Intake,
+        intake: RequestValidator,
         scheduler: Scheduler,
-        outbox: Outbox,
+        outbox: StepMessages,
         journal: EngineJournal | None,
         clock: Callable[[], float],
         grammars: GrammarSource | None = None,

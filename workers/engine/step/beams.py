@@ -15,21 +15,21 @@ from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.sequences.beam import Extension
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
 from workers.engine.step.attempts import Attempts
-from workers.engine.step.step_messages import Outbox
-from workers.engine.values.plan import Drawn
+from workers.engine.step.step_messages import StepMessages
+from workers.engine.values.plan import SampledToken
 from workers.protocol.messages import TopLogprob
 
 logger = logging.getLogger(__name__)
 
 
 class Beams:
-    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: Outbox) -> None:
+    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: StepMessages) -> None:
         self._scheduler = scheduler
         self._attempts = attempts
         self._outbox = outbox
         self._offers: dict[Attempt, dict[Sequence, tuple[TopLogprob, ...]]] = {}
 
-    def offer(self, sequence: Sequence, drawn: Drawn) -> None:
+    def offer(self, sequence: Sequence, drawn: SampledToken) -> None:
         """The best tokens behind one beam."""
         assert drawn.logprob is not None
         self._offers.setdefault(sequence.attempt, {})[sequence] = drawn.logprob.top

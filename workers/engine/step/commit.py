@@ -12,9 +12,9 @@ from workers.engine.sequences.sparsity import received
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.step.attempts import Attempts
 from workers.engine.step.beams import Beams
-from workers.engine.step.pipeline import Flight
-from workers.engine.step.step_messages import Outbox
-from workers.engine.values.plan import Drawn, RowResult
+from workers.engine.step.pipeline import InFlightStep
+from workers.engine.step.step_messages import StepMessages
+from workers.engine.values.plan import RowResult, SampledToken
 from workers.engine.values.record import StepRecord
 from workers.engine.values.token_tree import NOTHING
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Commit:
-    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: Outbox) -> None:
+    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: StepMessages) -> None:
         self._scheduler = scheduler
         self._attempts = attempts
         self._outbox = outbox
@@ -30,7 +30,7 @@ class Commit:
         self._token_gaps: dict[float, int] = {}
         self._beams = Beams(scheduler, attempts, outbox)
 
-    def step(self, flight: Flight) -> StepRecord:
+    def step(self, flight: InFlightStep) -> StepRecord:
         """Rows of a sequence that ended while they were in flight, or whose step before failed, are dropped."""
         plan, record, void = flight.plan, flight.record, flight.void
         now = record.collected_at
@@ -100,7 +100,7 @@ class Commit:
         self,
         work: Work,
         outcome: Outcome,
-        own: tuple[Drawn, ...],
+        own: tuple[SampledToken, ...],
         record: StepRecord,
         now: float,
     ) -> None:
@@ -131,9 +131,9 @@ class Commit:
         if attempt.message.max_tokens:
             attempt.event("first_token", now, step)
         if attempt.message.pinned or attempt.ranges:
-            self._scheduler.holdings.pin(sequence)
+            self._scheduler.block_tables.pin(sequence)
 
-    def _token(self, sequence: Sequence, drawn: Drawn, now: float) -> None:
+    def _token(self, sequence: Sequence, drawn: SampledToken, now: float) -> None:
         seq_no = len(sequence.output)
         sequence.append(drawn.token)
         finish = sequence.finish_after(drawn.token)

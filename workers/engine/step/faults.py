@@ -13,12 +13,12 @@ from workers.protocol.messages import (
     AdapterCommand,
     BeamParams,
     CacheCommand,
+    CacheProbe,
     CacheRange,
     Cancel,
     ExtendLease,
     GenerateRequest,
     Message,
-    Peek,
     Region,
     SamplingParams,
 )
@@ -69,7 +69,7 @@ def of_other(message: Message, vocab_size: int) -> str:
             )
         case Cancel():
             return _first({"no name": not _is_name(message.request_id)})
-        case Peek():
+        case CacheProbe():
             return _first(
                 {
                     "an answer's number out of range": abs(message.peek_id) > MAX_COUNT,

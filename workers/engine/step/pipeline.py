@@ -14,7 +14,15 @@ from workers.engine.sequences.sequence import Sequence, Status
 from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.speculate.verify import moves, own_path
-from workers.engine.values.plan import PENDING, Draw, Drawn, Row, RowResult, StepRunner, Ticket
+from workers.engine.values.plan import (
+    PENDING,
+    Row,
+    RowResult,
+    SampledToken,
+    SampleSpec,
+    StepRunner,
+    Ticket,
+)
 from workers.engine.values.record import StepRecord
 from workers.engine.values.token_tree import ROOT, Proposal
 from workers.protocol.messages import SamplingParams
@@ -73,7 +81,7 @@ def _row_with_guesses(work: Work, proposal: Proposal) -> Row:
     branches = [proposal.path(node) for node in range(ROOT, len(proposal.tokens))]
     outputs = [[*sequence.output, *branch] if branch else sequence.output for branch in branches]
     draws = tuple(
-        Draw(
+        SampleSpec(
             attempt.message.sampling,
             sequence.seed,
             num_prompt + len(output),
@@ -98,21 +106,23 @@ def _row_with_guesses(work: Work, proposal: Proposal) -> Row:
     )
 
 
-def _draws(sequence: Sequence, num_draws: int) -> tuple[Draw, ...]:
+def _draws(sequence: Sequence, num_draws: int) -> tuple[SampleSpec, ...]:
     attempt = sequence.attempt
     params, position = attempt.message.sampling, len(sequence.tokens) + sequence.num_pending
     if attempt.search is not None:
         params = SamplingParams(seed=0, temperature=0.0, logprobs=attempt.search.num_offered)
-        return (Draw(params, 0, position, attempt.prompt, sequence.output),)
+        return (SampleSpec(params, 0, position, attempt.prompt, sequence.output),)
     mask, bans = _mask(sequence), attempt.bans
     if not attempt.unforked:
         banned = () if bans is None else bans.behind(sequence.output)
         return (
-            Draw(params, sequence.seed, position, attempt.prompt, sequence.output, mask, banned),
+            SampleSpec(
+                params, sequence.seed, position, attempt.prompt, sequence.output, mask, banned
+            ),
         )
     banned = () if bans is None else bans.behind(())
     return tuple(
-        Draw(params, seed, position, attempt.prompt, (), mask, banned)
+        SampleSpec(params, seed, position, attempt.prompt, (), mask, banned)
         for seed in attempt.seeds(attempt.unforked[:num_draws])
     )
 
@@ -125,7 +135,7 @@ def _mask(sequence: Sequence) -> bytes | None:
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightStep:
     """A launched step."""
 
     plan: StepPlan
@@ -136,7 +146,7 @@ class Flight:
     void: set[Sequence] = field(default_factory=set)
     """Built on a step that failed: their rows hold nothing."""
     results: list[RowResult] = field(default_factory=list)
-    own: dict[Sequence, tuple[Outcome, tuple[Drawn, ...]]] = field(default_factory=dict)
+    own: dict[Sequence, tuple[Outcome, tuple[SampledToken, ...]]] = field(default_factory=dict)
     """Of rows with guesses: what became of them, and the draws that count."""
 
 
@@ -144,7 +154,7 @@ class Pipeline:
     def __init__(self, runner: StepRunner, clock: Callable[[], float]) -> None:
         self._runner = runner
         self._clock = clock
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[InFlightStep] = deque()
         self._free_at = float("-inf")
         """The last results came then."""
         self._rested = True
@@ -178,13 +188,13 @@ class Pipeline:
         if not self._flights and not self._rested:
             record.idle_s = begun_at - self._free_at
         self._rested = False
-        self._flights.append(Flight(plan, ticket, record, begun_at))
+        self._flights.append(InFlightStep(plan, ticket, record, begun_at))
 
-    def first(self) -> Flight:
+    def first(self) -> InFlightStep:
         """The oldest one; it is no longer in flight."""
         return self._flights.popleft()
 
-    def collect(self, flight: Flight) -> None:
+    def collect(self, flight: InFlightStep) -> None:
         """Waits for its results. Raises what the runner raises."""
         flight.results = flight.ticket.collect()
         assert len(flight.results) == len(flight.plan.work), "the runner left out rows"
@@ -194,7 +204,7 @@ class Pipeline:
         record.execute_s = now - max(flight.begun_at, self._free_at)
         self._free_at = now
 
-    def _verify(self, flight: Flight) -> None:
+    def _verify(self, flight: InFlightStep) -> None:
         """What was right of the guesses goes to its places; a row that nobody wants any more is left as it is."""
         moved: list[tuple[int, int]] = []
         for work, result in zip(flight.plan.work, flight.results, strict=True):

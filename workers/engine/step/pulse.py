@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 
-from workers.engine.scheduling.block_tables import Holdings
-from workers.engine.values.plan import Draw, Row, StepRunner
+from workers.engine.scheduling.block_tables import BlockTables
+from workers.engine.values.plan import Row, SampleSpec, StepRunner
 from workers.protocol.messages import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -16,20 +16,20 @@ logger = logging.getLogger(__name__)
 TRIES = 3
 _TOKEN = 0
 """Every vocabulary has it."""
-_DRAW = Draw(SamplingParams(seed=0, temperature=0.0), 0, 1, (_TOKEN,), ())
+_DRAW = SampleSpec(SamplingParams(seed=0, temperature=0.0), 0, 1, (_TOKEN,), ())
 
 
 class Pulse:
-    def __init__(self, runner: StepRunner, holdings: Holdings) -> None:
+    def __init__(self, runner: StepRunner, block_tables: BlockTables) -> None:
         self.num_steps = 0
         """That ran."""
         self._runner = runner
-        self._holdings = holdings
+        self._block_tables = block_tables
 
     def beats(self) -> bool:
         """Whether the device computes one token, of some tries. Where no block is to be had nothing is known, and
         nothing is held against it."""
-        with self._holdings.spare() as spare:
+        with self._block_tables.spare() as spare:
             if spare is None:
                 return True
             block, row_id = spare

@@ -30,7 +30,7 @@ LOGPROB_BYTES = 32
 """One token's logprob on the wire, generously."""
 
 
-class Intake:
+class RequestValidator:
     def __init__(
         self,
         runner: StepRunner,

@@ -13,7 +13,7 @@ from workers.protocol.messages import (
     Finished,
     FinishReason,
     Message,
-    Peeked,
+    CacheProbed,
     PromptCounts,
     StepFrame,
     TokenDelta,
@@ -21,7 +21,7 @@ from workers.protocol.messages import (
 )
 
 
-class Outbox:
+class StepMessages:
     def __init__(self) -> None:
         self._deltas: dict[int, list[TokenDelta]] = {}
         self._endings: list[tuple[int, Message]] = []
@@ -103,7 +103,7 @@ class Outbox:
             ),
         )
 
-    def tell(self, link: int, answer: Peeked) -> None:
+    def tell(self, link: int, answer: CacheProbed) -> None:
         """Of no attempt, so in no order with any."""
         self._endings.append((link, answer))
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from cache.handle import Handle
 from cache.prefix_cache import PrefixCache
-from cache.tiers import Copy, HostTier, Written
+from cache.tiers import HostBlock, HostTier, Written
 from workers.engine.queueing.forecast import Forecast
 from workers.engine.sequences.sequence import Sequence, Swapped
 from workers.engine.values.errors import DeviceOutOfMemory
@@ -28,19 +28,19 @@ CHUNK_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RestoreSource:
     """What can follow the blocks that the tree gave: slots in order, up to position `num_tokens`."""
 
     slots: list[int]
     num_tokens: int
-    copies: Seq[Copy] = ()
+    copies: Seq[HostBlock] = ()
     """Pinned; none if it is the sequence's own swap."""
 
 
 @dataclass(slots=True)
 class Restore:
     sequence: Sequence
-    source: Source
+    source: RestoreSource
     blocks: list[int]
     num_placed: int = 0
     transfer: Transfer | None = None
@@ -174,11 +174,11 @@ class Restores:
 
     # --- back ---
 
-    def source(self, sequence: Sequence, handle: Handle, *, read: bool) -> Source | None:
+    def source(self, sequence: Sequence, handle: Handle, *, read: bool) -> RestoreSource | None:
         """What the host has behind the tree's match and is worth restoring. To be given to `begin`, or to `leave`."""
         first, swapped = handle.num_tree_blocks, sequence.swapped
         if swapped is not None and len(swapped.slots) > first:
-            return Source(swapped.slots[first:], swapped.num_tokens)
+            return RestoreSource(swapped.slots[first:], swapped.num_tokens)
         copies = self._cache.copies(handle, sequence.tokens) if read else []
         if not copies:
             return None
@@ -188,13 +188,13 @@ class Restores:
             return None
         self._host.pin(copies)
         num_tokens = (first + len(copies)) * self._cache.block_size
-        return Source([copy.slot for copy in copies], num_tokens, copies)
+        return RestoreSource([copy.slot for copy in copies], num_tokens, copies)
 
-    def leave(self, source: Source | None) -> None:
+    def leave(self, source: RestoreSource | None) -> None:
         if source is not None:
             self._host.unpin(source.copies)
 
-    def begin(self, sequence: Sequence, source: Source | None, fresh: Seq[int]) -> None:
+    def begin(self, sequence: Sequence, source: RestoreSource | None, fresh: Seq[int]) -> None:
         """Into the first of these blocks, which are the sequence's own."""
         if source is None or source.copies:
             self.forget(sequence)  # the tree has it all

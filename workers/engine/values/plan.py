@@ -26,7 +26,7 @@ DECAY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampleSpec:
     """One token to be sampled, from the logits at a row's last token if nothing is proposed in the row."""
 
     params: SamplingParams
@@ -60,7 +60,7 @@ class Row:
     block_table: Sequence[int]
     """Covers positions 0 .. start + len(tokens) - 1, without those dropped. From step to step it is the same list, grown at its end, or, if
     an entry changed, another list; this holds while the rows of the sequence end with PENDING."""
-    draws: tuple[Draw, ...] = ()
+    draws: tuple[SampleSpec, ...] = ()
     """Empty while a prefill is unfinished; more than one when parallel choices fork from a prompt."""
     prompt_logprobs: int = -1
     """>= 0: also the logprob of each next token inside `tokens` (and of the k best)."""
@@ -92,14 +92,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledToken:
     token: int
     logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    drawn: tuple[Drawn, ...] = ()
+    drawn: tuple[SampledToken, ...] = ()
     """One per draw, in order."""
     prompt_logprobs: tuple[TokenLogprob, ...] = field(default=())
     """Of tokens[1:] and then of next_token (if >= 0)."""

@@ -12,7 +12,7 @@ from workers.engine.queueing.forecast import Forecast
 from workers.engine.tiers.shared_cache.directory import DirectoryStore
 from workers.engine.tiers.shared_cache.shared import SharedTier
 from workers.engine.tiers.shared_cache.store import Bounds, Store
-from workers.engine.tiers.shared_cache.store_thread import Courier
+from workers.engine.tiers.shared_cache.store_thread import StoreThread
 from workers.engine.values.errors import StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
@@ -76,4 +76,4 @@ def open_tier(
     prefill: Forecast,
 ) -> SharedTier:
     kind = identity_of(secret, runner, mover)
-    return SharedTier(Courier(store, secret, kind), cache, mover, secret, kind, prefill)
+    return SharedTier(StoreThread(store, secret, kind), cache, mover, secret, kind, prefill)

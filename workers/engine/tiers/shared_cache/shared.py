@@ -18,10 +18,17 @@ from itertools import groupby
 from cache.hashing import group_hashes, store_tag
 from cache.namespaces import NamespacePath, PathEntry, segments
 from cache.prefix_cache import PrefixCache
-from cache.tiers import Copy, HostTier, Written
+from cache.tiers import HostBlock, HostTier, Written
 from workers.engine.queueing.forecast import Forecast
 from workers.engine.sequences.sequence import Attempt
-from workers.engine.tiers.shared_cache.store_thread import Courier, Done, Drop, Group, Read, Write
+from workers.engine.tiers.shared_cache.store_thread import (
+    Done,
+    Drop,
+    Group,
+    Read,
+    StoreThread,
+    Write,
+)
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.record import Rate
 
@@ -66,7 +73,7 @@ class _Arrival:
 class SharedTier:
     def __init__(
         self,
-        courier: Courier,
+        courier: StoreThread,
         cache: PrefixCache,
         mover: HostBlocks,
         secret: bytes,
@@ -84,7 +91,7 @@ class SharedTier:
         self._secret, self._identity = secret, identity
         self._prefill = prefill
         self._fetches: dict[Read, _Fetch] = {}
-        self._pinned: dict[Write, Sequence[Copy]] = {}
+        self._pinned: dict[Write, Sequence[HostBlock]] = {}
         self._heard: list[Done] = []
         self._arrived: deque[_Arrival] = deque()
         self._sent: OrderedDict[bytes, None] = OrderedDict()
@@ -212,7 +219,7 @@ class SharedTier:
             self._mover.write(copy.slot, kv[block * width : (block + 1) * width])
         return True
 
-    def _before(self, attempt: Attempt, tokens: Sequence[int], num_blocks: int) -> Copy | None:
+    def _before(self, attempt: Attempt, tokens: Sequence[int], num_blocks: int) -> HostBlock | None:
         """The copy that so many blocks end with; what only the device has of them is offered to the host first."""
         path = segments(attempt.path, self._cache.block_size)
         for _ in range(2):
@@ -232,7 +239,7 @@ class SharedTier:
             if copy not in parents:
                 self._offer(_lineage(copy))
 
-    def _offer(self, copies: list[Copy]) -> None:
+    def _offer(self, copies: list[HostBlock]) -> None:
         tokens = array("i")
         for copy in copies:
             tokens.frombytes(copy.key[1])
@@ -242,7 +249,7 @@ class SharedTier:
             if name not in self._sent and self._write(name, group):
                 self._remember(name)
 
-    def _write(self, name: bytes, copies: list[Copy]) -> bool:
+    def _write(self, name: bytes, copies: list[HostBlock]) -> bool:
         tokens = array("i")
         for copy in copies:
             tokens.frombytes(copy.key[1])
@@ -294,17 +301,17 @@ class SharedTier:
         return store_tag(self._secret, b"owner", tenant.encode())
 
 
-def _lineage(copy: Copy) -> list[Copy]:
+def _lineage(copy: HostBlock) -> list[HostBlock]:
     """From the first block to this one."""
-    found: list[Copy] = []
-    one: Copy | None = copy
+    found: list[HostBlock] = []
+    one: HostBlock | None = copy
     while one is not None and one.parent is not None:
         found.append(one)
         one = one.parent
     return found[::-1]
 
 
-def _path_of(copies: list[Copy], size: int) -> NamespacePath:
+def _path_of(copies: list[HostBlock], size: int) -> NamespacePath:
     entries, end = [], 0
     for region, run in groupby(copies, key=lambda copy: copy.key[0]):
         end += len(list(run)) * size

@@ -81,7 +81,7 @@ class SharedCounts:
     refused: Counter[Fault] = field(default_factory=Counter)
 
 
-class Courier:
+class StoreThread:
     def __init__(self, store: Store, secret: bytes, identity: bytes) -> None:
         self.counts = SharedCounts()
         self.results: queue.SimpleQueue[Done] = queue.SimpleQueue()
