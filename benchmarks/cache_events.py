@@ -82,18 +82,15 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400)
     load = parser.parse_args()
-    pairs = [
-        [run(load.running, load.steps, told=told) for told in (False, True)] for _ in range(15)
-    ]
+    pairs = [[run(load.running, load.steps, told=told) for told in (False, True)] for _ in range(15)]
     # The best of equal steps: what a busy machine adds is not ours.
-    best = [
-        [min(times) for times in zip(*(pair[told] for pair in pairs), strict=True)]
-        for told in (0, 1)
-    ]
+    best = [[min(times) for times in zip(*(pair[told] for pair in pairs), strict=True)] for told in (0, 1)]
     extra = [1e6 * (with_ - without) for without, with_ in zip(*best, strict=True)]
-    print(f"{load.running} running: mean {statistics.mean(extra):.1f} us a step, "
-          f"with a chunk of {CHUNK} {statistics.mean(extra[::4]):.1f} us, "
-          f"without {statistics.mean(extra[1::4]):.1f} us")  # fmt: skip
+    print(
+        f"{load.running} running: mean {statistics.mean(extra):.1f} us a step, "
+        f"with a chunk of {CHUNK} {statistics.mean(extra[::4]):.1f} us, "
+        f"without {statistics.mean(extra[1::4]):.1f} us"
+    )
 
 
 if __name__ == "__main__":

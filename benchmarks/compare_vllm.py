@@ -48,10 +48,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 START_S = 600
 SERVERS = ("headgate", "vllm")
-PRELOADED = {
-    "libtcmalloc_minimal": "Debian's libtcmalloc-minimal4",
-    "libiomp5": "the wheel intel-openmp",
-}
+PRELOADED = {"libtcmalloc_minimal": "Debian's libtcmalloc-minimal4", "libiomp5": "the wheel intel-openmp"}
 """Libraries that vLLM's documents tell to preload on x86, and where they come from."""
 NAME = "bench-llama-96m"
 MAX_LEN = 4096
@@ -61,10 +58,17 @@ VOCAB = 8192
 def make_model(directory: Path) -> int:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=768, intermediate_size=2560, num_hidden_layers=12,
-        num_attention_heads=12, num_key_value_heads=4, max_position_embeddings=MAX_LEN,
-        tie_word_embeddings=True, bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=768,
+        intermediate_size=2560,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_LEN,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     model = LlamaForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(directory)
     for name in ("tokenizer_config.json", "chat_template.jinja"):
@@ -78,11 +82,7 @@ def make_model(directory: Path) -> int:
 def headgate(model: Path, home: Path, threads: int) -> Iterator[dict[str, Any]]:
     home.mkdir()
     with run.headgate_up(home, model, "auto", threads) as ready:
-        yield {
-            "base_url": ready["base_url"] + "/v1",
-            "api_key": ready["api_key"],
-            "model": ready["model"],
-        }
+        yield {"base_url": ready["base_url"] + "/v1", "api_key": ready["api_key"], "model": ready["model"]}
 
 
 @contextlib.contextmanager
@@ -90,9 +90,21 @@ def vllm(python: Path, model: Path, log: Path, threads: int) -> Iterator[dict[st
     """Stopped by its process group: it is several processes."""
     port = free_port()
     command = [
-        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", NAME,
-        "--host", "127.0.0.1", "--port", str(port), "--enable-prefix-caching", "--max-model-len", str(MAX_LEN),
-    ]  # fmt: skip
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        NAME,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--enable-prefix-caching",
+        "--max-model-len",
+        str(MAX_LEN),
+    ]
     libraries = [str(preloaded(python, name)) for name in PRELOADED]
     env = {
         **os.environ,
@@ -104,9 +116,7 @@ def vllm(python: Path, model: Path, log: Path, threads: int) -> Iterator[dict[st
         "HF_HUB_OFFLINE": "1",
     }
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, env=env, stdout=out, stderr=out, process_group=0, cwd=log.parent
-        )
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=out, process_group=0, cwd=log.parent)
     base_url = f"http://127.0.0.1:{port}/v1"
     try:
         wait_for(f"{base_url}/models", process, log)
@@ -180,15 +190,15 @@ def workloads(quick: bool, rate: float) -> dict[str, dict[str, Any]]:
     eight = {"num_requests": users, "concurrency": 8, "output_tokens": out}
     return {
         "one": {
-            "num_requests": 1 if quick else 3, "concurrency": 1, "input_tokens": 128,
+            "num_requests": 1 if quick else 3,
+            "concurrency": 1,
+            "input_tokens": 128,
             "output_tokens": 32 if quick else 128,
         },
         "shared": {**eight, "input_tokens": 64, "prefix_tokens": 1024, "workload": "shared"},
         "distinct": {**eight, "input_tokens": 512},
-        "poisson": {
-            "num_requests": 8 if quick else 24, "rate": rate, "input_tokens": 128, "output_tokens": out,
-        },
-    }  # fmt: skip
+        "poisson": {"num_requests": 8 if quick else 24, "rate": rate, "input_tokens": 128, "output_tokens": out},
+    }
 
 
 def drive(
@@ -230,10 +240,7 @@ def stolen_share(before: list[int], after: list[int]) -> float:
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
     if result["load"]["rate"] > 0:
-        return {
-            "ttft_ms": result["ttft_ms"]["p50"],
-            "inter_token_ms": result["inter_token_ms"]["p50"],
-        }
+        return {"ttft_ms": result["ttft_ms"]["p50"], "inter_token_ms": result["inter_token_ms"]["p50"]}
     return {"output_tokens_per_s": result["output_tokens_per_s"]}
 
 
@@ -244,9 +251,7 @@ Rounds = dict[str, dict[str, dict[str, Any]]]
 def ratios(rounds: Rounds) -> dict[str, dict[str, Any]]:
     """Above 1 Headgate is better. Of the rounds that have a workload on both servers: medians, lowest, highest."""
     both = [each for each in rounds.values() if all(each.get(server) for server in SERVERS)]
-    names = dict.fromkeys(
-        name for each in both for name in each["headgate"] if name in each["vllm"]
-    )
+    names = dict.fromkeys(name for each in both for name in each["headgate"] if name in each["vllm"])
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         pairs = [
@@ -257,10 +262,7 @@ def ratios(rounds: Rounds) -> dict[str, dict[str, Any]]:
         found[name] = {"num_rounds": len(pairs)}
         for figure in pairs[0][0]:
             values = [(ours[figure], theirs[figure]) for ours, theirs in pairs]
-            each_ratio = [
-                ours / theirs if figure.endswith("per_s") else theirs / ours
-                for ours, theirs in values
-            ]
+            each_ratio = [ours / theirs if figure.endswith("per_s") else theirs / ours for ours, theirs in values]
             found[name] |= {
                 f"headgate {figure}": spread([ours for ours, _ in values]),
                 f"vllm {figure}": spread([theirs for _, theirs in values]),
@@ -275,12 +277,8 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--vllm-python", type=Path, required=True, help="interpreter of a venv that has vllm"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm-python", type=Path, required=True, help="interpreter of a venv that has vllm")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rounds", type=int, default=1, help="rounds 1 to N")
     which.add_argument("--round", type=int, help="this one alone, from 1 on")
@@ -289,9 +287,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rate", type=float, default=0.5, help="Poisson arrivals per second")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter requests")
-    parser.add_argument(
-        "--output", type=Path, help="of the JSON (default: benchmarks/results/DATE-vllm-cpu.json)"
-    )
+    parser.add_argument("--output", type=Path, help="of the JSON (default: benchmarks/results/DATE-vllm-cpu.json)")
     return parser.parse_args()
 
 
@@ -321,9 +317,14 @@ def main() -> None:
     output = options.output or run.ROOT / f"benchmarks/results/{date}-vllm-cpu.json"
     known = json.loads(output.read_text()) if output.exists() else {"commands": [], "rounds": {}}
     machine = {
-        "cores": os.cpu_count(), "cpu": cpu_name(), "threads": options.threads, "torch": torch.__version__,
-        "python": platform.python_version(), "date": date, "vllm": version(options.vllm_python),
-    }  # fmt: skip
+        "cores": os.cpu_count(),
+        "cpu": cpu_name(),
+        "threads": options.threads,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": date,
+        "vllm": version(options.vllm_python),
+    }
     if known["rounds"] and (known["machine"], known["quick"]) != (machine, options.quick):
         raise SystemExit(f"{output} is of another machine, day or length: name another --output.")
     numbers = [options.round] if options.round else list(range(1, options.rounds + 1))

@@ -45,26 +45,52 @@ def shapes() -> dict[str, PretrainedConfig]:
     ends = {"bos_token_id": 0, "eos_token_id": 1}
     return {
         "llama95m": LlamaConfig(
-            vocab_size=8192, hidden_size=768, intermediate_size=2560, num_hidden_layers=12,
-            num_attention_heads=12, num_key_value_heads=4, max_position_embeddings=4096,
-            tie_word_embeddings=True, **ends,
+            vocab_size=8192,
+            hidden_size=768,
+            intermediate_size=2560,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            **ends,
         ),
         "qwen3-0.6b": Qwen3Config(
-            vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
-            num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096,
-            tie_word_embeddings=True, **ends,
+            vocab_size=151936,
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            **ends,
         ),
         "gpt2": GPT2Config(**ends),
         "gemma2": Gemma2Config(
-            vocab_size=8192, hidden_size=768, intermediate_size=2560, num_hidden_layers=12,
-            num_attention_heads=12, num_key_value_heads=4, head_dim=64, max_position_embeddings=4096, **ends,
+            vocab_size=8192,
+            hidden_size=768,
+            intermediate_size=2560,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            head_dim=64,
+            max_position_embeddings=4096,
+            **ends,
         ),
         "granite": GraniteConfig(
-            vocab_size=8192, hidden_size=768, intermediate_size=2560, num_hidden_layers=12,
-            num_attention_heads=12, num_key_value_heads=4, max_position_embeddings=4096,
-            tie_word_embeddings=True, **ends,
+            vocab_size=8192,
+            hidden_size=768,
+            intermediate_size=2560,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            **ends,
         ),
-    }  # fmt: skip
+    }
 
 
 def build(name: str, dtype: str, threads: int, fuse: bool = True) -> ModelRunner:
@@ -73,13 +99,7 @@ def build(name: str, dtype: str, threads: int, fuse: bool = True) -> ModelRunner
         config.dtype = torch.bfloat16  # as checkpoints are stored
         config.save_pretrained(directory)
         settings = RunnerSettings(
-            directory,
-            device="cpu",
-            dtype=dtype,
-            num_threads=threads,
-            num_blocks=1024,
-            random_weights=True,
-            fuse=fuse,
+            directory, device="cpu", dtype=dtype, num_threads=threads, num_blocks=1024, random_weights=True, fuse=fuse
         )
         return ModelRunner(settings)
 
@@ -123,8 +143,7 @@ class Case:
     def prefill(self) -> float:
         tokens = [(7 * place) % 8000 for place in range(self.context)]
         return sum(
-            seconds(lambda row=row: self.runner.execute([self._row(row, tokens, 0)]))
-            for row in range(self.num_rows)
+            seconds(lambda row=row: self.runner.execute([self._row(row, tokens, 0)])) for row in range(self.num_rows)
         )
 
     def steps(self, number: int) -> Iterator[float]:
@@ -184,9 +203,7 @@ def profile(case: Case) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=tuple(shapes()), default=["llama95m"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--context", type=int, default=256)

@@ -65,9 +65,7 @@ def flood(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, fl
     }
 
 
-def _flood(
-    full: float, seconds: float, policy: Policy, prompt: tuple[int, int]
-) -> dict[str, float | None]:
+def _flood(full: float, seconds: float, policy: Policy, prompt: tuple[int, int]) -> dict[str, float | None]:
     """Times are of those who were let in."""
     # A tenth of the share of one among two; a request of the flood has 600 tokens.
     rate = 0.1 * full / 2 * 600 / (sum(prompt) / 2)
@@ -81,9 +79,12 @@ def _flood(
     World(among + poisson("flood", 10 * full, seconds, 2), policy=policy).run(seconds + 5)
     refused = sum(bool(c.refusals) for c in among)
     return {
-        "alone_p99_s": p99(alone), **_beside(alone, among),
-        "requests": len(among), "refused": refused, "target": 1.5,
-    }  # fmt: skip
+        "alone_p99_s": p99(alone),
+        **_beside(alone, among),
+        "requests": len(among),
+        "refused": refused,
+        "target": 1.5,
+    }
 
 
 def _beside(alone: list[Client], among: list[Client]) -> dict[str, float | None]:
@@ -91,23 +92,21 @@ def _beside(alone: list[Client], among: list[Client]) -> dict[str, float | None]
     served = [c.ttft for c in among if c.first >= 0]
     slowest = p99(among) if len(served) >= 100 else None
     return {
-        "flood_p99_s": slowest, "ratio": None if slowest is None else slowest / p99(alone),
+        "flood_p99_s": slowest,
+        "ratio": None if slowest is None else slowest / p99(alone),
         "median_ratio": statistics.median(served) / statistics.median(c.ttft for c in alone) if served else None,
-    }  # fmt: skip
+    }
 
 
 def slow(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, float | None]]:
     """The flood on a slow device, where the step under way weighs more, with prompts and outputs of three lengths."""
     return {
-        f"{prompt} and {output}": _slow(prompt, output, policy)
-        for prompt, output in ((128, 16), (512, 64), (1024, 64))
+        f"{prompt} and {output}": _slow(prompt, output, policy) for prompt, output in ((128, 16), (512, 64), (1024, 64))
     }
 
 
 def _slow(prompt: int, output: int, policy: Policy) -> dict[str, float | None]:
-    def arrivals(
-        tenant: str, rate: float, until: float, seed: int, since: float = 0.0
-    ) -> list[Client]:
+    def arrivals(tenant: str, rate: float, until: float, seed: int, since: float = 0.0) -> list[Client]:
         lens = (prompt, prompt), (output, output)
         return poisson(tenant, rate, until, seed, prompt=lens[0], output=lens[1], since=since)
 
@@ -122,15 +121,17 @@ def _slow(prompt: int, output: int, policy: Policy) -> dict[str, float | None]:
     alone, among = (arrivals("victim", rate, seconds, 1, since=5.0) for _ in range(2))
     run(alone, seconds + 5)
     run(among + arrivals("flood", 10 * full, seconds, 2), seconds + 5)
-    return {
-        "alone_p99_s": p99(alone), **_beside(alone, among), "requests": len(among), "target": 1.5,
-    }  # fmt: skip
+    return {"alone_p99_s": p99(alone), **_beside(alone, among), "requests": len(among), "target": 1.5}
 
 
 def backlog(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     """Tenants differ in prompt and output length: equal service is equal charge (1 a prompt token, 2 an output token)."""
-    shapes = {"chat": ((200, 1000), (20, 80)), "short": ((50, 100), (20, 40)),
-              "long": ((2000, 4000), (10, 20)), "talk": ((50, 200), (100, 200))}  # fmt: skip
+    shapes = {
+        "chat": ((200, 1000), (20, 80)),
+        "short": ((50, 100), (20, 40)),
+        "long": ((2000, 4000), (10, 20)),
+        "talk": ((50, 200), (100, 200)),
+    }
     clients = []
     for number, (tenant, (prompt, output)) in enumerate(shapes.items()):
         clients += poisson(tenant, 3 * full, seconds, number, prompt=prompt, output=output)
@@ -147,11 +148,13 @@ def batch(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     lane = poisson("jobs", full, seconds, 9, tier="batch")
     world = World(beside + lane, policy=policy).run(seconds)
     return {
-        "alone_p99_s": p99(alone), "batch_p99_s": p99(beside), "ratio": p99(beside) / p99(alone),
+        "alone_p99_s": p99(alone),
+        "batch_p99_s": p99(beside),
+        "ratio": p99(beside) / p99(alone),
         "batch_tokens": world.num_tokens["jobs"],
         "interactive_tokens": sum(n for t, n in world.num_tokens.items() if t != "jobs"),
         "target": 1.1,
-    }  # fmt: skip
+    }
 
 
 def overload(full: float, seconds: float, policy: Policy) -> dict[str, float]:
@@ -162,27 +165,27 @@ def overload(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     again = sum(len(c.refusals) > 1 for c in told)
     waits = sorted(c.ttft for c in clients if c.first >= 0 and not c.refusals)
     return {
-        "refused": len(told), "admitted_at_the_time_told": 1 - again / max(1, len(told)),
+        "refused": len(told),
+        "admitted_at_the_time_told": 1 - again / max(1, len(told)),
         "longest_told_s": max((c.refusals[0] for c in told), default=0.0),
-        "longest_wait_of_those_let_in_s": max(waits), "target": 0.9,
-    }  # fmt: skip
+        "longest_wait_of_those_let_in_s": max(waits),
+        "target": 0.9,
+    }
 
 
 def real(told: argparse.Namespace) -> dict[str, Any]:
     """Flood and backlog on this machine, nothing between the arrivals and the engine's inbox."""
     from workers.engine.device.runner import ModelRunner, RunnerSettings
 
-    runner = ModelRunner(
-        RunnerSettings(told.model, device="cpu", num_blocks=NUM_BLOCKS // 2, max_model_len=2048)
-    )
+    runner = ModelRunner(RunnerSettings(told.model, device="cpu", num_blocks=NUM_BLOCKS // 2, max_model_len=2048))
 
-    def arrivals(
-        tenant: str, rate: float, until: float, seed: int, since: float = 0.0, **lens: Any
-    ) -> list[Client]:
+    def arrivals(tenant: str, rate: float, until: float, seed: int, since: float = 0.0, **lens: Any) -> list[Client]:
         fixed = {
-            "prompt": (told.input_tokens, told.input_tokens), "output": (told.output_tokens, told.output_tokens),
-            "root": runner.root, "sampling": SamplingParams(seed=0, temperature=0.0, ignore_eos=True),
-        }  # fmt: skip
+            "prompt": (told.input_tokens, told.input_tokens),
+            "output": (told.output_tokens, told.output_tokens),
+            "root": runner.root,
+            "sampling": SamplingParams(seed=0, temperature=0.0, ignore_eos=True),
+        }
         return poisson(tenant, rate, until, seed, since=since, **{**fixed, **lens})
 
     def run(clients: list[Client], until: float) -> World:
@@ -205,36 +208,32 @@ def real(told: argparse.Namespace) -> dict[str, Any]:
     lens = told.input_tokens, told.output_tokens
     shapes = [lens, (2 * lens[0], lens[1]), (lens[0], 2 * lens[1]), (lens[0] // 2, lens[1])]
     equals = [
-        client for number, (prompt, output) in enumerate(shapes)
-        for client in arrivals(f"equal{number}", 2 * full, told.seconds, number, prompt=(prompt, prompt), output=(output, output))
-    ]  # fmt: skip
+        client
+        for number, (prompt, output) in enumerate(shapes)
+        for client in arrivals(
+            f"equal{number}", 2 * full, told.seconds, number, prompt=(prompt, prompt), output=(output, output)
+        )
+    ]
     run(equals, told.seconds)
     return {
-        "capacity_requests_per_s": full, "tokens": lens,
+        "capacity_requests_per_s": full,
+        "tokens": lens,
         "flood": {"alone_s": times[0], "flood_s": times[1], "ratio": ratio, "requests": len(among), "target": 1.5},
         "backlog": jain_of(equals) | {"target": 0.95},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="simulated, per scenario")
     parser.add_argument("--only", default="", help="one scenario")
-    parser.add_argument(
-        "--policy", choices=("fair", "fcfs"), default="fair", help="of the simulated engine"
-    )
+    parser.add_argument("--policy", choices=("fair", "fcfs"), default="fair", help="of the simulated engine")
     parser.add_argument("--http", type=Path, metavar="READY_FILE", help="of a running server")
     parser.add_argument("--model", metavar="DIRECTORY", help="runs it here, in real time")
-    parser.add_argument(
-        "--requests", type=int, default=110, help="of the victim, with --http and --model"
-    )
-    parser.add_argument(
-        "--input-tokens", type=int, default=256, help="of a request, with --http and --model"
-    )
+    parser.add_argument("--requests", type=int, default=110, help="of the victim, with --http and --model")
+    parser.add_argument("--input-tokens", type=int, default=256, help="of a request, with --http and --model")
     parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument(
-        "--clients", type=int, default=96, help="of each backlogged tenant, with --http"
-    )
+    parser.add_argument("--clients", type=int, default=96, help="of each backlogged tenant, with --http")
     told = parser.parse_args()
     if told.http is not None:
         ready = json.loads(told.http.read_text())
@@ -246,11 +245,7 @@ def main() -> None:
         print(json.dumps(real(told), indent=2))
         return
     full = capacity()
-    figures: dict[str, object] = {
-        "pace": PACE,
-        "policy": told.policy,
-        "capacity_requests_per_s": full,
-    }
+    figures: dict[str, object] = {"pace": PACE, "policy": told.policy, "capacity_requests_per_s": full}
     for scenario in (flood, slow, backlog, batch, overload):
         if told.only in ("", scenario.__name__):
             figures[scenario.__name__] = scenario(full, told.seconds, told.policy)

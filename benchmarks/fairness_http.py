@@ -57,9 +57,7 @@ async def until(seconds: float, load: Load) -> list[Record]:
 
     async def client(number: int, session: aiohttp.ClientSession) -> None:
         for turn in range(10**6):
-            one = replace(
-                load, seed=load.seed + 1000 * number + turn, num_requests=1, concurrency=1
-            )
+            one = replace(load, seed=load.seed + 1000 * number + turn, num_requests=1, concurrency=1)
             records.extend(await closed_loop(one, session))
 
     async with session_of(load) as session:
@@ -74,15 +72,27 @@ async def until(seconds: float, load: Load) -> list[Record]:
 async def flooding(key: str, rate: float, load: Load) -> asyncio.subprocess.Process:
     """In a process of its own: what its sending costs must not be the victim's clock."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, Path(__file__).with_name("flood.py"), "--base-url", load.base_url, "--key", key,
-        "--model", load.model, "--rate", str(rate), "--seconds", "600", "--input-tokens", str(load.input_tokens),
-        "--output-tokens", str(load.output_tokens), stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        Path(__file__).with_name("flood.py"),
+        "--base-url",
+        load.base_url,
+        "--key",
+        key,
+        "--model",
+        load.model,
+        "--rate",
+        str(rate),
+        "--seconds",
+        "600",
+        "--input-tokens",
+        str(load.input_tokens),
+        "--output-tokens",
+        str(load.output_tokens),
+        stdout=asyncio.subprocess.PIPE,
+    )
 
 
-async def flood(
-    base: Load, ready: dict[str, Any], run_id: str, num_requests: int
-) -> dict[str, Any]:
+async def flood(base: Load, ready: dict[str, Any], run_id: str, num_requests: int) -> dict[str, Any]:
     keys = [await new_tenant(ready, f"{name}-{run_id}") for name in ("victim", "flood")]
     warm = await until(10.0, replace(base, api_key=keys[1], concurrency=CLIENTS, seed=7))
     full = sum(not r.error for r in warm) / 10.0
@@ -110,17 +120,21 @@ async def flood(
     }
 
 
-async def backlog(
-    base: Load, ready: dict[str, Any], run_id: str, seconds: float, num_clients: int
-) -> dict[str, Any]:
+async def backlog(base: Load, ready: dict[str, Any], run_id: str, seconds: float, num_clients: int) -> dict[str, Any]:
     """Equal weight, unequal prompts: what a tenant is charged is its prompt tokens and twice its output tokens. With
     fewer clients in all than a worker runs at a time nobody waits, and nothing is shared out."""
     shapes = [(64, 16), (128, 16), (192, 8), (32, 32)]
     loads = [
-        replace(base, api_key=await new_tenant(ready, f"equal{n}-{run_id}"), concurrency=num_clients,
-                input_tokens=shapes[n][0], output_tokens=shapes[n][1], seed=n * 10**6)
+        replace(
+            base,
+            api_key=await new_tenant(ready, f"equal{n}-{run_id}"),
+            concurrency=num_clients,
+            input_tokens=shapes[n][0],
+            output_tokens=shapes[n][1],
+            seed=n * 10**6,
+        )
         for n in range(NUM_EQUALS)
-    ]  # fmt: skip
+    ]
     answers = await asyncio.gather(*(until(seconds, load) for load in loads))
     charges = []
     for records in answers:
@@ -131,17 +145,15 @@ async def backlog(
 
 
 async def both(
-    ready: dict[str, Any],
-    seconds: float,
-    num_requests: int,
-    only: str,
-    num_tokens: tuple[int, int],
-    num_clients: int,
+    ready: dict[str, Any], seconds: float, num_requests: int, only: str, num_tokens: tuple[int, int], num_clients: int
 ) -> dict[str, Any]:
     base = Load(
         base_url=ready["base_url"].removesuffix("/v1") + "/v1",
-        api_key="", model=ready["model"], input_tokens=num_tokens[0], output_tokens=num_tokens[1],
-    )  # fmt: skip
+        api_key="",
+        model=ready["model"],
+        input_tokens=num_tokens[0],
+        output_tokens=num_tokens[1],
+    )
     run_id = str(int(time.time()))
     figures: dict[str, Any] = {}
     if only in ("", "backlog"):

@@ -18,12 +18,7 @@ from simulation import BlindRunner
 
 from workers.engine.scheduling.policy import Policy
 from workers.engine.settings import WorkerSettings
-from workers.protocol.messages import (
-    Failed,
-    Finished,
-    GenerateRequest,
-    StepFrame,
-)
+from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
 
 if TYPE_CHECKING:
     from workers.engine.device.runner import ModelRunner

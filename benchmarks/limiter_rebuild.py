@@ -40,30 +40,43 @@ CHUNK = 2_000
 def budgets_of(tenant_id: str) -> tuple[Budget, ...]:
     kinds = ("month", "day")
     return tuple(
-        Budget(id=f"{kind}_{tenant_id}", tenant_id=tenant_id, period=kind, limit_micro_units=10**12)
-        for kind in kinds
+        Budget(id=f"{kind}_{tenant_id}", tenant_id=tenant_id, period=kind, limit_micro_units=10**12) for kind in kinds
     )
 
 
 def holder(tenant_id: str, name: str) -> LimitSubject:
     limits = Limits(requests_per_minute=10**6, tokens_per_minute=10**9, concurrency=10**4)
     principal = Principal(
-        "tenant", tenant_id, f"key_{tenant_id}", frozenset(), tenant_limits=limits, key_limits=limits,
+        "tenant",
+        tenant_id,
+        f"key_{tenant_id}",
+        frozenset(),
+        tenant_limits=limits,
+        key_limits=limits,
         budgets=budgets_of(tenant_id),
-    )  # fmt: skip
-    now_ms = time.time_ns() // 1_000_000
-    return LimitSubject.of(
-        f"req_{name}_{tenant_id}", principal, MODEL, "interactive", now_ms=now_ms
     )
+    now_ms = time.time_ns() // 1_000_000
+    return LimitSubject.of(f"req_{name}_{tenant_id}", principal, MODEL, "interactive", now_ms=now_ms)
 
 
 def _ending(tenant_id: str, number: int, now_ms: int) -> Posting:
     return Posting(
-        kind="settle", request_id=f"req_old{number}_{tenant_id}", outcome="ok", tenant_id=tenant_id,
-        key_id=f"key_{tenant_id}", model=MODEL, root=ROOT, tier="interactive", price_version=PRICE,
-        currency=CURRENCY, opened_at_ms=now_ms - 5_000, ended_at_ms=now_ms, usage=Usage(0, 64, 8, 50),
-        charge=Charge(100, 0, 40, 10, 50), reserved=1000,
-    )  # fmt: skip
+        kind="settle",
+        request_id=f"req_old{number}_{tenant_id}",
+        outcome="ok",
+        tenant_id=tenant_id,
+        key_id=f"key_{tenant_id}",
+        model=MODEL,
+        root=ROOT,
+        tier="interactive",
+        price_version=PRICE,
+        currency=CURRENCY,
+        opened_at_ms=now_ms - 5_000,
+        ended_at_ms=now_ms,
+        usage=Usage(0, 64, 8, 50),
+        charge=Charge(100, 0, 40, 10, 50),
+        reserved=1000,
+    )
 
 
 async def fill(database: Database, tenants: Sequence[str]) -> None:
@@ -76,13 +89,9 @@ async def fill(database: Database, tenants: Sequence[str]) -> None:
             for budget in budgets_of(tenant_id)
         ]
         async with database.write() as conn:
-            await conn.execute(
-                insert(Tenant), [{"id": t, "name": t, "created_at": 1} for t in some]
-            )
+            await conn.execute(insert(Tenant), [{"id": t, "name": t, "created_at": 1} for t in some])
             await conn.execute(insert(BudgetRow), rows)
-            await request_postings.post(
-                conn, 0, 1, [_ending(t, n, now_ms) for t in some for n in range(2)]
-            )
+            await request_postings.post(conn, 0, 1, [_ending(t, n, now_ms) for t in some for n in range(2)])
 
 
 async def admit(limiter: Limiter, tenants: Sequence[str], name: str) -> list[float]:
@@ -117,12 +126,7 @@ async def measure(database: Database, redis_url: str, num_tenants: int) -> dict[
     took = time.perf_counter() - began
     await limiter.rebuilder.leave()
     await link.close()
-    return {
-        "num_tenants": num_tenants,
-        "rebuild_s": round(took, 2),
-        "target_s": 5,
-        "wait_ms": percentiles(waits),
-    }
+    return {"num_tenants": num_tenants, "rebuild_s": round(took, 2), "target_s": 5, "wait_ms": percentiles(waits)}
 
 
 async def run(postgres_url: str, redis_url: str, num_tenants: int) -> dict[str, Any]:
@@ -135,9 +139,10 @@ async def run(postgres_url: str, redis_url: str, num_tenants: int) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--database-url", default=os.environ.get(
-        "HEADGATE_TEST_DATABASE_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
-    ))  # fmt: skip
+    parser.add_argument(
+        "--database-url",
+        default=os.environ.get("HEADGATE_TEST_DATABASE_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"),
+    )
     parser.add_argument("--tenants", type=int, default=10_000)
     arguments = parser.parse_args()
     with (

@@ -77,15 +77,14 @@ SHAPES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "380,000 letters": (CHAT, lambda: _chat("a" * 380_000)),
     "380,000 letters to /tokenize": ("/tokenize", lambda: _complete("a" * 380_000)),
     "390,000 ids to /detokenize": (
-        "/detokenize", lambda: json.dumps({"model": MODEL, "tokens": [65] * 390_000}).encode(),
+        "/detokenize",
+        lambda: json.dumps({"model": MODEL, "tokens": [65] * 390_000}).encode(),
     ),
     "390,000 ids to /v1/quotes": (
         "/v1/quotes",
         lambda: b'{"endpoint": "/v1/completions", "body": ' + _complete([255] * 390_000) + b"}",
     ),
-    "echo of 40,000 ids, logprobs 5": (
-        COMPLETIONS, lambda: _complete([65] * 40_000, echo=True, logprobs=5),
-    ),
+    "echo of 40,000 ids, logprobs 5": (COMPLETIONS, lambda: _complete([65] * 40_000, echo=True, logprobs=5)),
     "2 MB schema": (
         CHAT,
         lambda: _chat(
@@ -95,7 +94,7 @@ SHAPES: dict[str, tuple[str, Callable[[], bytes]]] = {
             }
         ),
     ),
-}  # fmt: skip
+}
 
 
 def _post(port: int, key: str, shape: str, answers: Any) -> None:
@@ -163,9 +162,12 @@ async def measure(home: Path, redis_url: str, rounds: int, wanted: str) -> dict[
                     lags.append(lag.worst_s)
                     await asyncio.to_thread(client.join)
                 found[shape] = {
-                    "status": said[0], "mb": round(num_bytes / 1e6, 1), "seconds": round(said[1], 2),
-                    "lag_ms": round(min(lags) * 1e3, 1), "worst_lag_ms": round(max(lags) * 1e3, 1),
-                }  # fmt: skip
+                    "status": said[0],
+                    "mb": round(num_bytes / 1e6, 1),
+                    "seconds": round(said[1], 2),
+                    "lag_ms": round(min(lags) * 1e3, 1),
+                    "worst_lag_ms": round(max(lags) * 1e3, 1),
+                }
                 _show(shape, found[shape])
             watching.cancel()
     finally:
@@ -187,9 +189,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headgate-lag-") as folder:
         home = Path(folder)
         server = find_server()
-        redis = subprocess.Popen(
-            server_command(server, home, home / "redis.sock"), stdout=subprocess.DEVNULL
-        )
+        redis = subprocess.Popen(server_command(server, home, home / "redis.sock"), stdout=subprocess.DEVNULL)
         try:
             while not (home / "redis.sock").exists():
                 time.sleep(0.05)

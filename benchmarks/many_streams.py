@@ -40,9 +40,8 @@ def play(runner: ModelRunner, options: argparse.Namespace, *, turns: bool) -> di
     def request(name: str, tenant: str, number: int, num_output: int) -> Any:
         prompt = [100 + number, *range(3, 2 + NUM_PROMPT)]
         return generate_request(
-            name, prompt, num_output, tenant=tenant, sampling=SAMPLING, root=runner.root,
-            cache_read=False,
-        )  # fmt: skip
+            name, prompt, num_output, tenant=tenant, sampling=SAMPLING, root=runner.root, cache_read=False
+        )
 
     told: dict[str, list[float]] = defaultdict(list)
     steps: list[tuple[int, float]] = []
@@ -50,9 +49,7 @@ def play(runner: ModelRunner, options: argparse.Namespace, *, turns: bool) -> di
     def step(*messages: Any) -> None:
         out = engine.step([(1, message) for message in messages])
         now = time.perf_counter()
-        steps.extend(
-            (s.num_decode_seqs, s.execute_s) for s in out.steps if not s.num_prefill_tokens
-        )
+        steps.extend((s.num_decode_seqs, s.execute_s) for s in out.steps if not s.num_prefill_tokens)
         for _, message in out.messages:
             for delta in message.deltas if isinstance(message, StepFrame) else ():
                 told[delta.request_id] += [now] * len(delta.tokens)
@@ -88,9 +85,7 @@ def play(runner: ModelRunner, options: argparse.Namespace, *, turns: bool) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=tuple(shapes()), default="llama95m")
     parser.add_argument("--streams", type=int, default=192)
     parser.add_argument("--tokens", type=int, default=24, help="of each stream")

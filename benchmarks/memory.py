@@ -50,9 +50,7 @@ LIMITS = {"max_requests_per_1_minute": 10**8, "max_tokens_per_1_minute": 10**10}
 def serving(home: Path, env: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The ready file's content and the supervisor's pid; stopped by it."""
     ready_file = home.parent / "ready.json"
-    command = [
-        sys.executable, mock_server.__file__, "--home", str(home), "--ready-file", str(ready_file),
-    ]  # fmt: skip
+    command = [sys.executable, mock_server.__file__, "--home", str(home), "--ready-file", str(ready_file)]
     with (home.parent / "up.log").open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log)
     try:
@@ -89,9 +87,7 @@ async def tenants(ready: dict[str, Any]) -> list[str]:
     keys = [ready["api_key"], *[await new_tenant(ready, f"tenant {n}") for n in range(3)]]
     headers = {"Authorization": f"Bearer {ready['admin_key']}"}
     projects = "/v1/organization/projects"
-    async with aiohttp.ClientSession(
-        ready["base_url"], headers=headers, raise_for_status=True
-    ) as admin:
+    async with aiohttp.ClientSession(ready["base_url"], headers=headers, raise_for_status=True) as admin:
         async with admin.get(projects, params={"limit": 100}) as answer:
             found = (await answer.json())["data"]
         for project in found:
@@ -102,10 +98,14 @@ async def tenants(ready: dict[str, Any]) -> list[str]:
 
 def request(ready: dict[str, Any], key: str, number: int) -> bytes:
     """Two of three whole, one streamed; each prompt is new."""
-    body = json.dumps({
-        "model": mock_server.MODEL, "prompt": f"{number} letters, {uuid.uuid4()}", "max_tokens": 1 + number % 8,
-        "stream": number % 3 == 0,
-    })  # fmt: skip
+    body = json.dumps(
+        {
+            "model": mock_server.MODEL,
+            "prompt": f"{number} letters, {uuid.uuid4()}",
+            "max_tokens": 1 + number % 8,
+            "stream": number % 3 == 0,
+        }
+    )
     address = urlsplit(ready["base_url"])
     return (
         f"POST /v1/completions HTTP/1.1\r\nhost: {address.netloc}\r\nauthorization: Bearer {key}\r\n"
@@ -212,12 +212,7 @@ async def at_rest(ready: dict[str, Any], home: Path, *, until_few_keys: bool) ->
             await asyncio.sleep(1)
         num_left = await client.dbsize()
     found = {name: memory(pid) for name, pid in pids.items()}
-    return {
-        "processes": found,
-        "cpu_share_at_rest": idle,
-        "redis_keys": num_keys,
-        "redis_keys_left": num_left,
-    }
+    return {"processes": found, "cpu_share_at_rest": idle, "redis_keys": num_keys, "redis_keys_left": num_left}
 
 
 def slopes(readings: list[dict[str, Any]], part: int) -> dict[str, dict[str, float]]:
@@ -254,10 +249,7 @@ async def measure(ready: dict[str, Any], home: Path, told: argparse.Namespace) -
 
 
 def table(figures: dict[str, Any]) -> str:
-    rows = [
-        "| process | private before, MB | after, MB | bytes a request | by part |",
-        "|---|--:|--:|--:|---|",
-    ]
+    rows = ["| process | private before, MB | after, MB | bytes a request | by part |", "|---|--:|--:|--:|---|"]
     for name, one in figures["slopes"].items():
         rows.append(
             f"| {name} | {one['private_before'] / 1e6:.1f} | {one['private_after'] / 1e6:.1f} "
@@ -273,20 +265,14 @@ def cpu_name() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--warm-up", type=int, default=20_000)
     parser.add_argument("--parts", type=int, default=4)
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument(
-        "--hurry", action="store_true", help="do not wait for Redis; its figures mean nothing"
-    )
-    parser.add_argument(
-        "--output", type=Path, help="JSON; figures of the other database stay in it"
-    )
+    parser.add_argument("--hurry", action="store_true", help="do not wait for Redis; its figures mean nothing")
+    parser.add_argument("--output", type=Path, help="JSON; figures of the other database stay in it")
     told = parser.parse_args()
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"
@@ -297,12 +283,7 @@ def main() -> None:
     if told.output is not None:
         known = json.loads(told.output.read_text()) if told.output.exists() else {}
         date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        machine = {
-            "cores": os.cpu_count(),
-            "cpu": cpu_name(),
-            "python": platform.python_version(),
-            "date": date,
-        }
+        machine = {"cores": os.cpu_count(), "cpu": cpu_name(), "python": platform.python_version(), "date": date}
         known[told.database] = {
             "command": " ".join(["benchmarks/memory.py", *sys.argv[1:]]),
             "machine": machine,

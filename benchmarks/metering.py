@@ -39,9 +39,13 @@ RATE = 500
 OUTAGE_RECORDS = 300_000
 """10 minutes at `RATE`."""
 TARGETS = {
-    "endings_posted_per_s": 5_000, "settle_p99_ms": 6, "ship_lag_p99_ms": 1_000, "drain_s": 120,
-    "admission_p50_ms": 1, "rebuild_s": 5,
-}  # fmt: skip
+    "endings_posted_per_s": 5_000,
+    "settle_p99_ms": 6,
+    "ship_lag_p99_ms": 1_000,
+    "drain_s": 120,
+    "admission_p50_ms": 1,
+    "rebuild_s": 5,
+}
 
 
 class Postgres:
@@ -62,9 +66,7 @@ class Postgres:
 
     def take_away(self) -> None:
         self._run(f'ALTER DATABASE "{self._name}" WITH ALLOW_CONNECTIONS false')
-        self._run(
-            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self._name}'"
-        )
+        self._run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{self._name}'")
 
     def give_back(self) -> None:
         self._run(f'ALTER DATABASE "{self._name}" WITH ALLOW_CONNECTIONS true')
@@ -78,9 +80,8 @@ class Postgres:
 def own_redis(directory: Path) -> Any:
     path = directory / "redis.sock"
     process = subprocess.Popen(
-        server_command(find_server(), directory, path),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        server_command(find_server(), directory, path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while not path.exists():
         time.sleep(0.02)
     try:
@@ -113,10 +114,11 @@ async def sustained(metered: Metering, load: Load, seconds: float) -> dict[str, 
     took = time.perf_counter() - began
     posted = metered.shipper.num_posted - first
     return {
-        "endings_posted_per_s": round(posted / took), "num_posted": posted,
+        "endings_posted_per_s": round(posted / took),
+        "num_posted": posted,
         "cpu_of_gateway_s_per_s": round((time.process_time() - gateway) / took, 2),
         "cpu_of_poster_s_per_s": round((poster_s(metered) - poster) / took, 2),
-    }  # fmt: skip
+    }
 
 
 def poster_s(metered: Metering) -> float:
@@ -133,9 +135,7 @@ async def steady(metered: Metering, load: Load, seconds: float) -> dict[str, Any
     with load.arriving(metered, RATE) as arriving:
         await asyncio.sleep(seconds)
     await arriving.done()
-    return {
-        "rate_per_s": RATE, "settle_ms": percentiles(arriving.settle_s), "ship_lag_ms": percentiles(arriving.lag_s),
-    }  # fmt: skip
+    return {"rate_per_s": RATE, "settle_ms": percentiles(arriving.settle_s), "ship_lag_ms": percentiles(arriving.lag_s)}
 
 
 async def outage(
@@ -155,15 +155,16 @@ async def outage(
         took = time.perf_counter() - began
     await arriving.done()
     return {
-        "outage_s": outage_s, "records_behind": behind, "drain_s": round(took, 1), "rate_per_s": RATE,
+        "outage_s": outage_s,
+        "records_behind": behind,
+        "drain_s": round(took, 1),
+        "rate_per_s": RATE,
         "endings_posted_per_s": round((metered.shipper.num_posted - posted) / took),
         "settle_ms": percentiles(arriving.settle_s),
-    }  # fmt: skip
+    }
 
 
-async def one_transaction_each(
-    database: Database, postings: Sequence[Posting], num_clients: int = 8
-) -> dict[str, Any]:
+async def one_transaction_each(database: Database, postings: Sequence[Posting], num_clients: int = 8) -> dict[str, Any]:
     """The baseline: each request posts its ending by itself, and its client waits for the COMMIT."""
     times: list[float] = []
     left = list(postings)
@@ -179,10 +180,7 @@ async def one_transaction_each(
     began = time.perf_counter()
     await asyncio.gather(*(client(1000 + number) for number in range(num_clients)))
     took = time.perf_counter() - began
-    return {
-        "endings_posted_per_s": round(len(times) / took),
-        "settle_ms": percentiles(times), "clients": num_clients,
-    }  # fmt: skip
+    return {"endings_posted_per_s": round(len(times) / took), "settle_ms": percentiles(times), "clients": num_clients}
 
 
 async def rebuilt(metered: Metering, tenants: Tenants, num_tenants: int) -> dict[str, Any]:
@@ -192,12 +190,13 @@ async def rebuilt(metered: Metering, tenants: Tenants, num_tenants: int) -> dict
     began = time.perf_counter()
     waits = await tenants.admit_each(metered, principals)
     return {
-        "num_tenants": num_tenants, "rebuild_s": round(time.perf_counter() - began, 2),
+        "num_tenants": num_tenants,
+        "rebuild_s": round(time.perf_counter() - began, 2),
         "wait_ms": percentiles(waits),
-    }  # fmt: skip
+    }
 
 
-async def measure(arguments: argparse.Namespace, directory: Path, redis: str, postgres: Postgres) -> dict[str, Any]:  # fmt: skip
+async def measure(arguments: argparse.Namespace, directory: Path, redis: str, postgres: Postgres) -> dict[str, Any]:
     async with using(postgres.url, directory, redis) as (database, metered):
         tenants = await Tenants.make(postgres.url, database, 50)
         load = Load(tenants.principals, arguments.seed)
@@ -205,12 +204,8 @@ async def measure(arguments: argparse.Namespace, directory: Path, redis: str, po
             "admission": lambda: tenants.admissions(metered, arguments.admissions),
             "sustained": lambda: sustained(metered, load, arguments.seconds),
             "steady": lambda: steady(metered, load, arguments.seconds),
-            "one_transaction_each": lambda: one_transaction_each(
-                database, load.postings(arguments.baseline)
-            ),
-            "outage": lambda: outage(
-                postgres, metered, load, arguments.outage_s, arguments.outage_records
-            ),
+            "one_transaction_each": lambda: one_transaction_each(database, load.postings(arguments.baseline)),
+            "outage": lambda: outage(postgres, metered, load, arguments.outage_s, arguments.outage_records),
             "rebuild": lambda: rebuilt(metered, tenants, arguments.tenants),
         }
         found: dict[str, Any] = {}
@@ -227,9 +222,7 @@ async def measure(arguments: argparse.Namespace, directory: Path, redis: str, po
 async def using(url: str, directory: Path, redis: str) -> AsyncIterator[tuple[Database, Metering]]:
     database = Database(url)
     try:
-        async with metering(
-            database=database, redis_url=redis, slot=0, directory=directory / "journal"
-        ) as metered:
+        async with metering(database=database, redis_url=redis, slot=0, directory=directory / "journal") as metered:
             yield database, metered
     finally:
         await database.close()
@@ -237,9 +230,10 @@ async def using(url: str, directory: Path, redis: str) -> AsyncIterator[tuple[Da
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--database-url", default=os.environ.get(
-        "HEADGATE_TEST_DATABASE_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
-    ))  # fmt: skip
+    parser.add_argument(
+        "--database-url",
+        default=os.environ.get("HEADGATE_TEST_DATABASE_URL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"),
+    )
     parser.add_argument("--directory", help="of the journal; default: a temporary one")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each rate")
     parser.add_argument("--outage-s", type=float, default=60.0)
@@ -260,8 +254,9 @@ def main() -> None:
     result = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()},
-        "targets": TARGETS, **found,
-    }  # fmt: skip
+        "targets": TARGETS,
+        **found,
+    }
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -40,9 +40,7 @@ Percentiles = dict[str, float]
 def percentiles(seconds: Sequence[float]) -> Percentiles:
     """In ms."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
-    return {
-        "p50": round(cuts[49] * 1000, 2), "p99": round(cuts[98] * 1000, 2), "max": round(max(seconds) * 1000, 2),
-    }  # fmt: skip
+    return {"p50": round(cuts[49] * 1000, 2), "p99": round(cuts[98] * 1000, 2), "max": round(max(seconds) * 1000, 2)}
 
 
 class Load:
@@ -55,18 +53,21 @@ class Load:
     def request(self) -> tuple[Opened, Posting]:
         rng = self._rng
         principal = rng.choice(self._principals)
-        usage = Usage(
-            16 * rng.randrange(10),
-            16 * rng.randrange(10),
-            rng.randrange(1, 17),
-            rng.randrange(1, 400),
-        )
+        usage = Usage(16 * rng.randrange(10), 16 * rng.randrange(10), rng.randrange(1, 17), rng.randrange(1, 400))
         now_ms = time.time_ns() // 1_000_000
         opened = Opened(
-            request_id=ids.request_id(), tenant_id=principal.tenant_id, key_id=principal.key_id, model=MODEL,
-            root=ROOT, tier="interactive", price_version=PRICE, currency=CURRENCY, opened_at_ms=now_ms,
-            prompt_tokens=usage.cache_read + usage.cache_write + usage.uncached, reserved=10**6,
-        )  # fmt: skip
+            request_id=ids.request_id(),
+            tenant_id=principal.tenant_id,
+            key_id=principal.key_id,
+            model=MODEL,
+            root=ROOT,
+            tier="interactive",
+            price_version=PRICE,
+            currency=CURRENCY,
+            opened_at_ms=now_ms,
+            prompt_tokens=usage.cache_read + usage.cache_write + usage.uncached,
+            reserved=10**6,
+        )
         void = opened.void("ok", "internal", now_ms)
         charge = pricing.charge(usage, EXAMPLE_RATES["interactive"])
         return opened, _settle(void, usage, charge)
@@ -99,9 +100,7 @@ class Load:
         await asyncio.gather(*(write() for _ in range(WRITERS)))
 
     @contextmanager
-    def arriving(
-        self, metered: Metering, rate: float, *, with_lag: bool = True
-    ) -> Iterator[Arriving]:
+    def arriving(self, metered: Metering, rate: float, *, with_lag: bool = True) -> Iterator[Arriving]:
         """At a constant rate, whatever becomes of the ones before."""
         arriving = Arriving(self, metered, with_lag)
         task = asyncio.create_task(arriving.run(rate))
@@ -168,7 +167,7 @@ class Tenants:
             tenant = await tenants.create(conn, name, now=now)
             await budgets.create(
                 conn, NewBudget(tenant_id=tenant.id, limit_micro_units=10**15, period="month"), now=now
-            )  # fmt: skip
+            )
             key = await api_keys.create(conn, PEPPER, tenant_id=tenant.id, now=now)
             principal = await resolve(conn, PEPPER, key.value, now)
         assert principal is not None
@@ -204,14 +203,9 @@ class Tenants:
             times.append(time.perf_counter() - began)
             await admitted.void("internal")
             await metered.admission.drain()
-        return {
-            "admission_ms": percentiles(times[len(self.api_keys) :]),
-            "num_refused": num_refused,
-        }
+        return {"admission_ms": percentiles(times[len(self.api_keys) :]), "num_refused": num_refused}
 
-    async def admit_each(
-        self, metered: Metering, principals: Sequence[Principal], at_once: int = 512
-    ) -> list[float]:
+    async def admit_each(self, metered: Metering, principals: Sequence[Principal], at_once: int = 512) -> list[float]:
         left = list(principals)
         waits = []
 

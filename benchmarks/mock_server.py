@@ -34,9 +34,7 @@ class UpWithMock(Up):
     """Its one worker is this script's."""
 
     def _worker(self, slot: int) -> Spec:
-        return dataclasses.replace(
-            super()._worker(slot), command=[sys.executable, __file__, WORKER]
-        )
+        return dataclasses.replace(super()._worker(slot), command=[sys.executable, __file__, WORKER])
 
 
 def write_model(directory: Path) -> Path:
@@ -49,10 +47,16 @@ async def up(home: Path, ready_file: Path) -> None:
     """Until a signal."""
     Home(home).prepare()
     options = Options(
-        home=Home(home), host="127.0.0.1", port=0, model=str(write_model(home / MODEL)), num_workers=1, num_gateways=1,
-        ready_file=ready_file, database_url=os.environ.get("HEADGATE_DATABASE_URL"),
+        home=Home(home),
+        host="127.0.0.1",
+        port=0,
+        model=str(write_model(home / MODEL)),
+        num_workers=1,
+        num_gateways=1,
+        ready_file=ready_file,
+        database_url=os.environ.get("HEADGATE_DATABASE_URL"),
         redis_url=os.environ.get("HEADGATE_REDIS_URL"),
-    )  # fmt: skip
+    )
     await UpWithMock(options).run()
 
 
@@ -66,9 +70,7 @@ async def serve_worker() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     redis_url = os.environ["HEADGATE_REDIS_URL"]
-    async with ScriptedWorker(
-        address, redis_url=redis_url, model=MODEL, runner=runner, journal_dir=journal
-    ):
+    async with ScriptedWorker(address, redis_url=redis_url, model=MODEL, runner=runner, journal_dir=journal):
         await stop.wait()
 
 

@@ -35,13 +35,7 @@ import data
 from tokenizers import Tokenizer
 
 from workers.engine.device.runner import ModelRunner, RunnerSettings
-from workers.engine.sequences.sparsity import (
-    OBSERVE_EVERY,
-    OBSERVED_TOKENS,
-    Policy,
-    Sparsity,
-    received,
-)
+from workers.engine.sequences.sparsity import OBSERVE_EVERY, OBSERVED_TOKENS, Policy, Sparsity, received
 from workers.engine.values.plan import Row
 from workers.protocol.messages import TokenLogprob
 
@@ -65,9 +59,7 @@ RANDOM = {
 token."""
 RANDOM_MODELS = {
     "Llama": lambda: transformers.LlamaConfig(**RANDOM),
-    "Mixtral": lambda: transformers.MixtralConfig(
-        **RANDOM, num_local_experts=8, num_experts_per_tok=2
-    ),
+    "Mixtral": lambda: transformers.MixtralConfig(**RANDOM, num_local_experts=8, num_experts_per_tok=2),
 }
 RANDOM_LENGTH, NUM_RANDOM_ROWS = 512, 2
 
@@ -138,9 +130,7 @@ class Model:
         )
 
 
-def read(
-    runner: ModelRunner, row: list[int], num_top: int, option: Option
-) -> Iterator[TokenLogprob]:
+def read(runner: ModelRunner, row: list[int], num_top: int, option: Option) -> Iterator[TokenLogprob]:
     """Of each token behind the first, with the most likely ones in its place."""
     if option.policy is not None:
         yield from read_within(runner, row, num_top, option.policy, len(row) // option.share)
@@ -261,10 +251,7 @@ def random_model(scratch: Path, name: str) -> Model:
     config = RANDOM_MODELS[name]()
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     generator = random.Random(0)
-    rows = [
-        generator.choices(range(3, RANDOM["vocab_size"]), k=RANDOM_LENGTH)
-        for _ in range(NUM_RANDOM_ROWS)
-    ]
+    rows = [generator.choices(range(3, RANDOM["vocab_size"]), k=RANDOM_LENGTH) for _ in range(NUM_RANDOM_ROWS)]
     smooth = name == "Llama"
     statistics = calibrate(directory, scratch / "random.safetensors") if smooth else None
     return Model(directory, rows, statistics)
@@ -307,9 +294,7 @@ def calibrate(model: Path, out: Path, text: list[str] | None = None) -> Path:
     return out
 
 
-def tables(
-    scratch: Path, told: argparse.Namespace, say: Callable[[str], None]
-) -> dict[str, list[dict[str, object]]]:
+def tables(scratch: Path, told: argparse.Namespace, say: Callable[[str], None]) -> dict[str, list[dict[str, object]]]:
     model = demo_model(scratch, told.rows, told.length)
     num_tokens = sum(len(row) - 1 for row in model.rows)
     say(f"The demo model: {num_tokens:,} held-out tokens in {len(model.rows)} rows.\n")
@@ -361,9 +346,7 @@ def main() -> None:
         machine = {"python": platform.python_version(), "machine": platform.machine()}
         machine |= {"torch": torch.__version__}
         held = {"rows": told.rows, "length": told.length}
-        told.json.write_text(
-            json.dumps({"machine": machine, "text": held, **found}, indent=1) + "\n"
-        )
+        told.json.write_text(json.dumps({"machine": machine, "text": held, **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

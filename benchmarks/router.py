@@ -38,19 +38,7 @@ from gateway.generation.stream import GENERATION
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.routing.placement import Candidate, Choose, Placement, Wanted, place
 
-WORDS = (
-    "canal",
-    "gate",
-    "water",
-    "valley",
-    "measure",
-    "share",
-    "field",
-    "season",
-    "keeper",
-    "stone",
-    "river",
-)
+WORDS = ("canal", "gate", "water", "valley", "measure", "share", "field", "season", "keeper", "stone", "river")
 SLOT = 9
 
 
@@ -77,9 +65,17 @@ def serving(home: Path, num_workers: int) -> Iterator[dict[str, Any]]:
     """The ready file of `headgate up`."""
     ready = home / "ready.json"
     command = [
-        str(Path(sys.executable).parent / "headgate"), "up", "--home", str(home / "home"), "--port", "0",
-        "--workers", str(num_workers), "--ready-file", str(ready),
-    ]  # fmt: skip
+        str(Path(sys.executable).parent / "headgate"),
+        "up",
+        "--home",
+        str(home / "home"),
+        "--port",
+        "0",
+        "--workers",
+        str(num_workers),
+        "--ready-file",
+        str(ready),
+    ]
     with (home / "up.txt").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
     try:
@@ -137,36 +133,27 @@ async def conversation(
     turns = []
     for _ in range(num_turns):
         messages.append({"role": "user", "content": words(rng, 30)})
-        body = {
-            "model": model,
-            "messages": messages,
-            "max_tokens": 24,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        body = {"model": model, "messages": messages, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
         began = time.perf_counter()
         async with session.post("/v1/chat/completions", json=body) as answer:
             answer.raise_for_status()
             reply = await answer.json()
         usage, cache = reply["usage"], reply["headgate"]["cache"]
         messages.append(reply["choices"][0]["message"])
-        turns.append({
-            "prompt": usage["prompt_tokens"],
-            "cached": usage["prompt_tokens_details"]["cached_tokens"],
-            "seconds": time.perf_counter() - began,
-            "other_worker": cache["miss_reason"] == "other_worker",
-        })  # fmt: skip
+        turns.append(
+            {
+                "prompt": usage["prompt_tokens"],
+                "cached": usage["prompt_tokens_details"]["cached_tokens"],
+                "seconds": time.perf_counter() - began,
+                "other_worker": cache["miss_reason"] == "other_worker",
+            }
+        )
         await asyncio.sleep(rng.random() * 0.05)
     return turns
 
 
 async def measure(
-    app: web.Application,
-    url: str,
-    ready: dict[str, Any],
-    rule: str,
-    load: argparse.Namespace,
-    seed: int,
+    app: web.Application, url: str, ready: dict[str, Any], rule: str, load: argparse.Namespace, seed: int
 ) -> dict[str, float]:
     app[GENERATION].router._rule = RULES[rule]
     key = await tenant_key(ready, f"{rule} {seed}")
@@ -174,10 +161,7 @@ async def measure(
     async with aiohttp.ClientSession(url, headers=headers) as session:
         began = time.perf_counter()
         talks = await asyncio.gather(
-            *(
-                conversation(session, ready["model"], n, load.turns, seed)
-                for n in range(load.conversations)
-            )
+            *(conversation(session, ready["model"], n, load.turns, seed) for n in range(load.conversations))
         )
         wall_s = time.perf_counter() - began
     later = [turn for talk in talks for turn in talk[1:]]
@@ -198,8 +182,7 @@ async def run(load: argparse.Namespace) -> dict[str, Any]:
                     for rule in RULES:
                         found[rule].append(await measure(app, url, ready, rule, load, number))
     return {
-        rule: {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
-        for rule, rounds in found.items()
+        rule: {name: statistics.median(r[name] for r in rounds) for name in rounds[0]} for rule, rounds in found.items()
     }
 
 

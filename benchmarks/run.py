@@ -38,10 +38,17 @@ def make_model(directory: Path) -> dict[str, int]:
     """A random Llama of about 100M parameters with the demo model's tokenizer. Returns its sizes."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32_000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12,
-        num_attention_heads=12, num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True,
-        bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
+        vocab_size=32_000,
+        hidden_size=768,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
     model = LlamaForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(directory)
     for name in ("tokenizer_config.json", "chat_template.jinja"):
@@ -80,9 +87,17 @@ def headgate_up(home: Path, model: Path, dtype: str, threads: int) -> Iterator[d
     ready_file = home / "ready.json"
     env = {**os.environ, "HEADGATE_ENGINE_DTYPE": dtype, "HEADGATE_THREADS": str(threads)}
     command = [
-        str(Path(sys.executable).parent / "headgate"), "up", "--home", str(home / "state"), "--port", "0",
-        "--model", str(model), "--ready-file", str(ready_file),
-    ]  # fmt: skip
+        str(Path(sys.executable).parent / "headgate"),
+        "up",
+        "--home",
+        str(home / "state"),
+        "--port",
+        "0",
+        "--model",
+        str(model),
+        "--ready-file",
+        str(ready_file),
+    ]
     with (home / "up.log").open("wb") as log:
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
@@ -116,9 +131,7 @@ def scenarios(ready: dict[str, Any], quick: bool) -> dict[str, dict[str, Any]]:
         "1 stream": load(num_requests=2 if quick else 6, concurrency=1, input_tokens=64, seed=1),
         "8 streams": load(**eight, seed=2),
         "8 streams, 1,024 + 64 tokens, nothing shared": load(**eight, prefix_tokens=1024, seed=3),
-        "8 streams, 1,024 tokens shared + 64": load(
-            **eight, prefix_tokens=1024, workload="shared", seed=4
-        ),
+        "8 streams, 1,024 tokens shared + 64": load(**eight, prefix_tokens=1024, workload="shared", seed=4),
     }
 
 
@@ -131,9 +144,7 @@ def summarise(runs: dict[str, dict[str, Any]], floor_s: float) -> dict[str, Any]
         "decode_floor_ms": round(floor_s * 1000, 3),
         "decode_ms_1_stream": round(step_s * 1000, 3),
         "decode_share_of_floor": round(floor_s / step_s, 3),
-        "shared_prefix_speedup": round(
-            shared["output_tokens_per_s"] / apart["output_tokens_per_s"], 2
-        ),
+        "shared_prefix_speedup": round(shared["output_tokens_per_s"] / apart["output_tokens_per_s"], 2),
         "outside_engine_ms_p50": one["outside_engine_ms"] and one["outside_engine_ms"]["p50"],
     }
 
@@ -152,19 +163,11 @@ def table(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--quick", action="store_true", help="a smoke run: fewer and shorter requests"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="directory of the JSON and the table (default: benchmarks/results)",
-    )
+    parser.add_argument("--quick", action="store_true", help="a smoke run: fewer and shorter requests")
+    parser.add_argument("--output", type=Path, help="directory of the JSON and the table (default: benchmarks/results)")
     arguments = parser.parse_args()
     output = arguments.output or ROOT / "benchmarks/results"
     output.mkdir(parents=True, exist_ok=True)
@@ -175,20 +178,19 @@ def main() -> None:
         config = AutoConfig.from_pretrained(home / "bench-llama-100m")
         chosen = dtypes.of_model(arguments.dtype, torch.device("cpu"), config)
         num_bytes = sizes["num_parameters"] * chosen.dtype.itemsize
-        with headgate_up(
-            home, home / "bench-llama-100m", arguments.dtype, arguments.threads
-        ) as ready:
+        with headgate_up(home, home / "bench-llama-100m", arguments.dtype, arguments.threads) as ready:
             runs = scenarios(ready, arguments.quick)
-    summary = {
-        **sizes,
-        "read_bandwidth_gb_per_s": round(bandwidth / 1e9, 2),
-        **summarise(runs, num_bytes / bandwidth),
-    }
+    summary = {**sizes, "read_bandwidth_gb_per_s": round(bandwidth / 1e9, 2), **summarise(runs, num_bytes / bandwidth)}
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     machine = {
-        "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "threads": arguments.threads,
-        "dtype": chosen.name, "torch": torch.__version__, "python": platform.python_version(), "date": date,
-    }  # fmt: skip
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": arguments.threads,
+        "dtype": chosen.name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": date,
+    }
     result = {"command": "make bench", "machine": machine, "summary": summary, "runs": runs}
     text = f"{table(runs)}\n\n{json.dumps(summary, indent=2)}\n"
     (output / f"{date}-cpu.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -97,9 +97,7 @@ async def run(load: Load) -> dict[str, Any]:
     timeout = aiohttp.ClientTimeout(total=load.timeout_s)
     headers = {"Authorization": f"Bearer {load.api_key}"}
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        timeout=timeout, headers=headers, connector=connector
-    ) as session:
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers, connector=connector) as session:
         start = time.perf_counter()
         drive = open_loop if load.rate > 0 else closed_loop
         records = await drive(load, session)
@@ -135,9 +133,7 @@ async def open_loop(load: Load, session: aiohttp.ClientSession) -> list[Record]:
     return records
 
 
-async def send(
-    load: Load, session: aiohttp.ClientSession, prompt: list[int], record: Record
-) -> None:
+async def send(load: Load, session: aiohttp.ClientSession, prompt: list[int], record: Record) -> None:
     path, content = body(load, prompt)
     record.sent = time.perf_counter()
     try:
@@ -177,9 +173,7 @@ def report(load: Load, records: list[Record], wall_s: float) -> dict[str, Any]:
     good = [r for r in records if not r.error and r.usage]
     output = sum(r.usage["completion_tokens"] for r in good)
     prompt = sum(r.usage["prompt_tokens"] for r in good)
-    cached = sum(
-        (r.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0 for r in good
-    )
+    cached = sum((r.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0 for r in good)
     timed = [r for r in good if r.first]
     gaps = [b - a for r in timed for a, b in zip(r.chunk_times, r.chunk_times[1:], strict=False)]
     return {
@@ -197,11 +191,7 @@ def report(load: Load, records: list[Record], wall_s: float) -> dict[str, Any]:
         "ttft_ms": spread([r.first - r.scheduled for r in timed]),
         "inter_token_ms": spread(gaps),
         "time_per_output_token_ms": spread(
-            [
-                (r.last - r.first) / (r.usage["completion_tokens"] - 1)
-                for r in timed
-                if r.usage["completion_tokens"] > 1
-            ]
+            [(r.last - r.first) / (r.usage["completion_tokens"] - 1) for r in timed if r.usage["completion_tokens"] > 1]
         ),
         "e2e_ms": spread([r.last - r.scheduled for r in good]),
         "outside_engine_ms": spread([outside_engine_s(r) for r in good if r.headgate]),
@@ -210,9 +200,7 @@ def report(load: Load, records: list[Record], wall_s: float) -> dict[str, Any]:
 
 def outside_engine_s(record: Record) -> float:
     """Seconds of a request that its worker does not account for: client, HTTP, gateway, both sockets."""
-    inside_ms = sum(
-        record.headgate.get(key) or 0 for key in ("queue_ms", "prefill_ms", "decode_ms")
-    )
+    inside_ms = sum(record.headgate.get(key) or 0 for key in ("queue_ms", "prefill_ms", "decode_ms"))
     return record.last - record.sent - inside_ms / 1000
 
 
@@ -225,41 +213,20 @@ def spread(seconds: list[float]) -> dict[str, float] | None:
     def at(share: float) -> float:
         return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
 
-    return {
-        "p50": at(0.5),
-        "p90": at(0.9),
-        "p99": at(0.99),
-        "mean": round(1000 * statistics.fmean(ordered), 3),
-    }
+    return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "mean": round(1000 * statistics.fmean(ordered), 3)}
 
 
 def parse(arguments: list[str]) -> tuple[Load, Path | None]:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = Load("", "", "")
     parser.add_argument("--base-url", default="http://127.0.0.1:8080/v1")
-    parser.add_argument(
-        "--api-key",
-        default=os.environ.get("HEADGATE_API_KEY", ""),
-        help="default: $HEADGATE_API_KEY",
-    )
+    parser.add_argument("--api-key", default=os.environ.get("HEADGATE_API_KEY", ""), help="default: $HEADGATE_API_KEY")
     parser.add_argument("--model", default="headgate-demo")
     parser.add_argument("--endpoint", choices=("completions", "chat"), default=default.endpoint)
     parser.add_argument("--workload", choices=("random", "shared"), default=default.workload)
-    for name in (
-        "num_requests",
-        "concurrency",
-        "input_tokens",
-        "prefix_tokens",
-        "output_tokens",
-        "vocab_size",
-        "seed",
-    ):
+    for name in ("num_requests", "concurrency", "input_tokens", "prefix_tokens", "output_tokens", "vocab_size", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(default, name))
-    parser.add_argument(
-        "--rate", type=float, default=0.0, help="requests/s, open loop; 0: closed loop"
-    )
+    parser.add_argument("--rate", type=float, default=0.0, help="requests/s, open loop; 0: closed loop")
     parser.add_argument("--timeout-s", type=float, default=default.timeout_s)
     parser.add_argument("--json", type=Path, help="also write the report there")
     values = vars(parser.parse_args(arguments))

@@ -99,23 +99,24 @@ def requests(
         first = source.randrange(len(ids) - num_in)
         made.append(
             GenerateRequest(
-                f"r{number}", "t", "m", root, (Region(bytes(16)),),
+                f"r{number}",
+                "t",
+                "m",
+                root,
+                (Region(bytes(16)),),
                 (BOS, *ids[first : first + num_in - 1]),
-                SamplingParams(seed=number, ignore_eos=True), num_out,
-                lease_bound=num_out * num_choices, num_choices=num_choices,
+                SamplingParams(seed=number, ignore_eos=True),
+                num_out,
+                lease_bound=num_out * num_choices,
+                num_choices=num_choices,
                 beams=BeamParams() if mode == "beam" else None,
             )
-        )  # fmt: skip
+        )
     return made
 
 
 def measure(
-    runner: ModelRunner,
-    trace: Trace,
-    mode: str,
-    num_choices: int,
-    ids: list[int],
-    told: argparse.Namespace,
+    runner: ModelRunner, trace: Trace, mode: str, num_choices: int, ids: list[int], told: argparse.Namespace
 ) -> Row:
     cache = PrefixCache(runner.num_blocks, runner.block_size)
     engine = Engine(runner, cache, Limits(512, 256, runner.max_model_len, ttft_s=1e6))
@@ -138,12 +139,18 @@ def measure(
         num_used += found.num_used
     assert engine.totals.num_preempted == 0, "the pool is too small for a steady load"
     return Row(
-        trace.name, mode, num_choices, runner.block_size, len(asked),
+        trace.name,
+        mode,
+        num_choices,
+        runner.block_size,
+        len(asked),
         sum(len(r.prompt) for r in asked) / len(asked),
-        sum(r.max_tokens for r in asked) / len(asked), num_steps,
-        1 - num_held / num_unshared if num_unshared else 0.0, num_used / num_slots,
+        sum(r.max_tokens for r in asked) / len(asked),
+        num_steps,
+        1 - num_held / num_unshared if num_unshared else 0.0,
+        num_used / num_slots,
         time.perf_counter() - begun,
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
@@ -162,10 +169,15 @@ def main() -> None:
     ids = text()
     runner = ModelRunner(
         RunnerSettings(
-            told.model, device="cpu", dtype="float32", block_size=told.block_size,
-            num_blocks=131072 // told.block_size, max_model_len=2048, num_threads=told.threads,
+            told.model,
+            device="cpu",
+            dtype="float32",
+            block_size=told.block_size,
+            num_blocks=131072 // told.block_size,
+            max_model_len=2048,
+            num_threads=told.threads,
         )
-    )  # fmt: skip
+    )
     rows: list[Row] = []
     if told.json is not None and told.json.exists():
         rows = [Row(**row) for row in json.loads(told.json.read_text())["rows"]]

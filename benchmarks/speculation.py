@@ -35,12 +35,7 @@ from workers.engine.speculate.lookahead import LookaheadProposer
 from workers.engine.speculate.lookup import NgramProposer
 from workers.engine.speculate.proposer import Proposer
 from workers.engine.speculate.tree import TreeProposer
-from workers.protocol.messages import (
-    GenerateRequest,
-    Region,
-    SamplingParams,
-    StepFrame,
-)
+from workers.protocol.messages import GenerateRequest, Region, SamplingParams, StepFrame
 
 BOS = 1
 NUM_BLOCKS = 2048
@@ -83,14 +78,7 @@ def prompts(text: str, number: int) -> list[list[int]]:
     raise SystemExit(f"only {len(found)} prompts of {number}")
 
 
-def run(
-    runner: ModelRunner,
-    draft: ModelRunner | None,
-    case: Case,
-    told: argparse.Namespace,
-    *,
-    on: bool,
-) -> Run:
+def run(runner: ModelRunner, draft: ModelRunner | None, case: Case, told: argparse.Namespace, *, on: bool) -> Run:
     cache = PrefixCache(runner.num_blocks, runner.block_size)
     speculation = None
     if on:
@@ -107,9 +95,16 @@ def run(
         sampling = SamplingParams(seed=i, temperature=case.temperature, ignore_eos=True)
         region = (Region(bytes(16)),)
         request = GenerateRequest(
-            f"r{i}", "t", "m", runner.root, region, tuple(prompt), sampling, case.num_tokens,
+            f"r{i}",
+            "t",
+            "m",
+            runner.root,
+            region,
+            tuple(prompt),
+            sampling,
+            case.num_tokens,
             lease_bound=case.num_tokens,
-        )  # fmt: skip
+        )
         events.append((1, request))
     tokens: dict[str, list[int]] = {f"r{i}": [] for i in range(case.num_prompts)}
     clock = Clock()
@@ -144,10 +139,7 @@ class Clock:
 
 
 def _stream(
-    engine: Engine,
-    events: list[tuple[int, GenerateRequest]],
-    tokens: dict[str, list[int]],
-    clock: Clock,
+    engine: Engine, events: list[tuple[int, GenerateRequest]], tokens: dict[str, list[int]], clock: Clock
 ) -> None:
     """The clock runs from the first token of the last stream on."""
     mine = [tokens[request.request_id] for _, request in events]
@@ -169,10 +161,15 @@ def _stream(
 def load(model: str, told: argparse.Namespace) -> ModelRunner:
     return ModelRunner(
         RunnerSettings(
-            model, device="cpu", dtype=told.dtype, num_blocks=NUM_BLOCKS, steps="plain",
-            num_threads=told.threads, max_model_len=2048,
+            model,
+            device="cpu",
+            dtype=told.dtype,
+            num_blocks=NUM_BLOCKS,
+            steps="plain",
+            num_threads=told.threads,
+            max_model_len=2048,
         )
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
@@ -198,10 +195,7 @@ def main() -> None:
         for num_streams in told.streams:
             case = Case(text, num_streams, max(num_streams, told.prompts))
             run(runner, draft, case, told, on=True)
-            pairs = [
-                tuple(run(runner, draft, case, told, on=on) for on in (False, True))
-                for _ in range(told.runs)
-            ]
+            pairs = [tuple(run(runner, draft, case, told, on=on) for on in (False, True)) for _ in range(told.runs)]
             off, on = (min(side, key=lambda r: r.seconds) for side in zip(*pairs, strict=True))
             cpu = [min(pair[side].cpu_seconds for pair in pairs) for side in (0, 1)]
             same = sum(off.tokens[key] == on.tokens[key] for key in off.tokens)

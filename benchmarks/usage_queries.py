@@ -47,7 +47,7 @@ FROM {series}
 SERIES = {
     "sqlite": "(WITH RECURSIVE s(n) AS (SELECT {a} UNION ALL SELECT n + 1 FROM s WHERE n + 1 < {b}) SELECT n FROM s) AS s",
     "postgresql": "generate_series(CAST({a} AS bigint), {b} - 1) AS s(n)",
-}  # fmt: skip
+}
 MONTH = {
     "sqlite": "CAST(strftime('%s', bucket, 'unixepoch', 'start of month') AS INTEGER)",
     "postgresql": "CAST(extract(epoch FROM date_trunc('month', to_timestamp(bucket) AT TIME ZONE 'UTC')) AS bigint)",
@@ -59,14 +59,17 @@ QUERIES: dict[str, tuple[str, dict[str, Any]]] = {
     "usage, 31 days": ("usage", {"width": "1d", "limit": 31}),
     "usage, 31 days by every dimension": ("usage", {"width": "1d", "limit": 31, "group_by": reports.USAGE_DIMENSIONS}),
     "usage, 168 hours": ("usage", {"width": "1h", "limit": 168}),
-    "usage, 168 hours by tenant and model": ("usage", {"width": "1h", "limit": 168, "group_by": ("project_id", "model")}),
+    "usage, 168 hours by tenant and model": (
+        "usage",
+        {"width": "1h", "limit": 168, "group_by": ("project_id", "model")},
+    ),
     "usage, 60 minutes": ("usage", {"width": "1m", "limit": 60}),
     "usage, 1440 minutes": ("usage", {"width": "1m", "limit": 1440}),
     "usage, 31 days of one tenant": ("usage", {"width": "1d", "limit": 31, "tenant_ids": ("proj_3",)}),
     "usage, 31 days, first one cut": ("usage", {"width": "1d", "limit": 31, "start_time": START + 45_000}),
     "costs, 30 days": ("costs", {"limit": 30}),
     "costs, 30 days by tenant and line item": ("costs", {"limit": 30, "group_by": ("project_id", "line_item")}),
-}  # fmt: skip
+}
 
 
 def fill(url: str, num_rows: int) -> dict[str, int]:
@@ -79,12 +82,18 @@ def fill(url: str, num_rows: int) -> dict[str, int]:
         _run(engine, ENTRY.format(start=START * 1000, span=span, rows=num_rows, series=series))
     counts = {"ledger_entry": num_rows}
     minute = "opened_at_ms / 60000 * 60"
-    _run(engine, f"INSERT INTO rollup_minute (bucket, {KEYS}, num_requests, {', '.join(rollups.SUMS)}) "
-                 f"SELECT {minute}, {KEYS}, COUNT(*), {SUMS} FROM ledger_entry GROUP BY {minute}, {KEYS}")  # fmt: skip
+    _run(
+        engine,
+        f"INSERT INTO rollup_minute (bucket, {KEYS}, num_requests, {', '.join(rollups.SUMS)}) "
+        f"SELECT {minute}, {KEYS}, COUNT(*), {SUMS} FROM ledger_entry GROUP BY {minute}, {KEYS}",
+    )
     wider = [(t, source, f"bucket / {width} * {width}") for t, source, width in TABLES]
     for table, source, bucket in [*wider, ("rollup_month", "rollup_day", MONTH[dialect])]:
-        _run(engine, f"INSERT INTO {table} (bucket, {KEYS}, num_requests, {', '.join(rollups.SUMS)}) "
-                     f"SELECT {bucket}, {KEYS}, SUM(num_requests), {SUMS} FROM {source} GROUP BY {bucket}, {KEYS}")  # fmt: skip
+        _run(
+            engine,
+            f"INSERT INTO {table} (bucket, {KEYS}, num_requests, {', '.join(rollups.SUMS)}) "
+            f"SELECT {bucket}, {KEYS}, SUM(num_requests), {SUMS} FROM {source} GROUP BY {bucket}, {KEYS}",
+        )
     with engine.connect() as conn:
         for table in ("rollup_minute", "rollup_hour", "rollup_day", "rollup_month"):
             counts[table] = conn.scalar(text(f"SELECT COUNT(*) FROM {table}")) or 0
@@ -107,9 +116,7 @@ async def measure(url: str, repeats: int) -> dict[str, dict[str, float]]:
         await database.close()
 
 
-async def _timed(
-    conn: AsyncConnection, report: str, options: dict[str, Any], repeats: int
-) -> dict[str, float]:
+async def _timed(conn: AsyncConnection, report: str, options: dict[str, Any], repeats: int) -> dict[str, float]:
     ask = reports.usage if report == "usage" else reports.costs
     query = ReportQuery(**{"start_time": START, "end_time": END, **options})
     times, cpu = [], []
@@ -129,9 +136,7 @@ async def _timed(
 
 def run(dialect: str, num_rows: int, repeats: int, folder: Path) -> dict[str, Any]:
     name = f"hg_bench_{uuid.uuid4().hex[:8]}"
-    base = os.environ.get(
-        "HEADGATE_BENCH_POSTGRESQL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres"
-    )
+    base = os.environ.get("HEADGATE_BENCH_POSTGRESQL", "postgresql+psycopg://postgres@127.0.0.1:5432/postgres")
     server = None
     if dialect == "sqlite":
         url = f"sqlite+aiosqlite:///{folder / name}.db"
@@ -151,9 +156,14 @@ def run(dialect: str, num_rows: int, repeats: int, folder: Path) -> dict[str, An
             server.dispose()
     slowest = max(figures["median_ms"] for figures in queries.values())
     return {
-        "database": dialect, "rows": counts, "filled_s": round(filled_s, 1), "queries": queries,
-        "slowest_median_ms": slowest, "target_ms": TARGET_MS, "within_target": slowest < TARGET_MS,
-    }  # fmt: skip
+        "database": dialect,
+        "rows": counts,
+        "filled_s": round(filled_s, 1),
+        "queries": queries,
+        "slowest_median_ms": slowest,
+        "target_ms": TARGET_MS,
+        "within_target": slowest < TARGET_MS,
+    }
 
 
 def main() -> None:
@@ -161,20 +171,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--databases", nargs="+", default=["sqlite", "postgresql"])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--folder", type=Path, help="for the SQLite file [default: a temporary one]"
-    )
+    parser.add_argument("--folder", type=Path, help="for the SQLite file [default: a temporary one]")
     parser.add_argument("--out", type=Path, help="JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         runs = [run(d, options.rows, options.repeats, Path(folder)) for d in options.databases]
     result = {
         "machine": {
-            "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "python": platform.python_version(),
+            "cores": os.cpu_count(),
+            "load": round(os.getloadavg()[0], 1),
+            "python": platform.python_version(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         },
         "runs": runs,
-    }  # fmt: skip
+    }
     written = json.dumps(result, indent=1)
     if options.out is not None:
         options.out.write_text(written + "\n")

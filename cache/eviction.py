@@ -198,9 +198,7 @@ class Protection:
         self.by_use[node] = None
         if node.is_recent:
             self.recent_by_use[node] = None
-        self._count(
-            node, held=-num_blocks, retained=num_blocks, recent=num_blocks if node.is_recent else 0
-        )
+        self._count(node, held=-num_blocks, retained=num_blocks, recent=num_blocks if node.is_recent else 0)
         self.consider(node)
 
     def _count(self, node: Node, held: int = 0, retained: int = 0, recent: int = 0) -> None:
@@ -215,12 +213,7 @@ class Protection:
 
     def consider(self, node: Node) -> None:
         """Law 3: each evictable leaf has one live entry. Called wherever a node may just have become one."""
-        if (
-            node.parent is not None
-            and not node.children
-            and not node.num_protectors
-            and node.entry is None
-        ):
+        if node.parent is not None and not node.children and not node.num_protectors and node.entry is None:
             self._leaves(node).push(node)
 
     def age(self) -> None:
@@ -262,10 +255,7 @@ class Protection:
         return False
 
     def coldest_of(self, tenant: str, reach: Reach) -> Node | None:
-        leaves = [
-            self.cold.coldest_of(tenant),
-            self.recent.coldest_of(tenant) if reach.recent else None,
-        ]
+        leaves = [self.cold.coldest_of(tenant), self.recent.coldest_of(tenant) if reach.recent else None]
         found = [leaf for leaf in leaves if leaf is not None]
         return min(found, key=lambda n: (n.priority, n.last_used, n.id)) if found else None
 

@@ -32,12 +32,7 @@ def identity(secret: bytes, *parts: bytes) -> bytes:
 
 
 def group_hashes(
-    secret: bytes,
-    root: bytes,
-    path: Iterable[tuple[bytes, int]],
-    tokens: Sequence[int],
-    *,
-    block_size: int,
+    secret: bytes, root: bytes, path: Iterable[tuple[bytes, int]], tokens: Sequence[int], *, block_size: int
 ) -> list[tuple[bytes, int]]:
     """(hash, end token) of each whole group of 64 tokens, chained from the root of the KV identity. O(tokens).
 
@@ -45,9 +40,7 @@ def group_hashes(
     Groups restart where a region begins; the last group of an ended region may be shorter, the last of all is left out.
     """
     if GROUP_TOKENS % block_size:
-        raise ValueError(
-            f"a group of {GROUP_TOKENS} tokens holds no whole number of blocks of {block_size}"
-        )
+        raise ValueError(f"a group of {GROUP_TOKENS} tokens holds no whole number of blocks of {block_size}")
     data = array("i", tokens)
     hasher = group_hasher(secret)
     chain, start, groups = root_hash(secret, root), 0, []

@@ -48,11 +48,7 @@ def dump(cache: PrefixCache) -> str:
         lines.append("  " * depths[node] + repr(node))
     lines += [f"unlinked: {node!r}" for node in sorted(owners.doomed, key=lambda node: node.id)]
     lines.append(f"free: {sorted(owners.pool.free_ids())}")
-    counts = {
-        block: owners.pool.refcount(block)
-        for block in range(cache.num_blocks)
-        if not owners.in_tree[block]
-    }
+    counts = {block: owners.pool.refcount(block) for block in range(cache.num_blocks) if not owners.in_tree[block]}
     lines.append(f"private (block: owners): { {block: n for block, n in counts.items() if n} }")
     return "\n".join(lines)
 
@@ -200,9 +196,7 @@ def _lengths_and_links(cache: PrefixCache, _: Live) -> Iterator[str]:
     owners = cache.owners
     size = owners.tree.block_size
     for node in owners.tree.nodes():
-        if len(node.tokens) != size * len(node.block_ids) or len(node.hashes) != len(
-            node.block_ids
-        ):
+        if len(node.tokens) != size * len(node.block_ids) or len(node.hashes) != len(node.block_ids):
             yield f"(4) {node!r}: {len(node.tokens)} tokens, {len(node.hashes)} hashes"
         if not node.block_ids and node.parent is not None:
             yield f"(4) {node!r} is an empty edge"

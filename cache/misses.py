@@ -119,9 +119,7 @@ def explain(
     return Miss("diverged", diverged_at_token=_diverged_at(tree, region, path, tokens, walk))
 
 
-def _diverged_at(
-    tree: RadixTree, region: bytes, path: tuple[Segment, ...], tokens: Sequence[int], walk: Walk
-) -> int:
+def _diverged_at(tree: RadixTree, region: bytes, path: tuple[Segment, ...], tokens: Sequence[int], walk: Walk) -> int:
     if walk.num_in_edge < len(walk.node.block_ids):
         return walk.num_tokens
     matched = walk.num_blocks * tree.block_size
@@ -129,8 +127,5 @@ def _diverged_at(
         # In the public part and at a wall the siblings are other tenants' too: they are not even counted.
         return matched
     own = (child for (owner, _), child in walk.node.children.items() if owner == region)
-    nearest = (
-        common_tokens(child.tokens, tokens, matched, tree.block_size)
-        for child in islice(own, _MAX_SIBLINGS)
-    )
+    nearest = (common_tokens(child.tokens, tokens, matched, tree.block_size) for child in islice(own, _MAX_SIBLINGS))
     return matched + max(nearest, default=0)

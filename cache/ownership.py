@@ -16,15 +16,7 @@ from cache.misses import Ghost, GhostList
 from cache.offload_policy import OffloadPolicy
 from cache.radix import Node, RadixTree
 from cache.tiers import HostTier
-from cache.usage import (
-    ABOVE_FLOOR,
-    AT_FLOOR,
-    FLOOR_SHARE,
-    OVER_QUOTA,
-    EvictionCause,
-    Reach,
-    Usage,
-)
+from cache.usage import ABOVE_FLOOR, AT_FLOOR, FLOOR_SHARE, OVER_QUOTA, EvictionCause, Reach, Usage
 
 IDLE_MS = 3_600_000
 """What nobody used or pinned for so long leaves."""
@@ -34,12 +26,7 @@ MAX_IDLE_PER_STEP = 256
 
 class Ownership:
     def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        ghost_size: int,
-        now_ms: Callable[[], int],
-        host: HostTier | None = None,
+        self, num_blocks: int, block_size: int, ghost_size: int, now_ms: Callable[[], int], host: HostTier | None = None
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree(block_size)
@@ -73,13 +60,7 @@ class Ownership:
     # Private -> tree.
 
     def insert(
-        self,
-        node: Node,
-        region: bytes,
-        tokens: Sequence[int],
-        block_ids: Sequence[int],
-        priority: int,
-        tenant: str,
+        self, node: Node, region: bytes, tokens: Sequence[int], block_ids: Sequence[int], priority: int, tenant: str
     ) -> Node:
         """A new child of `node` takes the blocks over, unprotected for now. O(new blocks)."""
         child = self.tree.add_child(node, region, tokens, block_ids)

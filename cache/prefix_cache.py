@@ -55,9 +55,7 @@ class PrefixCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.host = host
-        self.owners = Ownership(
-            num_blocks, block_size, num_blocks if ghost_size is None else ghost_size, now_ms, host
-        )
+        self.owners = Ownership(num_blocks, block_size, num_blocks if ghost_size is None else ghost_size, now_ms, host)
         self._tree = self.owners.tree
         self._protection = self.owners.protection
         self._usage = self.owners.usage
@@ -163,22 +161,14 @@ class PrefixCache:
         return keys
 
     def acquire(
-        self,
-        path: NamespacePath,
-        tokens: Sequence[int],
-        *,
-        tenant: str = "",
-        read: bool = True,
-        priority: int = 0,
+        self, path: NamespacePath, tokens: Sequence[int], *, tenant: str = "", read: bool = True, priority: int = 0
     ) -> Handle:
         """The longest match, protected until `release`. Raises the matched nodes to `priority`, so that a chat keeps
         what it hit even if a batch wrote it. O(match + nodes on the path); splits one edge at most."""
         blocks = segments(path, self.block_size)
         if read:
             walk = self._walk(blocks, tokens)
-            miss = explain(
-                self._tree, self.owners.ghosts, blocks, tokens, walk, self.step, self.predecessor
-            )
+            miss = explain(self._tree, self.owners.ghosts, blocks, tokens, walk, self.step, self.predecessor)
             node, num_blocks = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
         else:
             miss, node, num_blocks = Miss("opt_out"), self._tree.root, 0
@@ -213,9 +203,7 @@ class PrefixCache:
         amortised O(1)."""
         self._check_live(handle)
         if len(block_ids) < handle.num_tree_blocks:
-            raise ValueError(
-                f"{len(block_ids)} blocks cannot contain {handle.num_tree_blocks} tree blocks"
-            )
+            raise ValueError(f"{len(block_ids)} blocks cannot contain {handle.num_tree_blocks} tree blocks")
         handle.released = True
         self.free(block_ids[handle.num_tree_blocks :])
         self.owners.unprotect(handle.node)
@@ -310,9 +298,7 @@ class PrefixCache:
             self.counts.num_refused_inserts += 1
         return max(0, min(wanted, room))
 
-    def _adopt(
-        self, handle: Handle, block_ids: list[int], found: Node
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def _adopt(self, handle: Handle, block_ids: list[int], found: Node) -> tuple[list[int], list[tuple[int, int]]]:
         """The table with the tree's ids up to the end of `found`, and the pairs (our block, the tree's) replaced."""
         start = handle.num_tree_blocks
         theirs = self._tree.ids_between(handle.node, found)
@@ -332,14 +318,7 @@ class PrefixCache:
         return target
 
     def _insert(
-        self,
-        handle: Handle,
-        node: Node,
-        tokens: Sequence[int],
-        table: list[int],
-        start: int,
-        end: int,
-        priority: int,
+        self, handle: Handle, node: Node, tokens: Sequence[int], table: list[int], start: int, end: int, priority: int
     ) -> Node:
         new_tokens = token_slice(tokens, start * self.block_size, end * self.block_size)
         new_ids, region = table[start:end], handle.path[-1].region

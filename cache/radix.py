@@ -158,9 +158,7 @@ class RadixTree:
         """The child whose edge starts with that block of the tokens. Another region's branch is not looked at. O(1)."""
         return node.children.get((region, self._block_bytes(tokens, block)))
 
-    def walk(
-        self, path: tuple[Segment, ...], tokens: Sequence[int], limit: int, node: Node, depth: int
-    ) -> Walk:
+    def walk(self, path: tuple[Segment, ...], tokens: Sequence[int], limit: int, node: Node, depth: int) -> Walk:
         """The longest run of blocks up to `limit` that the tree holds, from the end of `node`, which is `depth` blocks
         deep. O(matched tokens), changes nothing."""
         size = self.block_size
@@ -179,9 +177,7 @@ class RadixTree:
                 node = child
         return Walk(node, len(node.block_ids), depth, depth * size)
 
-    def add_child(
-        self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int]
-    ) -> Node:
+    def add_child(self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int]) -> Node:
         """A new, unprotected leaf. O(new blocks)."""
         node = Node(self._take_id(), parent, region)
         parent.children[(region, self._block_bytes(tokens, 0))] = node
@@ -215,10 +211,7 @@ class RadixTree:
         upper.num_offered = min(node.num_offered, num_blocks)
         node.num_offered -= upper.num_offered
         parent.children[self._key(node)] = upper
-        upper.tokens, node.tokens = (
-            node.tokens[: num_blocks * size],
-            node.tokens[num_blocks * size :],
-        )
+        upper.tokens, node.tokens = (node.tokens[: num_blocks * size], node.tokens[num_blocks * size :])
         upper.block_ids, node.block_ids = node.block_ids[:num_blocks], node.block_ids[num_blocks:]
         upper.hashes, node.hashes = node.hashes[:num_blocks], node.hashes[num_blocks:]
         upper.children[self._key(node)] = node

@@ -205,9 +205,7 @@ class Retention:
         owners = self._owners
         before = owners.pool.num_free
         tops = [
-            node
-            for node in owners.tree.nodes()
-            if node.parent is not None and wanted(node) and not wanted(node.parent)
+            node for node in owners.tree.nodes() if node.parent is not None and wanted(node) and not wanted(node.parent)
         ]
         for top in tops:
             held = owners.doom(top)

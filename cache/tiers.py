@@ -26,9 +26,7 @@ NO_SLOT = -1
 class HostBlock:
     """One block of one prefix."""
 
-    __slots__ = (
-        "children", "gone", "key", "num_pins", "parent", "queued", "slot", "tenant", "used",
-    )  # fmt: skip
+    __slots__ = ("children", "gone", "key", "num_pins", "parent", "queued", "slot", "tenant", "used")
 
     def __init__(self, parent: HostBlock | None, key: ChildKey, slot: int, tenant: str) -> None:
         self.parent = parent
@@ -95,9 +93,7 @@ class HostTier:
 
     # --- finding ---
 
-    def match(
-        self, path: tuple[Segment, ...], tokens: Sequence[int], start: int, limit: int
-    ) -> list[HostBlock]:
+    def match(self, path: tuple[Segment, ...], tokens: Sequence[int], start: int, limit: int) -> list[HostBlock]:
         """Copies of the blocks from `start` up to at most `limit`, as far as they are here. O(limit) lookups, changes
         nothing."""
         found: list[HostBlock] = []
@@ -145,19 +141,13 @@ class HostTier:
         )
         return self._extend(self.root, blocks)
 
-    def adopt(
-        self, parent: HostBlock, region: bytes, tokens: Sequence[int], tenant: str
-    ) -> list[Written]:
+    def adopt(self, parent: HostBlock, region: bytes, tokens: Sequence[int], tenant: str) -> list[Written]:
         """Slots for blocks that came from elsewhere, behind `parent`; of each its place in `tokens`. What is here
         already is not written again."""
-        blocks = (
-            (self._key(region, tokens, i), tenant, i) for i in range(len(tokens) // self.block_size)
-        )
+        blocks = ((self._key(region, tokens, i), tenant, i) for i in range(len(tokens) // self.block_size))
         return [] if parent.gone else self._extend(parent, blocks)
 
-    def _extend(
-        self, copy: HostBlock, blocks: Iterable[tuple[ChildKey, str, int]]
-    ) -> list[Written]:
+    def _extend(self, copy: HostBlock, blocks: Iterable[tuple[ChildKey, str, int]]) -> list[Written]:
         written: list[Written] = []
         for key, tenant, block in blocks:
             child = copy.children.get(key)
@@ -214,11 +204,7 @@ class HostTier:
                 self._unlink(copy)
 
     def _drop(self, wanted: Callable[[HostBlock], bool]) -> int:
-        tops = [
-            copy
-            for copy in self.copies()
-            if wanted(copy) and copy.parent is not None and not wanted(copy.parent)
-        ]
+        tops = [copy for copy in self.copies() if wanted(copy) and copy.parent is not None and not wanted(copy.parent)]
         return sum(self._unlink(top) for top in tops)
 
     def _unlink(self, top: HostBlock) -> int:

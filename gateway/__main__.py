@@ -32,9 +32,7 @@ def main() -> int:
 def few_arenas() -> None:
     """Before there are threads. glibc gives each an arena of its own, which keeps what its largest transaction or check
     took: with a thread for each connection to SQLite that is many times what one of them takes."""
-    mallopt = getattr(
-        ctypes.CDLL(None), "mallopt", None
-    )  # other C libraries have none, and no arenas
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, and no arenas
     if mallopt is not None:
         mallopt(M_ARENA_MAX, NUM_ARENAS)
 

@@ -12,15 +12,7 @@ from aiohttp import web
 
 from gateway import resources
 from gateway.base.addresses import UnlistedProxy
-from gateway.base.app_keys import (
-    DETACHED,
-    KEY_CONNECTIONS,
-    LIFECYCLE,
-    RUNNING,
-    SETTINGS,
-    THROTTLE,
-    UNLISTED_PROXY,
-)
+from gateway.base.app_keys import DETACHED, KEY_CONNECTIONS, LIFECYCLE, RUNNING, SETTINGS, THROTTLE, UNLISTED_PROXY
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import KeyConnections, Running
 from gateway.base.settings import GatewaySettings

@@ -28,7 +28,7 @@ SILENT_S = 6.0
 
 def of_models(models: Collection[str], links: Collection[WorkerLink]) -> list[Check]:
     """One of each: `failing` where no worker would take a request for it."""
-    return [_of_model(model, [link for link in links if link.registration.model == model]) for model in models]  # fmt: skip
+    return [_of_model(model, [link for link in links if link.registration.model == model]) for model in models]
 
 
 def _of_model(model: str, links: Sequence[WorkerLink]) -> Check:

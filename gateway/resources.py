@@ -150,15 +150,10 @@ async def shared_memory(app: web.Application) -> AsyncIterator[None]:
     """The Redis client for registry and revocations. It connects when it is first used."""
     try:
         app[REDIS] = client = redis.asyncio.from_url(
-            app[SETTINGS].redis_url,
-            socket_connect_timeout=REDIS_S,
-            socket_timeout=REDIS_S,
-            retry=Retry(NoBackoff(), 0),
+            app[SETTINGS].redis_url, socket_connect_timeout=REDIS_S, socket_timeout=REDIS_S, retry=Retry(NoBackoff(), 0)
         )
     except ValueError as error:
-        raise SettingsError(
-            f"Cannot use the environment variable HEADGATE_REDIS_URL: {error}."
-        ) from None
+        raise SettingsError(f"Cannot use the environment variable HEADGATE_REDIS_URL: {error}.") from None
     yield
     await client.aclose()
 
@@ -223,9 +218,8 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         lifecycle = app[LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
         app[GENERATION] = GenerationServices(
-            metered.admission, fleet, router, app[DETACHED], lifecycle, app[RUNNING],
-            app[SPENDING],
-        )  # fmt: skip
+            metered.admission, fleet, router, app[DETACHED], lifecycle, app[RUNNING], app[SPENDING]
+        )
         async with _background(fleet.run()):
             lifecycle.started = True
             yield
@@ -256,15 +250,10 @@ async def spending_limits(app: web.Application) -> AsyncIterator[None]:
     try:
         mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
     except ValueError as error:
-        raise SettingsError(
-            f"Cannot use the environment variable HEADGATE_SMTP_URL: {error}."
-        ) from None
+        raise SettingsError(f"Cannot use the environment variable HEADGATE_SMTP_URL: {error}.") from None
     app[SPENDING] = limit = spending.OrganizationLimit()
     database = app[DATABASE]
-    async with (
-        _background(spending.watch_limit(database, limit)),
-        _background(spending.watch_alerts(database, mailer)),
-    ):
+    async with _background(spending.watch_limit(database, limit)), _background(spending.watch_alerts(database, mailer)):
         yield
 
 
@@ -273,10 +262,7 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     app[PREFIXES] = known = PublicPrefixes(app[CACHE_SECRET])
     served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
-    async with (
-        _background(_pull_prefixes(app[DATABASE], known)),
-        _background(_fill_prefixes(served.fleet, filler)),
-    ):
+    async with _background(_pull_prefixes(app[DATABASE], known)), _background(_fill_prefixes(served.fleet, filler)):
         yield
     filler.close()
 
@@ -291,10 +277,7 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
     """What the operator registered, read again and again, and brought to every linked worker."""
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
     fleet = app[GENERATION].fleet
-    async with (
-        _background(_pull_adapters(app[DATABASE], keeper)),
-        _background(_keep_adapters(fleet, keeper)),
-    ):
+    async with _background(_pull_adapters(app[DATABASE], keeper)), _background(_keep_adapters(fleet, keeper)):
         yield
 
 
@@ -307,20 +290,28 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         return await limiter_equals_books(database, app[METERING].link, journals)
 
     keeper = Bookkeeping(
-        database,
-        app[METRICS].registry,
-        settings.invoice_issuer,
-        settings.invoice_automatic,
-        limiter_truth,
+        database, app[METRICS].registry, settings.invoice_issuer, settings.invoice_automatic, limiter_truth
     )
     async with _background(keeper.run()):
         yield
 
 
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
-    telemetry, secrets, text, database, stored_texts, shared_memory, identities, spending_limits,
-    engine, readiness, public_prefixes, adapters, idempotency_keys, bookkeeping,
-]  # fmt: skip
+    telemetry,
+    secrets,
+    text,
+    database,
+    stored_texts,
+    shared_memory,
+    identities,
+    spending_limits,
+    engine,
+    readiness,
+    public_prefixes,
+    adapters,
+    idempotency_keys,
+    bookkeeping,
+]
 
 
 class _background:

@@ -97,9 +97,7 @@ def _on_signal(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _drain_when_asked(
-    app: web.Application, settings: GatewaySettings, site: web.BaseSite
-) -> None:
+async def _drain_when_asked(app: web.Application, settings: GatewaySettings, site: web.BaseSite) -> None:
     """By a signal or by `POST /drain`; ends when nothing runs any more."""
     lifecycle = app[LIFECYCLE]
     await lifecycle.draining.wait()

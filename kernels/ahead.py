@@ -65,9 +65,7 @@ def main() -> int:
     parser.add_argument("--capability", type=int, action="append", choices=CAPABILITIES)
     told = parser.parse_args()
     tasks = [
-        (capability, module)
-        for capability in told.capability or CAPABILITIES
-        for module in told.module or MODULES
+        (capability, module) for capability in told.capability or CAPABILITIES for module in told.module or MODULES
     ]
     started = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(told.jobs) as pool:
@@ -115,9 +113,7 @@ def _judge(capability: int, specimen: Specimen, kernel: Any, seconds: float) -> 
     registers, stack, _, local = _usage(kernel.asm["cubin"])
     shared, ptx, budget = kernel.metadata.shared, kernel.asm["ptx"], specimen.budget
     marks = tuple(
-        mark
-        for mark, text in (("cp.async", "cp.async.cg"), ("mma", "mma.sync"), ("wgmma", "wgmma.mma"))
-        if text in ptx
+        mark for mark, text in (("cp.async", "cp.async.cg"), ("mma", "mma.sync"), ("wgmma", "wgmma.mma")) if text in ptx
     )
     limit = SHARED_LIMIT[capability] if budget.shared is None else budget.shared
     broken = {
@@ -140,9 +136,7 @@ def _usage(cubin: bytes) -> tuple[int, ...]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run(
-            [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
     found = _USAGE.search(done.stdout)
     assert found is not None, done.stdout
     return tuple(map(int, found.groups()))

@@ -66,9 +66,7 @@ def check_gated(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | N
     check_out(out, out_scales)
 
 
-def check_table(
-    table: torch.Tensor, positions: torch.Tensor, num_tokens: int, head_dim: int
-) -> None:
+def check_table(table: torch.Tensor, positions: torch.Tensor, num_tokens: int, head_dim: int) -> None:
     assert table.dim() == 2, table.shape
     assert table.dtype == torch.float32, table.dtype
     assert table.is_contiguous(), table.stride()

@@ -17,19 +17,7 @@ from kernels import checks
 from kernels.arguments.batch import DeviceRows, PagedBatch, Slots, StepInputs
 from kernels.arguments.draws import DrawTensors, EditTensors, Workspace, geometry, num_words
 from kernels.arguments.shared import SharedGroups
-from kernels.reference import (
-    attention,
-    group_rows,
-    kv,
-    linear,
-    logits,
-    lora,
-    moe,
-    norm,
-    pointwise,
-    rows,
-    sample,
-)
+from kernels.reference import attention, group_rows, kv, linear, logits, lora, moe, norm, pointwise, rows, sample
 from kernels.weight_ops import WeightOps
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
@@ -139,9 +127,7 @@ class Ops:
         assert batch.starts[-1] == batch.num_rows, "a decode row has one query"
         _check_attention(out, query, kv, batch, kv_scales)
         _check_heads(query, sinks, lse)
-        self.chosen["attention_decode"](
-            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, lse
-        )
+        self.chosen["attention_decode"](out, query, kv, batch, scale, window, softcap, sinks, kv_scales, lse)
 
     def attention_prefill(
         self,
@@ -164,9 +150,7 @@ class Ops:
             assert tree.dtype == torch.int64, tree.dtype
             assert window == 0, "nodes of a tree have no place in a window"
             assert max(batch.query_lens, default=0) <= 64, batch.query_lens
-        self.chosen["attention_prefill"](
-            out, query, kv, batch, scale, window, softcap, sinks, kv_scales, tree
-        )
+        self.chosen["attention_prefill"](out, query, kv, batch, scale, window, softcap, sinks, kv_scales, tree)
 
     def attention_shared(
         self,
@@ -183,16 +167,10 @@ class Ops:
         assert batch.starts[-1] == batch.num_rows == len(groups.own_starts), "one query per row"
         _check_attention(out, query, kv, batch, kv_scales)
         _check_heads(query, sinks, None)
-        self.chosen["attention_shared"](
-            out, query, kv, batch, groups, scale, softcap, sinks, kv_scales
-        )
+        self.chosen["attention_shared"](out, query, kv, batch, groups, scale, softcap, sinks, kv_scales)
 
     def block_copy(
-        self,
-        kv: torch.Tensor,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        kv_scales: torch.Tensor | None = None,
+        self, kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor, kv_scales: torch.Tensor | None = None
     ) -> None:
         """Ids may lie on the host: then they are looked at too."""
         checks.check_layers(kv, kv_scales)
@@ -221,15 +199,11 @@ class Ops:
         checks.check_staging(staging, kv, ids, staging_scales, kv_scales)
         self.chosen["gather_blocks"](staging, kv, ids.to(kv.device), staging_scales, kv_scales)
 
-    def gelu_mul(
-        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
-    ) -> None:
+    def gelu_mul(self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
         checks.check_gated(out, x, out_scales)
         self.chosen["gelu_mul"](out, x, out_scales)
 
-    def input_prep(
-        self, inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int
-    ) -> None:
+    def input_prep(self, inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int) -> None:
         checks.check_rows(rows)
         bucket, max_blocks = len(active), rows.block_table.shape[1]
         assert active.dtype == inputs.seq_lens.dtype == torch.int32, active.dtype
@@ -367,9 +341,7 @@ class Ops:
             checks.check_targets(ids)
         self.chosen["scatter_blocks"](kv, staging, ids.to(kv.device), kv_scales, staging_scales)
 
-    def silu_mul(
-        self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None
-    ) -> None:
+    def silu_mul(self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
         checks.check_gated(out, x, out_scales)
         self.chosen["silu_mul"](out, x, out_scales)
 
@@ -403,9 +375,7 @@ class Ops:
         assert not self.debug or slots.distinct, "a slot is written twice"
 
 
-def choose(
-    device: torch.device, compiled: Collection[str] | None = None, debug: bool = False
-) -> Ops:
+def choose(device: torch.device, compiled: Collection[str] | None = None, debug: bool = False) -> Ops:
     """The ops of a device. `compiled`: names of those that take the Triton kernel; None: all on a GPU, none on a CPU.
     Named on a CPU they run in Triton's interpreter, which tests use."""
     if compiled is None:
@@ -426,11 +396,7 @@ def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
 
 
 def _check_attention(
-    out: torch.Tensor,
-    query: torch.Tensor,
-    kv: torch.Tensor,
-    batch: PagedBatch,
-    kv_scales: torch.Tensor | None = None,
+    out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch, kv_scales: torch.Tensor | None = None
 ) -> None:
     _check_kv(kv, kv_scales)
     assert out.shape == query.shape, (out.shape, query.shape)

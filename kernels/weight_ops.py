@@ -206,9 +206,7 @@ def _check_linear(
     _check_workspace(workspace, out, out_features, in_features)
 
 
-def _check_workspace(
-    workspace: torch.Tensor | None, out: torch.Tensor, out_features: int, in_features: int
-) -> None:
+def _check_workspace(workspace: torch.Tensor | None, out: torch.Tensor, out_features: int, in_features: int) -> None:
     if workspace is None:
         return
     size = linear.workspace_size(len(out), out_features, in_features, out.dtype)

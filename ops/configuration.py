@@ -23,29 +23,40 @@ from workers.engine.settings import WorkerSettings
 from workers.jobs.settings import JobsSettings
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, NAMES = (
-    ROOT / "docs" / "configuration.md",
-    ROOT / "accounting" / "values" / "setting_names.py",
-)
+PAGE, NAMES = (ROOT / "docs" / "configuration.md", ROOT / "accounting" / "values" / "setting_names.py")
 PREFIX = "HEADGATE_"
 UNITS = {"s": "seconds", "ms": "milliseconds", "days": "days", "bytes": "bytes"}
 UNSET = "unset"
 
 COMMANDS = (
     ("HEADGATE_HOME", "`~/.headgate`", "The state directory, where `--home` is not given."),
-    ("HEADGATE_URL", "what runs in the home", "Base URL of the gateways, for commands that ask a running Headgate (and for the jobs process)."),
-    ("HEADGATE_API_KEY", "the home's", "An admin key (`hg_admin_...`) for these commands; another key is left to clients."),
+    (
+        "HEADGATE_URL",
+        "what runs in the home",
+        "Base URL of the gateways, for commands that ask a running Headgate (and for the jobs process).",
+    ),
+    (
+        "HEADGATE_API_KEY",
+        "the home's",
+        "An admin key (`hg_admin_...`) for these commands; another key is left to clients.",
+    ),
     ("HEADGATE_MODEL", "the demo model", "What `headgate up` serves: a directory or hub id, as `--model`."),
     ("HEADGATE_THREADS", "all cores, shared among the workers", "As `--threads` of `headgate up`."),
     ("HEADGATE_ENGINE_TENSOR_PARALLEL", "`1`", "As `--tensor-parallel`."),
-    ("HEADGATE_DATABASE_URL", "SQLite in the home", "For `up`, `migrate` and what reads the books itself (`export`, `rerate`, `verify-books`)."),
+    (
+        "HEADGATE_DATABASE_URL",
+        "SQLite in the home",
+        "For `up`, `migrate` and what reads the books itself (`export`, `rerate`, `verify-books`).",
+    ),
     ("HEADGATE_REDIS_URL", "an embedded server", "For `up`, which starts none of its own then."),
     ("HEADGATE_BROKER_URL", "database 1 beside the embedded one", "For `up`: Celery's broker."),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "none", "With one, traces go there (OTLP over HTTP)."),
-)  # fmt: skip
+)
 PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
-    ("Gateway", GatewaySettings), ("Worker", WorkerSettings), ("Jobs", JobsSettings),
-)  # fmt: skip
+    ("Gateway", GatewaySettings),
+    ("Worker", WorkerSettings),
+    ("Jobs", JobsSettings),
+)
 HEAD = """# Configuration
 
 Written by `make configuration` from the settings classes: change those. Each process reads its environment once, at its

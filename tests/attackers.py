@@ -25,9 +25,7 @@ def refused(rng: Random, model: str) -> tuple[str, bytes, dict[str, str]]:
     return path, data.rstrip(b"}") + rng.choice([b"", b',"temperature":9}', b"]"]), headers
 
 
-async def attack(
-    session: aiohttp.ClientSession, model: str, rng: Random, until: float, kind: str
-) -> Counter[str]:
+async def attack(session: aiohttp.ClientSession, model: str, rng: Random, until: float, kind: str) -> Counter[str]:
     found: Counter[str] = Counter()
     while time.monotonic() < until:
         if kind == "refused":
@@ -49,10 +47,7 @@ async def main(url: str, key: str, model: str, seconds: str, seed: str, kind: st
         url, headers={"authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=300)
     ) as session:
         found = await asyncio.gather(
-            *(
-                attack(session, model, Random(f"{seed}/{i}"), until, kind)
-                for i in range(NUM_ATTACKERS)
-            )
+            *(attack(session, model, Random(f"{seed}/{i}"), until, kind) for i in range(NUM_ATTACKERS))
         )
     print(json.dumps(sum(found, Counter())))
 

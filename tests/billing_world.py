@@ -53,47 +53,48 @@ async def month_of_traffic(
     priced = []
     async with database.read() as conn:
         for request in made:
-            price = await prices.price_for(
-                conn, request.tenant_id, request.model, request.tier, request.opened_at_ms
-            )
+            price = await prices.price_for(conn, request.tenant_id, request.model, request.tier, request.opened_at_ms)
             assert price is not None
             priced.append(_charged(request, price.version, price.rates))
     async with database.write() as conn:
         await request_postings.post(conn, 0, 1, priced, now_ms=END * 1000)
-        await request_postings.post_engine_records(
-            conn, [_witness(p) for p in priced], now_ms=END * 1000
-        )
+        await request_postings.post_engine_records(conn, [_witness(p) for p in priced], now_ms=END * 1000)
     return priced
 
 
-def requests(
-    owners: list[tuple[str, str]], per_tenant: int, chance: random.Random
-) -> Iterator[Posting]:
+def requests(owners: list[tuple[str, str]], per_tenant: int, chance: random.Random) -> Iterator[Posting]:
     for tenant, key in owners:
         for number in range(per_tenant):
-            model, tier = chance.choice(
-                [("m", "interactive"), ("m", "batch"), ("n", "interactive")]
-            )
+            model, tier = chance.choice([("m", "interactive"), ("m", "batch"), ("n", "interactive")])
             usage = Usage(*(chance.randrange(5_000) for _ in range(4)))
             opened = chance.randrange(START * 1000, END * 1000)
             yield posting(
-                f"req_{tenant}_{number:05d}", usage, tenant_id=tenant, key_id=key, model=model, tier=tier,
-                opened_at_ms=opened, ended_at_ms=opened + 900,
-            )  # fmt: skip
+                f"req_{tenant}_{number:05d}",
+                usage,
+                tenant_id=tenant,
+                key_id=key,
+                model=model,
+                tier=tier,
+                opened_at_ms=opened,
+                ended_at_ms=opened + 900,
+            )
 
 
 def _charged(request: Posting, version: str, rates: Rates) -> Posting:
     fields = {name: getattr(request, name) for name in request.__struct_fields__}
-    return Posting(
-        **{**fields, "price_version": version, "charge": pricing.charge(request.usage, rates)}
-    )
+    return Posting(**{**fields, "price_version": version, "charge": pricing.charge(request.usage, rates)})
 
 
 def _witness(request: Posting) -> WitnessRecord:
     return WitnessRecord(
-        worker="w", seq=1, request_id=request.request_id, attempt=0, tenant_id=request.tenant_id, root="r",
+        worker="w",
+        seq=1,
+        request_id=request.request_id,
+        attempt=0,
+        tenant_id=request.tenant_id,
+        root="r",
         usage=request.usage,
-    )  # fmt: skip
+    )
 
 
 async def used(gateway: RunningGateway, name: str = "=cmd|' /C calc'!A0 <b>") -> str:
@@ -101,9 +102,21 @@ async def used(gateway: RunningGateway, name: str = "=cmd|' /C calc'!A0 <b>") ->
     tenant, _ = await gateway.new_tenant(name)
     async with gateway.app[DATABASE].write() as conn:
         rates = await prices.rates_of(conn, "standard@1", MODEL, "interactive")
-        await request_postings.post(conn, 7, 1, [
-            posting(f"req_{tenant}_{n}", USAGE, tenant_id=tenant, model=MODEL, opened_at_ms=(START + n * 86_400) * 1000,
-                    charge=pricing.charge(USAGE, rates), key_id="key_x")
-            for n in range(2)
-        ])  # fmt: skip
+        await request_postings.post(
+            conn,
+            7,
+            1,
+            [
+                posting(
+                    f"req_{tenant}_{n}",
+                    USAGE,
+                    tenant_id=tenant,
+                    model=MODEL,
+                    opened_at_ms=(START + n * 86_400) * 1000,
+                    charge=pricing.charge(USAGE, rates),
+                    key_id="key_x",
+                )
+                for n in range(2)
+            ],
+        )
     return tenant

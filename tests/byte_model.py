@@ -20,17 +20,19 @@ CONTROL = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258}
 
 def tokenizer_spec() -> dict[str, Any]:
     vocab = BYTE_OF_CHAR | CONTROL
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     added = [
-        {"id": number, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": False, "special": True}
+        {
+            "id": number,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
         for text, number in CONTROL.items()
-    ]  # fmt: skip
+    ]
     return {
         "version": "1.0",
         "added_tokens": added,

@@ -41,9 +41,7 @@ def prompt(length: int, flipped: int) -> list[int]:
 
 
 # Prompts that differ in one token at most: long shared prefixes, so that splits and duplicates are the rule.
-prompts = st.builds(
-    prompt, st.integers(1, 11), st.sampled_from([99, 99, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-)
+prompts = st.builds(prompt, st.integers(1, 11), st.sampled_from([99, 99, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]))
 names = st.sampled_from(sorted(PATHS))
 tenants = st.sampled_from(["anna", "bert", "operator"])
 reaches = st.sampled_from([SHARED, SHARED, LAST_RESORT, COLD])
@@ -124,7 +122,7 @@ class CacheMachine(RuleBasedStateMachine):
                 (self.rank(node.tenant, has[node.tenant]), node.priority, node.last_used, node.id, prefix)
                 for prefix, (_, node) in left.items()
                 if prefix not in ends and self.may_go(node, reach)
-            ]  # fmt: skip
+            ]
             if min(order)[0] == 2 and not reach.floors:
                 order = [one for one in order if self.hangs(one[-1], left, has, reach)]
                 assert order, "a floor gave way"
@@ -133,24 +131,14 @@ class CacheMachine(RuleBasedStateMachine):
             gone.add(victim)
         return gone
 
-    def hangs(
-        self,
-        victim: Prefix,
-        left: dict[Prefix, tuple[int, Node]],
-        has: dict[str, int],
-        reach: Reach,
-    ) -> bool:
+    def hangs(self, victim: Prefix, left: dict[Prefix, tuple[int, Node]], has: dict[str, int], reach: Reach) -> bool:
         """On blocks that are within reach, which only a public prompt's can be."""
         before = [left[victim[:end]][1] for end in range(SIZE, len(victim), SIZE)]
-        lost = [
-            n for n in before if self.may_go(n, reach) and self.rank(n.tenant, has[n.tenant]) < 2
-        ]
+        lost = [n for n in before if self.may_go(n, reach) and self.rank(n.tenant, has[n.tenant]) < 2]
         assert all(node.region == PUBLIC for node in lost)
         return bool(lost)
 
-    def num_within(
-        self, reach: Reach, left: dict[Prefix, tuple[int, Node]], has: dict[str, int]
-    ) -> int:
+    def num_within(self, reach: Reach, left: dict[Prefix, tuple[int, Node]], has: dict[str, int]) -> int:
         within = 0
         for tenant, num_blocks in has.items():
             mine = sum(n.tenant == tenant and self.may_go(n, reach) for _, n in left.values())
@@ -209,9 +197,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.in_the_tree() == before, "match changed the tree"
         tenant = name.split()[0]
         handle = self.cache.acquire(path, tokens, read=read, tenant=tenant, priority=priority)
-        sequence = Sequence(
-            path, tokens, handle, list(handle.block_ids), len(tokens), handle.num_tokens
-        )
+        sequence = Sequence(path, tokens, handle, list(handle.block_ids), len(tokens), handle.num_tokens)
         assert matched == self.longest(sequence)
         assert handle.num_tokens == (matched if read else 0)
         self.reason_is_right(sequence, read)
@@ -224,16 +210,8 @@ class CacheMachine(RuleBasedStateMachine):
         self.sequences.append(sequence)
         self.prefill(len(self.sequences) - 1, 11 - chunk)
 
-    @rule(
-        name=names,
-        tokens=prompts,
-        output=prompts,
-        chunk=st.integers(0, 11),
-        forks=st.integers(0, 2),
-    )
-    def serve(
-        self, name: str, tokens: list[int], output: list[int], chunk: int, forks: int
-    ) -> None:
+    @rule(name=names, tokens=prompts, output=prompts, chunk=st.integers(0, 11), forks=st.integers(0, 2))
+    def serve(self, name: str, tokens: list[int], output: list[int], chunk: int, forks: int) -> None:
         """A request from admission to its end: two chunks of prefill, then parallel choices that commit in turn."""
         before = len(self.sequences)
         self.admit(name, tokens, True, 0, chunk)
@@ -260,10 +238,7 @@ class CacheMachine(RuleBasedStateMachine):
         if read:
             assert (reason in ("last_token", "below_block")) == (missed <= SIZE)
             assert reason != "cold" or handle.num_tokens == 0
-            assert (
-                reason != "diverged"
-                or handle.num_tokens <= handle.diverged_at_token < handle.num_tokens + SIZE
-            )
+            assert reason != "diverged" or handle.num_tokens <= handle.diverged_at_token < handle.num_tokens + SIZE
             assert (reason in ("evicted", "pin_expired")) == (handle.evicted_age >= 0)
         public_end = sequence.path[0].end // SIZE * SIZE if len(sequence.path) > 1 else 0
         assert handle.public_tokens == min(handle.num_tokens, public_end)
@@ -272,10 +247,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(index=pick, chunk=st.integers(1, 11))
     def prefill(self, index: int, chunk: int) -> None:
         sequence = self.some(index)
-        self.write(
-            sequence,
-            max(sequence.num_computed, min(sequence.num_computed + chunk, sequence.num_prompt)),
-        )
+        self.write(sequence, max(sequence.num_computed, min(sequence.num_computed + chunk, sequence.num_prompt)))
 
     @precondition(lambda self: self.sequences)
     @rule(index=pick, token=st.integers(0, 1))
@@ -312,15 +284,19 @@ class CacheMachine(RuleBasedStateMachine):
         old = list(sequence.table)
         expected = self.expect_commit(sequence, committed // SIZE, write, priority)
         result = self.cache.commit(
-            sequence.handle, sequence.tokens, sequence.table, committed,
-            priority=priority, prompt_len=sequence.num_prompt, write=write, deferred=deferred,
-        )  # fmt: skip
+            sequence.handle,
+            sequence.tokens,
+            sequence.table,
+            committed,
+            priority=priority,
+            prompt_len=sequence.num_prompt,
+            write=write,
+            deferred=deferred,
+        )
         sequence.table = list(result.block_ids)
         assert result.num_tree_blocks == sequence.handle.num_tree_blocks == expected
         sequence.num_committed = max(sequence.num_committed, committed)
-        assert result.num_tree_blocks * SIZE <= max(
-            sequence.num_committed, sequence.handle.num_tokens
-        ), "law 6"
+        assert result.num_tree_blocks * SIZE <= max(sequence.num_committed, sequence.handle.num_tokens), "law 6"
         assert set(result.freed_duplicates) == set(old) - set(sequence.table)
         if deferred:
             self.cache.free(result.freed_duplicates)
@@ -357,9 +333,7 @@ class CacheMachine(RuleBasedStateMachine):
             mine = [
                 (node.priority, node.last_used, node.id, prefix)
                 for prefix, node in left.items()
-                if prefix not in ends | adopted
-                and node.tenant == tenant
-                and self.may_go(node, reach)
+                if prefix not in ends | adopted and node.tenant == tenant and self.may_go(node, reach)
             ]
             if not mine:
                 break
@@ -378,14 +352,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.share(table[handle.num_tree_blocks :])
         # A half-written prompt is never forked: the choices would both write the shared rest.
         new = Sequence(
-            old.path,
-            list(old.tokens),
-            handle,
-            table,
-            old.num_prompt,
-            old.num_computed,
-            old.cut_off,
-            old.num_committed,
+            old.path, list(old.tokens), handle, table, old.num_prompt, old.num_computed, old.cut_off, old.num_committed
         )
         self.sequences.append(new)
         if new.num_computed < len(new.tokens):
@@ -536,9 +503,5 @@ CacheMachine.TestCase.settings = settings(
     max_examples=5000 if SOAK else 150,
     stateful_step_count=100 if SOAK else 50,
     deadline=None,
-    suppress_health_check=[
-        HealthCheck.too_slow,
-        HealthCheck.filter_too_much,
-        HealthCheck.data_too_large,
-    ],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
 )

@@ -77,13 +77,9 @@ def _is_of_the_rest(item: pytest.Item) -> bool:
     if folder.startswith(REST_FOLDERS):
         return True
     parameters = (
-        item.callspec.params.values()
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        else ()
+        item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
     )
-    return "postgresql" in [p for p in parameters if isinstance(p, str)] and not folder.startswith(
-        BOTH_DIALECTS
-    )
+    return "postgresql" in [p for p in parameters if isinstance(p, str)] and not folder.startswith(BOTH_DIALECTS)
 
 
 def wait_for_socket(path: Path, limit_s: float = 10.0) -> None:
@@ -107,10 +103,7 @@ def redis_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = directory / "redis.sock"
     with (directory / "redis.log").open("wb") as log:
         process = subprocess.Popen(
-            server_command(find_server(), directory, path),
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
+            server_command(find_server(), directory, path), stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
     try:
         wait_for_socket(path)

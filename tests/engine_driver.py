@@ -29,9 +29,7 @@ class Driver:
             self.runner = LaggedRunner(self.runner, max_running, lag=lag, **(device or {}))
         self.host = self._host(host) if host else None
         self.now = 1000.0
-        self.engine = scripted_engine(
-            self.runner, clock=lambda: self.now, host=self.host, **options
-        )
+        self.engine = scripted_engine(self.runner, clock=lambda: self.now, host=self.host, **options)
         if isinstance(self.runner, LaggedRunner):
             watch(self.cache, self.runner)
         self.inbox = []
@@ -188,9 +186,7 @@ class Driver:
         for key, ending in self.endings.items():
             message = self.requests[key]
             heard = sum(len(t) for (link, rid, _), t in self.tokens.items() if (link, rid) == key)
-            assert ending.usage.output == (
-                heard if message.beams is None else self.spent.get(key, 0)
-            )
+            assert ending.usage.output == (heard if message.beams is None else self.spent.get(key, 0))
             if key in self.prompt_counts:
                 assert ending.usage.prompt == len(message.prompt)
                 counts = self.prompt_counts[key]

@@ -97,20 +97,13 @@ def allowed(token: int, mask: bytes | None, banned: Sequence[int] = ()) -> int:
 
 
 def expected_output(
-    prompt: Sequence[int],
-    params: SamplingParams,
-    max_tokens: int,
-    *,
-    seed: int | None = None,
-    eos_every: int = 0,
+    prompt: Sequence[int], params: SamplingParams, max_tokens: int, *, seed: int | None = None, eos_every: int = 0
 ) -> list[int]:
     """What one choice must be, computed without blocks, steps or neighbours."""
     output: list[int] = []
     while len(output) < max_tokens:
         tokens = [*prompt, *output]
-        draw = SampleSpec(
-            params, params.seed if seed is None else seed, len(tokens), prompt, output
-        )
+        draw = SampleSpec(params, params.seed if seed is None else seed, len(tokens), prompt, output)
         output.append(script(tokens, draw, eos_every))
         ends = (() if params.ignore_eos else (EOS,)) + params.stop_token_ids
         if output[-1] in ends:
@@ -278,9 +271,7 @@ def is_thinned(known: Sequence[int], tokens: Sequence[int], size: int) -> bool:
 
 def logprob_of(token: int, k: int) -> TokenLogprob:
     value = -1.0 - token / VOCAB_SIZE
-    return TokenLogprob(
-        value, tuple(TopLogprob((token + i) % VOCAB_SIZE, value - i) for i in range(k))
-    )
+    return TokenLogprob(value, tuple(TopLogprob((token + i) % VOCAB_SIZE, value - i) for i in range(k)))
 
 
 def generate_request(
@@ -391,15 +382,11 @@ class ScriptedWorker:
         self.num_tokens_sent = 0
         self._fault = fault
         self._journal = (
-            EngineJournal(
-                journal_dir, self.worker, "scripted", self.runner.root, ballast_bytes=BALLAST_BYTES
-            )
+            EngineJournal(journal_dir, self.worker, "scripted", self.runner.root, ballast_bytes=BALLAST_BYTES)
             if journal_dir is not None
             else None
         )
-        self.engine = scripted_engine(
-            self.runner, journal=self._journal, grammars=grammars, **limits
-        )
+        self.engine = scripted_engine(self.runner, journal=self._journal, grammars=grammars, **limits)
         self.service = _Service(
             self,
             Identity(self.worker, model, self.address, redis_url),

@@ -69,9 +69,13 @@ class Fleet:
 
     def _verify(self) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [HEADGATE, "verify-books", "--json", "--home", str(self.home)], text=True, check=False,
-            capture_output=True, timeout=120, env={**os.environ, "HEADGATE_DATABASE_URL": self.database_url},
-        )  # fmt: skip
+            [HEADGATE, "verify-books", "--json", "--home", str(self.home)],
+            text=True,
+            check=False,
+            capture_output=True,
+            timeout=120,
+            env={**os.environ, "HEADGATE_DATABASE_URL": self.database_url},
+        )
 
     async def serving(self, num_gateways: int, num_workers: int) -> None:
         """Until each gateway sees each worker."""
@@ -96,9 +100,7 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(
-    home: Path, database_url: str, *, num_gateways: int = 2, num_workers: int = 2
-) -> AsyncIterator[Fleet]:
+async def fleet(home: Path, database_url: str, *, num_gateways: int = 2, num_workers: int = 2) -> AsyncIterator[Fleet]:
     await prepare_home(home, database_url)
     for name in ("run", "logs", "redis"):
         (home / name).mkdir(exist_ok=True, mode=0o700)
@@ -130,10 +132,7 @@ def _posters_of(gateway: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(") ")[2].split()[1])
-            if (
-                parent == gateway
-                and b"gateway.journal.poster_process" in (path / "cmdline").read_bytes()
-            ):
+            if parent == gateway and b"gateway.journal.poster_process" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
         except OSError:
             pass  # ended meanwhile
@@ -145,15 +144,19 @@ def _specs(found: Fleet, listener: int, num_gateways: int, num_workers: int) -> 
     redis_url = embedded.redis_url(redis_socket)
     inherited = {name: v for name, v in os.environ.items() if not name.startswith("HEADGATE_")}
     env = inherited | {
-        "HEADGATE_HOME": str(found.home), "HEADGATE_DATABASE_URL": found.database_url,
-        "HEADGATE_REDIS_URL": redis_url, "HEADGATE_BROKER_URL": embedded.broker_beside(redis_url),
-        "HEADGATE_URL": found.base_url, "HEADGATE_TEST_TIME_SCALE": "0.1",
-    }  # fmt: skip
+        "HEADGATE_HOME": str(found.home),
+        "HEADGATE_DATABASE_URL": found.database_url,
+        "HEADGATE_REDIS_URL": redis_url,
+        "HEADGATE_BROKER_URL": embedded.broker_beside(redis_url),
+        "HEADGATE_URL": found.base_url,
+        "HEADGATE_TEST_TIME_SCALE": "0.1",
+    }
     model = write_byte_model(found.home / "model")
     for_gateway = {
-        "HEADGATE_LISTEN_FD": str(listener), "HEADGATE_DRAIN_GRACE_S": "0",
+        "HEADGATE_LISTEN_FD": str(listener),
+        "HEADGATE_DRAIN_GRACE_S": "0",
         "HEADGATE_MODELS": json.dumps({MODEL: {"path": str(model)}}),
-    }  # fmt: skip
+    }
     command = embedded.server_command(embedded.find_server(), found.home / "redis", redis_socket)
     specs = [Spec("redis", "redis", command, env, stop_limit_s=10)]
     for slot in range(num_workers):
@@ -171,9 +174,12 @@ async def _serve(home: Path, slot: int, redis_url: str) -> None:
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with ScriptedWorker(
-        home / "run" / f"worker-{slot}.sock", tokens_per_s=TOKENS_PER_S, redis_url=redis_url, slot=slot,
+        home / "run" / f"worker-{slot}.sock",
+        tokens_per_s=TOKENS_PER_S,
+        redis_url=redis_url,
+        slot=slot,
         journal_dir=home / f"worker-{slot}-journal",
-    ):  # fmt: skip
+    ):
         await stopping.wait()
 
 

@@ -62,9 +62,7 @@ class GatewayLink:
 
         def first(heard):
             for message in heard:
-                if isinstance(message, kind) and all(
-                    getattr(message, name) == value for name, value in fields.items()
-                ):
+                if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items()):
                     return message
             return None
 

@@ -58,9 +58,7 @@ class RunningGateway:
 
     def client(self, api_key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
         options = {"max_retries": 0, "timeout": 20} | options
-        return openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key=api_key or self.keys.api_key, **options
-        )
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key or self.keys.api_key, **options)
 
     def session(self, api_key: str | None = None) -> aiohttp.ClientSession:
         """A plain client; `api_key` "" for none."""
@@ -82,10 +80,7 @@ class RunningGateway:
         await metering.admission.drain()
         shipper, journal = metering.shipper, metering.journal
         # A journal in which nothing has ended yet ships nothing.
-        await until(
-            lambda: shipper.offset >= journal.durable_seq or journal.durable_seq == self.first_seq,
-            30,
-        )
+        await until(lambda: shipper.offset >= journal.durable_seq or journal.durable_seq == self.first_seq, 30)
 
     async def sql(self, statement: str, **values: Any) -> list[Any]:
         async with self.app[DATABASE].read() as conn:
@@ -105,38 +100,26 @@ class RunningGateway:
                 return
             await asyncio.sleep(0.05)
 
-    async def new_tenant(
-        self, name: str, scopes: Collection[str] = (), **key: Any
-    ) -> tuple[str, str]:
+    async def new_tenant(self, name: str, scopes: Collection[str] = (), **key: Any) -> tuple[str, str]:
         """(tenant id, key) of another tenant, called `name` unless one is called so already."""
         now = int(time.time())
         same = await self.sql("SELECT count(*) FROM tenant WHERE name LIKE :n || '%'", n=name)
         name += f" {same[0][0]}" if same[0][0] else ""
         async with self.app[DATABASE].write() as conn:
             tenant = await tenants.create(conn, name, now=now)
-            made = await api_keys.create(
-                conn, PEPPER, tenant_id=tenant.id, now=now, scopes=scopes, **key
-            )
+            made = await api_keys.create(conn, PEPPER, tenant_id=tenant.id, now=now, scopes=scopes, **key)
         return tenant.id, made.value
 
 
 @contextlib.asynccontextmanager
 async def running_gateway(
-    home: Path,
-    redis_url: str,
-    database_url: str | None = None,
-    max_model_len: int = 2048,
-    **settings: Any,
+    home: Path, redis_url: str, database_url: str | None = None, max_model_len: int = 2048, **settings: Any
 ) -> AsyncIterator[RunningGateway]:
     url = database_url or f"sqlite+aiosqlite:///{home / 'headgate.db'}"
     keys = await prepare_home(home, url)
     model = write_byte_model(home / "model", max_model_len)
     loaded = GatewaySettings(
-        home=home,
-        redis_url=redis_url,
-        database_url=url,
-        models={MODEL: {"path": str(model)}},
-        **settings,
+        home=home, redis_url=redis_url, database_url=url, models={MODEL: {"path": str(model)}}, **settings
     )
     app = create_app(loaded)
     runner = GatewayRunner(app, ConnectionLimits.of(loaded), shutdown_timeout=2.0)

@@ -22,27 +22,84 @@ from fakes import BOS, generate_request
 from gateway.schema.chat import ChatFields
 from gateway.schema.completions import CompletionFields
 from workers.protocol.frames import FrameError, FrameReader, encode
-from workers.protocol.messages import (
-    BeamParams,
-    CacheRange,
-    GenerateRequest,
-    Message,
-    SamplingParams,
-    ToWorker,
-)
+from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, Message, SamplingParams, ToWorker
 
 INTEGERS = [
-    0, 1, -1, 2, 3, 7, 16, 64, 100, 255, 258, 259, 300, 301, 1000, 2048, 4096, 65_535, 65_536, 10**6, 2**31 - 1, 2**31,
-    -(2**31), -(2**31) - 1, 2**32 - 1, 2**32, 2**53, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 2**64 - 1,
-]  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    16,
+    64,
+    100,
+    255,
+    258,
+    259,
+    300,
+    301,
+    1000,
+    2048,
+    4096,
+    65_535,
+    65_536,
+    10**6,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    -(2**31) - 1,
+    2**32 - 1,
+    2**32,
+    2**53,
+    2**53 + 1,
+    2**63 - 1,
+    2**63,
+    -(2**63),
+    2**64 - 1,
+]
 FLOATS = [
-    0.0, -0.0, 1.0, 0.5, -1.0, 2.0, 99.9, 1e-7, 1e-45, 5e-324, -1e-300, 1e9, 3.4e38, 3.5e38, 1.7e308, -1.7e308, math.inf,
-    -math.inf, math.nan,
-]  # fmt: skip
+    0.0,
+    -0.0,
+    1.0,
+    0.5,
+    -1.0,
+    2.0,
+    99.9,
+    1e-7,
+    1e-45,
+    5e-324,
+    -1e-300,
+    1e9,
+    3.4e38,
+    3.5e38,
+    1.7e308,
+    -1.7e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+]
 TEXTS = [
-    "", "x", "\0", "req", "tenant", "é", "\U0001f600", "\ufeff", "\u202e", "../../etc/passwd", "'; DROP TABLE t; --",
-    "07", "-1", "0000000000002147483648", "x" * 257, "x" * 5000, "root ::= root", 'root ::= "a"*', 'root ::= [a-z]+',
-]  # fmt: skip
+    "",
+    "x",
+    "\0",
+    "req",
+    "tenant",
+    "é",
+    "\U0001f600",
+    "\ufeff",
+    "\u202e",
+    "../../etc/passwd",
+    "'; DROP TABLE t; --",
+    "07",
+    "-1",
+    "0000000000002147483648",
+    "x" * 257,
+    "x" * 5000,
+    "root ::= root",
+    'root ::= "a"*',
+    "root ::= [a-z]+",
+]
 LINK_KINDS = typing.get_args(ToWorker)
 
 
@@ -90,8 +147,7 @@ def _request(rng: Random, vocab_size: int, root: str) -> GenerateRequest:
         repetition_penalty=rng.choice([1.0, 0.01, 2.0]),
         logprobs=rng.choice([-1, -1, 0, 5, 1000]),
         logit_bias=tuple(
-            (rng.randrange(vocab_size), rng.choice([100.0, -100.0]))
-            for _ in range(rng.choice([0, 0, 3]))
+            (rng.randrange(vocab_size), rng.choice([100.0, -100.0])) for _ in range(rng.choice([0, 0, 3]))
         ),
         ignore_eos=rng.random() < 0.5,
         min_tokens=rng.choice([0, 0, 4, 2**31 - 1]),
@@ -111,9 +167,14 @@ def _request(rng: Random, vocab_size: int, root: str) -> GenerateRequest:
     if rng.random() < 0.2:
         fields["retention"] = (CacheRange(0, -1, 50, rng.choice([0, 3600])),)
     return generate_request(
-        f"attack {rng.randrange(10**9)}", prompt, max_tokens, tenant=f"mallory {rng.randrange(3)}",
-        sampling=sampling, lease_bound=10_000, **fields,
-    )  # fmt: skip
+        f"attack {rng.randrange(10**9)}",
+        prompt,
+        max_tokens,
+        tenant=f"mallory {rng.randrange(3)}",
+        sampling=sampling,
+        lease_bound=10_000,
+        **fields,
+    )
 
 
 def _odd(rng: Random, request: GenerateRequest, vocab_size: int) -> GenerateRequest:
@@ -166,13 +227,31 @@ OTHERS = ["user", "store", "priority", "x", "tools"]
 PATHS = {"/v1/chat/completions": ChatFields, "/v1/completions": CompletionFields}
 NUMBERS = [*INTEGERS, -(2**64), 2**70, 10**30, *(f for f in FLOATS if math.isfinite(f))]
 IDS = [
-    "7", "07", "258", "259", "-1", "", "0000000000002147483648", "0000000000009999999999", "00000000000000000000007",
-    str(2**31), str(2**64), "9" * 5000, "\u0667", "1e1",
-]  # fmt: skip
+    "7",
+    "07",
+    "258",
+    "259",
+    "-1",
+    "",
+    "0000000000002147483648",
+    "0000000000009999999999",
+    "00000000000000000000007",
+    str(2**31),
+    str(2**64),
+    "9" * 5000,
+    "\u0667",
+    "1e1",
+]
 SCHEMAS: list[Any] = [
-    {"type": "object"}, {"type": "string", "pattern": "(a+)+$"}, {"enum": list(range(300))}, {"$ref": "#"},
-    {"type": "array", "items": {"$ref": "#"}, "minItems": 10**9}, {"type": "integer", "multipleOf": 1e-300}, True, 5,
-]  # fmt: skip
+    {"type": "object"},
+    {"type": "string", "pattern": "(a+)+$"},
+    {"enum": list(range(300))},
+    {"$ref": "#"},
+    {"type": "array", "items": {"$ref": "#"}, "minItems": 10**9},
+    {"type": "integer", "multipleOf": 1e-300},
+    True,
+    5,
+]
 
 
 def body(rng: Random, model: str, largest: int) -> tuple[str, bytes, dict[str, str]]:
@@ -182,9 +261,7 @@ def body(rng: Random, model: str, largest: int) -> tuple[str, bytes, dict[str, s
     if path == "/v1/completions":
         value["prompt"] = rng.choice(["hi", [BOS, 104, 105], ["a", "b"]])
     else:
-        value["messages"] = [
-            {"role": "user", "content": rng.choice(["hi", "x" * 300, "é\U0001f600"])}
-        ]
+        value["messages"] = [{"role": "user", "content": rng.choice(["hi", "x" * 300, "é\U0001f600"])}]
     if rng.random() < 0.3:
         value["stream"] = True
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
@@ -199,21 +276,13 @@ def _of_field(rng: Random, name: str, largest: int) -> Any:
         return _json(rng, 0, largest)
     match name:
         case "logit_bias":
-            return {
-                rng.choice(IDS): rng.choice([100, -100, 1, 1e308])
-                for _ in range(rng.choice([1, 1, 1, 3]))
-            }
+            return {rng.choice(IDS): rng.choice([100, -100, 1, 1e308]) for _ in range(rng.choice([1, 1, 1, 3]))}
         case "stop_token_ids" | "allowed_token_ids" | "prompt":
             return [rng.choice(NUMBERS[:16]) for _ in range(rng.choice([1, 3, 130, 3000]))]
         case "response_format":
-            return {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": rng.choice(SCHEMAS)},
-            }
+            return {"type": "json_schema", "json_schema": {"name": "x", "schema": rng.choice(SCHEMAS)}}
         case "structured_outputs":
-            return {
-                rng.choice(["regex", "grammar", "choice", "json"]): rng.choice([*TEXTS, *SCHEMAS])
-            }
+            return {rng.choice(["regex", "grammar", "choice", "json"]): rng.choice([*TEXTS, *SCHEMAS])}
         case "stop" | "bad_words":
             return [rng.choice(TEXTS) for _ in range(rng.choice([1, 2, 4, 200]))]
         case "stream" | "use_beam_search" | "echo" | "logprobs" | "ignore_eos":
@@ -239,9 +308,7 @@ def _json(rng: Random, depth: int, largest: int) -> Any:
             return [_json(rng, depth + 1, largest // 8) for _ in range(rng.randint(0, 4))]
         case 6:
             return {str(i): 0 for i in range(rng.choice([1, 20, largest // 16]))}
-    return {
-        rng.choice(TEXTS): _json(rng, depth + 1, largest // 8) for _ in range(rng.randint(0, 4))
-    }
+    return {rng.choice(TEXTS): _json(rng, depth + 1, largest // 8) for _ in range(rng.randint(0, 4))}
 
 
 def _bytes(rng: Random, value: Any, largest: int) -> tuple[bytes, dict[str, str]]:
@@ -256,18 +323,12 @@ def _bytes(rng: Random, value: Any, largest: int) -> tuple[bytes, dict[str, str]
         case 2:
             return json.dumps(value).encode(rng.choice(["utf-16", "utf-32", "utf-8-sig"])), headers
         case 3:
-            return rng.choice([b"[", b'{"a":', b'"', b"9", b"\\"]) * rng.choice(
-                [9, largest // 4]
-            ), headers
+            return rng.choice([b"[", b'{"a":', b'"', b"9", b"\\"]) * rng.choice([9, largest // 4]), headers
         case 4:
             return gzip.compress(data), headers | {"content-encoding": "gzip"}
         case 5:
             return data.replace(b": ", b": " + b" " * rng.choice([9, largest // 4]), 1), headers
         case 6:
-            kinds = [
-                "text/plain",
-                "application/json; charset=utf-16",
-                "application/x-www-form-urlencoded",
-            ]
+            kinds = ["text/plain", "application/json; charset=utf-16", "application/x-www-form-urlencoded"]
             return data, {"content-type": rng.choice(kinds)}
     return data, headers

@@ -9,9 +9,7 @@ from workers.engine.grammars.grammar import Compiled, GrammarError, Key, Outcome
 
 
 class InlineGrammars:
-    def __init__(
-        self, vocabulary: Sequence[bytes], num_rounds: int = 2, name: backends.Name = "xgrammar"
-    ) -> None:
+    def __init__(self, vocabulary: Sequence[bytes], num_rounds: int = 2, name: backends.Name = "xgrammar") -> None:
         self.backend = backends.load(vocabulary, name)
         self.num_rounds = num_rounds
         self.num_compiled = 0

@@ -31,12 +31,7 @@ def schedule(seed: int, num_kills: int, victims: Sequence[Victim]) -> list[Kill]
     rng = random.Random(seed)
     weights = [WEIGHTS[victim] for victim in victims]
     return [
-        Kill(
-            rng.choices(victims, weights)[0],
-            rng.random(),
-            rng.randint(1, 6),
-            rng.uniform(0.0, 0.4),
-        )
+        Kill(rng.choices(victims, weights)[0], rng.random(), rng.randint(1, 6), rng.uniform(0.0, 0.4))
         for _ in range(num_kills)
     ]
 

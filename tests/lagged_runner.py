@@ -47,13 +47,7 @@ class LaggedRunner:
     """`max_step_tokens`: a larger step does not fit the device, and says so in `launch` or, `late`, in `collect`."""
 
     def __init__(
-        self,
-        inner,
-        max_running: int,
-        *,
-        lag: int = 1,
-        max_step_tokens: int | None = None,
-        late: bool = False,
+        self, inner, max_running: int, *, lag: int = 1, max_step_tokens: int | None = None, late: bool = False
     ) -> None:
         self.inner = inner
         self.lag = lag
@@ -155,12 +149,7 @@ class LaggedRunner:
             assert found == list(tokens[index * size : (index + 1) * size]), "published too early"
 
     def used_blocks(self) -> set[int]:
-        return {
-            block
-            for ticket in self._uncollected
-            for row in ticket.rows
-            for block in row.block_table
-        }
+        return {block for ticket in self._uncollected for row in ticket.rows for block in row.block_table}
 
     @property
     def row_ids_in_flight(self) -> set[int]:
@@ -241,20 +230,14 @@ class LaggedRunner:
             assert not any(row.row_id in ticket.row_ids for ticket in self._uncollected)
         if row.parents:
             assert len(row.tokens) == row.num_proposed + 1 == len(row.parents) + 1
-        depths = [
-            place - 1 for place in positions(1, row.parents or range(-1, row.num_proposed - 1))
-        ]
+        depths = [place - 1 for place in positions(1, row.parents or range(-1, row.num_proposed - 1))]
         for place, draw in enumerate(row.draws):
             known = row.start + len(row.tokens) - row.num_proposed
             assert draw.position == known + (depths[place] if row.num_proposed else 0)
         for ticket in self._uncollected:
             if (before := ticket.row_ids.get(row.row_id)) is not None:
-                assert not before.draws, (
-                    "its token is pending, or the row has a new owner too early"
-                )
-                assert row.start == before.start + len(before.tokens), (
-                    "a row has a new owner too early"
-                )
+                assert not before.draws, "its token is pending, or the row has a new owner too early"
+                assert row.start == before.start + len(before.tokens), "a row has a new owner too early"
 
     def _check_unused(self, block_ids: Iterable[int]) -> None:
         used = self.used_blocks()

@@ -17,17 +17,33 @@ def posting(request_id: str, usage: Usage = Usage(16, 32, 5, 100), **changes: An
     void = changes.get("kind") == "void"
     billed = Usage() if void else usage
     fields: dict[str, Any] = {
-        "kind": "settle", "request_id": request_id, "outcome": "ok", "tenant_id": "proj_a", "key_id": "key_a",
-        "model": "m", "root": "r", "tier": "interactive", "price_version": "standard@1", "currency": "USD",
-        "opened_at_ms": NOON_MS, "ended_at_ms": NOON_MS + 900, "usage": billed,
-        "charge": pricing.charge(billed, RATES), "reserved": 10**9,
-    }  # fmt: skip
+        "kind": "settle",
+        "request_id": request_id,
+        "outcome": "ok",
+        "tenant_id": "proj_a",
+        "key_id": "key_a",
+        "model": "m",
+        "root": "r",
+        "tier": "interactive",
+        "price_version": "standard@1",
+        "currency": "USD",
+        "opened_at_ms": NOON_MS,
+        "ended_at_ms": NOON_MS + 900,
+        "usage": billed,
+        "charge": pricing.charge(billed, RATES),
+        "reserved": 10**9,
+    }
     return Posting(**{**fields, **changes})
 
 
 def record(request_id: str, usage: Usage = Usage(16, 32, 5, 100), **changes: Any) -> WitnessRecord:  # noqa: B008 - frozen
     fields: dict[str, Any] = {
-        "worker": "w", "seq": 1, "request_id": request_id, "attempt": 0, "tenant_id": "proj_a", "root": "r",
+        "worker": "w",
+        "seq": 1,
+        "request_id": request_id,
+        "attempt": 0,
+        "tenant_id": "proj_a",
+        "root": "r",
         "usage": usage,
-    }  # fmt: skip
+    }
     return WitnessRecord(**{**fields, **changes})

@@ -61,11 +61,7 @@ class Paged:
         return SharedGroups.of(self.batch, self.prefixes)
 
     def expected(
-        self,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        self, scale: float, window: int = 0, softcap: float = 0.0, sinks: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Result and log-sum-exp, float64."""
         out = torch.zeros(self.query.shape, dtype=torch.float64)
@@ -111,9 +107,7 @@ class Paged:
         return torch.randn(shape, generator=self._random, dtype=torch.float64)
 
 
-def quantized(
-    wide: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantized(wide: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Values that survive, numbers, scales: one scale per token and head."""
     scales = (wide.abs().amax(-1) / LARGEST[dtype]).float()
     numbers = wide / scales.double()[..., None]

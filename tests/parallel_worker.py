@@ -37,11 +37,7 @@ class Worker:
             "HEADGATE_ENGINE_TENSOR_PARALLEL": "2",
         }
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "workers.engine",
-            env=clean | told | environ,
-            stderr=asyncio.subprocess.PIPE,
+            sys.executable, "-m", "workers.engine", env=clean | told | environ, stderr=asyncio.subprocess.PIPE
         )
         return cls(process, directory)
 

@@ -71,11 +71,7 @@ async def plain_proxy(home: Path, upstream: int) -> AsyncIterator[str]:
 
     async def pass_on(request: web.Request) -> web.Response:
         head = [f"{request.method} {request.raw_path} HTTP/1.0", f"Host: 127.0.0.1:{upstream}"]
-        head += [
-            f"{name}: {value}"
-            for name, value in request.headers.items()
-            if name.lower() not in HOP_BY_HOP
-        ]
+        head += [f"{name}: {value}" for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP]
         reader, writer = await asyncio.open_connection("127.0.0.1", upstream)
         try:
             writer.write("\r\n".join([*head, "Connection: close", "", ""]).encode())

@@ -83,9 +83,7 @@ class Clients:
         while not self.stopping.is_set():
             key, body = f"{number}-{asked}", self._body(rng)
             asked += 1
-            while (receipt := await self._ask(session, body, self.keyed_api_key, key)).end != (
-                "finished"
-            ):
+            while (receipt := await self._ask(session, body, self.keyed_api_key, key)).end != ("finished"):
                 await self._note(receipt)
                 assert time.monotonic() < self._until, f"key {key} is not answered: {receipt}"
             self.keyed[key] = receipt
@@ -100,15 +98,18 @@ class Clients:
     def _body(self, rng: random.Random) -> dict[str, Any]:
         stream = rng.random() < 0.6
         body: dict[str, Any] = {
-            "model": self.model, "prompt": [rng.randrange(32, 127) for _ in range(rng.randint(1, 80))],
-            "max_tokens": rng.randint(1, 48), "seed": rng.randrange(1000), "temperature": 0.8,
-            "ignore_eos": True, "stream": stream, "n": rng.choice((1, 1, 1, 3)),
-        }  # fmt: skip
+            "model": self.model,
+            "prompt": [rng.randrange(32, 127) for _ in range(rng.randint(1, 80))],
+            "max_tokens": rng.randint(1, 48),
+            "seed": rng.randrange(1000),
+            "temperature": 0.8,
+            "ignore_eos": True,
+            "stream": stream,
+            "n": rng.choice((1, 1, 1, 3)),
+        }
         return body | ({"stream_options": {"include_usage": True}} if stream else {})
 
-    async def _ask(
-        self, session: aiohttp.ClientSession, body: dict[str, Any], api_key: str, key: str = ""
-    ) -> Receipt:
+    async def _ask(self, session: aiohttp.ClientSession, body: dict[str, Any], api_key: str, key: str = "") -> Receipt:
         headers = {"authorization": f"Bearer {api_key}"} | ({"idempotency-key": key} if key else {})
         receipt = Receipt()
         try:

@@ -55,12 +55,7 @@ class LaggedEngine:
     a running sequence. With `lag` a step is collected only behind the launch of the next one."""
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        sequences: Sequence[Running],
-        seed: int,
-        lag: int,
-        num_tokens: int = NUM_TOKENS,
+        self, runner: ModelRunner, sequences: Sequence[Running], seed: int, lag: int, num_tokens: int = NUM_TOKENS
     ) -> None:
         self._num_tokens = num_tokens
         self._runner, self._sequences, self._lag = runner, sequences, lag
@@ -82,9 +77,7 @@ class LaggedEngine:
             chosen = [
                 s
                 for s in open_
-                if s.arrival <= number
-                and s.num_drawn < self._num_tokens
-                and self._random.random() < 0.9
+                if s.arrival <= number and s.num_drawn < self._num_tokens and self._random.random() < 0.9
             ]
             self._step([s for s in chosen if self._seated(s)])
 

@@ -45,19 +45,13 @@ class Server:
     def client(self, api_key: str | None = None, **options: Any) -> openai.OpenAI:
         ready = self.ready
         return openai.OpenAI(
-            base_url=ready["base_url"] + "/v1",
-            api_key=api_key or ready["api_key"],
-            timeout=60,
-            **options,
+            base_url=ready["base_url"] + "/v1", api_key=api_key or ready["api_key"], timeout=60, **options
         )
 
     def async_client(self, api_key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
         ready = self.ready
         return openai.AsyncOpenAI(
-            base_url=ready["base_url"] + "/v1",
-            api_key=api_key or ready["api_key"],
-            timeout=60,
-            **options,
+            base_url=ready["base_url"] + "/v1", api_key=api_key or ready["api_key"], timeout=60, **options
         )
 
     def admin(self, method: str, path: str, **options: Any) -> dict[str, Any]:
@@ -76,15 +70,11 @@ class Server:
         """A new tenant's (id, api key), made as an operator makes it."""
         project = self.admin("POST", "/v1/organization/projects", json={"name": name})
         account = self.admin(
-            "POST",
-            f"/v1/organization/projects/{project['id']}/service_accounts",
-            json={"name": "test"},
+            "POST", f"/v1/organization/projects/{project['id']}/service_accounts", json={"name": "test"}
         )
         return project["id"], account["api_key"]["value"]
 
-    def command(
-        self, *arguments: str, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [HEADGATE, *arguments, "--home", str(self.home)],
             capture_output=True,
@@ -93,9 +83,7 @@ class Server:
             env={**os.environ, **(env or {})},
         )
 
-    def verify_books(
-        self, limit_s: float = 30.0, env: dict[str, str] | None = None
-    ) -> dict[str, Any]:
+    def verify_books(self, limit_s: float = 30.0, env: dict[str, str] | None = None) -> dict[str, Any]:
         """The report once everything is shipped; asserts that the books are clean."""
         deadline = time.monotonic() + limit_s
         while True:
@@ -107,9 +95,7 @@ class Server:
 
     def sql(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Reads the embedded database beside the running server."""
-        with contextlib.closing(
-            sqlite3.connect(f"file:{self.home}/headgate.db?mode=ro", uri=True)
-        ) as connection:
+        with contextlib.closing(sqlite3.connect(f"file:{self.home}/headgate.db?mode=ro", uri=True)) as connection:
             return connection.execute(statement, values).fetchall()
 
     def engine_counters(self, worker: int | None = None) -> dict[str, float]:
@@ -119,9 +105,7 @@ class Server:
         for url in urls if worker is None else urls[worker : worker + 1]:
             for family in text_string_to_metric_families(httpx.get(url, timeout=10).text):
                 for sample in family.samples:
-                    labels = {
-                        k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")
-                    }
+                    labels = {k: v for k, v in sample.labels.items() if k not in ("model_name", "engine")}
                     inner = ",".join(f'{k}="{v}"' for k, v in sorted(labels.items()))
                     name = sample.name + (f"{{{inner}}}" if inner else "")
                     totals[name] = totals.get(name, 0.0) + sample.value
@@ -140,46 +124,25 @@ PATIENT = {"HEADGATE_ENGINE_TTFT_TARGET_MS": "120000"}
 def start(home: Path, *arguments: str, env: dict[str, str] | None = None) -> Server:
     """Returns once the ready file is there; fails with what the command printed."""
     home.mkdir(parents=True, exist_ok=True)
-    ready_file, output = (
-        home.parent / f"{home.name}-ready.json",
-        home.parent / f"{home.name}-up.txt",
-    )
+    ready_file, output = (home.parent / f"{home.name}-ready.json", home.parent / f"{home.name}-up.txt")
     ready_file.unlink(missing_ok=True)
-    command = [
-        HEADGATE,
-        "up",
-        "--home",
-        str(home),
-        "--port",
-        "0",
-        "--ready-file",
-        str(ready_file),
-        *arguments,
-    ]
+    command = [HEADGATE, "up", "--home", str(home), "--port", "0", "--ready-file", str(ready_file), *arguments]
     with output.open("ab") as log:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **(env or {})},
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**os.environ, **(env or {})}
         )
     deadline = time.monotonic() + START_LIMIT_S
     while not ready_file.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             process.wait()
-            pytest.fail(
-                f"headgate up did not get ready:\n{output.read_text()[-3000:]}\n{_logs(home)}"
-            )
+            pytest.fail(f"headgate up did not get ready:\n{output.read_text()[-3000:]}\n{_logs(home)}")
         time.sleep(0.05)
     return Server(process, home, ready_file, output)
 
 
 def _logs(home: Path) -> str:
-    return "\n".join(
-        f"--- {p.name}\n{p.read_text()[-1500:]}" for p in sorted((home / "logs").glob("*.log"))
-    )
+    return "\n".join(f"--- {p.name}\n{p.read_text()[-1500:]}" for p in sorted((home / "logs").glob("*.log")))
 
 
 Starter = Callable[..., Server]

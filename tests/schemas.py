@@ -25,7 +25,7 @@ LEAVES = st.one_of(
         lambda pair: {"type": "integer", "minimum": pair[0], "maximum": sum(pair)}
     ),
     st.sampled_from(["date", "ipv4", "uuid", "time"]).map(lambda name: {"type": "string", "format": name}),
-)  # fmt: skip
+)
 
 
 def objects(inner):
@@ -57,7 +57,7 @@ SCHEMAS = st.recursive(
         objects(inner), arrays(inner), st.lists(inner, min_size=1, max_size=3).map(lambda parts: {"anyOf": parts})
     ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 def satisfies(schema, value):
@@ -73,28 +73,19 @@ def satisfies(schema, value):
             return False
         extra = schema["additionalProperties"]
         inner = {name: schema["properties"].get(name, extra) for name in value}
-        return all(
-            part is not False and satisfies(part, value[name]) for name, part in inner.items()
-        )
+        return all(part is not False and satisfies(part, value[name]) for name, part in inner.items())
     if kind == "array":
-        if (
-            not isinstance(value, list)
-            or not schema["minItems"] <= len(value) <= schema["maxItems"]
-        ):
+        if not isinstance(value, list) or not schema["minItems"] <= len(value) <= schema["maxItems"]:
             return False
         prefix = schema["prefixItems"]
         parts = prefix[: len(value)] + [schema["items"]] * (len(value) - len(prefix))
         return all(satisfies(part, item) for part, item in zip(parts, value, strict=True))
     if kind == "string":
-        return isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get(
-            "maxLength", 999
-        )
+        return isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 999)
     if kind == "integer":
-        return type(value) is int and schema.get("minimum", value) <= value <= schema.get(
-            "maximum", value
-        )
+        return type(value) is int and schema.get("minimum", value) <= value <= schema.get("maximum", value)
     kinds = {"null": type(None), "boolean": bool, "number": (int, float)}
-    return isinstance(value, kinds[kind]) and (kind != "number" or not isinstance(value, bool))  # fmt: skip
+    return isinstance(value, kinds[kind]) and (kind != "number" or not isinstance(value, bool))
 
 
 def pairs_once(pairs):

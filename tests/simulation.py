@@ -177,9 +177,7 @@ class Trace:
             return
         self.drive.send(self.request(number, arrival), link=arrival["link"])
         if arrival["cancel_after"] is not None:
-            self.cancels.setdefault(step + arrival["cancel_after"], []).append(
-                (arrival["link"], number)
-            )
+            self.cancels.setdefault(step + arrival["cancel_after"], []).append((arrival["link"], number))
 
     def _gateway(self, step):
         for link, number in self.cancels.get(step, ()):
@@ -224,9 +222,7 @@ class Trace:
             ended |= set(heard) - set(dict(request.resume))
         open_choices = tuple((i, tokens) for i, tokens in heard.items() if i not in ended)
         begun = bool(request.resume) or any(tokens for tokens in heard.values()) or bool(ended)
-        spent = request.num_output_spent + sum(
-            len(old.tokens[*key, index]) for index in range(request.num_choices)
-        )
+        spent = request.num_output_spent + sum(len(old.tokens[*key, index]) for index in range(request.num_choices))
         return _replaced(
             request,
             attempt=request.attempt + 1,
@@ -302,10 +298,8 @@ def watch_arrivals(engine, broken=None):
 
     def watched_preempt(sequence, now, plan=None):
         tier = sequence.attempt.message.tier
-        if plan is not None:
-            beside = scheduler.running[tier]
-        else:  # at its bound, or the latest row of a step that did not fit
-            beside = [s for s in rows if s.attempt.message.tier == tier]
+        # Without a plan it is at its bound, or the latest row of a step that did not fit.
+        beside = [s for s in rows if s.attempt.message.tier == tier] if plan is None else scheduler.running[tier]
         own = sequence.attempt.together(sequence)
         later = [s for s in beside if s.order > sequence.order and s not in own]
         law(all(s.status is not Status.RUNNING for s in later), "a later one keeps its blocks")
@@ -319,8 +313,12 @@ def watch_arrivals(engine, broken=None):
 
     def watched_entry(sequence, plan):
         tier = sequence.attempt.message.tier
-        wanting = [s for a in engine.attempts.values() for s in a.sequences
-                   if a.message.tier == tier and s.status in (Status.WAITING, Status.PREEMPTED)]  # fmt: skip
+        wanting = [
+            s
+            for a in engine.attempts.values()
+            for s in a.sequences
+            if a.message.tier == tier and s.status in (Status.WAITING, Status.PREEMPTED)
+        ]
         law(sequence is min(wanting, key=lambda s: s.order), "an earlier one waits")
         enter(sequence, plan)
 
@@ -351,10 +349,7 @@ def history(seed, policy="fair"):
         "eos_every": rng.choice([0, 13, 5]),
         "lag": rng.choice([0, 1, 1]),
         "pace": (rng.uniform(0.001, 0.02), rng.uniform(0, 2e-3), rng.uniform(0, 1e-5)),
-        "device": {
-            "max_step_tokens": rng.choice([None, None, None, None, 2, 7]),
-            "late": rng.random() < 0.5,
-        },
+        "device": {"max_step_tokens": rng.choice([None, None, None, None, 2, 7]), "late": rng.random() < 0.5},
         "host": rng.choice([None, _host_shape(rng), _host_shape(rng)]),
         "preempt": rng.choice(["auto", "recompute", "swap"]),
         "policy": policy,

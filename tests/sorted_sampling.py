@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def kept_by_sorting(
-    scaled: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
-) -> torch.Tensor:
+def kept_by_sorting(scaled: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
     """`[vocab]` bool of one row. A token stays if fewer than k are larger; if larger ones of those hold less than p;
     if its probability is at least min_p of the largest. Without a finite logit nothing stays."""
     finite = scaled > float("-inf")

@@ -19,12 +19,7 @@ def wrapped(packed: torch.Tensor) -> torch.Tensor:
     return ((packed + 2**31) % 2**32 - 2**31).to(torch.int32)
 
 
-def write(
-    directory: Path,
-    model: TinyModel,
-    settings: dict[str, object],
-    tensors: dict[str, torch.Tensor],
-) -> None:
+def write(directory: Path, model: TinyModel, settings: dict[str, object], tensors: dict[str, torch.Tensor]) -> None:
     directory.mkdir(exist_ok=True)
     config = json.loads((model.directory / "config.json").read_text())
     config["quantization_config"] = settings
@@ -47,9 +42,7 @@ def check_logits(runner: ModelRunner, reference: nn.Module, atol: float = 1e-4) 
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
-def log_probabilities(
-    runner: ModelRunner, reference: nn.Module
-) -> tuple[torch.Tensor, torch.Tensor]:
+def log_probabilities(runner: ModelRunner, reference: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     prompt = prompt_of(40)
     (result,) = runner.execute([Row(prompt, 0, list(range(1, 11)), prompt_logprobs=0)])
     logits = reference(input_ids=torch.tensor([prompt])).logits[0]

@@ -69,9 +69,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt_oss": lambda: transformers.GptOssConfig(
         **_COMMON, head_dim=32, sliding_window=_WINDOW, num_local_experts=2, num_experts_per_tok=1
     ),
-    "mixtral": lambda: transformers.MixtralConfig(
-        **_COMMON, head_dim=32, num_local_experts=4, num_experts_per_tok=2
-    ),
+    "mixtral": lambda: transformers.MixtralConfig(**_COMMON, head_dim=32, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(  # one layer without experts
         **_COMMON,
         head_dim=32,
@@ -81,9 +79,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         mlp_only_layers=[1],
         norm_topk_prob=True,
     ),
-    "hunyuan_moe": lambda: transformers.HunYuanMoEV1Config(
-        **_COMMON, head_dim=32, num_experts=4, moe_topk=2
-    ),
+    "hunyuan_moe": lambda: transformers.HunYuanMoEV1Config(**_COMMON, head_dim=32, num_experts=4, moe_topk=2),
     "gpt2": lambda: transformers.GPT2Config(
         vocab_size=301,
         n_embd=64,
@@ -147,9 +143,7 @@ class Driven:
         return Row(tokens[self.num_written : end], self.num_written, self.table, draws)
 
 
-def place(
-    runner: ModelRunner, sequences: Sequence[Driven], num_tokens: int, shuffle_seed: int = 0
-) -> None:
+def place(runner: ModelRunner, sequences: Sequence[Driven], num_tokens: int, shuffle_seed: int = 0) -> None:
     """Gives each sequence blocks for `num_tokens` output tokens, in random order. KV starts poisoned: a slot read
     before it was written shows in every later token."""
     with torch.inference_mode():
@@ -172,11 +166,7 @@ def step(runner: ModelRunner, running: Sequence[Driven], chunk: int = 1 << 30) -
 
 
 def drive(
-    runner: ModelRunner,
-    sequences: Sequence[Driven],
-    num_tokens: int,
-    chunk: int = 1 << 30,
-    shuffle_seed: int = 0,
+    runner: ModelRunner, sequences: Sequence[Driven], num_tokens: int, chunk: int = 1 << 30, shuffle_seed: int = 0
 ) -> None:
     """Runs every sequence to `num_tokens` output tokens."""
     place(runner, sequences, num_tokens, shuffle_seed)

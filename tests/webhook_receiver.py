@@ -88,13 +88,7 @@ async def receiving(receiver: Receiver) -> AsyncIterator[Receiver]:
         await runner.cleanup()
 
 
-ENDLESS_BODY, ENDLESS_HEADERS, SILENT, DRIP, ENDLESS_1XX = (
-    "body",
-    "headers",
-    "silent",
-    "drip",
-    "1xx",
-)
+ENDLESS_BODY, ENDLESS_HEADERS, SILENT, DRIP, ENDLESS_1XX = ("body", "headers", "silent", "drip", "1xx")
 
 
 @dataclass
@@ -106,10 +100,7 @@ class Hostile:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_asked += 1
-        with (
-            contextlib.closing(writer),
-            contextlib.suppress(ConnectionError, asyncio.IncompleteReadError),
-        ):
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             if self.kind == SILENT:
                 await reader.read()  # until the other side gives up
@@ -125,7 +116,7 @@ class Hostile:
                 await self._send(writer, b"HTTP/1.1 200 OK\r\n")
                 await self._endless(writer, b"x-" + b"a" * 4000 + b": b\r\n")
 
-    async def _endless(self, writer: asyncio.StreamWriter, piece: bytes, pause_s: float = 0) -> None:  # fmt: skip
+    async def _endless(self, writer: asyncio.StreamWriter, piece: bytes, pause_s: float = 0) -> None:
         while True:
             await self._send(writer, piece)
             await asyncio.sleep(pause_s)

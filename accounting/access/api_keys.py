@@ -13,14 +13,7 @@ import msgspec
 from sqlalchemy import Row, Select, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.access.credentials import (
-    Kind,
-    batch_credential,
-    generate,
-    keyed_hash,
-    parse,
-    verify,
-)
+from accounting.access.credentials import Kind, batch_credential, generate, keyed_hash, parse, verify
 from accounting.database import audit
 from accounting.database import auth_epoch as changes
 from accounting.database.auth_epoch import SYSTEM
@@ -32,9 +25,7 @@ from accounting.values.errors import InvalidError, NotFoundError
 from accounting.values.ids import new_id
 from accounting.values.types import OPERATOR_TENANT, ApiKeyInfo, KeyChanges, Limits, NewApiKey
 
-TENANT_SCOPES = frozenset(
-    {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"}
-)
+TENANT_SCOPES = frozenset({"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"})
 ADMIN_SCOPES = frozenset({"admin"})
 LAST_USED_GRAIN_S = 60
 MAX_OVERLAP_S = 7 * 86_400
@@ -42,9 +33,26 @@ MAX_NETWORKS = 100
 
 # The text of keys is credentials.py's; callers find all of a key's verbs here.
 __all__ = [
-    "batch_credential", "change", "create", "ended_streams", "find", "generate", "genuine", "get", "is_genuine", "keyed_hash",
-    "list_keys", "lookup", "parse", "revoke", "revoke_leaked", "rotate", "set_limits", "touch", "verify",
-]  # fmt: skip
+    "batch_credential",
+    "change",
+    "create",
+    "ended_streams",
+    "find",
+    "generate",
+    "genuine",
+    "get",
+    "is_genuine",
+    "keyed_hash",
+    "list_keys",
+    "lookup",
+    "parse",
+    "revoke",
+    "revoke_leaked",
+    "rotate",
+    "set_limits",
+    "touch",
+    "verify",
+]
 
 
 async def create(
@@ -79,12 +87,20 @@ async def create(
     )
     await conn.execute(
         insert(ApiKey).values(
-            id=key_id, public_id=parsed.public_id, kind=kind, tenant_id=tenant_id,
-            service_account_id=service_account_id, name=name, hash=keyed_hash(pepper, value),
-            scopes=sorted(_scopes(kind, scopes)), models=None if models is None else sorted(models),
-            created_at=now, expires_at=expires_at, version=version,
+            id=key_id,
+            public_id=parsed.public_id,
+            kind=kind,
+            tenant_id=tenant_id,
+            service_account_id=service_account_id,
+            name=name,
+            hash=keyed_hash(pepper, value),
+            scopes=sorted(_scopes(kind, scopes)),
+            models=None if models is None else sorted(models),
+            created_at=now,
+            expires_at=expires_at,
+            version=version,
         )
-    )  # fmt: skip
+    )
     return NewApiKey(await get(conn, tenant_id, key_id), value)
 
 
@@ -94,9 +110,7 @@ async def lookup(conn: AsyncConnection, public_id: str) -> Row[Any] | None:
     return (await conn.execute(query)).first()
 
 
-async def is_genuine(
-    conn: AsyncConnection, pepper: bytes, public_id: str, value: str, now: int
-) -> bool:
+async def is_genuine(conn: AsyncConnection, pepper: bytes, public_id: str, value: str, now: int) -> bool:
     """An unknown id takes the time that a wrong secret does: one narrow row comes back for both, and the same is
     compared."""
     query = (
@@ -108,17 +122,13 @@ async def is_genuine(
     return _matches(pepper, value, (await conn.execute(query)).one(), now)
 
 
-async def genuine(
-    conn: AsyncConnection, pepper: bytes, values: Collection[str], now: int
-) -> set[str]:
+async def genuine(conn: AsyncConnection, pepper: bytes, values: Collection[str], now: int) -> set[str]:
     """Those of `values` that are secrets of keys, ended ones included: one statement however many they are."""
     ids = {value: key.public_id for value in values if (key := parse(value)) is not None}
     query = select(ApiKey.public_id, ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
     rows = await conn.execute(query.where(among(conn, ApiKey.public_id, set(ids.values()))))
     by_id = {row.public_id: row for row in rows}
-    return {
-        value for value, key_id in ids.items() if _matches(pepper, value, by_id.get(key_id), now)
-    }
+    return {value for value, key_id in ids.items() if _matches(pepper, value, by_id.get(key_id), now)}
 
 
 def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
@@ -141,9 +151,14 @@ async def list_keys(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
 ) -> Page[ApiKeyInfo]:
     page = await newest_first(
-        conn, _living(tenant_id), ApiKey.created_at, ApiKey.id, after, limit,
+        conn,
+        _living(tenant_id),
+        ApiKey.created_at,
+        ApiKey.id,
+        after,
+        limit,
         ever=select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id),
-    )  # fmt: skip
+    )
     return Page([key_info(row) for row in page.items], page.has_more)
 
 
@@ -198,24 +213,22 @@ async def rotate(
         "previous_until": now + overlap_s if overlap_s else None,
     }
     version = await _update(
-        conn, present.tenant_id, key_id, values, "api_key.updated", now, actor,
+        conn,
+        present.tenant_id,
+        key_id,
+        values,
+        "api_key.updated",
+        now,
+        actor,
         detail={"rotated": True, "overlap_seconds": overlap_s},
-    )  # fmt: skip
-    told = events.api_key(
-        "rotated", present.tenant_id, key_id, version, now, previous_until=values["previous_until"]
     )
+    told = events.api_key("rotated", present.tenant_id, key_id, version, now, previous_until=values["previous_until"])
     await outbox.write(conn, [told])
     return NewApiKey(await find(conn, key_id), value)
 
 
 async def set_limits(
-    conn: AsyncConnection,
-    tenant_id: str,
-    key_id: str,
-    limits: Limits,
-    *,
-    now: int,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, key_id: str, limits: Limits, *, now: int, actor: str = SYSTEM
 ) -> None:
     await get(conn, tenant_id, key_id)
     values = {name: getattr(limits, name) for name in limits.__struct_fields__}
@@ -223,41 +236,28 @@ async def set_limits(
 
 
 async def revoke(
-    conn: AsyncConnection,
-    tenant_id: str,
-    key_id: str,
-    *,
-    now: int,
-    end_streams: bool = False,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, key_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> None:
     """`end_streams`: what runs under the key ends too, on every gateway."""
     await get(conn, tenant_id, key_id)
     values = {"revoked_at": now}
-    version = await _update(
-        conn, tenant_id, key_id, values, "api_key.deleted", now, actor, end_streams
-    )
+    version = await _update(conn, tenant_id, key_id, values, "api_key.deleted", now, actor, end_streams)
     await outbox.write(conn, [events.api_key("revoked", tenant_id, key_id, version, now)])
 
 
-async def revoke_leaked(
-    conn: AsyncConnection, pepper: bytes, value: str, *, now: int, actor: str
-) -> None:
+async def revoke_leaked(conn: AsyncConnection, pepper: bytes, value: str, *, now: int, actor: str) -> None:
     """At once, with what runs. Found or not is told by the audit log alone."""
     parsed = parse(value)
     row = None
     if parsed is not None and await is_genuine(conn, pepper, parsed.public_id, value, now):
         row = await lookup(conn, parsed.public_id)
     if row is None or row.revoked_at is not None:
-        await audit.record(
-            conn, "headgate.leaked_key.reported", actor=actor, now=now, detail={"known": False}
-        )
+        await audit.record(conn, "headgate.leaked_key.reported", actor=actor, now=now, detail={"known": False})
         return
     values = {"revoked_at": now}
     version = await _update(
-        conn, row.tenant_id, row.id, values, "api_key.deleted", now, actor, True,
-        detail={"leaked": True},
-    )  # fmt: skip
+        conn, row.tenant_id, row.id, values, "api_key.deleted", now, actor, True, detail={"leaked": True}
+    )
     told = events.api_key("revoked", row.tenant_id, row.id, version, now, leaked=True)
     await outbox.write(conn, [told])
 
@@ -270,9 +270,7 @@ async def end_streams_of_tenant(conn: AsyncConnection, tenant_id: str, version: 
 
 async def ended_streams(conn: AsyncConnection, key_ids: Collection[str]) -> dict[str, int]:
     """By key id: what began under an older version of the key or its tenant is to end."""
-    query = select(ApiKey.id, ApiKey.streams_ended).where(
-        ApiKey.id.in_(key_ids), ApiKey.streams_ended.is_not(None)
-    )
+    query = select(ApiKey.id, ApiKey.streams_ended).where(ApiKey.id.in_(key_ids), ApiKey.streams_ended.is_not(None))
     return {row.id: row.streams_ended for row in await conn.execute(query)}
 
 
@@ -285,29 +283,34 @@ async def touch(conn: AsyncConnection, used_at: Mapping[str, int]) -> None:
 
 def key_info(row: Row[Any]) -> ApiKeyInfo:
     return ApiKeyInfo(
-        id=row.id, public_id=row.public_id, kind=row.kind, tenant_id=row.tenant_id,
-        service_account_id=row.service_account_id, name=row.name, scopes=frozenset(row.scopes),
-        models=None if row.models is None else frozenset(row.models), created_at=row.created_at,
-        expires_at=row.expires_at, last_used_at=row.last_used_at, revoked_at=row.revoked_at,
+        id=row.id,
+        public_id=row.public_id,
+        kind=row.kind,
+        tenant_id=row.tenant_id,
+        service_account_id=row.service_account_id,
+        name=row.name,
+        scopes=frozenset(row.scopes),
+        models=None if row.models is None else frozenset(row.models),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        last_used_at=row.last_used_at,
+        revoked_at=row.revoked_at,
         limits=Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
-        disabled=row.disabled, addresses=None if row.addresses is None else tuple(row.addresses),
+        disabled=row.disabled,
+        addresses=None if row.addresses is None else tuple(row.addresses),
         previous_until=row.previous_until,
-    )  # fmt: skip
+    )
 
 
 def _living(tenant_id: str) -> Select[Any]:
-    return select(ApiKey.__table__).where(
-        ApiKey.tenant_id == tenant_id, ApiKey.revoked_at.is_(None)
-    )
+    return select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id, ApiKey.revoked_at.is_(None))
 
 
 def _scopes(kind: Kind, asked: Collection[str]) -> frozenset[str]:
     allowed = ADMIN_SCOPES if kind == "admin" else TENANT_SCOPES
     unknown = sorted(set(asked) - allowed)
     if unknown:
-        raise InvalidError(
-            "A scope in the list does not exist or is not for this kind of key.", "scopes"
-        )
+        raise InvalidError("A scope in the list does not exist or is not for this kind of key.", "scopes")
     return frozenset(asked) or allowed
 
 
@@ -317,9 +320,7 @@ def _networks(asked: Sequence[str]) -> list[str]:
     try:
         return sorted({str(ipaddress.ip_network(value.strip())) for value in asked})
     except ValueError:
-        raise InvalidError(
-            "Each entry is an address or a network such as 192.0.2.0/24.", "addresses"
-        ) from None
+        raise InvalidError("Each entry is an address or a network such as 192.0.2.0/24.", "addresses") from None
 
 
 async def _update(
@@ -335,9 +336,14 @@ async def _update(
 ) -> int:
     """`detail`: for the log, where `values` hold what must not be in it."""
     version = await changes.record(
-        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=key_id,
+        conn,
+        event,
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=key_id,
         detail=values if detail is None else detail,
-    )  # fmt: skip
+    )
     if end_streams:
         values = {**values, "streams_ended": version}
     await conn.execute(update(ApiKey).where(ApiKey.id == key_id).values(**values, version=version))

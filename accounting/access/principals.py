@@ -21,9 +21,7 @@ RUNNING_BATCH = ("in_progress", "finalizing")
 __all__ = ["auth_epoch", "resolve"]
 
 
-async def resolve(
-    conn: AsyncConnection, pepper: bytes, key_value: str, now: int
-) -> Principal | None:
+async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
     """None: unknown, revoked, expired, or not a key at all. A bad checksum costs no statement."""
     if key_value.startswith("hg_batch_"):
         return await _resolve_batch(conn, pepper, key_value, now)
@@ -38,9 +36,7 @@ async def resolve(
     return await _principal(conn, key, until=_end_of(pepper, key_value, key))
 
 
-async def _resolve_batch(
-    conn: AsyncConnection, pepper: bytes, key_value: str, now: int
-) -> Principal | None:
+async def _resolve_batch(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
     """The submitting key's principal, as it is now: revoking that key stops the batch."""
     batch_id = credentials.parse_batch(pepper, key_value)
     if batch_id is None:
@@ -67,10 +63,7 @@ def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
 
 
 async def _principal(
-    conn: AsyncConnection,
-    key: Row[Any],
-    batch_id: str | None = None,
-    until: int | None = None,
+    conn: AsyncConnection, key: Row[Any], batch_id: str | None = None, until: int | None = None
 ) -> Principal:
     tenant = (await conn.execute(select(Tenant.__table__).where(Tenant.id == key.tenant_id))).one()
     by_model = await tenants.model_limits(conn, key.tenant_id)

@@ -19,24 +19,13 @@ from accounting.values.types import ServiceAccountInfo
 
 
 async def create_service_account(
-    conn: AsyncConnection,
-    tenant_id: str,
-    name: str,
-    *,
-    now: int,
-    with_key: bool = True,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, name: str, *, now: int, with_key: bool = True, actor: str = SYSTEM
 ) -> ServiceAccountInfo:
     """`with_key` False: role `none`, for an account that will never hold a key."""
     await tenants.living(conn, tenant_id)
     account_id = new_id("svc_acct")
     await changes.record(
-        conn,
-        "service_account.created",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=account_id,
+        conn, "service_account.created", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
     )
     await conn.execute(
         insert(ServiceAccount).values(
@@ -50,9 +39,7 @@ async def create_service_account(
     return await get_service_account(conn, tenant_id, account_id)
 
 
-async def get_service_account(
-    conn: AsyncConnection, tenant_id: str, account_id: str
-) -> ServiceAccountInfo:
+async def get_service_account(conn: AsyncConnection, tenant_id: str, account_id: str) -> ServiceAccountInfo:
     query = _accounts(tenant_id).where(ServiceAccount.id == account_id)
     row = (await conn.execute(query)).first()
     if row is None:
@@ -65,56 +52,37 @@ async def list_service_accounts(
 ) -> Page[ServiceAccountInfo]:
     query = _accounts(tenant_id)
     page = await newest_first(
-        conn, query, ServiceAccount.created_at, ServiceAccount.id, after, limit,
+        conn,
+        query,
+        ServiceAccount.created_at,
+        ServiceAccount.id,
+        after,
+        limit,
         ever=select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id),
-    )  # fmt: skip
+    )
     return Page([_account(row) for row in page.items], page.has_more)
 
 
 async def rename_service_account(
-    conn: AsyncConnection,
-    tenant_id: str,
-    account_id: str,
-    name: str,
-    *,
-    now: int,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, account_id: str, name: str, *, now: int, actor: str = SYSTEM
 ) -> ServiceAccountInfo:
     await get_service_account(conn, tenant_id, account_id)
     await changes.record(
-        conn,
-        "service_account.updated",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=account_id,
+        conn, "service_account.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
     )
     await conn.execute(
-        update(ServiceAccount)
-        .where(ServiceAccount.id == account_id)
-        .values(name=tenants.checked_name(name))
+        update(ServiceAccount).where(ServiceAccount.id == account_id).values(name=tenants.checked_name(name))
     )
     return await get_service_account(conn, tenant_id, account_id)
 
 
 async def delete_service_account(
-    conn: AsyncConnection,
-    tenant_id: str,
-    account_id: str,
-    *,
-    now: int,
-    end_streams: bool = False,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, account_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> None:
     """Its keys are revoked with it. `end_streams`: what runs under them ends too, on every gateway."""
     await get_service_account(conn, tenant_id, account_id)
     version = await changes.record(
-        conn,
-        "service_account.deleted",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=account_id,
+        conn, "service_account.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
     )
     ended = {"streams_ended": version} if end_streams else {}
     revoked = await conn.execute(
@@ -126,9 +94,7 @@ async def delete_service_account(
     keys = sorted(revoked.scalars())
     told = [events.api_key("revoked", tenant_id, key_id, version, now) for key_id in keys]
     await outbox.write(conn, told)
-    await conn.execute(
-        update(ServiceAccount).where(ServiceAccount.id == account_id).values(deleted_at=now)
-    )
+    await conn.execute(update(ServiceAccount).where(ServiceAccount.id == account_id).values(deleted_at=now))
 
 
 def _accounts(tenant_id: str) -> Select[Any]:

@@ -44,18 +44,11 @@ async def line_states(conn: AsyncConnection, held: claims.ChunkClaim) -> dict[in
     query = select(BatchLine.line_no, BatchLine.state, BatchLine.failures, BatchLine.crashes).where(
         BatchLine.batch_id == held.batch_id, BatchLine.chunk_seq == held.seq
     )
-    return {
-        row.line_no: LineState(row.state, row.failures, row.crashes)
-        for row in await conn.execute(query)
-    }
+    return {row.line_no: LineState(row.state, row.failures, row.crashes) for row in await conn.execute(query)}
 
 
 async def start_lines(
-    conn: AsyncConnection,
-    held: claims.ChunkClaim,
-    lines: Sequence[tuple[int, str]],
-    now: int,
-    lasts_ms: int,
+    conn: AsyncConnection, held: claims.ChunkClaim, lines: Sequence[tuple[int, str]], now: int, lasts_ms: int
 ) -> None:
     """(line_no, custom_id) pairs that are about to be sent. Raises `ClaimLost`."""
     await claims.renew(conn, held, now, lasts_ms)
@@ -68,9 +61,7 @@ async def start_lines(
         await conn.execute(statement.on_conflict_do_nothing())
 
 
-async def note_failures(
-    conn: AsyncConnection, held: claims.ChunkClaim, failures: Mapping[int, int]
-) -> None:
+async def note_failures(conn: AsyncConnection, held: claims.ChunkClaim, failures: Mapping[int, int]) -> None:
     """So that the next claimer does not begin to count again."""
     for line_no, num in sorted(failures.items()):
         await conn.execute(
@@ -87,9 +78,7 @@ async def finish_lines(
     await claims.renew(conn, held, now, lasts_ms)
     won = await end_lines(conn, held.batch_id, ends)
     if any(end.state == "succeeded" for end in won):
-        await conn.execute(
-            update(Batch).where(Batch.id == held.batch_id).values(paused_reason=None)
-        )
+        await conn.execute(update(Batch).where(Batch.id == held.batch_id).values(paused_reason=None))
 
 
 async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> list[LineEnd]:
@@ -97,9 +86,7 @@ async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd
     won = []
     for end in sorted(ends, key=lambda e: e.line_no):
         row = BatchLine.batch_id == batch_id, BatchLine.line_no == end.line_no
-        done = await conn.execute(
-            update(BatchLine).where(*row, BatchLine.state == "started").values(_ending(end))
-        )
+        done = await conn.execute(update(BatchLine).where(*row, BatchLine.state == "started").values(_ending(end)))
         if done.rowcount:
             won.append(end)
     await _count(conn, batch_id, won)
@@ -110,12 +97,7 @@ async def add_ended_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[L
     """Lines that end without having been started: faulty ones, and those that a cancel or the window cut off."""
     for start in range(0, len(ends), 500):
         rows = [
-            {
-                "batch_id": batch_id,
-                "line_no": end.line_no,
-                "custom_id": end.custom_id,
-                **_ending(end),
-            }
+            {"batch_id": batch_id, "line_no": end.line_no, "custom_id": end.custom_id, **_ending(end)}
             for end in ends[start : start + 500]
         ]
         await conn.execute(upsert(conn, BatchLine.__table__).values(rows))
@@ -124,9 +106,13 @@ async def add_ended_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[L
 
 def _ending(end: LineEnd) -> dict[str, Any]:
     return {
-        "state": end.state, "request_id": end.request_id, "status": end.status, "body": end.body, "error": end.error,
+        "state": end.state,
+        "request_id": end.request_id,
+        "status": end.status,
+        "body": end.body,
+        "error": end.error,
         **{name: getattr(end.usage, name) for name in TOKEN_CLASSES},
-    }  # fmt: skip
+    }
 
 
 async def _count(conn: AsyncConnection, batch_id: str, ends: Iterable[LineEnd]) -> None:
@@ -134,16 +120,11 @@ async def _count(conn: AsyncConnection, batch_id: str, ends: Iterable[LineEnd]) 
     if not ends:
         return
     completed = sum(end.state == "succeeded" for end in ends)
-    sums = {
-        name: getattr(Batch, name) + sum(getattr(end.usage, name) for end in ends)
-        for name in TOKEN_CLASSES
-    }
+    sums = {name: getattr(Batch, name) + sum(getattr(end.usage, name) for end in ends) for name in TOKEN_CLASSES}
     await conn.execute(
         update(Batch)
         .where(Batch.id == batch_id)
         .values(
-            num_completed=Batch.num_completed + completed,
-            num_failed=Batch.num_failed + len(ends) - completed,
-            **sums,
+            num_completed=Batch.num_completed + completed, num_failed=Batch.num_failed + len(ends) - completed, **sums
         )
     )

@@ -23,9 +23,7 @@ from accounting.tenants import model_permissions
 
 Work = Literal["validate", "complete", "cancel", "expire"]
 Outcome = Literal["completed", "cancelled", "expired"]
-OUTCOMES: dict[Work, Outcome] = {
-    "complete": "completed", "cancel": "cancelled", "expire": "expired",
-}  # fmt: skip
+OUTCOMES: dict[Work, Outcome] = {"complete": "completed", "cancel": "cancelled", "expire": "expired"}
 
 
 class BatchClaim(msgspec.Struct, frozen=True):
@@ -60,16 +58,12 @@ async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -
     row = (await conn.execute(statement)).first()
     if row is None:
         return None
-    work: dict[str, Work] = {
-        "validating": "validate", "finalizing": "complete", "cancelling": "cancel",
-    }  # fmt: skip
+    work: dict[str, Work] = {"validating": "validate", "finalizing": "complete", "cancelling": "cancel"}
     return BatchClaim(row.id, row.tenant_id, row.fence, work.get(row.state, "expire"))
 
 
 async def is_due(conn: AsyncConnection, now: int, quiet_ms: int) -> bool:
-    return (
-        await conn.execute(select(Batch.id).where(_due(now, quiet_ms)).limit(1))
-    ).first() is not None
+    return (await conn.execute(select(Batch.id).where(_due(now, quiet_ms)).limit(1))).first() is not None
 
 
 async def renew(conn: AsyncConnection, held: BatchClaim, now: int, lasts_ms: int) -> None:
@@ -92,29 +86,39 @@ async def begin(
     state = "in_progress" if chunks else "finalizing"
     values: dict[str, Any] = {} if chunks else {"finalizing_at": now // 1000}
     await _move(
-        conn, held, state=state, in_progress_at=now // 1000, model=model, num_total=num_total,
-        num_invalid=len(faulty), errors=errors, claimed_until_ms=None, **values,
-    )  # fmt: skip
+        conn,
+        held,
+        state=state,
+        in_progress_at=now // 1000,
+        model=model,
+        num_total=num_total,
+        num_invalid=len(faulty),
+        errors=errors,
+        claimed_until_ms=None,
+        **values,
+    )
     rows = [
         {
-            "batch_id": held.batch_id, "seq": seq, "tenant_id": held.tenant_id, "state": "queued", "fence": 0,
-            "not_before_ms": 0, **msgspec.structs.asdict(chunk),
+            "batch_id": held.batch_id,
+            "seq": seq,
+            "tenant_id": held.tenant_id,
+            "state": "queued",
+            "fence": 0,
+            "not_before_ms": 0,
+            **msgspec.structs.asdict(chunk),
         }
         for seq, chunk in enumerate(chunks)
-    ]  # fmt: skip
+    ]
     for row in rows:
         await conn.execute(BatchChunk.__table__.insert(), row)  # type: ignore[attr-defined]  # a Table, declared as FromClause
     await batch_lines.add_ended_lines(conn, held.batch_id, faulty)
 
 
-async def fail(
-    conn: AsyncConnection, held: BatchClaim, now: int, errors: list[Any], num_invalid: int
-) -> None:
+async def fail(conn: AsyncConnection, held: BatchClaim, now: int, errors: list[Any], num_invalid: int) -> None:
     """Nothing was run. Raises `ClaimLost`."""
     await _move(
-        conn, held, state="failed", failed_at=now // 1000, errors=errors, num_invalid=num_invalid,
-        claimed_until_ms=None,
-    )  # fmt: skip
+        conn, held, state="failed", failed_at=now // 1000, errors=errors, num_invalid=num_invalid, claimed_until_ms=None
+    )
     await _tell_end(conn, held, now)
 
 
@@ -124,9 +128,7 @@ async def get(conn: AsyncConnection, batch_id: str) -> BatchInfo:
     return batch_info((await conn.execute(query)).one())
 
 
-async def usable_models(
-    conn: AsyncConnection, batch: BatchInfo, priced: Collection[str]
-) -> frozenset[str]:
+async def usable_models(conn: AsyncConnection, batch: BatchInfo, priced: Collection[str]) -> frozenset[str]:
     """Priced models that the submitting key may use."""
     of_key = await conn.scalar(select(ApiKey.models).where(ApiKey.id == batch.key_id))
     permissions = await model_permissions.get(conn, batch.tenant_id)
@@ -150,33 +152,28 @@ async def chunk_lines(conn: AsyncConnection, batch_id: str) -> list[bytes]:
     return list((await conn.execute(query.order_by(BatchChunk.seq))).scalars())
 
 
-async def line_page(
-    conn: AsyncConnection, batch_id: str, after: int, limit: int = 500
-) -> Sequence[Row[Any]]:
+async def line_page(conn: AsyncConnection, batch_id: str, after: int, limit: int = 500) -> Sequence[Row[Any]]:
     """Rows of lines in input order, behind `after`."""
-    query = select(BatchLine.__table__).where(
-        BatchLine.batch_id == batch_id, BatchLine.line_no > after
-    )
+    query = select(BatchLine.__table__).where(BatchLine.batch_id == batch_id, BatchLine.line_no > after)
     return (await conn.execute(query.order_by(BatchLine.line_no).limit(limit))).all()
 
 
 async def finish(
-    conn: AsyncConnection,
-    held: BatchClaim,
-    now: int,
-    *,
-    output_file_id: str | None,
-    error_file_id: str | None,
+    conn: AsyncConnection, held: BatchClaim, now: int, *, output_file_id: str | None, error_file_id: str | None
 ) -> None:
     """The end: files named, answers dropped from the rows, keys free again. Raises `ClaimLost`."""
     outcome = OUTCOMES[held.work]
     await _move(
-        conn, held, state=outcome, output_file_id=output_file_id, error_file_id=error_file_id,
-        claimed_until_ms=None, paused_reason=None, **{f"{outcome}_at": now // 1000},
-    )  # fmt: skip
-    await conn.execute(
-        update(BatchLine).where(BatchLine.batch_id == held.batch_id).values(body=None)
+        conn,
+        held,
+        state=outcome,
+        output_file_id=output_file_id,
+        error_file_id=error_file_id,
+        claimed_until_ms=None,
+        paused_reason=None,
+        **{f"{outcome}_at": now // 1000},
     )
+    await conn.execute(update(BatchLine).where(BatchLine.batch_id == held.batch_id).values(body=None))
     await conn.execute(
         IdempotentReply.__table__.delete().where(IdempotentReply.batch_id == held.batch_id)  # type: ignore[attr-defined]  # a Table, declared as FromClause
     )
@@ -187,13 +184,11 @@ async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
     """What a runner must know between lines: `run`, `pause` (tenant suspended), `stop` (cancelled, expired or
     ended), `revoked` (its key or tenant is gone)."""
     query = (
-        select(
-            Batch.state, Batch.expires_at, ApiKey.revoked_at, ApiKey.expires_at.label("key_until"), Tenant.status
-        )
+        select(Batch.state, Batch.expires_at, ApiKey.revoked_at, ApiKey.expires_at.label("key_until"), Tenant.status)
         .join(ApiKey, ApiKey.id == Batch.key_id)
         .join(Tenant, Tenant.id == Batch.tenant_id)
         .where(Batch.id == batch_id)
-    )  # fmt: skip
+    )
     row = (await conn.execute(query)).one()
     if row.state != "in_progress" or row.expires_at <= now // 1000:
         return "stop"
@@ -209,20 +204,18 @@ async def backlog_tokens(conn: AsyncConnection, tenant_id: str, model: str) -> i
         select(func.coalesce(func.sum(BatchChunk.predicted_tokens), 0))
         .join(Batch, Batch.id == BatchChunk.batch_id)
         .where(
-            BatchChunk.tenant_id == tenant_id, BatchChunk.state != "done", Batch.model == model,
+            BatchChunk.tenant_id == tenant_id,
+            BatchChunk.state != "done",
+            Batch.model == model,
             Batch.state == "in_progress",
         )
-    )  # fmt: skip
+    )
     return int(await conn.scalar(query) or 0)
 
 
 async def _tell_end(conn: AsyncConnection, held: BatchClaim, now: int) -> None:
     batch = await get(conn, held.batch_id)
-    counts = {
-        "total": batch.num_total,
-        "completed": batch.num_completed,
-        "failed": batch.num_failed,
-    }
+    counts = {"total": batch.num_total, "completed": batch.num_completed, "failed": batch.num_failed}
     files = {"output_file_id": batch.output_file_id, "error_file_id": batch.error_file_id}
     told = events.batch_ended(batch.id, batch.tenant_id, batch.state, counts, files, now)
     await outbox.write(conn, [told])
@@ -230,9 +223,11 @@ async def _tell_end(conn: AsyncConnection, held: BatchClaim, now: int) -> None:
 
 async def _move(conn: AsyncConnection, held: BatchClaim, **values: Any) -> None:
     states = {
-        "validate": ("validating",), "complete": ("finalizing",), "cancel": ("cancelling",),
+        "validate": ("validating",),
+        "complete": ("finalizing",),
+        "cancel": ("cancelling",),
         "expire": ("in_progress",),
-    }[held.work]  # fmt: skip
+    }[held.work]
     done = await conn.execute(
         update(Batch)
         .where(Batch.id == held.batch_id, Batch.fence == held.fence, Batch.state.in_(states))
@@ -244,18 +239,14 @@ async def _move(conn: AsyncConnection, held: BatchClaim, **values: Any) -> None:
 
 def _due(now: int, quiet_ms: int) -> Any:
     busy = exists().where(
-        BatchChunk.batch_id == Batch.id,
-        BatchChunk.state == "claimed",
-        BatchChunk.claimed_until_ms >= now,
+        BatchChunk.batch_id == Batch.id, BatchChunk.state == "claimed", BatchChunk.claimed_until_ms >= now
     )
     quiet_since = (now - quiet_ms) // 1000
     work = or_(
         Batch.state.in_(("validating", "finalizing")),
         and_(Batch.state == "cancelling", or_(~busy, Batch.cancelling_at <= quiet_since)),
         and_(
-            Batch.state == "in_progress",
-            Batch.expires_at <= now // 1000,
-            or_(~busy, Batch.expires_at <= quiet_since),
+            Batch.state == "in_progress", Batch.expires_at <= now // 1000, or_(~busy, Batch.expires_at <= quiet_since)
         ),
     )
     return and_(work, or_(Batch.claimed_until_ms.is_(None), Batch.claimed_until_ms < now))

@@ -22,9 +22,7 @@ from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.ids import new_id
 from accounting.values.types import Usage
 
-State = Literal[
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
-]  # fmt: skip
+State = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 InvalidLines = Literal["reject", "skip"]
 
 WINDOWS = {"24h": 86_400}
@@ -34,8 +32,14 @@ DOORBELL, QUEUE = "headgate.look", "headgate.batch"
 RING_EXPIRES_S = 30
 """A ring that nobody heard for so long is repeated by the sweeper anyway."""
 TIMESTAMPS = (
-    "in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
-)  # fmt: skip
+    "in_progress_at",
+    "finalizing_at",
+    "completed_at",
+    "failed_at",
+    "expired_at",
+    "cancelling_at",
+    "cancelled_at",
+)
 
 __all__ = ["ENDED", "BatchInfo", "cancel", "charge", "create", "get", "list_batches"]
 
@@ -93,16 +97,30 @@ async def create(
     batch_id = new_id("batch")
     await conn.execute(
         insert(Batch).values(
-            id=batch_id, tenant_id=tenant_id, key_id=key_id, endpoint=endpoint, state="validating",
-            completion_window=completion_window, input_file_id=input_file_id, created_at=now,
-            expires_at=now + WINDOWS[completion_window], invalid_lines=invalid_lines,
-            output_expires_after_s=output_expires_after_s, metadata_=metadata, traceparent=traceparent,
+            id=batch_id,
+            tenant_id=tenant_id,
+            key_id=key_id,
+            endpoint=endpoint,
+            state="validating",
+            completion_window=completion_window,
+            input_file_id=input_file_id,
+            created_at=now,
+            expires_at=now + WINDOWS[completion_window],
+            invalid_lines=invalid_lines,
+            output_expires_after_s=output_expires_after_s,
+            metadata_=metadata,
+            traceparent=traceparent,
         )
-    )  # fmt: skip
+    )
     await audit.record(
-        conn, "headgate.batch.created", actor=key_id, now=now, tenant_id=tenant_id, object_id=batch_id,
+        conn,
+        "headgate.batch.created",
+        actor=key_id,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=batch_id,
         detail={"endpoint": endpoint, "input_file_id": input_file_id},
-    )  # fmt: skip
+    )
     return await get(conn, tenant_id, batch_id)
 
 
@@ -121,23 +139,14 @@ async def list_batches(
     return Page([batch_info(row) for row in page.items], page.has_more)
 
 
-async def cancel(
-    conn: AsyncConnection, tenant_id: str, batch_id: str, now: int, *, actor: str
-) -> BatchInfo:
+async def cancel(conn: AsyncConnection, tenant_id: str, batch_id: str, now: int, *, actor: str) -> BatchInfo:
     """ConflictError for a batch that has ended; cancelling one twice is no error."""
     await get(conn, tenant_id, batch_id)
     await stop(conn, batch_id, now)
     found = await get(conn, tenant_id, batch_id)
     if found.state != "cancelling":
         raise ConflictError("The batch has ended and cannot be cancelled.")
-    await audit.record(
-        conn,
-        "headgate.batch.cancelled",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=batch_id,
-    )
+    await audit.record(conn, "headgate.batch.cancelled", actor=actor, now=now, tenant_id=tenant_id, object_id=batch_id)
     return found
 
 
@@ -170,11 +179,7 @@ async def charge(conn: AsyncConnection, batch_id: str) -> int:
 
 
 def batch_info(row: Row[Any]) -> BatchInfo:
-    named = {
-        name: getattr(row, name)
-        for name in BatchInfo.__struct_fields__
-        if name not in ("at", "usage")
-    }
+    named = {name: getattr(row, name) for name in BatchInfo.__struct_fields__ if name not in ("at", "usage")}
     return BatchInfo(
         **named,
         at={name: getattr(row, name) for name in TIMESTAMPS},

@@ -65,9 +65,7 @@ async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
         select(
             BatchChunk.tenant_id,
             BatchChunk.predicted_tokens,
-            func.row_number()
-            .over(partition_by=BatchChunk.tenant_id, order_by=_ORDER)
-            .label("place"),
+            func.row_number().over(partition_by=BatchChunk.tenant_id, order_by=_ORDER).label("place"),
         )
         .join(Batch, Batch.id == BatchChunk.batch_id)
         .where(_claimable(now))
@@ -97,27 +95,17 @@ async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
 
 
 async def num_claimable(conn: AsyncConnection, now: int) -> int:
-    query = (
-        select(func.count()).select_from(BatchChunk).join(Batch, Batch.id == BatchChunk.batch_id)
-    )
+    query = select(func.count()).select_from(BatchChunk).join(Batch, Batch.id == BatchChunk.batch_id)
     return int(await conn.scalar(query.where(_claimable(now))) or 0)
 
 
-async def save_turns(
-    conn: AsyncConnection, deficits: Mapping[str, int], visits: Mapping[str, int]
-) -> None:
+async def save_turns(conn: AsyncConnection, deficits: Mapping[str, int], visits: Mapping[str, int]) -> None:
     """The round robin's memory; whoever waits no more loses what it had saved up."""
-    await conn.execute(
-        update(TenantTurn)
-        .where(TenantTurn.tenant_id.not_in(list(deficits)))
-        .values(deficit_tokens=0)
-    )
+    await conn.execute(update(TenantTurn).where(TenantTurn.tenant_id.not_in(list(deficits))).values(deficit_tokens=0))
     for tenant_id, deficit in sorted(deficits.items()):
         values = {"deficit_tokens": deficit, "last_visit": visits[tenant_id]}
         statement = upsert(conn, TenantTurn.__table__).values(tenant_id=tenant_id, **values)
-        await conn.execute(
-            statement.on_conflict_do_update(index_elements=["tenant_id"], set_=values)
-        )
+        await conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
 
 
 async def correct_turn(conn: AsyncConnection, tenant_id: str, surplus_tokens: int) -> None:
@@ -132,9 +120,7 @@ async def correct_turn(conn: AsyncConnection, tenant_id: str, surplus_tokens: in
 # The claim
 
 
-async def claim(
-    conn: AsyncConnection, tenant_id: str, owner: str, now: int, lasts_ms: int
-) -> ChunkClaim | None:
+async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, lasts_ms: int) -> ChunkClaim | None:
     """The tenant's next chunk, if nobody was quicker: one statement on either database."""
     chosen = (
         select(BatchChunk.batch_id, BatchChunk.seq)
@@ -147,20 +133,13 @@ async def claim(
     statement = (
         update(BatchChunk)
         .where(tuple_(BatchChunk.batch_id, BatchChunk.seq).in_(chosen))
-        .values(
-            state="claimed",
-            claimed_by=owner,
-            claimed_until_ms=now + lasts_ms,
-            fence=BatchChunk.fence + 1,
-        )
+        .values(state="claimed", claimed_by=owner, claimed_until_ms=now + lasts_ms, fence=BatchChunk.fence + 1)
         .returning(BatchChunk.__table__)
     )
     row = (await conn.execute(statement)).first()
     if row is None:
         return None
-    return ChunkClaim(
-        row.batch_id, row.seq, row.tenant_id, owner, row.fence, row.predicted_tokens, row.lines
-    )
+    return ChunkClaim(row.batch_id, row.seq, row.tenant_id, owner, row.fence, row.predicted_tokens, row.lines)
 
 
 async def renew(conn: AsyncConnection, held: ChunkClaim, now: int, lasts_ms: int) -> None:
@@ -170,9 +149,7 @@ async def renew(conn: AsyncConnection, held: ChunkClaim, now: int, lasts_ms: int
 
 async def release(conn: AsyncConnection, held: ChunkClaim, not_before_ms: int = 0) -> None:
     """Back to the queue, at a drain or when the time is over. Raises `ClaimLost`."""
-    await _update_held(
-        conn, held, state="queued", claimed_by=None, claimed_until_ms=None, not_before_ms=not_before_ms
-    )  # fmt: skip
+    await _update_held(conn, held, state="queued", claimed_by=None, claimed_until_ms=None, not_before_ms=not_before_ms)
 
 
 async def postpone(conn: AsyncConnection, batch_id: str, not_before_ms: int, reason: str) -> None:
@@ -191,9 +168,7 @@ async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> boo
     # Behind the batch's lock, so that of two that finish at once the second sees both done.
     await conn.execute(select(Batch.id).where(Batch.id == held.batch_id).with_for_update())
     left = select(func.count()).select_from(BatchChunk)
-    num_left = await conn.scalar(
-        left.where(BatchChunk.batch_id == held.batch_id, BatchChunk.state != "done")
-    )
+    num_left = await conn.scalar(left.where(BatchChunk.batch_id == held.batch_id, BatchChunk.state != "done"))
     if num_left:
         return False
     moved = await conn.execute(
@@ -220,11 +195,7 @@ async def expire(conn: AsyncConnection, now: int, own_prefix: str) -> int:
     for batch_id, seq in crashed:
         await conn.execute(
             update(BatchLine)
-            .where(
-                BatchLine.batch_id == batch_id,
-                BatchLine.chunk_seq == seq,
-                BatchLine.state == "started",
-            )
+            .where(BatchLine.batch_id == batch_id, BatchLine.chunk_seq == seq, BatchLine.state == "started")
             .values(crashes=BatchLine.crashes + 1)
         )
     return len(rows)

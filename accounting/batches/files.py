@@ -52,21 +52,31 @@ async def create(
     if most_bytes is not None:
         await _check_room(conn, tenant_id, num_bytes, most_bytes)
     info = FileInfo(
-        id=new_id("file"), tenant_id=tenant_id, purpose=purpose, name=name, num_bytes=num_bytes,
-        sha256=sha256, storage_key=storage_key, created_at=now, expires_at=now + expires_after_s,
-    )  # fmt: skip
+        id=new_id("file"),
+        tenant_id=tenant_id,
+        purpose=purpose,
+        name=name,
+        num_bytes=num_bytes,
+        sha256=sha256,
+        storage_key=storage_key,
+        created_at=now,
+        expires_at=now + expires_after_s,
+    )
     await conn.execute(insert(File).values(msgspec.structs.asdict(info)))
     if actor is not None:
         await audit.record(
-            conn, "headgate.file.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id,
+            conn,
+            "headgate.file.created",
+            actor=actor,
+            now=now,
+            tenant_id=tenant_id,
+            object_id=info.id,
             detail={"purpose": purpose, "bytes": num_bytes},
-        )  # fmt: skip
+        )
     return info
 
 
-async def _check_room(
-    conn: AsyncConnection, tenant_id: str, num_bytes: int, most_bytes: int
-) -> None:
+async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, most_bytes: int) -> None:
     # The tenant's row is the turn: whoever comes next sees what this transaction adds.
     mine = select(Tenant.id).where(Tenant.id == tenant_id)
     await conn.execute(mine.with_for_update(key_share=True))
@@ -96,28 +106,23 @@ async def list_files(
     if purpose is not None:
         query = query.where(File.purpose == purpose)
     page = await newest_first(
-        conn, query, File.created_at, File.id, after, limit, oldest_first=oldest_first,
+        conn,
+        query,
+        File.created_at,
+        File.id,
+        after,
+        limit,
+        oldest_first=oldest_first,
         ever=select(File.__table__).where(File.tenant_id == tenant_id),
-    )  # fmt: skip
+    )
     return Page([_info(row) for row in page.items], page.has_more)
 
 
-async def delete(
-    conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str
-) -> None:
+async def delete(conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str) -> None:
     """Gone for its owner at once; a running batch keeps the bytes until it ends (`purgeable`)."""
     await get(conn, tenant_id, file_id, now)
-    await conn.execute(
-        update(File).where(File.id == file_id, File.tenant_id == tenant_id).values(deleted_at=now)
-    )
-    await audit.record(
-        conn,
-        "headgate.file.deleted",
-        actor=actor,
-        now=now,
-        tenant_id=tenant_id,
-        object_id=file_id,
-    )
+    await conn.execute(update(File).where(File.id == file_id, File.tenant_id == tenant_id).values(deleted_at=now))
+    await audit.record(conn, "headgate.file.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=file_id)
 
 
 async def of_batch(conn: AsyncConnection, batch_id: str) -> FileInfo:

@@ -71,11 +71,7 @@ async def create(
     """(the credit, whether that key had made it before). Raises KeyReusedError where it made something else."""
     fingerprint = sha256(msgspec.json.encode(wanted)).digest()
     now_ms = await ledger.take_turn(conn, now_ms)
-    known = (
-        await conn.execute(
-            select(Credit.id, Credit.fingerprint).where(Credit.idempotency_key == key)
-        )
-    ).first()
+    known = (await conn.execute(select(Credit.id, Credit.fingerprint).where(Credit.idempotency_key == key))).first()
     if known is not None:
         if known.fingerprint != fingerprint:
             raise KeyReusedError("The Idempotency-Key was used with another request.")
@@ -83,18 +79,31 @@ async def create(
     _check(wanted, now_ms)
     credit_id = new_id("credit")
     values = {
-        "id": credit_id, "type": wanted.type, "amount": wanted.amount, "priority": wanted.priority,
-        "starts_at": wanted.starts_at or now_ms // 1000, "expires_at": wanted.expires_at, "note": wanted.note,
-        "created_at": now_ms // 1000, "actor": actor, "idempotency_key": key, "fingerprint": fingerprint,
-    }  # fmt: skip
+        "id": credit_id,
+        "type": wanted.type,
+        "amount": wanted.amount,
+        "priority": wanted.priority,
+        "starts_at": wanted.starts_at or now_ms // 1000,
+        "expires_at": wanted.expires_at,
+        "note": wanted.note,
+        "created_at": now_ms // 1000,
+        "actor": actor,
+        "idempotency_key": key,
+        "fingerprint": fingerprint,
+    }
     if wanted.type == "grant":
         await _grant(conn, wanted, values, now_ms)
     else:
         await _correct(conn, wanted, values, issuer, now_ms)
     await changes.record(
-        conn, f"headgate.{wanted.type}.created", actor=actor, now=now_ms // 1000, tenant_id=wanted.tenant_id,
-        object_id=credit_id, detail={"micro_units": wanted.amount},
-    )  # fmt: skip
+        conn,
+        f"headgate.{wanted.type}.created",
+        actor=actor,
+        now=now_ms // 1000,
+        tenant_id=wanted.tenant_id,
+        object_id=credit_id,
+        detail={"micro_units": wanted.amount},
+    )
     return await get(conn, credit_id), False
 
 
@@ -117,13 +126,9 @@ async def list_credits(
 
 async def open_grants(conn: AsyncConnection, tenant_id: str, currency: str) -> list[Grant]:
     """With what is left of each; those that have ended too, as they paid for their time."""
-    query = _listed().where(
-        Credit.tenant_id == tenant_id, Credit.type == "grant", Credit.currency == currency
-    )
+    query = _listed().where(Credit.tenant_id == tenant_id, Credit.type == "grant", Credit.currency == currency)
     rows = (await conn.execute(query)).all()
-    grants = [
-        Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at) for r in rows
-    ]
+    grants = [Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at) for r in rows]
     return [grant for grant in grants if grant.remaining]
 
 
@@ -142,13 +147,7 @@ async def use(
     query = select(func.max(CreditUse.use_no)).where(CreditUse.credit_id == grant.id)
     use_no = (await conn.scalar(query) or 0) + 1
     kind = "grant_expiry" if expired else "grant_use"
-    values = {
-        "credit_id": grant.id,
-        "use_no": use_no,
-        "kind": kind,
-        "amount": amount,
-        "number": number,
-    }
+    values = {"credit_id": grant.id, "use_no": use_no, "kind": kind, "amount": amount, "number": number}
     await conn.execute(insert(CreditUse).values(**values))
     entry = ledger.blank(kind, grant.id, use_no, tenant_id, currency, now_ms)
     taker = "expired_grants" if expired else "tenant_receivable"
@@ -157,23 +156,15 @@ async def use(
 
 def _check(wanted: NewCredit, now_ms: int) -> None:
     if not 0 < wanted.amount <= MAX_AMOUNT:
-        raise InvalidError(
-            f"The amount must be 1 to {MAX_AMOUNT} micro-units.", "amount_micro_units"
-        )
+        raise InvalidError(f"The amount must be 1 to {MAX_AMOUNT} micro-units.", "amount_micro_units")
     if (wanted.type == "grant") != (wanted.corrects is None):
-        raise InvalidError(
-            "A correction, and only a correction, names what it corrects.", "corrects"
-        )
+        raise InvalidError("A correction, and only a correction, names what it corrects.", "corrects")
     ends = wanted.expires_at
-    if ends is not None and (
-        wanted.type != "grant" or ends <= (wanted.starts_at or now_ms // 1000)
-    ):
+    if ends is not None and (wanted.type != "grant" or ends <= (wanted.starts_at or now_ms // 1000)):
         raise InvalidError("A grant must end after it starts, and only a grant ends.", "expires_at")
 
 
-async def _grant(
-    conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], now_ms: int
-) -> None:
+async def _grant(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], now_ms: int) -> None:
     if await conn.scalar(select(Tenant.id).where(Tenant.id == wanted.tenant_id)) is None:
         raise NotFoundError("No such tenant.")
     currency = wanted.currency.upper()
@@ -183,13 +174,12 @@ async def _grant(
     await ledger.post_transfer(conn, entry, wanted.source, PREPAID, wanted.amount)
 
 
-async def _correct(
-    conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], issuer: str, now_ms: int
-) -> None:
+async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], issuer: str, now_ms: int) -> None:
     query = select(LedgerEntry.__table__).where(
-        LedgerEntry.request_id == wanted.corrects, LedgerEntry.kind == "settle",
+        LedgerEntry.request_id == wanted.corrects,
+        LedgerEntry.kind == "settle",
         LedgerEntry.tenant_id == wanted.tenant_id,
-    )  # fmt: skip
+    )
     wrong = (await conn.execute(query)).mappings().first()
     if wrong is None:
         raise NotFoundError("No such charge of this tenant.")
@@ -210,21 +200,12 @@ async def _correct(
 
 async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, int]:
     """The amount by token class, out of what earlier corrections have left of the charge."""
-    columns = [
-        func.coalesce(func.sum(getattr(LedgerEntry, f"charge_{n}")), 0) for n in TOKEN_CLASSES
-    ]
+    columns = [func.coalesce(func.sum(getattr(LedgerEntry, f"charge_{n}")), 0) for n in TOKEN_CLASSES]
     query = select(*columns).join(Credit, Credit.id == LedgerEntry.request_id)
-    earlier = (
-        await conn.execute(query.where(Credit.corrects_request_id == wrong["request_id"]))
-    ).one()
-    left = {
-        name: wrong[f"charge_{name}"] + int(given)
-        for name, given in zip(TOKEN_CLASSES, earlier, strict=True)
-    }
+    earlier = (await conn.execute(query.where(Credit.corrects_request_id == wrong["request_id"]))).one()
+    left = {name: wrong[f"charge_{name}"] + int(given) for name, given in zip(TOKEN_CLASSES, earlier, strict=True)}
     if amount > sum(left.values()):
-        raise ConflictError(
-            f"Of this charge {sum(left.values())} micro-units are left to be corrected."
-        )
+        raise ConflictError(f"Of this charge {sum(left.values())} micro-units are left to be corrected.")
     parts: dict[str, int] = {}
     for name, most in left.items():
         parts[name] = min(most, amount)
@@ -234,20 +215,18 @@ async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, in
 
 async def _is_invoiced(conn: AsyncConnection, wrong: Any) -> bool:
     covering = select(Invoice.number).where(
-        Invoice.tenant_id == wrong["tenant_id"], Invoice.series == numbers.INVOICE,
-        Invoice.until_ms > wrong["opened_at_ms"], Invoice.cutoff_ms >= wrong["posted_at_ms"],
-    )  # fmt: skip
+        Invoice.tenant_id == wrong["tenant_id"],
+        Invoice.series == numbers.INVOICE,
+        Invoice.until_ms > wrong["opened_at_ms"],
+        Invoice.cutoff_ms >= wrong["posted_at_ms"],
+    )
     return await conn.scalar(covering.limit(1)) is not None
 
 
-async def _issue_note(
-    conn: AsyncConnection, credit: dict[str, Any], wrong: Any, issuer: str, now_ms: int
-) -> None:
+async def _issue_note(conn: AsyncConnection, credit: dict[str, Any], wrong: Any, issuer: str, now_ms: int) -> None:
     period = period_of(wrong["opened_at_ms"] // 1000)
     of_period = and_(
-        Invoice.tenant_id == wrong["tenant_id"],
-        Invoice.period == period,
-        Invoice.series == numbers.CREDIT_NOTE,
+        Invoice.tenant_id == wrong["tenant_id"], Invoice.period == period, Invoice.series == numbers.CREDIT_NOTE
     )
     earlier = await conn.scalar(select(func.count()).select_from(Invoice).where(of_period))
     number, sequence = await numbers.following(conn, numbers.CREDIT_NOTE)
@@ -255,37 +234,69 @@ async def _issue_note(
     query = select(Tenant.name, Tenant.time_zone).where(Tenant.id == wrong["tenant_id"])
     tenant = (await conn.execute(query)).one()
     amount = -credit["amount"]
-    await conn.execute(insert(Invoice).values(
-        number=number, series=numbers.CREDIT_NOTE, sequence=sequence, issuer=issuer, tenant_id=wrong["tenant_id"],
-        tenant_name=tenant.name, time_zone=tenant.time_zone, period=period, version=(earlier or 0) + 1, currency=wrong["currency"], from_ms=start * 1000,
-        until_ms=end * 1000, cutoff_ms=now_ms, created_at=now_ms // 1000, num_requests=0, subtotal=amount, prepaid=0,
-        total=amount, days=[],
-    ))  # fmt: skip
-    await conn.execute(insert(InvoiceLine).values(
-        number=number, line_no=1, kind="credit_note", period=period, model=wrong["model"], tier=wrong["tier"],
-        token_class="", price_version=wrong["price_version"], rate=0, num_requests=0, quantity=0, amount=amount,
-        credit_id=credit["id"], note=f"{wrong['request_id']} {credit['note']}".strip(),
-    ))  # fmt: skip
+    await conn.execute(
+        insert(Invoice).values(
+            number=number,
+            series=numbers.CREDIT_NOTE,
+            sequence=sequence,
+            issuer=issuer,
+            tenant_id=wrong["tenant_id"],
+            tenant_name=tenant.name,
+            time_zone=tenant.time_zone,
+            period=period,
+            version=(earlier or 0) + 1,
+            currency=wrong["currency"],
+            from_ms=start * 1000,
+            until_ms=end * 1000,
+            cutoff_ms=now_ms,
+            created_at=now_ms // 1000,
+            num_requests=0,
+            subtotal=amount,
+            prepaid=0,
+            total=amount,
+            days=[],
+        )
+    )
+    await conn.execute(
+        insert(InvoiceLine).values(
+            number=number,
+            line_no=1,
+            kind="credit_note",
+            period=period,
+            model=wrong["model"],
+            tier=wrong["tier"],
+            token_class="",
+            price_version=wrong["price_version"],
+            rate=0,
+            num_requests=0,
+            quantity=0,
+            amount=amount,
+            credit_id=credit["id"],
+            note=f"{wrong['request_id']} {credit['note']}".strip(),
+        )
+    )
 
 
 def _listed() -> Any:
-    used = select(func.coalesce(func.sum(CreditUse.amount), 0)).where(
-        CreditUse.credit_id == Credit.id
-    )
-    number = select(InvoiceLine.number).where(
-        InvoiceLine.credit_id == Credit.id, InvoiceLine.kind == "credit_note"
-    )
-    return select(
-        Credit.__table__,
-        used.scalar_subquery().label("used"),
-        number.scalar_subquery().label("number"),
-    )
+    used = select(func.coalesce(func.sum(CreditUse.amount), 0)).where(CreditUse.credit_id == Credit.id)
+    number = select(InvoiceLine.number).where(InvoiceLine.credit_id == Credit.id, InvoiceLine.kind == "credit_note")
+    return select(Credit.__table__, used.scalar_subquery().label("used"), number.scalar_subquery().label("number"))
 
 
 def _info(row: Row[Any]) -> CreditInfo:
     return CreditInfo(
-        id=row.id, type=row.type, tenant_id=row.tenant_id, currency=row.currency, amount=row.amount,
-        remaining=row.amount - int(row.used) if row.type == "grant" else None, source=row.source,
-        priority=row.priority, starts_at=row.starts_at, expires_at=row.expires_at, corrects=row.corrects_request_id,
-        number=row.number, note=row.note, created_at=row.created_at,
-    )  # fmt: skip
+        id=row.id,
+        type=row.type,
+        tenant_id=row.tenant_id,
+        currency=row.currency,
+        amount=row.amount,
+        remaining=row.amount - int(row.used) if row.type == "grant" else None,
+        source=row.source,
+        priority=row.priority,
+        starts_at=row.starts_at,
+        expires_at=row.expires_at,
+        corrects=row.corrects_request_id,
+        number=row.number,
+        note=row.note,
+        created_at=row.created_at,
+    )

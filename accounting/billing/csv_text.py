@@ -23,9 +23,7 @@ def line(cells: Sequence[Any]) -> str:
 
 def lines(records: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
-    csv.writer(text, quoting=csv.QUOTE_NONNUMERIC).writerows(
-        [_cell(cell) for cell in record] for record in records
-    )
+    csv.writer(text, quoting=csv.QUOTE_NONNUMERIC).writerows([_cell(cell) for cell in record] for record in records)
     return text.getvalue()
 
 

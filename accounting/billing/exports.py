@@ -22,33 +22,26 @@ PAGE_ROWS = 5_000
 
 LEDGER_COLUMNS = tuple(column.name for column in LedgerEntry.__table__.columns)
 USAGE_COLUMNS = ("bucket", *KEYS, "num_requests", *SUMS)
-INTEGERS = frozenset(
-    column.name for column in LedgerEntry.__table__.columns if isinstance(column.type, BigInteger)
-) | {"bucket", "num_requests"}
+INTEGERS = frozenset(column.name for column in LedgerEntry.__table__.columns if isinstance(column.type, BigInteger)) | {
+    "bucket",
+    "num_requests",
+}
 _LEDGER_KEY = ("opened_at_ms", "request_id", "kind", "attempt")
 _USAGE_KEY = ("bucket", *KEYS)
 
 
-async def ledger_rows(
-    database: Database, start: int, end: int, page_rows: int = PAGE_ROWS
-) -> AsyncIterator[list[Any]]:
+async def ledger_rows(database: Database, start: int, end: int, page_rows: int = PAGE_ROWS) -> AsyncIterator[list[Any]]:
     """Pages of rows whose request began in [start, end), oldest first."""
     table = LedgerEntry.__table__.c
-    query = select(LedgerEntry.__table__).where(
-        table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000
-    )
+    query = select(LedgerEntry.__table__).where(table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000)
     async for page in _pages(database, query, [table[name] for name in _LEDGER_KEY], page_rows):
         yield page
 
 
-async def usage_rows(
-    database: Database, start: int, end: int, page_rows: int = PAGE_ROWS
-) -> AsyncIterator[list[Any]]:
+async def usage_rows(database: Database, start: int, end: int, page_rows: int = PAGE_ROWS) -> AsyncIterator[list[Any]]:
     """Pages of day sums, oldest first."""
     table = RollupDay.__table__.c
-    query = select(*(table[name] for name in USAGE_COLUMNS)).where(
-        table.bucket >= start, table.bucket < end
-    )
+    query = select(*(table[name] for name in USAGE_COLUMNS)).where(table.bucket >= start, table.bucket < end)
     async for page in _pages(database, query, [table[name] for name in _USAGE_KEY], page_rows):
         yield page
 

@@ -26,20 +26,63 @@ from accounting.values.periods import DAY_S, bounds, period_of
 from accounting.values.types import TOKEN_CLASSES, Rates, Tier, Usage
 
 COLUMNS = (
-    "BillingAccountId", "BillingAccountName", "BillingAccountType", "SubAccountId", "SubAccountName", "SubAccountType",
-    "BilledCost", "EffectiveCost", "ContractedCost", "ListCost", "ContractedUnitPrice", "ListUnitPrice",
-    "PricingQuantity", "PricingUnit", "PricingCategory", "ConsumedQuantity", "ConsumedUnit", "BillingCurrency",
-    "PricingCurrency", "InvoiceId", "InvoiceIssuerName", "BillingPeriodStart", "BillingPeriodEnd", "ChargePeriodStart",
-    "ChargePeriodEnd", "ChargeCategory", "ChargeClass", "ChargeFrequency", "ChargeDescription", "ProviderName",
-    "PublisherName", "ServiceCategory", "ServiceSubcategory", "ServiceName", "SkuId", "SkuMeter", "SkuPriceId",
-    "ResourceId", "ResourceType", "RegionId", "Tags", "x_tier", "x_batch_id",
-)  # fmt: skip
-
-
-DECIMALS = frozenset({
-    "BilledCost", "EffectiveCost", "ContractedCost", "ListCost", "ContractedUnitPrice", "ListUnitPrice",
+    "BillingAccountId",
+    "BillingAccountName",
+    "BillingAccountType",
+    "SubAccountId",
+    "SubAccountName",
+    "SubAccountType",
+    "BilledCost",
+    "EffectiveCost",
+    "ContractedCost",
+    "ListCost",
+    "ContractedUnitPrice",
+    "ListUnitPrice",
     "PricingQuantity",
-})  # fmt: skip
+    "PricingUnit",
+    "PricingCategory",
+    "ConsumedQuantity",
+    "ConsumedUnit",
+    "BillingCurrency",
+    "PricingCurrency",
+    "InvoiceId",
+    "InvoiceIssuerName",
+    "BillingPeriodStart",
+    "BillingPeriodEnd",
+    "ChargePeriodStart",
+    "ChargePeriodEnd",
+    "ChargeCategory",
+    "ChargeClass",
+    "ChargeFrequency",
+    "ChargeDescription",
+    "ProviderName",
+    "PublisherName",
+    "ServiceCategory",
+    "ServiceSubcategory",
+    "ServiceName",
+    "SkuId",
+    "SkuMeter",
+    "SkuPriceId",
+    "ResourceId",
+    "ResourceType",
+    "RegionId",
+    "Tags",
+    "x_tier",
+    "x_batch_id",
+)
+
+
+DECIMALS = frozenset(
+    {
+        "BilledCost",
+        "EffectiveCost",
+        "ContractedCost",
+        "ListCost",
+        "ContractedUnitPrice",
+        "ListUnitPrice",
+        "PricingQuantity",
+    }
+)
 INTEGERS = frozenset({"ConsumedQuantity"})
 
 
@@ -55,15 +98,11 @@ class Names:
         self._list: list[price_lists.SheetVersion] = []
 
     async def read(self, conn: AsyncConnection) -> None:
-        self.tenants = {
-            row.id: row.name for row in await conn.execute(select(Tenant.id, Tenant.name))
-        }
+        self.tenants = {row.id: row.name for row in await conn.execute(select(Tenant.id, Tenant.name))}
         for key_id, name in await conn.execute(select(ApiKey.id, ApiKey.name)):
             self.keys[key_id] = name or ""
         query = select(Invoice.tenant_id, Invoice.period, Invoice.number)
-        for tenant, period, number in await conn.execute(
-            query.where(Invoice.series == numbers.INVOICE)
-        ):
+        for tenant, period, number in await conn.execute(query.where(Invoice.series == numbers.INVOICE)):
             self.invoices[(tenant, period)] = number
         try:
             self._list = await price_lists.versions_of(conn, DEFAULT_SHEET)
@@ -74,9 +113,7 @@ class Names:
         """Of the default sheet, as in force when the day began; before its first version, that one's."""
         for version in reversed(self._list):
             if version.from_ms <= second * 1000 or version is self._list[0]:
-                return next(
-                    (r.rates for r in version.rates if (r.model, r.tier) == (model, tier)), None
-                )
+                return next((r.rates for r in version.rates if (r.model, r.tier) == (model, tier)), None)
         return None
 
 
@@ -115,17 +152,18 @@ def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, An
             **_account(names, row.tenant_id, row.key_id),
             **_costs(charge, list_cost),
             **_common(names, row.currency, period, names.invoices.get((row.tenant_id, period))),
-            **_what(row.model, name, row.tier, row.price_version), **_used_on(row.bucket, name),
+            **_what(row.model, name, row.tier, row.price_version),
+            **_used_on(row.bucket, name),
             "ContractedUnitPrice": None if rates is None else _money(getattr(rates, name)),
             "ListUnitPrice": None if listed is None else _money(getattr(listed, name)),
-            "PricingQuantity": _money(tokens), "PricingUnit": "1M Tokens",
-            "ConsumedQuantity": tokens, "ConsumedUnit": "Tokens",
-        }  # fmt: skip
+            "PricingQuantity": _money(tokens),
+            "PricingUnit": "1M Tokens",
+            "ConsumedQuantity": tokens,
+            "ConsumedUnit": "Tokens",
+        }
 
 
-async def _kept(
-    conn: AsyncConnection, names: Names, start: int, end: int
-) -> AsyncIterator[dict[str, Any]]:
+async def _kept(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
     """Under no key: a cache keeps KV for a tenant. Price sheets have one rate for it, which is its list price."""
     async for one in residency_sums.by_bucket(conn, start, end, DAY_S):
         period = period_of(one.start)
@@ -138,22 +176,27 @@ async def _kept(
             **_common(names, one.currency, period, names.invoices.get((one.tenant_id, period))),
             **_what(one.model, one.token_class, None, one.price_version),
             **_used_on(one.start, one.token_class),
-            "ContractedUnitPrice": price, "ListUnitPrice": price,
-            "PricingQuantity": Decimal(one.kept.byte_hours).scaleb(-9), "PricingUnit": "GB-Hours",
-            "ConsumedQuantity": one.kept.byte_hours, "ConsumedUnit": "Byte-Hours",
-        }  # fmt: skip
+            "ContractedUnitPrice": price,
+            "ListUnitPrice": price,
+            "PricingQuantity": Decimal(one.kept.byte_hours).scaleb(-9),
+            "PricingUnit": "GB-Hours",
+            "ConsumedQuantity": one.kept.byte_hours,
+            "ConsumedUnit": "Byte-Hours",
+        }
 
 
 def _used_on(day: int, meter: str) -> dict[str, Any]:
     return {
-        "ChargePeriodStart": _iso(day), "ChargePeriodEnd": _iso(day + DAY_S), "ChargeCategory": "Usage",
-        "ChargeFrequency": "Usage-Based", "PricingCategory": "Standard", "SkuMeter": meter,
-    }  # fmt: skip
+        "ChargePeriodStart": _iso(day),
+        "ChargePeriodEnd": _iso(day + DAY_S),
+        "ChargeCategory": "Usage",
+        "ChargeFrequency": "Usage-Based",
+        "PricingCategory": "Standard",
+        "SkuMeter": meter,
+    }
 
 
-async def _corrections(
-    conn: AsyncConnection, names: Names, start: int, end: int
-) -> AsyncIterator[dict[str, Any]]:
+async def _corrections(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
     """Lines of documents that were issued in [start, end): what was given back, and what grants paid."""
     query = (
         select(InvoiceLine.__table__, Invoice.tenant_id, Invoice.currency, Invoice.created_at)
@@ -169,49 +212,62 @@ async def _corrections(
             **_costs(row.amount, row.amount),
             **_common(names, row.currency, row.period, row.number),
             **_what(row.model or None, None, row.tier or None, row.price_version or None),
-            "ChargePeriodStart": _iso(row.created_at), "ChargePeriodEnd": _iso(row.created_at + 1),
+            "ChargePeriodStart": _iso(row.created_at),
+            "ChargePeriodEnd": _iso(row.created_at + 1),
             "ChargeCategory": "Credit" if is_credit else "Adjustment",
-            "ChargeClass": None if is_credit else "Correction", "ChargeFrequency": "One-Time",
+            "ChargeClass": None if is_credit else "Correction",
+            "ChargeFrequency": "One-Time",
             "ChargeDescription": f"{row.kind} {row.note}".strip(),
-        }  # fmt: skip
+        }
 
 
 def _account(names: Names, tenant_id: str, key_id: str | None) -> dict[str, Any]:
     return {
-        "BillingAccountId": tenant_id, "BillingAccountName": names.tenants.get(tenant_id, ""),
-        "BillingAccountType": "Tenant", "SubAccountId": key_id,
+        "BillingAccountId": tenant_id,
+        "BillingAccountName": names.tenants.get(tenant_id, ""),
+        "BillingAccountType": "Tenant",
+        "SubAccountId": key_id,
         "SubAccountName": None if key_id is None else names.keys.get(key_id, ""),
         "SubAccountType": None if key_id is None else "API key",
-    }  # fmt: skip
+    }
 
 
 def _costs(charge: int, list_cost: int | None) -> dict[str, Any]:
-    costs: Mapping[str, Any] = dict.fromkeys(
-        ("BilledCost", "EffectiveCost", "ContractedCost"), _money(charge)
-    )
+    costs: Mapping[str, Any] = dict.fromkeys(("BilledCost", "EffectiveCost", "ContractedCost"), _money(charge))
     return {**costs, "ListCost": _money(charge if list_cost is None else list_cost)}
 
 
 def _common(names: Names, currency: str, period: str, number: str | None) -> dict[str, Any]:
     start, end = bounds(period)
     return {
-        "BillingCurrency": currency, "PricingCurrency": currency, "InvoiceId": number,
-        "InvoiceIssuerName": names.issuer, "ProviderName": names.issuer, "BillingPeriodStart": _iso(start),
-        "BillingPeriodEnd": _iso(end), "ServiceCategory": "AI and Machine Learning",
-        "ServiceSubcategory": "Generative AI", "ServiceName": "Headgate", "RegionId": None, "Tags": "{}",
-        "ChargeClass": None, "x_batch_id": None,
-    }  # fmt: skip
+        "BillingCurrency": currency,
+        "PricingCurrency": currency,
+        "InvoiceId": number,
+        "InvoiceIssuerName": names.issuer,
+        "ProviderName": names.issuer,
+        "BillingPeriodStart": _iso(start),
+        "BillingPeriodEnd": _iso(end),
+        "ServiceCategory": "AI and Machine Learning",
+        "ServiceSubcategory": "Generative AI",
+        "ServiceName": "Headgate",
+        "RegionId": None,
+        "Tags": "{}",
+        "ChargeClass": None,
+        "x_batch_id": None,
+    }
 
 
-def _what(
-    model: str | None, name: str | None, tier: str | None, price: str | None
-) -> dict[str, Any]:
+def _what(model: str | None, name: str | None, tier: str | None, price: str | None) -> dict[str, Any]:
     publisher = model.partition("/")[0] if model and "/" in model else None
     return {
-        "ChargeDescription": ", ".join(filter(None, (model, name, tier))), "PublisherName": publisher,
-        "SkuId": f"{model} {name}" if model and name else model, "SkuPriceId": price, "ResourceId": model,
-        "ResourceType": "Model" if model else None, "x_tier": tier,
-    }  # fmt: skip
+        "ChargeDescription": ", ".join(filter(None, (model, name, tier))),
+        "PublisherName": publisher,
+        "SkuId": f"{model} {name}" if model and name else model,
+        "SkuPriceId": price,
+        "ResourceId": model,
+        "ResourceType": "Model" if model else None,
+        "x_tier": tier,
+    }
 
 
 def _in_order(values: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -18,9 +18,7 @@ class Grant(msgspec.Struct, frozen=True):
     """None: never."""
 
 
-def allocate(
-    hours: Mapping[int, int], grants: Sequence[Grant], most: int
-) -> list[tuple[Grant, int]]:
+def allocate(hours: Mapping[int, int], grants: Sequence[Grant], most: int) -> list[tuple[Grant, int]]:
     """What each grant pays of the charges of its time: the lowest priority first, then the first to end.
 
     An hour that a grant's time touches is paid as a whole. No more than `most` over all grants.
@@ -44,6 +42,4 @@ def allocate(
 
 
 def _order(grant: Grant) -> tuple[int, bool, int, int, str]:
-    return (
-        grant.priority, grant.expires_at is None, grant.expires_at or 0, grant.starts_at, grant.id,
-    )  # fmt: skip
+    return (grant.priority, grant.expires_at is None, grant.expires_at or 0, grant.starts_at, grant.id)

@@ -66,11 +66,21 @@ async def of_usage(conn: AsyncConnection, sums: SumsByKey) -> list[Line]:
             is_last_chance = name == TOKEN_CLASSES[-1] and num_requests
             if not (rest.tokens[i] or rest.amounts[i] or is_last_chance):
                 continue
-            lines.append(Line(
-                kind="usage", period=period_of(key.bucket), model=key.model, tier=key.tier, token_class=name,
-                price_version=key.price_version, rate=0 if price is None else getattr(price, name),
-                num_requests=num_requests, quantity=rest.tokens[i], amount=rest.amounts[i], currency=key.currency,
-            ))  # fmt: skip
+            lines.append(
+                Line(
+                    kind="usage",
+                    period=period_of(key.bucket),
+                    model=key.model,
+                    tier=key.tier,
+                    token_class=name,
+                    price_version=key.price_version,
+                    rate=0 if price is None else getattr(price, name),
+                    num_requests=num_requests,
+                    quantity=rest.tokens[i],
+                    amount=rest.amounts[i],
+                    currency=key.currency,
+                )
+            )
             num_requests = 0
     return lines
 
@@ -88,12 +98,18 @@ async def of_adjustments(conn: AsyncConnection, tenant_id: str, now_ms: int) -> 
     )
     return [
         Line(
-            kind="adjustment", period=period_of(row.opened_at_ms // 1000), model=row.model, tier=row.tier,
-            price_version=row.price_version, amount=-row.amount, credit_id=row.id, currency=row.currency,
+            kind="adjustment",
+            period=period_of(row.opened_at_ms // 1000),
+            model=row.model,
+            tier=row.tier,
+            price_version=row.price_version,
+            amount=-row.amount,
+            credit_id=row.id,
+            currency=row.currency,
             note=f"{row.corrects_request_id} {row.note}".strip(),
         )
         for row in await conn.execute(query)
-    ]  # fmt: skip
+    ]
 
 
 async def of_residency(conn: AsyncConnection, tenant_id: str, end: int) -> list[Line]:
@@ -106,18 +122,24 @@ async def of_residency(conn: AsyncConnection, tenant_id: str, end: int) -> list[
         if rest != Kept():
             rates = await prices.residency_rates(conn, key.price_version, key.model) or (0, 0)
             rate = rates[residency_sums.CLASSES.index(key.token_class)]
-            lines.append(Line(
-                kind="usage", period=key.period, model=key.model, token_class=key.token_class,
-                price_version=key.price_version, rate=rate, quantity=rest.byte_hours, amount=rest.amount,
-                currency=key.currency,
-            ))  # fmt: skip
+            lines.append(
+                Line(
+                    kind="usage",
+                    period=key.period,
+                    model=key.model,
+                    token_class=key.token_class,
+                    price_version=key.price_version,
+                    rate=rate,
+                    quantity=rest.byte_hours,
+                    amount=rest.amount,
+                    currency=key.currency,
+                )
+            )
     return lines
 
 
 def of_grant(grant: Grant, amount: int, period: str, currency: str) -> Line:
-    return Line(
-        kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency
-    )
+    return Line(kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency)
 
 
 async def of_invoice(conn: AsyncConnection, number: str) -> list[Line]:
@@ -158,9 +180,7 @@ async def _rolled_up(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
 
 async def invoiced(conn: AsyncConnection, tenant_id: str) -> SumsByKey:
     """What all invoices of a tenant have of its usage."""
-    group = (
-        InvoiceLine.period, InvoiceLine.model, InvoiceLine.tier, InvoiceLine.price_version, Invoice.currency,
-    )  # fmt: skip
+    group = (InvoiceLine.period, InvoiceLine.model, InvoiceLine.tier, InvoiceLine.price_version, Invoice.currency)
     sums = (InvoiceLine.num_requests, InvoiceLine.quantity, InvoiceLine.amount)
     query = (
         select(*group, InvoiceLine.token_class, *(func.sum(column) for column in sums))

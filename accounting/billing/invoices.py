@@ -84,9 +84,14 @@ async def close(
         await rows.add(conn, *open_rows, LedgerEntry.posted_at_ms >= mark_ms)
         number = await _issue(conn, tenant_id, period, rows, issuer=issuer, now_ms=now_ms)
         await changes.record(
-            conn, "headgate.invoice.closed", actor=actor, now=now_ms // 1000, tenant_id=tenant_id, object_id=number,
+            conn,
+            "headgate.invoice.closed",
+            actor=actor,
+            now=now_ms // 1000,
+            tenant_id=tenant_id,
+            object_id=number,
             detail={"period": period},
-        )  # fmt: skip
+        )
         made = await get(conn, number)
         told = events.invoice_closed(number, tenant_id, period, made.currency, made.total, now_ms)
         await outbox.write(conn, [told])
@@ -121,13 +126,9 @@ async def list_invoices(
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
     """Who used anything in that month and has no invoice for it."""
     start, end = bounds(period)
-    invoiced = select(Invoice.tenant_id).where(
-        Invoice.period == period, Invoice.series == numbers.INVOICE
-    )
+    invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == numbers.INVOICE)
     used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start)
-    kept = select(ResidencyCharge.tenant_id).where(
-        ResidencyCharge.hour >= start, ResidencyCharge.hour < end
-    )
+    kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
     either = union(used, kept).subquery()
     query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced))
     return sorted((await conn.execute(query)).scalars())
@@ -136,19 +137,19 @@ async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
 async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceInfo | None:
     number = await conn.scalar(
         select(Invoice.number).where(
-            Invoice.tenant_id == tenant_id, Invoice.period == period,
-            Invoice.series == numbers.INVOICE, Invoice.version == 1,
+            Invoice.tenant_id == tenant_id,
+            Invoice.period == period,
+            Invoice.series == numbers.INVOICE,
+            Invoice.version == 1,
         )
-    )  # fmt: skip
+    )
     return None if number is None else await get(conn, number)
 
 
 async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[Any]:
     """Rows that no invoice has: those of the period, and earlier ones that came after the last close."""
     last_cutoff = await conn.scalar(
-        select(func.max(Invoice.cutoff_ms)).where(
-            Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE
-        )
+        select(func.max(Invoice.cutoff_ms)).where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
     )
     new = LedgerEntry.opened_at_ms >= start * 1000
     if last_cutoff is not None:
@@ -157,19 +158,11 @@ async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int
 
 
 async def _issue(
-    conn: AsyncConnection,
-    tenant_id: str,
-    period: str,
-    rows: Repriced,
-    *,
-    issuer: str,
-    now_ms: int,
+    conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, issuer: str, now_ms: int
 ) -> str:
     """Number of the new invoice, with its lines, and with what grants pay of it."""
     start, end = bounds(period)
-    tenant = (
-        await conn.execute(select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id))
-    ).first()
+    tenant = (await conn.execute(select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id))).first()
     if tenant is None:
         raise NotFoundError("No such tenant.")
     await _check_earlier_months(conn, tenant_id, start)
@@ -190,31 +183,42 @@ async def _issue(
     prepaid = sum(amount for _, amount in paid)
     lines += [invoice_lines.of_grant(grant, amount, period, currency) for grant, amount in paid]
     number, sequence = await numbers.following(conn, numbers.INVOICE)
-    await conn.execute(insert(Invoice).values(
-        number=number, series=numbers.INVOICE, sequence=sequence, issuer=issuer, tenant_id=tenant_id, tenant_name=tenant.name,
-        time_zone=tenant.time_zone,
-        period=period, version=1, currency=currency, from_ms=start * 1000, until_ms=end * 1000, cutoff_ms=now_ms,
-        created_at=now_ms // 1000, num_requests=sum(line.num_requests for line in lines), subtotal=subtotal,
-        prepaid=prepaid, total=subtotal - prepaid, days=await _days(conn, tenant_id, start, end),
-    ))  # fmt: skip
+    await conn.execute(
+        insert(Invoice).values(
+            number=number,
+            series=numbers.INVOICE,
+            sequence=sequence,
+            issuer=issuer,
+            tenant_id=tenant_id,
+            tenant_name=tenant.name,
+            time_zone=tenant.time_zone,
+            period=period,
+            version=1,
+            currency=currency,
+            from_ms=start * 1000,
+            until_ms=end * 1000,
+            cutoff_ms=now_ms,
+            created_at=now_ms // 1000,
+            num_requests=sum(line.num_requests for line in lines),
+            subtotal=subtotal,
+            prepaid=prepaid,
+            total=subtotal - prepaid,
+            days=await _days(conn, tenant_id, start, end),
+        )
+    )
     await conn.execute(insert(InvoiceLine), invoice_lines.rows(number, lines))
     for uses, ended in ((paid, False), (expired, True)):
         for grant, amount in uses:
             await credits.use(
-                conn, grant, amount, expired=ended, tenant_id=tenant_id, currency=currency, number=number,
-                now_ms=now_ms,
-            )  # fmt: skip
+                conn, grant, amount, expired=ended, tenant_id=tenant_id, currency=currency, number=number, now_ms=now_ms
+            )
     return number
 
 
 async def _check_earlier_months(conn: AsyncConnection, tenant_id: str, start: int) -> None:
     """Months are closed in their order: what is late is then late to a month that was closed."""
-    used = select(RollupMonth.bucket).where(
-        RollupMonth.tenant_id == tenant_id, RollupMonth.bucket < start
-    )
-    closed = select(Invoice.period).where(
-        Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE
-    )
+    used = select(RollupMonth.bucket).where(RollupMonth.tenant_id == tenant_id, RollupMonth.bucket < start)
+    closed = select(Invoice.period).where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
     closed_periods = set((await conn.execute(closed)).scalars())
     for bucket in (await conn.execute(used.distinct().order_by(RollupMonth.bucket))).scalars():
         if period_of(bucket) not in closed_periods:

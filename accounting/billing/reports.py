@@ -19,13 +19,7 @@ from accounting.values.errors import InvalidError
 from accounting.values.types import TOKEN_CLASSES, Tier, TokenClass, Usage
 
 Dimension = Literal["project_id", "api_key_id", "model", "batch", "service_tier", "line_item"]
-USAGE_DIMENSIONS: tuple[Dimension, ...] = (
-    "project_id",
-    "api_key_id",
-    "model",
-    "batch",
-    "service_tier",
-)
+USAGE_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model", "batch", "service_tier")
 COST_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "line_item")
 USAGE_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 COST_LIMITS: dict[Width, tuple[int, int]] = {"1d": (7, 180)}
@@ -37,9 +31,13 @@ MAX_TIME = 2**40
 USAGE_SUMS = ("num_requests", *TOKEN_CLASSES)
 SPLIT_SUMS = (*TOKEN_CLASSES, *(f"charge_{name}" for name in TOKEN_CLASSES))
 COLUMNS: dict[Dimension, tuple[str, ...]] = {
-    "project_id": ("tenant_id",), "api_key_id": ("key_id",), "model": ("model",),
-    "batch": ("tier",), "service_tier": ("tier",), "line_item": ("model", "tier"),
-}  # fmt: skip
+    "project_id": ("tenant_id",),
+    "api_key_id": ("key_id",),
+    "model": ("model",),
+    "batch": ("tier",),
+    "service_tier": ("tier",),
+    "line_item": ("model", "tier"),
+}
 
 
 class ReportQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,10 +139,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 def _plan(
-    query: ReportQuery,
-    now: int,
-    limits: Mapping[Width, tuple[int, int]],
-    dimensions: Sequence[Dimension],
+    query: ReportQuery, now: int, limits: Mapping[Width, tuple[int, int]], dimensions: Sequence[Dimension]
 ) -> _Page:
     if query.width not in limits:
         raise InvalidError(f"bucket_width must be one of {', '.join(limits)}.", "bucket_width")
@@ -168,14 +163,9 @@ def _plan(
     return _Page(max(start, first), end, first, min(last, end + -end % seconds), last < end)
 
 
-def _report(
-    query: ReportQuery, page: _Page, found: dict[int, list[UsageResult | CostResult]], now: int
-) -> Report:
+def _report(query: ReportQuery, page: _Page, found: dict[int, list[UsageResult | CostResult]], now: int) -> Report:
     seconds = SECONDS[query.width]
-    buckets = [
-        Bucket(start, start + seconds, found.get(start, ()))
-        for start in range(page.first, page.last, seconds)
-    ]
+    buckets = [Bucket(start, start + seconds, found.get(start, ())) for start in range(page.first, page.last, seconds)]
     following = report_pages.write(_fingerprint(query), page.end, page.last) if page.more else None
     return Report(buckets, following, now)
 
@@ -185,11 +175,7 @@ def _fingerprint(query: ReportQuery) -> bytes:
 
 
 async def _sums(
-    conn: AsyncConnection,
-    query: ReportQuery,
-    page: _Page,
-    columns: Sequence[str],
-    sums: Sequence[str],
+    conn: AsyncConnection, query: ReportQuery, page: _Page, columns: Sequence[str], sums: Sequence[str]
 ) -> list[Row[Any]]:
     """One row per bucket and group, in a stable order."""
     rows: list[Row[Any]] = []
@@ -215,12 +201,7 @@ def _segments(width: Width, page: _Page) -> Iterator[tuple[Width, int, int]]:
 
 
 def _segment_sums(
-    query: ReportQuery,
-    columns: Sequence[str],
-    sums: Sequence[str],
-    width: Width,
-    start: int,
-    end: int,
+    query: ReportQuery, columns: Sequence[str], sums: Sequence[str], width: Width, start: int, end: int
 ) -> Select[Any]:
     table = TABLES[width].__table__.c
     bucket = (table.bucket - table.bucket % SECONDS[query.width]).label("start")
@@ -238,9 +219,7 @@ def _segment_sums(
     return statement.group_by(*groups).order_by(*groups)
 
 
-def _usage_reader(
-    query: ReportQuery, columns: Sequence[str]
-) -> Callable[[Sequence[Any]], UsageResult]:
+def _usage_reader(query: ReportQuery, columns: Sequence[str]) -> Callable[[Sequence[Any]], UsageResult]:
     """By place in the row: a page may have ten thousand results."""
     asked = query.group_by
 
@@ -265,9 +244,7 @@ def _usage_reader(
     return read
 
 
-def _added_up(
-    parts: Iterable[tuple[int, CostResult]],
-) -> dict[int, list[UsageResult | CostResult]]:
+def _added_up(parts: Iterable[tuple[int, CostResult]]) -> dict[int, list[UsageResult | CostResult]]:
     found: dict[int, dict[tuple[Any, ...], CostResult]] = {}
     for start, part in parts:
         bucket = found.setdefault(start, {})
@@ -286,9 +263,7 @@ def _cost_parts(query: ReportQuery, row: Mapping[Any, Any]) -> Iterator[CostResu
         item = line_item(row["model"], name, row["tier"])
         amount, num_tokens = int(row[f"charge_{name}"]), int(row[name])
         if num_tokens and _is_asked(query, item):
-            whole = CostResult(
-                tenant_id, key_id, item, row["currency"], amount, num_tokens, "tokens"
-            )
+            whole = CostResult(tenant_id, key_id, item, row["currency"], amount, num_tokens, "tokens")
             yield _named(query, whole)
 
 
@@ -296,9 +271,7 @@ def _kept_parts(query: ReportQuery, one: residency_sums.Bucket) -> Iterator[Cost
     item = line_item(one.model, one.token_class, "interactive")
     if _is_asked(query, item):
         tenant_id = one.tenant_id if "project_id" in query.group_by else None
-        whole = CostResult(
-            tenant_id, None, item, one.currency, one.kept.amount, one.kept.byte_hours, "byte_hours"
-        )
+        whole = CostResult(tenant_id, None, item, one.currency, one.kept.amount, one.kept.byte_hours, "byte_hours")
         yield _named(query, whole)
 
 

@@ -63,7 +63,7 @@ async def note(conn: AsyncConnection, readings: Sequence[Reading]) -> None:
     highest = {
         name: case((statement.excluded[name] > table.c[name], statement.excluded[name]), else_=table.c[name])
         for name in SUMS
-    }  # fmt: skip
+    }
     keys = ["hour", "tenant_id", "model", "process"]
     rows = sorted(readings, key=lambda one: (one.hour, one.tenant_id, one.model, one.process))
     await conn.execute(
@@ -108,10 +108,7 @@ async def _had(conn: AsyncConnection, kept: Mapping[Hour, Kept]) -> dict[Hour, K
         .where(table.hour >= min(hour.hour for hour in kept))
         .group_by(*keys)
     )
-    return {
-        Hour(*row[:3]): Kept(int(row[3]), int(row[4]), int(row[5]))
-        for row in await conn.execute(query)
-    }
+    return {Hour(*row[:3]): Kept(int(row[3]), int(row[4]), int(row[5])) for row in await conn.execute(query)}
 
 
 async def _charge(conn: AsyncConnection, hour: Hour, kept: Kept, had: Kept, now_ms: int) -> int:
@@ -124,10 +121,19 @@ async def _charge(conn: AsyncConnection, hour: Hour, kept: Kept, had: Kept, now_
     if not sum(charged):
         return 0
     row = {
-        "request_id": hour.event, "attempt": had.num_charges, "tenant_id": hour.tenant_id, "model": hour.model,
-        "hour": hour.hour, "price_version": price.version, "currency": price.currency, "cache": rest[0],
-        "pinned": rest[1], "charge_cache": charged[0], "charge_pinned": charged[1], "posted_at_ms": now_ms,
-    }  # fmt: skip
+        "request_id": hour.event,
+        "attempt": had.num_charges,
+        "tenant_id": hour.tenant_id,
+        "model": hour.model,
+        "hour": hour.hour,
+        "price_version": price.version,
+        "currency": price.currency,
+        "cache": rest[0],
+        "pinned": rest[1],
+        "charge_cache": charged[0],
+        "charge_pinned": charged[1],
+        "posted_at_ms": now_ms,
+    }
     await ledger.post_transfer(conn, _entry(row), "tenant_receivable", "revenue", sum(charged))
     await insert_all(conn, ResidencyCharge.__table__, [row])
     return 1
@@ -136,8 +142,11 @@ async def _charge(conn: AsyncConnection, hour: Hour, kept: Kept, had: Kept, now_
 def _entry(row: dict[str, Any]) -> dict[str, Any]:
     blank = ledger.blank(
         RESIDENCY, row["request_id"], row["attempt"], row["tenant_id"], row["currency"], row["posted_at_ms"]
-    )  # fmt: skip
+    )
     begins, ends = row["hour"] * 1000, (row["hour"] + HOUR_S) * 1000
     return blank | {
-        "model": row["model"], "price_version": row["price_version"], "opened_at_ms": begins, "ended_at_ms": ends,
-    }  # fmt: skip
+        "model": row["model"],
+        "price_version": row["price_version"],
+        "opened_at_ms": begins,
+        "ended_at_ms": ends,
+    }

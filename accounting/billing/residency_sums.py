@@ -47,9 +47,7 @@ class Bucket(NamedTuple):
     kept: Kept
 
 
-async def charged(
-    conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]
-) -> dict[Key, Kept]:
+async def charged(conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]) -> dict[Key, Kept]:
     table = ResidencyCharge
     groups = (table.hour, table.model, table.price_version, table.currency)
     query = select(*groups, *_sums()).where(table.tenant_id == tenant_id, *where)
@@ -76,11 +74,7 @@ async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
 
 
 async def by_bucket(
-    conn: AsyncConnection,
-    start: int,
-    end: int,
-    seconds: int,
-    tenant_ids: Sequence[str] | None = None,
+    conn: AsyncConnection, start: int, end: int, seconds: int, tenant_ids: Sequence[str] | None = None
 ) -> AsyncIterator[Bucket]:
     """Of hours in [start, end), by buckets of so many seconds (whole hours) and by class; only those that have any."""
     table = ResidencyCharge
@@ -91,10 +85,7 @@ async def by_bucket(
         query = query.where(table.tenant_id.in_(tenant_ids))
     for row in await conn.execute(query.group_by(*groups).order_by(*groups)):
         for token_class, kept in _by_class(row[len(groups) :]):
-            yield Bucket(
-                row.bucket, row.tenant_id, row.model, row.price_version, row.currency,
-                token_class, kept,
-            )  # fmt: skip
+            yield Bucket(row.bucket, row.tenant_id, row.model, row.price_version, row.currency, token_class, kept)
 
 
 async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:
@@ -117,9 +108,7 @@ async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
         if key not in rates:
             rates[key] = await prices.residency_rates(conn, *key)
         priced, num_rows = rates[key], num_rows + 1
-        charge = (
-            None if priced is None else pricing.residency_charge((row.cache, row.pinned), priced)
-        )
+        charge = None if priced is None else pricing.residency_charge((row.cache, row.pinned), priced)
         if charge != [row.charge_cache, row.charge_pinned]:
             failures.append(row.request_id)
     return num_rows, failures

@@ -66,17 +66,10 @@ Ids = Select[str]
 """Of the requests that are looked at; None: all."""
 
 
-async def _conservation(
-    conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None
-) -> EquationResult:
+async def _conservation(conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None) -> EquationResult:
     """Per request and class, so per tenant too: posted + written off - counted by the engine == 0."""
-    ledger = select(
-        LedgerEntry.request_id, *(getattr(LedgerEntry, name).label(name) for name in COUNTED)
-    )
-    engine = select(
-        EngineRecordRow.request_id,
-        *((-getattr(EngineRecordRow, name)).label(name) for name in COUNTED),
-    )
+    ledger = select(LedgerEntry.request_id, *(getattr(LedgerEntry, name).label(name) for name in COUNTED))
+    engine = select(EngineRecordRow.request_id, *((-getattr(EngineRecordRow, name)).label(name) for name in COUNTED))
     if among is not None:
         ledger = ledger.where(LedgerEntry.request_id.in_(among))
         engine = engine.where(EngineRecordRow.request_id.in_(among))
@@ -92,26 +85,24 @@ async def _conservation(
 async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
     """Debits == credits per unit, and the legs say what their entry says."""
     event = (LedgerLeg.request_id, LedgerLeg.kind, LedgerLeg.attempt)
-    unbalanced = (
-        select(LedgerLeg.request_id)
-        .group_by(*event, LedgerLeg.unit)
-        .having(func.sum(LedgerLeg.amount) != 0)
-    )
+    unbalanced = select(LedgerLeg.request_id).group_by(*event, LedgerLeg.unit).having(func.sum(LedgerLeg.amount) != 0)
     tokens = sum((getattr(LedgerEntry, name) for name in COUNTED[1:]), LedgerEntry.cache_read)
     entries = select(
-        LedgerEntry.request_id, LedgerEntry.kind, LedgerEntry.attempt,
-        func.abs(tokens).label("tokens"), func.abs(LedgerEntry.charge).label("money"),
-    ).where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))  # fmt: skip
-    grants = select(
-        Credit.id, literal("grant"), literal(0), literal(0), Credit.amount
-    ).where(Credit.type == "grant")  # fmt: skip
-    uses = select(
-        CreditUse.credit_id, CreditUse.kind, CreditUse.use_no, literal(0), CreditUse.amount
-    )
+        LedgerEntry.request_id,
+        LedgerEntry.kind,
+        LedgerEntry.attempt,
+        func.abs(tokens).label("tokens"),
+        func.abs(LedgerEntry.charge).label("money"),
+    ).where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))
+    grants = select(Credit.id, literal("grant"), literal(0), literal(0), Credit.amount).where(Credit.type == "grant")
+    uses = select(CreditUse.credit_id, CreditUse.kind, CreditUse.use_no, literal(0), CreditUse.amount)
     kept = select(
-        ResidencyCharge.request_id, literal(RESIDENCY), ResidencyCharge.attempt, literal(0),
+        ResidencyCharge.request_id,
+        literal(RESIDENCY),
+        ResidencyCharge.attempt,
+        literal(0),
         ResidencyCharge.charge_cache + ResidencyCharge.charge_pinned,
-    )  # fmt: skip
+    )
     debit = case((LedgerLeg.amount > 0, -LedgerLeg.amount), else_=0)
     booked = select(
         *event,
@@ -131,27 +122,19 @@ async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationR
     return EquationResult(equations.BALANCE, num_checked, tuple(dict.fromkeys(failures)))
 
 
-async def _one_ending(
-    conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None
-) -> EquationResult:
+async def _one_ending(conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None) -> EquationResult:
     """Whatever the engine worked on has ended, exactly once."""
     endings = select(
-        LedgerEntry.request_id,
-        case((ENDING, 1), else_=0).label("endings"),
-        literal(0).label("seen"),
+        LedgerEntry.request_id, case((ENDING, 1), else_=0).label("endings"), literal(0).label("seen")
     ).where(LedgerEntry.kind.not_in((*CORRECTIONS, *WITHOUT_REQUEST)))
     seen = select(EngineRecordRow.request_id, literal(0).label("endings"), literal(1).label("seen"))
     if among is not None:
         endings = endings.where(LedgerEntry.request_id.in_(among))
         seen = seen.where(EngineRecordRow.request_id.in_(among))
     both = union_all(endings, seen).subquery()
-    wrong = (
-        select(both.c.request_id).group_by(both.c.request_id).having(func.sum(both.c.endings) != 1)
-    )
+    wrong = select(both.c.request_id).group_by(both.c.request_id).having(func.sum(both.c.endings) != 1)
     return EquationResult(
-        equations.ONE_ENDING,
-        await _count(conn, select(both.c.request_id).distinct()),
-        await _names(conn, wrong, skip),
+        equations.ONE_ENDING, await _count(conn, select(both.c.request_id).distinct()), await _names(conn, wrong, skip)
     )
 
 
@@ -180,22 +163,20 @@ async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
 async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
     """No row without a tenant, and no reference from one tenant's row to another's key, batch or engine record."""
     orphan = select(LedgerEntry.request_id).where(LedgerEntry.tenant_id.not_in(select(Tenant.id)))
-    stray_record = select(EngineRecordRow.request_id).where(
-        EngineRecordRow.tenant_id.not_in(select(Tenant.id))
-    )
+    stray_record = select(EngineRecordRow.request_id).where(EngineRecordRow.tenant_id.not_in(select(Tenant.id)))
     # Warm-up has no key, so the operator's rows may name none; nor does what ends the requests of a lost journal.
     foreign_key = (
         select(LedgerEntry.request_id)
-        .outerjoin(
-            ApiKey, and_(ApiKey.id == LedgerEntry.key_id, ApiKey.tenant_id == LedgerEntry.tenant_id)
-        )
+        .outerjoin(ApiKey, and_(ApiKey.id == LedgerEntry.key_id, ApiKey.tenant_id == LedgerEntry.tenant_id))
         .where(ApiKey.id.is_(None), LedgerEntry.tenant_id != OPERATOR_TENANT)
         .where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))
         .where(or_(LedgerEntry.key_id != "", LedgerEntry.charge != 0))
     )
-    foreign_batch = select(LedgerEntry.request_id).join(Batch, Batch.id == LedgerEntry.batch_id).where(
-        or_(Batch.tenant_id != LedgerEntry.tenant_id, Batch.key_id != LedgerEntry.key_id)
-    )  # fmt: skip
+    foreign_batch = (
+        select(LedgerEntry.request_id)
+        .join(Batch, Batch.id == LedgerEntry.batch_id)
+        .where(or_(Batch.tenant_id != LedgerEntry.tenant_id, Batch.key_id != LedgerEntry.key_id))
+    )
     foreign_record = (
         select(LedgerEntry.request_id)
         .join(EngineRecordRow, EngineRecordRow.request_id == LedgerEntry.request_id)
@@ -229,9 +210,7 @@ def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:
     )
 
 
-async def _names(
-    conn: AsyncConnection, wrong: Select[Any], skip: frozenset[str] = frozenset()
-) -> tuple[str, ...]:
+async def _names(conn: AsyncConnection, wrong: Select[Any], skip: frozenset[str] = frozenset()) -> tuple[str, ...]:
     query = wrong.limit(MAX_FAILURES + len(skip))
     found = [name for name in (await conn.execute(query)).scalars() if name not in skip]
     return tuple(sorted(found)[:MAX_FAILURES])

@@ -60,15 +60,14 @@ async def immutability(conn: AsyncConnection) -> EquationResult:
     num_days, failures = await day_seals.broken(conn)
     missing = (
         select(Credit.id)
-        .outerjoin(
-            LedgerEntry,
-            and_(LedgerEntry.request_id == Credit.id, LedgerEntry.kind == Credit.type),
+        .outerjoin(LedgerEntry, and_(LedgerEntry.request_id == Credit.id, LedgerEntry.kind == Credit.type))
+        .where(
+            or_(
+                LedgerEntry.request_id.is_(None),
+                and_(Credit.type.in_(CORRECTIONS), LedgerEntry.charge != -Credit.amount),
+            )
         )
-        .where(or_(
-            LedgerEntry.request_id.is_(None),
-            and_(Credit.type.in_(CORRECTIONS), LedgerEntry.charge != -Credit.amount),
-        ))
-    )  # fmt: skip
+    )
     too_much = (
         select(Credit.corrects_request_id)
         .outerjoin(
@@ -119,11 +118,5 @@ async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:
 
 
 async def _gaps(conn: AsyncConnection) -> Iterable[str]:
-    query = (
-        select(Invoice.series)
-        .group_by(Invoice.series)
-        .having(func.max(Invoice.sequence) != func.count())
-    )
-    return [
-        f"series {series}: a number is missing" for series in (await conn.execute(query)).scalars()
-    ]
+    query = select(Invoice.series).group_by(Invoice.series).having(func.max(Invoice.sequence) != func.count())
+    return [f"series {series}: a number is missing" for series in (await conn.execute(query)).scalars()]

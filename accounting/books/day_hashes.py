@@ -23,11 +23,37 @@ ROWS_AT_ONCE = 2_000
 
 # Fixed by name: a column of a later version is no part of what was sealed.
 ENTRY_COLUMNS = (
-    "request_id", "kind", "attempt", "tenant_id", "key_id", "model", "root", "tier", "price_version", "currency",
-    "outcome", "write_off", "opened_at_ms", "ended_at_ms", "posted_at_ms", "cache_read", "cache_write", "uncached",
-    "output", "speculated", "recomputed", "charge", "charge_cache_read", "charge_cache_write", "charge_uncached",
-    "charge_output", "reserved", "trace_id", "batch_id", "line_no",
-)  # fmt: skip
+    "request_id",
+    "kind",
+    "attempt",
+    "tenant_id",
+    "key_id",
+    "model",
+    "root",
+    "tier",
+    "price_version",
+    "currency",
+    "outcome",
+    "write_off",
+    "opened_at_ms",
+    "ended_at_ms",
+    "posted_at_ms",
+    "cache_read",
+    "cache_write",
+    "uncached",
+    "output",
+    "speculated",
+    "recomputed",
+    "charge",
+    "charge_cache_read",
+    "charge_cache_write",
+    "charge_uncached",
+    "charge_output",
+    "reserved",
+    "trace_id",
+    "batch_id",
+    "line_no",
+)
 LEG_COLUMNS = ("request_id", "kind", "attempt", "account", "unit", "token_class", "amount")
 EVENT = ("request_id", "kind", "attempt")
 
@@ -53,12 +79,7 @@ async def seal_closed(conn: AsyncConnection, now_ms: int) -> list[Sealed]:
         wrong = await rollups.recompute(conn, day - DAY_S, day + DAY_S)
         previous = b"" if last is None else last.hash
         num_entries, digest = await _digest(conn, day, previous)
-        values = {
-            "day": day,
-            "num_entries": num_entries,
-            "hash": digest,
-            "sealed_at_ms": now_ms,
-        }
+        values = {"day": day, "num_entries": num_entries, "hash": digest, "sealed_at_ms": now_ms}
         await conn.execute(insert(DaySeal).values(**values))
         sealed.append(Sealed(day, wrong))
         last = await _last(conn)
@@ -101,17 +122,13 @@ def _is_over(day: int, now_ms: int) -> bool:
 async def _digest(conn: AsyncConnection, day: int, previous: bytes) -> tuple[int, bytes]:
     """Rows and legs in the order of their keys' bytes, whatever the database's collation."""
     whole = sha256(previous + str(day).encode())
-    posted = and_(
-        LedgerEntry.posted_at_ms >= day * 1000, LedgerEntry.posted_at_ms < (day + DAY_S) * 1000
-    )
+    posted = and_(LedgerEntry.posted_at_ms >= day * 1000, LedgerEntry.posted_at_ms < (day + DAY_S) * 1000)
     entries = select(*(getattr(LedgerEntry, name) for name in ENTRY_COLUMNS)).where(posted)
     entries = entries.order_by(*(_bytewise(conn, LedgerEntry, name) for name in EVENT))
     num_entries = await _add(conn, whole, entries)
     same_event = and_(*(getattr(LedgerLeg, name) == getattr(LedgerEntry, name) for name in EVENT))
     legs = select(*(getattr(LedgerLeg, name) for name in LEG_COLUMNS)).join(LedgerEntry, same_event)
-    legs = legs.where(posted).order_by(
-        *(_bytewise(conn, LedgerLeg, name) for name in LEG_COLUMNS[:-1])
-    )
+    legs = legs.where(posted).order_by(*(_bytewise(conn, LedgerLeg, name) for name in LEG_COLUMNS[:-1]))
     await _add(conn, whole, legs)
     return num_entries, whole.digest()
 

@@ -52,52 +52,66 @@ class BooksReport(msgspec.Struct, frozen=True):
 
 
 CONSERVATION = Equation(
-    "I1", "conservation",
+    "I1",
+    "conservation",
     "For each request and class of tokens, what was billed and what was written off add up to what the engine counted.",
-)  # fmt: skip
+)
 BALANCE = Equation(
-    "I2", "balance",
-    "In every ledger event debits equal credits in each unit, and the legs say what their entry says.",
-)  # fmt: skip
+    "I2", "balance", "In every ledger event debits equal credits in each unit, and the legs say what their entry says."
+)
 ONE_ENDING = Equation(
-    "I4", "one ending",
+    "I4",
+    "one ending",
     "Every request that the engine worked on or that the ledger names has exactly one settle or void.",
-)  # fmt: skip
+)
 WITHIN_RESERVATION = Equation(
-    "I5", "within reservation",
+    "I5",
+    "within reservation",
     "A settle costs at most what was reserved, what takes a charge back is never above 0, and every other entry costs 0.",
-)  # fmt: skip
+)
 ROLLUP_TRUTH = Equation(
-    "I8", "rollup truth",
+    "I8",
+    "rollup truth",
     "The sums by minute, hour and day equal the sums of their ledger rows, and those by month the sums of their days.",
-)  # fmt: skip
+)
 INVOICE_TRUTH = Equation(
-    "I9", "invoice truth",
+    "I9",
+    "invoice truth",
     "Invoices add up, no invoice number is missing, and a tenant's invoices hold what its ledger rows and its charges for"
     " kept KV cost when they are priced once more.",
-)  # fmt: skip
+)
 LIMITER_EQUALS_BOOKS = Equation(
-    "I13", "limiter equals books",
+    "I13",
+    "limiter equals books",
     "The limiter has used of each budget what the books say, and holds of it what its open requests hold.",
-)  # fmt: skip
+)
 JOURNAL_SHIPPED_WHOLE = Equation(
-    "I14", "journal shipped whole",
+    "I14",
+    "journal shipped whole",
     "No gateway's journal is damaged, and every ending in it that counts as shipped is in the ledger as it was written.",
-)  # fmt: skip
+)
 TENANCY_CLOSED = Equation(
-    "I15", "tenancy closed",
+    "I15",
+    "tenancy closed",
     "Every row belongs to a tenant that exists, and refers only to keys, batches and engine records of that tenant.",
-)  # fmt: skip
-IDEMPOTENCY = Equation(
-    "I17", "idempotency",
-    "A settle stands behind every stored answer of an Idempotency-Key.",
-)  # fmt: skip
+)
+IDEMPOTENCY = Equation("I17", "idempotency", "A settle stands behind every stored answer of an Idempotency-Key.")
 IMMUTABILITY = Equation(
-    "I18", "immutability",
+    "I18",
+    "immutability",
     "A sealed day holds what was sealed, and every credit is a ledger row of its own that never moves more than there was.",
-)  # fmt: skip
+)
 
 EQUATIONS = (
-    CONSERVATION, BALANCE, ONE_ENDING, WITHIN_RESERVATION, ROLLUP_TRUTH, INVOICE_TRUTH, LIMITER_EQUALS_BOOKS,
-    JOURNAL_SHIPPED_WHOLE, TENANCY_CLOSED, IDEMPOTENCY, IMMUTABILITY,
-)  # fmt: skip
+    CONSERVATION,
+    BALANCE,
+    ONE_ENDING,
+    WITHIN_RESERVATION,
+    ROLLUP_TRUTH,
+    INVOICE_TRUTH,
+    LIMITER_EQUALS_BOOKS,
+    JOURNAL_SHIPPED_WHOLE,
+    TENANCY_CLOSED,
+    IDEMPOTENCY,
+    IMMUTABILITY,
+)

@@ -59,23 +59,13 @@ async def record(
     """For changes that authentication need not notice; `changes.record` is for the others."""
     await conn.execute(
         insert(AuditLog).values(
-            at_ms=now * 1000,
-            actor=actor,
-            event=event,
-            tenant_id=tenant_id,
-            object_id=object_id,
-            detail=detail or {},
+            at_ms=now * 1000, actor=actor, event=event, tenant_id=tenant_id, object_id=object_id, detail=detail or {}
         )
     )
 
 
 async def list_entries(
-    conn: AsyncConnection,
-    wanted: AuditFilter,
-    *,
-    after: str | None = None,
-    before: str | None = None,
-    limit: int = 20,
+    conn: AsyncConnection, wanted: AuditFilter, *, after: str | None = None, before: str | None = None, limit: int = 20
 ) -> Page[AuditEntry]:
     """`after` and `before` are ids of entries; walking towards `before`, the page ends where the caller stands."""
     query = _entries(wanted)

@@ -34,9 +34,7 @@ async def record(
     detail: dict[str, Any] | None = None,
 ) -> int:
     """Returns the new epoch: the version of the row that changed."""
-    await audit.record(
-        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=object_id, detail=detail
-    )
+    await audit.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=object_id, detail=detail)
     raised = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
     epoch: int | None = await conn.scalar(raised.returning(AuthEpoch.epoch))
     assert epoch is not None

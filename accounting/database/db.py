@@ -30,7 +30,7 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
-)  # fmt: skip
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -43,10 +43,7 @@ Dialect = Literal["sqlite", "postgresql"]
 
 BUSY_TIMEOUT_MS = 5_000
 DRIVERS = ("sqlite+aiosqlite", "postgresql+psycopg")
-_URL_FORMS = (
-    "HEADGATE_DATABASE_URL is postgresql+psycopg://user:password@host/database, or"
-    " sqlite+aiosqlite:///path."
-)
+_URL_FORMS = "HEADGATE_DATABASE_URL is postgresql+psycopg://user:password@host/database, or sqlite+aiosqlite:///path."
 _PATIENCE = {
     "connect_timeout": 5,
     "tcp_user_timeout": 10_000,
@@ -122,9 +119,7 @@ class Database:
             pool_pre_ping=True,
             connect_args=driver_options(url),
         )
-        readers = engine.execution_options(
-            isolation_level="REPEATABLE READ", postgresql_readonly=True
-        )
+        readers = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         return readers, engine
 
     @asynccontextmanager
@@ -191,12 +186,7 @@ def sqlite_transactions(engine: Any) -> None:
     def _connect(dbapi_connection: Any, _record: Any) -> None:
         dbapi_connection.isolation_level = None
         cursor = dbapi_connection.cursor()
-        for pragma in (
-            f"busy_timeout={BUSY_TIMEOUT_MS}",
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            "foreign_keys=ON",
-        ):
+        for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -206,9 +196,7 @@ def sqlite_transactions(engine: Any) -> None:
         conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def among(
-    conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str]
-) -> ColumnElement[bool]:
+def among(conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str]) -> ColumnElement[bool]:
     """`column IN ids`. One parameter, however many they are: drivers take long over many, and bounds are tight."""
     if conn.dialect.name == "sqlite":
         return column.in_(_EACH.bindparams(ids=msgspec.json.encode(sorted(ids)).decode()))
@@ -234,9 +222,7 @@ async def insert_new(
     return list((await conn.execute(statement, _parameters(conn, rows))).all())
 
 
-async def insert_all(
-    conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]
-) -> None:
+async def insert_all(conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]) -> None:
     """Many plain rows (numbers and text) at once; a row that exists is an error."""
     if rows:
         statement = _inserting(conn.dialect.name, table, tuple(rows[0]))
@@ -257,37 +243,28 @@ async def add_up(
 
 @cache
 def _inserting_new(
-    dialect: str,
-    table: FromClause,
-    names: tuple[str, ...],
-    returning: tuple[InstrumentedAttribute[Any], ...],
+    dialect: str, table: FromClause, names: tuple[str, ...], returning: tuple[InstrumentedAttribute[Any], ...]
 ) -> Any:
     return _inserting(dialect, table, names).on_conflict_do_nothing().returning(*returning)
 
 
 @cache
-def _adding_up(
-    dialect: str, table: FromClause, names: tuple[str, ...], sums: tuple[str, ...]
-) -> Any:
+def _adding_up(dialect: str, table: FromClause, names: tuple[str, ...], sums: tuple[str, ...]) -> Any:
     assert isinstance(table, Table)
     statement = _inserting(dialect, table, names)
     return statement.on_conflict_do_update(
-        index_elements=list(table.primary_key),
-        set_={name: table.c[name] + statement.excluded[name] for name in sums},
+        index_elements=list(table.primary_key), set_={name: table.c[name] + statement.excluded[name] for name in sums}
     )
 
 
 @cache
-def _inserting(
-    dialect: str, table: FromClause, names: tuple[str, ...]
-) -> sqlite.Insert | postgresql.Insert:
+def _inserting(dialect: str, table: FromClause, names: tuple[str, ...]) -> sqlite.Insert | postgresql.Insert:
     """PostgreSQL takes all rows as one JSON parameter: the driver's work per value is what makes big inserts slow."""
     assert isinstance(table, Table)
     if dialect == "sqlite":
         return sqlite.insert(table)
     source = func.json_populate_recordset(
-        literal_column(f'NULL::"{table.name}"'),
-        cast(bindparam("rows", type_=Text()), postgresql.JSON),
+        literal_column(f'NULL::"{table.name}"'), cast(bindparam("rows", type_=Text()), postgresql.JSON)
     ).table_valued(*(column(name, table.c[name].type) for name in names))
     return postgresql.insert(table).from_select(list(names), select(source), include_defaults=False)
 

@@ -70,9 +70,7 @@ def check_models() -> None:
 
 
 def _newer() -> SchemaNewer:
-    return SchemaNewer(
-        "The database was migrated by a newer Headgate: install that version or restore a backup."
-    )
+    return SchemaNewer("The database was migrated by a newer Headgate: install that version or restore a backup.")
 
 
 def _scripts() -> ScriptDirectory:
@@ -90,9 +88,7 @@ def _revision(conn: Connection) -> str | None:
 
 def _config(conn: Connection) -> Config:
     config = Config(stdout=io.StringIO())  # Alembic would print its verdict
-    config.set_main_option(
-        "script_location", str(files("accounting.migrations")).replace("%", "%%")
-    )
+    config.set_main_option("script_location", str(files("accounting.migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = conn
     return config

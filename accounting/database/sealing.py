@@ -33,9 +33,7 @@ async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: in
     wrapped = await conn.scalar(query)
     if wrapped is None:
         fresh = seal(wrapping, secrets.token_bytes(KEY_BYTES), _place(tenant_id))
-        statement = upsert(conn, DataKey.__table__).values(
-            tenant_id=tenant_id, wrapped=fresh, created_at=now
-        )
+        statement = upsert(conn, DataKey.__table__).values(tenant_id=tenant_id, wrapped=fresh, created_at=now)
         await conn.execute(statement.on_conflict_do_nothing())
         wrapped = await conn.scalar(query)
         assert wrapped is not None

@@ -52,9 +52,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 async def any_due(conn: AsyncConnection, now: int) -> bool:
-    return (
-        await conn.execute(select(OutboxLane.tenant_id).where(_is_due(now)).limit(1))
-    ).first() is not None
+    return (await conn.execute(select(OutboxLane.tenant_id).where(_is_due(now)).limit(1))).first() is not None
 
 
 async def claim(conn: AsyncConnection, now: int, room: int, schedule: Schedule) -> list[Delivery]:
@@ -64,9 +62,7 @@ async def claim(conn: AsyncConnection, now: int, room: int, schedule: Schedule) 
         .where(_is_due(now))
         .order_by(OutboxLane.last_turn_ms, OutboxLane.tenant_id)
         .limit(room)
-        .with_for_update(
-            skip_locked=True, key_share=True
-        )  # whoever writes events is not in the way
+        .with_for_update(skip_locked=True, key_share=True)  # whoever writes events is not in the way
     )
     chosen = list((await conn.execute(lanes)).scalars())
     rows: list[Row[Any]] = []
@@ -76,10 +72,7 @@ async def claim(conn: AsyncConnection, now: int, room: int, schedule: Schedule) 
     if chosen:
         served = update(OutboxLane).where(OutboxLane.tenant_id.in_(chosen))
         await conn.execute(served.values(last_turn_ms=now))
-    claimed = [
-        Delivery(row.event_id, row.webhook_id, row.attempts + 1, row.url, row.secret, row.body)
-        for row in rows
-    ]
+    claimed = [Delivery(row.event_id, row.webhook_id, row.attempts + 1, row.url, row.secret, row.body) for row in rows]
     for one in claimed:
         await conn.execute(
             _row(one.event_id, one.webhook_id).values(
@@ -97,21 +90,17 @@ async def _next_of(conn: AsyncConnection, lane: str, now: int, places: int) -> S
     if free <= 0:
         return []
     query = (
-        select(
-            Outbox.event_id, Outbox.webhook_id, Outbox.attempts, Outbox.body, Webhook.url, Webhook.secret
-        )
+        select(Outbox.event_id, Outbox.webhook_id, Outbox.attempts, Outbox.body, Webhook.url, Webhook.secret)
         .join(Webhook, Webhook.id == Outbox.webhook_id)
         .where(Outbox.lane == lane, *_waits(now))
         .order_by(Outbox.deliver_after_ms, Outbox.event_id)
         .limit(free)
-    )  # fmt: skip
+    )
     return list(await conn.execute(query))
 
 
 async def delivered(conn: AsyncConnection, done: Delivery, now: int) -> None:
-    await conn.execute(
-        _mine(done).values(state="delivered", claimed_until_ms=0, ended_at_ms=now, last_error=None)
-    )
+    await conn.execute(_mine(done).values(state="delivered", claimed_until_ms=0, ended_at_ms=now, last_error=None))
 
 
 async def failed(conn: AsyncConnection, tried: Delivery, error: str, now: int) -> bool:
@@ -127,9 +116,7 @@ async def tidy(conn: AsyncConnection, now: int) -> None:
     lost = update(Outbox).where(
         Outbox.ended_at_ms.is_(None), Outbox.attempts >= MAX_TRIES, Outbox.claimed_until_ms <= now
     )
-    await conn.execute(
-        lost.values(state="dead", ended_at_ms=now, last_error="lost", claimed_until_ms=0)
-    )
+    await conn.execute(lost.values(state="dead", ended_at_ms=now, last_error="lost", claimed_until_ms=0))
     for state, kept_ms in (("delivered", DELIVERED_KEPT_MS), ("dead", DEAD_KEPT_MS)):
         old = select(Outbox.event_id, Outbox.webhook_id).where(
             Outbox.state == state, Outbox.ended_at_ms < now - kept_ms
@@ -152,9 +139,11 @@ async def _mark_full(conn: AsyncConnection) -> None:
 
 def _waits(now: int) -> tuple[Any, ...]:
     return (
-        Outbox.ended_at_ms.is_(None), Outbox.deliver_after_ms <= now, Outbox.claimed_until_ms <= now,
+        Outbox.ended_at_ms.is_(None),
+        Outbox.deliver_after_ms <= now,
+        Outbox.claimed_until_ms <= now,
         Outbox.attempts < MAX_TRIES,
-    )  # fmt: skip
+    )
 
 
 def _is_due(now: int) -> Any:
@@ -163,7 +152,7 @@ def _is_due(now: int) -> Any:
         .where(Outbox.lane == OutboxLane.tenant_id, Outbox.claimed_until_ms > now)
         .correlate(OutboxLane)
         .scalar_subquery()
-    )  # fmt: skip
+    )
     waiting = exists().where(Outbox.lane == OutboxLane.tenant_id, *_waits(now))
     return waiting & (taken < PLACES)
 
@@ -174,6 +163,4 @@ def _row(event_id: str, webhook_id: str) -> Any:
 
 def _mine(done: Delivery) -> Any:
     """Of that try alone: a later claim has another number."""
-    return _row(done.event_id, done.webhook_id).where(
-        Outbox.ended_at_ms.is_(None), Outbox.attempts == done.attempt
-    )
+    return _row(done.event_id, done.webhook_id).where(Outbox.ended_at_ms.is_(None), Outbox.attempts == done.attempt)

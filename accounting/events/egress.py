@@ -20,16 +20,54 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 MAX_URL = 2048
 UNICAST = ipaddress.ip_network("2000::/3")
 # What Python 3.11 takes for public and is not: protocol assignments, relays of 6to4, documentation.
-REFUSED = tuple(
-    ipaddress.ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2002::/16", "3fff::/20")
-)  # fmt: skip
+REFUSED = tuple(ipaddress.ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2002::/16", "3fff::/20"))
 PRIVATE_SUFFIXES = ("localhost", "local", "internal", "localdomain", "home.arpa", "onion")
 WEB_PORTS = frozenset({80, 443})
-STORE_PORTS = frozenset({
-    1433, 1521, 2049, 2181, 2375, 2376, 2379, 2380, 3306, 4369, 5432, 5433, 5672, 5984, 6379, 6380, 6432, 6443, 7000,
-    7001, 7474, 7687, 8086, 8123, 8500, 9000, 9042, 9092, 9200, 9300, 10250, 10255, 11211, 15672, 16379, 25672, 26257,
-    26379, 27017, 27018, 27019,
-})  # fmt: skip
+STORE_PORTS = frozenset(
+    {
+        1433,
+        1521,
+        2049,
+        2181,
+        2375,
+        2376,
+        2379,
+        2380,
+        3306,
+        4369,
+        5432,
+        5433,
+        5672,
+        5984,
+        6379,
+        6380,
+        6432,
+        6443,
+        7000,
+        7001,
+        7474,
+        7687,
+        8086,
+        8123,
+        8500,
+        9000,
+        9042,
+        9092,
+        9200,
+        9300,
+        10250,
+        10255,
+        11211,
+        15672,
+        16379,
+        25672,
+        26257,
+        26379,
+        27017,
+        27018,
+        27019,
+    }
+)
 _HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+")
 _VISIBLE = re.compile(r"[!-~]+")
 _A_NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
@@ -62,8 +100,9 @@ class Egress(msgspec.Struct, frozen=True):
             raise _refused("must begin with https://")
         if "@" in parts.netloc or "#" in url:
             raise _refused("must hold neither a user nor a fragment")
-        self._check_place(host, (443 if parts.scheme == "https" else 80) if port is None else port,
-                          parts.scheme == "https")  # fmt: skip
+        self._check_place(
+            host, (443 if parts.scheme == "https" else 80) if port is None else port, parts.scheme == "https"
+        )
 
     def _check_place(self, host: str, port: int, encrypted: bool) -> None:
         try:

@@ -39,68 +39,58 @@ class Event(msgspec.Struct, frozen=True):
 
 def usage(entry: Mapping[Any, Any]) -> Event:
     """A settle, or the reversal that takes it back with all numbers negative."""
-    names = (
-        "request_id",
-        "kind",
-        "key_id",
-        "model",
-        "tier",
-        "price_version",
-        "currency",
-        "batch_id",
-        "line_no",
-    )
+    names = ("request_id", "kind", "key_id", "model", "tier", "price_version", "currency", "batch_id", "line_no")
     return Event(
-        f"{entry['request_id']}/{entry['kind']}/{entry['attempt']}", "headgate.usage.v1", entry["tenant_id"],
+        f"{entry['request_id']}/{entry['kind']}/{entry['attempt']}",
+        "headgate.usage.v1",
+        entry["tenant_id"],
         entry["posted_at_ms"],
-        {name: entry[name] for name in (*names, *TOKEN_CLASSES)} | {
-            "charge_micro_units": entry["charge"], "opened_at_ms": entry["opened_at_ms"],
+        {name: entry[name] for name in (*names, *TOKEN_CLASSES)}
+        | {
+            "charge_micro_units": entry["charge"],
+            "opened_at_ms": entry["opened_at_ms"],
             "ended_at_ms": entry["ended_at_ms"],
         },
-    )  # fmt: skip
+    )
 
 
 def budget_alert(row: Mapping[Any, Any]) -> Event:
     names = ("budget_id", "period_start_ms", "threshold", "used_micro_units", "limit_micro_units")
     return Event(
-        f"{row['budget_id']}/{row['period_start_ms']}/{row['threshold']}", "headgate.budget.alert.v1",
-        row["tenant_id"], row["at_ms"], {name: row[name] for name in names},
-    )  # fmt: skip
+        f"{row['budget_id']}/{row['period_start_ms']}/{row['threshold']}",
+        "headgate.budget.alert.v1",
+        row["tenant_id"],
+        row["at_ms"],
+        {name: row[name] for name in names},
+    )
 
 
-def spend_alert(
-    alert_id: str, tenant_id: str, cents: int, start_ms: int, spent: int, at_ms: int
-) -> Event:
+def spend_alert(alert_id: str, tenant_id: str, cents: int, start_ms: int, spent: int, at_ms: int) -> Event:
     data = {
-        "spend_alert_id": alert_id, "period_start_ms": start_ms, "threshold_amount": cents,
+        "spend_alert_id": alert_id,
+        "period_start_ms": start_ms,
+        "threshold_amount": cents,
         "spent_micro_units": spent,
-    }  # fmt: skip
+    }
     return Event(f"{alert_id}/{start_ms}", "headgate.spend_alert.v1", tenant_id, at_ms, data)
 
 
-def invoice_closed(
-    number: str, tenant_id: str, period: str, currency: str, total: int, at_ms: int
-) -> Event:
+def invoice_closed(number: str, tenant_id: str, period: str, currency: str, total: int, at_ms: int) -> Event:
     data = {"number": number, "period": period, "currency": currency, "total_micro_units": total}
     return Event(f"invoice/{number}", "headgate.invoice.closed.v1", tenant_id, at_ms, data)
 
 
 def api_key(
     verb: Literal["rotated", "revoked"], tenant_id: str, key_id: str, version: int, now: int, **data: Any
-) -> Event:  # fmt: skip
+) -> Event:
     """`version`: of the change. Of the key only its id is told."""
-    type_: EventType = (
-        "headgate.api_key.rotated.v1" if verb == "rotated" else "headgate.api_key.revoked.v1"
-    )
-    return Event(
-        f"{key_id}/{version}", type_, tenant_id, now * 1000, {"api_key_id": key_id, **data}
-    )
+    type_: EventType = "headgate.api_key.rotated.v1" if verb == "rotated" else "headgate.api_key.revoked.v1"
+    return Event(f"{key_id}/{version}", type_, tenant_id, now * 1000, {"api_key_id": key_id, **data})
 
 
 def batch_ended(
-    batch_id: str, tenant_id: str, status: str, counts: Mapping[str, int], files: Mapping[str, str | None],
-    at_ms: int,
-) -> Event:  # fmt: skip
+    batch_id: str, tenant_id: str, status: str, counts: Mapping[str, int], files: Mapping[str, str | None], at_ms: int
+) -> Event:
     data = {"batch_id": batch_id, "status": status, "request_counts": dict(counts), **files}
     return Event(batch_id, "headgate.batch.ended.v1", tenant_id, at_ms, data)
 
@@ -109,7 +99,13 @@ def body(event: Event, source: str) -> str:
     """CloudEvents' structured JSON."""
     when = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     value = {
-        "specversion": "1.0", "id": event.id, "source": source, "type": event.type, "subject": event.tenant_id,
-        "time": when.replace("+00:00", "Z"), "datacontenttype": "application/json", "data": event.data,
-    }  # fmt: skip
+        "specversion": "1.0",
+        "id": event.id,
+        "source": source,
+        "type": event.type,
+        "subject": event.tenant_id,
+        "time": when.replace("+00:00", "Z"),
+        "datacontenttype": "application/json",
+        "data": event.data,
+    }
     return msgspec.json.encode(value).decode()

@@ -32,15 +32,12 @@ async def write_usage(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> No
         await _tell(conn, [events.usage(entry) for entry in entries], listening)
 
 
-async def _tell(
-    conn: AsyncConnection, told: Sequence[Event], listening: Sequence[Row[Any]]
-) -> None:
+async def _tell(conn: AsyncConnection, told: Sequence[Event], listening: Sequence[Row[Any]]) -> None:
     pairs = [
         (event, hook)
         for event in told
         for hook in listening
-        if hook.tenant_id in (event.tenant_id, OPERATOR_TENANT)
-        and (hook.events is None or event.type in hook.events)
+        if hook.tenant_id in (event.tenant_id, OPERATOR_TENANT) and (hook.events is None or event.type in hook.events)
     ]
     await _insert(conn, [(event, hook.id, hook.tenant_id) for event, hook in pairs])
 
@@ -78,10 +75,17 @@ async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, s
     here, now_ms = await source(conn), time.time_ns() // 1_000_000
     rows = [
         {
-            "event_id": event.id, "webhook_id": webhook_id, "lane": lane, "type": event.type,
-            "body": events.body(event, here), "state": "pending", "attempts": 0,
-            "deliver_after_ms": now_ms, "claimed_until_ms": 0, "created_at_ms": now_ms,
+            "event_id": event.id,
+            "webhook_id": webhook_id,
+            "lane": lane,
+            "type": event.type,
+            "body": events.body(event, here),
+            "state": "pending",
+            "attempts": 0,
+            "deliver_after_ms": now_ms,
+            "claimed_until_ms": 0,
+            "created_at_ms": now_ms,
         }
         for event, webhook_id, lane in addressed
-    ]  # fmt: skip
+    ]
     await insert_new(conn, Outbox.__table__, rows, (Outbox.event_id,))

@@ -93,12 +93,14 @@ async def create(
     webhook_id, secret = new_id("webhook"), secrets.token_bytes(SECRET_BYTES)
     await conn.execute(
         insert(Webhook).values(
-            id=webhook_id, tenant_id=tenant_id, url=url,
+            id=webhook_id,
+            tenant_id=tenant_id,
+            url=url,
             created_at=made_at("webhook", webhook_id),  # its id alone gives its place once it is removed
             events=None if types is None else sorted(set(types)),
             secret=sealing.seal(_key(master), secret, webhook_id.encode()),
         )
-    )  # fmt: skip
+    )
     await _record(conn, "created", tenant_id, webhook_id, url, now, actor)
     return NewWebhook(await get(conn, webhook_id), _shown(secret))
 
@@ -111,35 +113,22 @@ async def get(conn: AsyncConnection, webhook_id: str) -> WebhookInfo:
 
 
 async def list_webhooks(
-    conn: AsyncConnection,
-    *,
-    tenant_id: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
+    conn: AsyncConnection, *, tenant_id: str | None = None, after: str | None = None, limit: int = 20
 ) -> Page[WebhookInfo]:
     query = _all() if tenant_id is None else _all().where(Webhook.tenant_id == tenant_id)
     # A removed one leaves no row.
     gone = None if after is None else made_at("webhook", after)
-    page = await newest_first(
-        conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone
-    )
+    page = await newest_first(conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone)
     return Page(await _with_counts(conn, page.items), page.has_more)
 
 
 async def list_deliveries(
-    conn: AsyncConnection,
-    webhook_id: str,
-    *,
-    state: str | None = None,
-    event_id: str | None = None,
-    limit: int = 20,
+    conn: AsyncConnection, webhook_id: str, *, state: str | None = None, event_id: str | None = None, limit: int = 20
 ) -> list[DeliveryInfo]:
     """Newest first."""
     await get(conn, webhook_id)
     names = DeliveryInfo.__struct_fields__
-    query = select(*(getattr(Outbox, name) for name in names)).where(
-        Outbox.webhook_id == webhook_id
-    )
+    query = select(*(getattr(Outbox, name) for name in names)).where(Outbox.webhook_id == webhook_id)
     if state is not None:
         query = query.where(Outbox.state == state)
     if event_id is not None:
@@ -170,7 +159,7 @@ async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: st
     info = await get(conn, webhook_id)
     event = Event(
         f"{webhook_id}/test/{secrets.token_hex(8)}", events.TEST, info.tenant_id, now_ms, {"webhook_id": webhook_id}
-    )  # fmt: skip
+    )
     await outbox.write_to(conn, event, webhook_id, info.tenant_id)
     await _record(conn, "tested", info.tenant_id, webhook_id, info.url, now_ms // 1000, actor)
     return event.id
@@ -212,20 +201,23 @@ async def _with_counts(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> list[
     counts = await _counts(conn, [row.id for row in rows])
     return [
         WebhookInfo(
-            row.id, row.tenant_id, row.url, None if row.events is None else tuple(row.events), row.is_full,
-            row.created_at, counts.get(row.id, Counts()),
+            row.id,
+            row.tenant_id,
+            row.url,
+            None if row.events is None else tuple(row.events),
+            row.is_full,
+            row.created_at,
+            counts.get(row.id, Counts()),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 async def _counts(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, Counts]:
     of_these = Outbox.webhook_id.in_(ids)
     query = select(Outbox.webhook_id, Outbox.state, func.count()).where(of_these)
     found: dict[str, dict[str, Any]] = {}
-    for webhook_id, state, number in await conn.execute(
-        query.group_by(Outbox.webhook_id, Outbox.state)
-    ):
+    for webhook_id, state, number in await conn.execute(query.group_by(Outbox.webhook_id, Outbox.state)):
         found.setdefault(webhook_id, {})[state] = number
     for webhook_id in found:
         latest = (
@@ -233,17 +225,21 @@ async def _counts(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, Counts
             .where(Outbox.webhook_id == webhook_id, Outbox.state != "delivered", Outbox.last_error.is_not(None))
             .order_by(Outbox.created_at_ms.desc())
             .limit(1)
-        )  # fmt: skip
+        )
         found[webhook_id]["last_error"] = await conn.scalar(latest)
     return {webhook_id: Counts(**values) for webhook_id, values in found.items()}
 
 
 async def _record(
     conn: AsyncConnection, verb: str, tenant_id: str, webhook_id: str, url: str, now: int, actor: str
-) -> None:  # fmt: skip
+) -> None:
     """Of the URL the host alone: paths of receivers are often secrets."""
     await audit.record(
-        conn, f"headgate.webhook.{verb}", actor=actor, now=now, object_id=webhook_id,
+        conn,
+        f"headgate.webhook.{verb}",
+        actor=actor,
+        now=now,
+        object_id=webhook_id,
         tenant_id=None if tenant_id == OPERATOR_TENANT else tenant_id,
         detail={"host": urlsplit(url).hostname},
-    )  # fmt: skip
+    )

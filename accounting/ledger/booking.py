@@ -9,21 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Insert,
-    Text,
-    and_,
-    bindparam,
-    case,
-    column,
-    func,
-    insert,
-    or_,
-    select,
-    true,
-    values,
-)
+from sqlalchemy import BigInteger, Insert, Text, and_, bindparam, case, column, func, insert, or_, select, true, values
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Compiled, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -55,15 +41,26 @@ def _compiled() -> Compiled:
 
 def _statement() -> Insert:
     entry = LedgerEntry
-    wanted = func.unnest(
-        bindparam("request_ids", type_=ARRAY(Text)),
-        bindparam("kinds", type_=ARRAY(Text)),
-        bindparam("attempts", type_=ARRAY(BigInteger)),
-    ).table_valued(*KEY, name="wanted").render_derived()  # fmt: skip
-    leg = values(
-        column("account", Text), column("unit", Text), column("token_class", Text),
-        column("amount", BigInteger), name="leg",
-    ).data([_leg(rule) for rule in RULES]).lateral()  # fmt: skip
+    wanted = (
+        func.unnest(
+            bindparam("request_ids", type_=ARRAY(Text)),
+            bindparam("kinds", type_=ARRAY(Text)),
+            bindparam("attempts", type_=ARRAY(BigInteger)),
+        )
+        .table_valued(*KEY, name="wanted")
+        .render_derived()
+    )
+    leg = (
+        values(
+            column("account", Text),
+            column("unit", Text),
+            column("token_class", Text),
+            column("amount", BigInteger),
+            name="leg",
+        )
+        .data([_leg(rule) for rule in RULES])
+        .lateral()
+    )
     keys = [getattr(entry, name) for name in KEY]
     matches = and_(*(key == wanted.c[key.name] for key in keys))
     rows = wanted.join(entry, matches).join(leg, true())

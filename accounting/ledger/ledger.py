@@ -40,9 +40,7 @@ async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
     closed = await conn.execute(select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING))
     day, cutoff_ms, last_ms = closed.one()
     now_ms = _now_ms() if now_ms is None else now_ms
-    return max(
-        0 if day is None else (day + DAY_S) * 1000, (cutoff_ms or 0) + 1, last_ms or 0, now_ms
-    )
+    return max(0 if day is None else (day + DAY_S) * 1000, (cutoff_ms or 0) + 1, last_ms or 0, now_ms)
 
 
 async def last_posting_ms(conn: AsyncConnection) -> int:
@@ -56,27 +54,31 @@ async def post_correction(conn: AsyncConnection, entry: LedgerRow) -> None:
     await booking.book(conn, [entry])
 
 
-async def post_transfer(
-    conn: AsyncConnection, entry: LedgerRow, debit: str, credit: str, amount: int
-) -> None:
+async def post_transfer(conn: AsyncConnection, entry: LedgerRow, debit: str, credit: str, amount: int) -> None:
     """A row that moves money between two accounts and charges nothing: what becomes of a grant."""
     await insert_all(conn, LedgerEntry.__table__, [entry])
     await insert_all(conn, LedgerLeg.__table__, transfer(entry, debit, credit, amount))
 
 
-def blank(
-    kind: str, event_id: str, attempt: int, tenant_id: str, currency: str, now_ms: int
-) -> dict[str, Any]:
+def blank(kind: str, event_id: str, attempt: int, tenant_id: str, currency: str, now_ms: int) -> dict[str, Any]:
     """A ledger row without tokens and charges."""
     texts = ("key_id", "model", "root", "tier", "price_version", "write_off", "trace_id")
     charges = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
     counts = (*TOKEN_CLASSES, "speculated", "recomputed", "reserved", *charges)
     times = ("opened_at_ms", "ended_at_ms", "posted_at_ms")
     return {
-        "request_id": event_id, "kind": kind, "attempt": attempt, "tenant_id": tenant_id, "currency": currency,
-        "outcome": "ok", "batch_id": None, "line_no": None,
-        **dict.fromkeys(texts, ""), **dict.fromkeys(counts, 0), **dict.fromkeys(times, now_ms),
-    }  # fmt: skip
+        "request_id": event_id,
+        "kind": kind,
+        "attempt": attempt,
+        "tenant_id": tenant_id,
+        "currency": currency,
+        "outcome": "ok",
+        "batch_id": None,
+        "line_no": None,
+        **dict.fromkeys(texts, ""),
+        **dict.fromkeys(counts, 0),
+        **dict.fromkeys(times, now_ms),
+    }
 
 
 def _now_ms() -> int:

@@ -19,9 +19,13 @@ CHARGES = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
 def reversal(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
     """The entry that cancels a settle."""
     return {
-        **entry, "kind": "reversal", "write_off": reason, "posted_at_ms": now_ms, "reserved": 0,
+        **entry,
+        "kind": "reversal",
+        "write_off": reason,
+        "posted_at_ms": now_ms,
+        "reserved": 0,
         **{name: -entry[name] for name in (*COUNTED, *CHARGES)},
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,13 @@ def transfer(entry: LedgerRow, debit: str, credit: str, amount: int) -> list[dic
     return [_leg(entry, debit, unit, "", amount), _leg(entry, credit, unit, "", -amount)]
 
 
-def _leg(
-    entry: LedgerRow, account: str, unit: str, token_class: str, amount: int
-) -> dict[str, Any]:
+def _leg(entry: LedgerRow, account: str, unit: str, token_class: str, amount: int) -> dict[str, Any]:
     return {
-        "request_id": entry["request_id"], "kind": entry["kind"], "attempt": entry["attempt"],
-        "account": account, "unit": unit, "token_class": token_class, "amount": amount,
-    }  # fmt: skip
+        "request_id": entry["request_id"],
+        "kind": entry["kind"],
+        "attempt": entry["attempt"],
+        "account": account,
+        "unit": unit,
+        "token_class": token_class,
+        "amount": amount,
+    }

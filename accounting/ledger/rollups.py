@@ -8,19 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import (  # fmt: skip
-    BigInteger,
-    ColumnElement,
-    Select,
-    case,
-    cast,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    union_all,
-)
+from sqlalchemy import BigInteger, ColumnElement, Select, case, cast, delete, func, insert, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import add_up
@@ -32,8 +20,10 @@ from accounting.values.types import BILLED, TOKEN_CLASSES, LedgerRow
 Width = Literal["1m", "1h", "1d"]
 Span = Literal["1m", "1h", "1d", "month"]
 TABLES: dict[Width, type[RollupMinute] | type[RollupHour] | type[RollupDay]] = {
-    "1m": RollupMinute, "1h": RollupHour, "1d": RollupDay,
-}  # fmt: skip
+    "1m": RollupMinute,
+    "1h": RollupHour,
+    "1d": RollupDay,
+}
 SECONDS: dict[Width, int] = {"1m": 60, "1h": 3_600, "1d": 86_400}
 SPANS: tuple[Span, ...] = ("1m", "1h", "1d", "month")
 
@@ -51,11 +41,12 @@ async def add(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     """Adds new settle entries, and takes off reversals, in the buckets of their requests' start."""
     rows = summed(
         {
-            **entry, "bucket": bucket_of("1m", entry["opened_at_ms"] // 1000),
+            **entry,
+            "bucket": bucket_of("1m", entry["opened_at_ms"] // 1000),
             "num_requests": -1 if entry["kind"] == "reversal" else 1,
         }
         for entry in entries
-    )  # fmt: skip
+    )
     for span in SPANS:
         rows = summed({**row, "bucket": bucket_of(span, row["bucket"])} for row in rows)
         await add_up(conn, table_of(span).__table__, rows, COUNTED)
@@ -80,9 +71,7 @@ def bucket_of(span: Span, second: int) -> int:
     return month_start(second) if span == "month" else second - second % SECONDS[span]
 
 
-def differing(
-    conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None
-) -> Select[Any]:
+def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None) -> Select[Any]:
     """Keys whose stored sums are not the sums of their rows (of a month: of its days); all, or of [start, end)."""
     source = _days_by_month(conn) if span == "month" else _rows_by_bucket(span)
     stored = table_of(span)
@@ -118,9 +107,7 @@ async def recompute(conn: AsyncConnection, start: int, end: int) -> list[str]:
         keys = [each.c[name] for name in ("bucket", *KEYS)]
         sums = [func.sum(each.c[name]) for name in ("num_requests", *SUMS)]
         await conn.execute(
-            insert(table).from_select(
-                ["bucket", *KEYS, "num_requests", *SUMS], select(*keys, *sums).group_by(*keys)
-            )
+            insert(table).from_select(["bucket", *KEYS, "num_requests", *SUMS], select(*keys, *sums).group_by(*keys))
         )
     return found
 

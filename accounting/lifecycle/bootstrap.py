@@ -66,16 +66,9 @@ async def _make(conn: AsyncConnection, pepper: bytes, now: int) -> Credentials:
     tenant_id = await _default_tenant(conn, now)
     account = await service_accounts.create_service_account(conn, tenant_id, "first start", now=now)
     key = await api_keys.create(
-        conn,
-        pepper,
-        tenant_id=tenant_id,
-        now=now,
-        name="first start",
-        service_account_id=account.id,
+        conn, pepper, tenant_id=tenant_id, now=now, name="first start", service_account_id=account.id
     )
-    admin = await api_keys.create(
-        conn, pepper, tenant_id=OPERATOR_TENANT, now=now, kind="admin", name="first start"
-    )
+    admin = await api_keys.create(conn, pepper, tenant_id=OPERATOR_TENANT, now=now, kind="admin", name="first start")
     return Credentials(admin.value, tenant_id, key.value, fresh=True)
 
 

@@ -37,9 +37,7 @@ class ErasureReport(msgspec.Struct, frozen=True):
     data_key_destroyed: bool
 
 
-async def erase(
-    conn: AsyncConnection, tenant_id: str, *, retention_days: int, now: int, actor: str
-) -> ErasureReport:
+async def erase(conn: AsyncConnection, tenant_id: str, *, retention_days: int, now: int, actor: str) -> ErasureReport:
     """Final. Raises ConflictError while it may not be done."""
     tenant = await tenants.get(conn, tenant_id)
     if tenant.status != "archived" or tenant.archived_at is None:
@@ -47,20 +45,15 @@ async def erase(
     due = tenant.archived_at + retention_days * DAY_S
     if now < due:
         day = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        raise ConflictError(
-            f"An archived project is kept for {retention_days} days: this one until {day}."
-        )
+        raise ConflictError(f"An archived project is kept for {retention_days} days: this one until {day}.")
     running = (Batch.tenant_id == tenant_id) & Batch.state.not_in(ENDED)
     if await _count(conn, Batch.id, running):
         raise ConflictError("A batch of the project has not ended yet.")
     report = await _destroy(conn, tenant_id, now)
-    detail = {
-        name: value for name, value in msgspec.to_builtins(report).items() if name != "tenant_id"
-    }
+    detail = {name: value for name, value in msgspec.to_builtins(report).items() if name != "tenant_id"}
     version = await changes.record(
-        conn, "project.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id,
-        detail=detail,
-    )  # fmt: skip
+        conn, "project.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail
+    )
     values = {"erased_at": now, "name": ERASED, "version": version}
     await conn.execute(update(Tenant).where(Tenant.id == tenant_id).values(**values))
     return report
@@ -69,26 +62,16 @@ async def erase(
 async def _destroy(conn: AsyncConnection, tenant_id: str, now: int) -> ErasureReport:
     mine = select(Batch.id).where(Batch.tenant_id == tenant_id)
     keys = await conn.execute(
-        update(ApiKey)
-        .where(ApiKey.tenant_id == tenant_id, ApiKey.revoked_at.is_(None))
-        .values(revoked_at=now)
+        update(ApiKey).where(ApiKey.tenant_id == tenant_id, ApiKey.revoked_at.is_(None)).values(revoked_at=now)
     )
-    await conn.execute(
-        update(ApiKey).where(ApiKey.tenant_id == tenant_id).values(name=None, addresses=None)
-    )
+    await conn.execute(update(ApiKey).where(ApiKey.tenant_id == tenant_id).values(name=None, addresses=None))
     accounts = update(ServiceAccount).where(ServiceAccount.tenant_id == tenant_id)
     await conn.execute(accounts.values(name=ERASED, deleted_at=now))
-    answers = await conn.execute(
-        delete(IdempotentReply).where(IdempotentReply.tenant_id == tenant_id)
-    )
+    answers = await conn.execute(delete(IdempotentReply).where(IdempotentReply.tenant_id == tenant_id))
     lines = update(BatchLine).where(BatchLine.batch_id.in_(mine))
     await conn.execute(lines.values(body=None, custom_id=None, error=None))
-    await conn.execute(
-        update(Batch).where(Batch.tenant_id == tenant_id).values(metadata_=None, errors=None)
-    )
-    num_files = await _count(
-        conn, File.id, (File.tenant_id == tenant_id) & File.storage_key.is_not(None)
-    )
+    await conn.execute(update(Batch).where(Batch.tenant_id == tenant_id).values(metadata_=None, errors=None))
+    num_files = await _count(conn, File.id, (File.tenant_id == tenant_id) & File.storage_key.is_not(None))
     await conn.execute(
         update(File)
         .where(File.tenant_id == tenant_id)
@@ -102,12 +85,8 @@ async def _destroy(conn: AsyncConnection, tenant_id: str, now: int) -> ErasureRe
     await webhooks.remove_of_tenant(conn, tenant_id)
     await conn.execute(delete(ModelPermission).where(ModelPermission.tenant_id == tenant_id))
     key = await conn.execute(delete(DataKey).where(DataKey.tenant_id == tenant_id))
-    return ErasureReport(
-        tenant_id, now, keys.rowcount, num_files, answers.rowcount, bool(key.rowcount)
-    )
+    return ErasureReport(tenant_id, now, keys.rowcount, num_files, answers.rowcount, bool(key.rowcount))
 
 
-async def _count(
-    conn: AsyncConnection, column: InstrumentedAttribute[str], where: ColumnElement[bool]
-) -> int:
+async def _count(conn: AsyncConnection, column: InstrumentedAttribute[str], where: ColumnElement[bool]) -> int:
     return int(await conn.scalar(select(func.count(column)).where(where)) or 0)

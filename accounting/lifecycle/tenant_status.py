@@ -13,12 +13,7 @@ from accounting.values.types import TenantInfo
 
 
 async def archive(
-    conn: AsyncConnection,
-    tenant_id: str,
-    *,
-    now: int,
-    end_streams: bool = False,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> TenantInfo:
     """Final: its keys get 403 from now on, its open batches are cancelled, the books remain. A repeated call changes
     nothing."""
@@ -34,13 +29,7 @@ async def archive(
 
 
 async def suspend(
-    conn: AsyncConnection,
-    tenant_id: str,
-    suspended: bool,
-    *,
-    now: int,
-    end_streams: bool = False,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, suspended: bool, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> TenantInfo:
     """`end_streams`: what runs ends too, on every gateway."""
     await tenants.living(conn, tenant_id)

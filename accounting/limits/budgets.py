@@ -56,12 +56,15 @@ async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str 
     budget_id = new_id("budget")
     values = msgspec.structs.asdict(new)
     version = await changes.record(
-        conn, "headgate.budget.created", actor=actor, now=now, tenant_id=new.tenant_id,
-        object_id=budget_id, detail=values,
-    )  # fmt: skip
-    await conn.execute(
-        insert(BudgetRow).values(id=budget_id, created_at=now, version=version, **values)
+        conn,
+        "headgate.budget.created",
+        actor=actor,
+        now=now,
+        tenant_id=new.tenant_id,
+        object_id=budget_id,
+        detail=values,
     )
+    await conn.execute(insert(BudgetRow).values(id=budget_id, created_at=now, version=version, **values))
     return await get(conn, budget_id)
 
 
@@ -95,19 +98,13 @@ async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:
 
 
 async def list_budgets(
-    conn: AsyncConnection,
-    *,
-    tenant_id: str | None = None,
-    after: str | None = None,
-    limit: int = 20,
+    conn: AsyncConnection, *, tenant_id: str | None = None, after: str | None = None, limit: int = 20
 ) -> Page[Budget]:
     query, ever = _living(), select(*_COLUMNS)
     if tenant_id is not None:
         mine = BudgetRow.tenant_id == tenant_id
         query, ever = query.where(mine), ever.where(mine)
-    page = await newest_first(
-        conn, query, BudgetRow.created_at, BudgetRow.id, after, limit, ever=ever
-    )
+    page = await newest_first(conn, query, BudgetRow.created_at, BudgetRow.id, after, limit, ever=ever)
     return Page(await _with_adjustments(conn, page.items), page.has_more)
 
 
@@ -156,23 +153,29 @@ async def adjust(
     if len(budget.adjustments) >= MAX_ADJUSTMENTS:
         raise ConflictError(f"A budget has at most {MAX_ADJUSTMENTS} adjustments.")
     detail = {"micro_units": micro_units, "from_ms": from_ms, "until_ms": until_ms}
-    await conn.execute(
-        insert(BudgetAdjustment).values(
-            id=new_id("adj"), budget_id=budget_id, created_at=now, **detail
-        )
-    )
+    await conn.execute(insert(BudgetAdjustment).values(id=new_id("adj"), budget_id=budget_id, created_at=now, **detail))
     await _write(conn, budget, "adjusted", {}, detail, now, actor)
     return await get(conn, budget_id)
 
 
 async def _write(
-    conn: AsyncConnection, budget: Budget, verb: str, values: dict[str, Any], detail: dict[str, Any],
-    now: int, actor: str,
-) -> None:  # fmt: skip
+    conn: AsyncConnection,
+    budget: Budget,
+    verb: str,
+    values: dict[str, Any],
+    detail: dict[str, Any],
+    now: int,
+    actor: str,
+) -> None:
     version = await changes.record(
-        conn, f"headgate.budget.{verb}", actor=actor, now=now, tenant_id=budget.tenant_id,
-        object_id=budget.id, detail=detail,
-    )  # fmt: skip
+        conn,
+        f"headgate.budget.{verb}",
+        actor=actor,
+        now=now,
+        tenant_id=budget.tenant_id,
+        object_id=budget.id,
+        detail=detail,
+    )
     changed = update(BudgetRow).where(BudgetRow.id == budget.id)
     await conn.execute(changed.values(**values, version=version))
 
@@ -212,10 +215,5 @@ async def _with_adjustments(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> 
     query = select(table.__table__).where(among(conn, table.budget_id, [row.id for row in rows]))
     found: dict[str, list[Adjustment]] = {}
     for row in await conn.execute(query.order_by(table.from_ms, table.id)):
-        found.setdefault(row.budget_id, []).append(
-            Adjustment(row.id, row.micro_units, row.from_ms, row.until_ms)
-        )
-    return [
-        Budget(**dict(zip(_FIELDS, row, strict=True)), adjustments=tuple(found.get(row.id, ())))
-        for row in rows
-    ]
+        found.setdefault(row.budget_id, []).append(Adjustment(row.id, row.micro_units, row.from_ms, row.until_ms))
+    return [Budget(**dict(zip(_FIELDS, row, strict=True)), adjustments=tuple(found.get(row.id, ()))) for row in rows]

@@ -31,7 +31,11 @@ async def forget(conn: AsyncConnection, now_ms: int) -> None:
 def _row(ending: Posting) -> dict[str, Any]:
     usage = ending.usage
     return {
-        "request_id": ending.request_id, "tenant_id": ending.tenant_id, "place": ending.end_user,
-        "opened_at_ms": ending.opened_at_ms, "ended_at_ms": ending.ended_at_ms,
-        "input": usage.cache_write + usage.uncached, "output": usage.output,
-    }  # fmt: skip
+        "request_id": ending.request_id,
+        "tenant_id": ending.tenant_id,
+        "place": ending.end_user,
+        "opened_at_ms": ending.opened_at_ms,
+        "ended_at_ms": ending.ended_at_ms,
+        "input": usage.cache_write + usage.uncached,
+        "output": usage.output,
+    }

@@ -85,18 +85,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Of the tenant's quotas."""
 
 
-async def snapshots(
-    conn: AsyncConnection, epochs: Mapping[str, int], now_ms: int
-) -> dict[str, Snapshot]:
+async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: int) -> dict[str, Snapshot]:
     """Of each tenant, under the epoch beside it; all in the caller's one read transaction. The number of statements
     does not grow with the tenants."""
     running = await _running(conn, epochs)
     unposted = await _unposted(conn, epochs, running, now_ms)
     opened = {
-        tenant_id: {
-            *(one.opened_ms for one in running[tenant_id]),
-            *(one.at_ms for one in unposted[tenant_id]),
-        }
+        tenant_id: {*(one.opened_ms for one in running[tenant_id]), *(one.at_ms for one in unposted[tenant_id])}
         for tenant_id in epochs
     }
     spent = await _spent(conn, opened, now_ms)
@@ -131,9 +126,7 @@ async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> Mappin
 async def _running(conn: AsyncConnection, epochs: Mapping[str, int]) -> dict[str, list[Running]]:
     """Listed, and not in the ledger."""
     table = LimiterRunning
-    query = select(table.__table__).where(
-        among(conn, table.tenant_id, epochs), table.epoch >= min(epochs.values())
-    )
+    query = select(table.__table__).where(among(conn, table.tenant_id, epochs), table.epoch >= min(epochs.values()))
     newest = {
         row.request_id: Running(row.request_id, row.slot, row.tenant_id, row.opened_ms, row.detail)
         for row in await conn.execute(query.order_by(table.epoch))
@@ -148,23 +141,16 @@ async def _running(conn: AsyncConnection, epochs: Mapping[str, int]) -> dict[str
 
 
 async def _unposted(
-    conn: AsyncConnection,
-    epochs: Mapping[str, int],
-    running: Mapping[str, Sequence[Running]],
-    now_ms: int,
+    conn: AsyncConnection, epochs: Mapping[str, int], running: Mapping[str, Sequence[Running]], now_ms: int
 ) -> dict[str, list[Unposted]]:
     """Of gateways that are dead, as they did not list; without one, every record's request is listed or has ended."""
-    silent = select(func.min(LimiterGateway.listed_at_ms)).where(
-        LimiterGateway.epoch < max(epochs.values())
-    )
+    silent = select(func.min(LimiterGateway.listed_at_ms)).where(LimiterGateway.epoch < max(epochs.values()))
     found: dict[str, list[Unposted]] = defaultdict(list)
     since_ms = await conn.scalar(silent)
     if since_ms is None:
         return found
     record = EngineRecordRow
-    ended = exists().where(
-        LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(ENDINGS)
-    )
+    ended = exists().where(LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(ENDINGS))
     query = select(record.__table__).where(
         among(conn, record.tenant_id, epochs), record.posted_at_ms >= since_ms - LONG_MS, ~ended
     )
@@ -181,9 +167,7 @@ async def _unposted(
     return found
 
 
-async def _spent(
-    conn: AsyncConnection, opened: Mapping[str, Collection[int]], now_ms: int
-) -> dict[str, list[Spent]]:
+async def _spent(conn: AsyncConnection, opened: Mapping[str, Collection[int]], now_ms: int) -> dict[str, list[Spent]]:
     """Of every budget, the periods that now, or what a tenant has `opened`, lies in."""
     uses = [
         (budget, period)
@@ -236,9 +220,7 @@ async def _day(
     return found
 
 
-async def _recent(
-    conn: AsyncConnection, tenant_ids: Collection[str], now_ms: int
-) -> dict[str, list[Recent]]:
+async def _recent(conn: AsyncConnection, tenant_ids: Collection[str], now_ms: int) -> dict[str, list[Recent]]:
     """The last minute: requests and input where they began, output where they ended."""
     since_ms = now_ms - 61_000
     found: dict[str, list[Recent]] = defaultdict(list)
@@ -247,9 +229,7 @@ async def _recent(
         begun, ended = _floor(table.opened_at_ms, 1000), _floor(table.ended_at_ms, 1000)
         inputs = func.count(), func.sum(source.input), literal(0)
         outputs = literal(0), literal(0), func.sum(table.output)
-        began_now = _of(conn, source, tenant_ids, begun, *inputs).where(
-            table.opened_at_ms >= since_ms
-        )
+        began_now = _of(conn, source, tenant_ids, begun, *inputs).where(table.opened_at_ms >= since_ms)
         ended_now = _of(conn, source, tenant_ids, ended, *outputs).where(
             table.opened_at_ms >= since_ms - LONG_MS, table.ended_at_ms >= since_ms
         )
@@ -258,9 +238,7 @@ async def _recent(
     return found
 
 
-def _of(
-    conn: AsyncConnection, source: Source, tenant_ids: Collection[str], moment: Any, *sums: Any
-) -> Select[Any]:
+def _of(conn: AsyncConnection, source: Source, tenant_ids: Collection[str], moment: Any, *sums: Any) -> Select[Any]:
     """Ended requests of the tenants by moment and who sent them."""
     groups = (source.table.tenant_id, moment, *source.who)
     return (
@@ -270,17 +248,13 @@ def _of(
     )
 
 
-async def _read_into(
-    found: dict[str, list[Recent]], conn: AsyncConnection, query: Select[Any]
-) -> None:
+async def _read_into(found: dict[str, list[Recent]], conn: AsyncConnection, query: Select[Any]) -> None:
     for tenant_id, moment, requests, input_, output, *who in await conn.execute(query):
         named = (*who, "") if len(who) > 1 else ("", "", "", *who)
         key_id, model, tier, end_user = named
         found[tenant_id].append(
-            Recent(
-                int(moment) // 1000, key_id, model, tier, int(requests), int(input_), int(output), end_user,
-            )
-        )  # fmt: skip
+            Recent(int(moment) // 1000, key_id, model, tier, int(requests), int(input_), int(output), end_user)
+        )
 
 
 def _floor(column: Any, width_ms: int) -> Any:

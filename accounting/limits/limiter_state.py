@@ -15,12 +15,7 @@ from sqlalchemy.orm import aliased
 
 from accounting.database.db import among, insert_new, upsert
 from accounting.limits import budgets
-from accounting.tables.limiter_models import (
-    LimiterBuilt,
-    LimiterGateway,
-    LimiterIncident,
-    LimiterRunning,
-)
+from accounting.tables.limiter_models import LimiterBuilt, LimiterGateway, LimiterIncident, LimiterRunning
 from accounting.values.budget_types import Budget
 from accounting.values.types import LedgerRow
 
@@ -49,8 +44,7 @@ async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
     """In order; what came before the last one of every tenant is left out."""
     of_all = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
     query = select(LimiterIncident.__table__).where(
-        LimiterIncident.epoch > after,
-        LimiterIncident.epoch >= func.coalesce(of_all.scalar_subquery(), 0),
+        LimiterIncident.epoch > after, LimiterIncident.epoch >= func.coalesce(of_all.scalar_subquery(), 0)
     )
     rows = await conn.execute(query.order_by(LimiterIncident.epoch))
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
@@ -72,17 +66,11 @@ async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], n
     found = await conn.execute(query.group_by(LimiterIncident.tenant_id))
     newest = {row.tenant_id: int(row[1]) for row in found}
     of_all = newest.pop(None, 0)
-    due = [
-        tenant_id
-        for tenant_id, epoch in sorted(damaged.items())
-        if max(of_all, newest.get(tenant_id, 0)) == epoch
-    ]
+    due = [tenant_id for tenant_id, epoch in sorted(damaged.items()) if max(of_all, newest.get(tenant_id, 0)) == epoch]
     await _raise(conn, await _last(conn), due, None, now_ms)
 
 
-async def raise_for_reversals(
-    conn: AsyncConnection, reversals: Sequence[LedgerRow], now_ms: int
-) -> None:
+async def raise_for_reversals(conn: AsyncConnection, reversals: Sequence[LedgerRow], now_ms: int) -> None:
     """In the transaction that takes charges back: what they left of a budget is free once its tenant's state is made
     anew. Nothing for tenants without such a budget."""
     of_tenants = await budgets.of_tenants(conn, {row["tenant_id"] for row in reversals})
@@ -93,8 +81,7 @@ async def raise_for_reversals(
 
 def _is_budgeted(row: LedgerRow, of_tenants: Mapping[str, Sequence[Budget]]) -> bool:
     return row["charge"] != 0 and any(
-        budget.binds(row["key_id"], row["model"], row["tier"])
-        and budget.period_at(row["opened_at_ms"]) is not None
+        budget.binds(row["key_id"], row["model"], row["tier"]) and budget.period_at(row["opened_at_ms"]) is not None
         for budget in of_tenants.get(row["tenant_id"], ())
     )
 
@@ -104,11 +91,7 @@ async def _last(conn: AsyncConnection) -> int:
 
 
 async def _raise(
-    conn: AsyncConnection,
-    last: int,
-    tenant_ids: Sequence[str | None],
-    life: str | None,
-    now_ms: int,
+    conn: AsyncConnection, last: int, tenant_ids: Sequence[str | None], life: str | None, now_ms: int
 ) -> set[str | None]:
     """For whom one was raised. A number that somebody else has taken meanwhile stays theirs: the caller reads again."""
     rows = [
@@ -146,8 +129,7 @@ async def list_running(
     then a further epoch is raised, to be listed for."""
     first = select(func.min(LimiterIncident.raised_at_ms)).where(
         LimiterIncident.epoch <= epoch,
-        LimiterIncident.epoch
-        > select(LimiterGateway.epoch).where(LimiterGateway.slot == slot).scalar_subquery(),
+        LimiterIncident.epoch > select(LimiterGateway.epoch).where(LimiterGateway.slot == slot).scalar_subquery(),
     )
     raised_at_ms = await conn.scalar(first)
     rows = [{"epoch": epoch, **msgspec.structs.asdict(one)} for one in held]
@@ -168,25 +150,17 @@ async def num_unlisted(conn: AsyncConnection, epoch: int) -> int:
     return await conn.scalar(behind) or 0
 
 
-async def claim(
-    conn: AsyncConnection, epochs: Mapping[str, int], slot: int, now_ms: int
-) -> set[str]:
+async def claim(conn: AsyncConnection, epochs: Mapping[str, int], slot: int, now_ms: int) -> set[str]:
     """The tenants whose state the caller builds under the epoch beside them, and nobody else."""
     rows = [
         {"tenant_id": tenant_id, "epoch": epoch, "slot": slot, "claimed_at_ms": now_ms}
         for tenant_id, epoch in sorted(epochs.items())
     ]
     table = LimiterBuilt.__table__
-    claimed = {
-        row.tenant_id for row in await insert_new(conn, table, rows, (LimiterBuilt.tenant_id,))
-    }
+    claimed = {row.tenant_id for row in await insert_new(conn, table, rows, (LimiterBuilt.tenant_id,))}
     newer = aliased(LimiterBuilt)
-    is_old = exists().where(
-        newer.tenant_id == LimiterBuilt.tenant_id, newer.epoch > LimiterBuilt.epoch
-    )
-    await conn.execute(
-        delete(LimiterBuilt).where(among(conn, LimiterBuilt.tenant_id, claimed), is_old)
-    )
+    is_old = exists().where(newer.tenant_id == LimiterBuilt.tenant_id, newer.epoch > LimiterBuilt.epoch)
+    await conn.execute(delete(LimiterBuilt).where(among(conn, LimiterBuilt.tenant_id, claimed), is_old))
     return claimed
 
 

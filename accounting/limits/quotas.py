@@ -22,9 +22,7 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Quota, ...]:
     return (await of_tenants(conn, [tenant_id])).get(tenant_id, ())
 
 
-async def of_tenants(
-    conn: AsyncConnection, tenant_ids: Collection[str]
-) -> dict[str, tuple[Quota, ...]]:
+async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, tuple[Quota, ...]]:
     query = select(QuotaRow.__table__).where(among(conn, QuotaRow.tenant_id, tenant_ids))
     order = (QuotaRow.level, QuotaRow.subject, QuotaRow.dimension)
     found: dict[str, tuple[Quota, ...]] = {}
@@ -34,44 +32,47 @@ async def of_tenants(
     return found
 
 
-async def put(
-    conn: AsyncConnection, tenant_id: str, quota: Quota, *, now: int, actor: str = SYSTEM
-) -> None:
+async def put(conn: AsyncConnection, tenant_id: str, quota: Quota, *, now: int, actor: str = SYSTEM) -> None:
     """In the place of one with the same level, subject and dimension."""
     await tenants.living(conn, tenant_id)
     await _check(conn, tenant_id, quota)
     values = {"limit": quota.limit, "shadow": quota.shadow}
     await changes.record(
-        conn, "rate_limit.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id,
+        conn,
+        "rate_limit.updated",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=tenant_id,
         detail={"level": quota.level, "subject": quota.subject, "dimension": quota.dimension, **values},
-    )  # fmt: skip
+    )
     statement = upsert(conn, QuotaRow.__table__).values(
         tenant_id=tenant_id, level=quota.level, subject=quota.subject, dimension=quota.dimension, **values
-    )  # fmt: skip
+    )
     keys = ["tenant_id", "level", "subject", "dimension"]
     await conn.execute(statement.on_conflict_do_update(index_elements=keys, set_=values))
 
 
 async def remove(
-    conn: AsyncConnection,
-    tenant_id: str,
-    level: str,
-    subject: str,
-    dimension: str,
-    *,
-    now: int,
-    actor: str = SYSTEM,
+    conn: AsyncConnection, tenant_id: str, level: str, subject: str, dimension: str, *, now: int, actor: str = SYSTEM
 ) -> None:
     gone = delete(QuotaRow).where(
-        QuotaRow.tenant_id == tenant_id, QuotaRow.level == level,
-        QuotaRow.subject == subject, QuotaRow.dimension == dimension,
-    )  # fmt: skip
+        QuotaRow.tenant_id == tenant_id,
+        QuotaRow.level == level,
+        QuotaRow.subject == subject,
+        QuotaRow.dimension == dimension,
+    )
     if (await conn.execute(gone)).rowcount != 1:
         raise NotFoundError("No such quota.")
     await changes.record(
-        conn, "rate_limit.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id,
+        conn,
+        "rate_limit.updated",
+        actor=actor,
+        now=now,
+        tenant_id=tenant_id,
+        object_id=tenant_id,
         detail={"level": level, "subject": subject, "dimension": dimension, "limit": None},
-    )  # fmt: skip
+    )
 
 
 async def _check(conn: AsyncConnection, tenant_id: str, quota: Quota) -> None:

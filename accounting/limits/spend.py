@@ -32,11 +32,7 @@ async def spent_of(conn: AsyncConnection, uses: Sequence[tuple[Budget, Period]])
         tenants[period].add(budget.tenant_id)
     charges = {period: await _charges(conn, tenants[period], period) for period in tenants}
     return [
-        sum(
-            row.charge
-            for row in charges[period][budget.tenant_id]
-            if budget.binds(row.key_id, row.model, row.tier)
-        )
+        sum(row.charge for row in charges[period][budget.tenant_id] if budget.binds(row.key_id, row.model, row.tier))
         for budget, period in uses
     ]
 
@@ -48,9 +44,7 @@ class _Charged(msgspec.Struct, frozen=True):
     charge: int
 
 
-async def _charges(
-    conn: AsyncConnection, tenant_ids: Collection[str], period: Period
-) -> dict[str, list[_Charged]]:
+async def _charges(conn: AsyncConnection, tenant_ids: Collection[str], period: Period) -> dict[str, list[_Charged]]:
     table = table_of(_widest(period))
     groups = (table.tenant_id, table.key_id, table.model, table.tier)
     query = select(*groups, func.sum(table.charge)).where(
@@ -105,9 +99,7 @@ async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_m
     await outbox.write(conn, [events.budget_alert(row) for row in noted])
 
 
-def _touched(
-    by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[LedgerRow]
-) -> list[tuple[Budget, Period]]:
+def _touched(by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[LedgerRow]) -> list[tuple[Budget, Period]]:
     """Each once."""
     found: dict[tuple[str, int], tuple[Budget, Period]] = {}
     last: dict[str, Period] = {}
@@ -129,13 +121,18 @@ def _due(budget: Budget, period: Period, used: int, now_ms: int) -> list[dict[st
     limit = budget.limit_at(now_ms)
     return [
         {
-            "budget_id": budget.id, "period_start_ms": period.start_ms, "threshold": threshold,
-            "tenant_id": budget.tenant_id, "used_micro_units": used, "limit_micro_units": limit,
-            "at_ms": now_ms, "sent_at_ms": None,
+            "budget_id": budget.id,
+            "period_start_ms": period.start_ms,
+            "threshold": threshold,
+            "tenant_id": budget.tenant_id,
+            "used_micro_units": used,
+            "limit_micro_units": limit,
+            "at_ms": now_ms,
+            "sent_at_ms": None,
         }
         for threshold in THRESHOLDS
         if used * 100 >= limit * threshold
-    ]  # fmt: skip
+    ]
 
 
 def _widest(period: Period) -> Span:

@@ -48,22 +48,14 @@ class AlertFields(msgspec.Struct, frozen=True):
     subject_prefix: str | None = None
 
 
-async def create(
-    conn: AsyncConnection, tenant_id: str, fields: AlertFields, *, now: int, actor: str
-) -> SpendAlertInfo:
+async def create(conn: AsyncConnection, tenant_id: str, fields: AlertFields, *, now: int, actor: str) -> SpendAlertInfo:
     if tenant_id != OPERATOR_TENANT:
         await tenants.living(conn, tenant_id)
-    query = select(func.count(SpendAlert.id)).where(
-        SpendAlert.tenant_id == tenant_id, SpendAlert.deleted_at.is_(None)
-    )
+    query = select(func.count(SpendAlert.id)).where(SpendAlert.tenant_id == tenant_id, SpendAlert.deleted_at.is_(None))
     if int(await conn.scalar(query) or 0) >= MAX_PER_TENANT:
         raise ConflictError(f"There are at most {MAX_PER_TENANT} spend alerts.")
     alert_id = new_id("spend_alert")
-    await conn.execute(
-        insert(SpendAlert).values(
-            id=alert_id, tenant_id=tenant_id, created_at=now, **_columns(fields)
-        )
-    )
+    await conn.execute(insert(SpendAlert).values(id=alert_id, tenant_id=tenant_id, created_at=now, **_columns(fields)))
     await _record(conn, "created", tenant_id, alert_id, now, actor, fields)
     return await get(conn, tenant_id, alert_id)
 
@@ -77,41 +69,31 @@ async def get(conn: AsyncConnection, tenant_id: str, alert_id: str) -> SpendAler
 
 
 async def list_alerts(
-    conn: AsyncConnection,
-    tenant_id: str,
-    *,
-    after: str | None = None,
-    limit: int = 20,
-    oldest_first: bool = False,
+    conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20, oldest_first: bool = False
 ) -> Page[SpendAlertInfo]:
     page = await newest_first(
-        conn, _living(tenant_id), SpendAlert.created_at, SpendAlert.id, after, limit,
+        conn,
+        _living(tenant_id),
+        SpendAlert.created_at,
+        SpendAlert.id,
+        after,
+        limit,
         oldest_first=oldest_first,
         ever=select(SpendAlert.__table__).where(SpendAlert.tenant_id == tenant_id),
-    )  # fmt: skip
+    )
     return Page([_info(row) for row in page.items], page.has_more)
 
 
 async def change(
-    conn: AsyncConnection,
-    tenant_id: str,
-    alert_id: str,
-    fields: AlertFields,
-    *,
-    now: int,
-    actor: str,
+    conn: AsyncConnection, tenant_id: str, alert_id: str, fields: AlertFields, *, now: int, actor: str
 ) -> SpendAlertInfo:
     await get(conn, tenant_id, alert_id)
-    await conn.execute(
-        update(SpendAlert).where(SpendAlert.id == alert_id).values(**_columns(fields))
-    )
+    await conn.execute(update(SpendAlert).where(SpendAlert.id == alert_id).values(**_columns(fields)))
     await _record(conn, "updated", tenant_id, alert_id, now, actor, fields)
     return await get(conn, tenant_id, alert_id)
 
 
-async def delete(
-    conn: AsyncConnection, tenant_id: str, alert_id: str, *, now: int, actor: str
-) -> None:
+async def delete(conn: AsyncConnection, tenant_id: str, alert_id: str, *, now: int, actor: str) -> None:
     await get(conn, tenant_id, alert_id)
     await conn.execute(update(SpendAlert).where(SpendAlert.id == alert_id).values(deleted_at=now))
     await _record(conn, "deleted", tenant_id, alert_id, now, actor, None)
@@ -119,9 +101,7 @@ async def delete(
 
 async def any_due(conn: AsyncConnection, now_ms: int) -> bool:
     """Whether `note_due` would find one."""
-    noted = select(SpendAlertDue.alert_id).where(
-        SpendAlertDue.period_start_ms == month(now_ms).start_ms
-    )
+    noted = select(SpendAlertDue.alert_id).where(SpendAlertDue.period_start_ms == month(now_ms).start_ms)
     return not set(await _due(conn, now_ms)) <= set((await conn.scalars(noted)).all())
 
 
@@ -130,11 +110,15 @@ async def note_due(conn: AsyncConnection, now_ms: int) -> list[DueAlert]:
     due = await _due(conn, now_ms)
     rows = [
         {
-            "alert_id": alert_id, "period_start_ms": found.period_start_ms, "cents": found.alert.cents,
-            "spent_micro_units": found.spent_micro_units, "at_ms": now_ms, "sent_at_ms": None,
+            "alert_id": alert_id,
+            "period_start_ms": found.period_start_ms,
+            "cents": found.alert.cents,
+            "spent_micro_units": found.spent_micro_units,
+            "at_ms": now_ms,
+            "sent_at_ms": None,
         }
         for alert_id, found in due.items()
-    ]  # fmt: skip
+    ]
     new = await insert_new(conn, SpendAlertDue.__table__, rows, (SpendAlertDue.alert_id,))
     noted = [due[row.alert_id] for row in new]
     await outbox.write(conn, [_event(one, now_ms) for one in noted])
@@ -144,7 +128,7 @@ async def note_due(conn: AsyncConnection, now_ms: int) -> list[DueAlert]:
 def _event(due: DueAlert, now_ms: int) -> events.Event:
     return events.spend_alert(
         due.alert.id, due.alert.tenant_id, due.alert.cents, due.period_start_ms, due.spent_micro_units, now_ms
-    )  # fmt: skip
+    )
 
 
 async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
@@ -154,7 +138,7 @@ async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
         select(RollupDay.tenant_id, func.sum(RollupDay.charge).label("charge"))
         .where(RollupDay.bucket >= period.start_ms // 1000, RollupDay.bucket < period.end_ms // 1000)
         .group_by(RollupDay.tenant_id)
-    )  # fmt: skip
+    )
     spent = {row.tenant_id: int(row.charge) for row in await conn.execute(of_month)}
     total = sum(spent.values())
     query = (
@@ -173,10 +157,7 @@ async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
 async def sent(conn: AsyncConnection, due: DueAlert, now_ms: int) -> None:
     await conn.execute(
         update(SpendAlertDue)
-        .where(
-            SpendAlertDue.alert_id == due.alert.id,
-            SpendAlertDue.period_start_ms == due.period_start_ms,
-        )
+        .where(SpendAlertDue.alert_id == due.alert.id, SpendAlertDue.period_start_ms == due.period_start_ms)
         .values(sent_at_ms=now_ms)
     )
 
@@ -187,27 +168,32 @@ def _living(tenant_id: str) -> Select[tuple[object, ...]]:
 
 
 def _columns(fields: AlertFields) -> dict[str, int | Sequence[str] | str | None]:
-    return {
-        "cents": fields.cents, "recipients": list(fields.recipients),
-        "subject_prefix": fields.subject_prefix,
-    }  # fmt: skip
+    return {"cents": fields.cents, "recipients": list(fields.recipients), "subject_prefix": fields.subject_prefix}
 
 
 def _info(row: Row[tuple[object, ...]]) -> SpendAlertInfo:
     found = row._mapping
     return SpendAlertInfo(
-        found["id"], found["tenant_id"], found["cents"], tuple(found["recipients"]),
-        found["subject_prefix"], found["created_at"],
-    )  # fmt: skip
+        found["id"],
+        found["tenant_id"],
+        found["cents"],
+        tuple(found["recipients"]),
+        found["subject_prefix"],
+        found["created_at"],
+    )
 
 
 async def _record(
-    conn: AsyncConnection, verb: str, tenant_id: str, alert_id: str, now: int, actor: str,
-    fields: AlertFields | None,
-) -> None:  # fmt: skip
+    conn: AsyncConnection, verb: str, tenant_id: str, alert_id: str, now: int, actor: str, fields: AlertFields | None
+) -> None:
     """Who is told is a person's address: it is not kept in a log that nobody can edit."""
-    detail = {} if fields is None else {"threshold_amount": fields.cents, "num_recipients": len(fields.recipients)}  # fmt: skip
+    detail = {} if fields is None else {"threshold_amount": fields.cents, "num_recipients": len(fields.recipients)}
     await audit.record(
-        conn, f"headgate.spend_alert.{verb}", actor=actor, now=now, object_id=alert_id, detail=detail,
+        conn,
+        f"headgate.spend_alert.{verb}",
+        actor=actor,
+        now=now,
+        object_id=alert_id,
+        detail=detail,
         tenant_id=None if tenant_id == OPERATOR_TENANT else tenant_id,
-    )  # fmt: skip
+    )

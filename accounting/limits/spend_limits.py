@@ -44,9 +44,7 @@ async def get(conn: AsyncConnection, tenant_id: str, now_ms: int) -> SpendLimitI
     return SpendLimitInfo(cents, spent >= budget.limit_at(now_ms))
 
 
-async def put(
-    conn: AsyncConnection, tenant_id: str, cents: int, *, now_ms: int, actor: str
-) -> SpendLimitInfo:
+async def put(conn: AsyncConnection, tenant_id: str, cents: int, *, now_ms: int, actor: str) -> SpendLimitInfo:
     now, budget_id = now_ms // 1000, None
     if tenant_id == OPERATOR_TENANT:
         await _record(conn, "updated", tenant_id, now, actor, {"threshold_amount": cents})
@@ -58,14 +56,10 @@ async def put(
     return await get(conn, tenant_id, now_ms)
 
 
-async def _put_budget(
-    conn: AsyncConnection, tenant_id: str, micro_units: int, now: int, actor: str
-) -> str:
+async def _put_budget(conn: AsyncConnection, tenant_id: str, micro_units: int, now: int, actor: str) -> str:
     present = await _row(conn, tenant_id)
     if present is not None and present.budget_id is not None:
-        changed = await budgets.change(
-            conn, present.budget_id, limit_micro_units=micro_units, now=now, actor=actor
-        )
+        changed = await budgets.change(conn, present.budget_id, limit_micro_units=micro_units, now=now, actor=actor)
         return changed.id
     new = NewBudget(tenant_id=tenant_id, limit_micro_units=micro_units, period="month")
     return (await budgets.create(conn, new, now=now, actor=actor)).id
@@ -94,12 +88,8 @@ async def reached(conn: AsyncConnection, now_ms: int) -> bool:
 
 async def spent_by_all(conn: AsyncConnection, period: Period) -> int:
     """Micro-units settled; months begin and end on whole days."""
-    inside = (RollupDay.bucket >= period.start_ms // 1000) & (
-        RollupDay.bucket < period.end_ms // 1000
-    )
-    return int(
-        await conn.scalar(select(func.coalesce(func.sum(RollupDay.charge), 0)).where(inside)) or 0
-    )
+    inside = (RollupDay.bucket >= period.start_ms // 1000) & (RollupDay.bucket < period.end_ms // 1000)
+    return int(await conn.scalar(select(func.coalesce(func.sum(RollupDay.charge), 0)).where(inside)) or 0)
 
 
 def month(now_ms: int) -> Period:
@@ -120,13 +110,6 @@ async def _row(conn: AsyncConnection, tenant_id: str) -> Row[tuple[object, ...]]
 
 
 async def _record(
-    conn: AsyncConnection,
-    verb: str,
-    tenant_id: str,
-    now: int,
-    actor: str,
-    detail: dict[str, object],
+    conn: AsyncConnection, verb: str, tenant_id: str, now: int, actor: str, detail: dict[str, object]
 ) -> None:
-    await changes.record(
-        conn, f"headgate.spend_limit.{verb}", actor=actor, now=now, object_id=tenant_id, detail=detail
-    )  # fmt: skip
+    await changes.record(conn, f"headgate.spend_limit.{verb}", actor=actor, now=now, object_id=tenant_id, detail=detail)

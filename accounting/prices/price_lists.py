@@ -56,18 +56,14 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 async def get(conn: AsyncConnection, sheet: str, version: int) -> SheetVersion:
-    query = _versions().where(
-        PriceSheetVersion.sheet_id == sheet, PriceSheetVersion.version == version
-    )
+    query = _versions().where(PriceSheetVersion.sheet_id == sheet, PriceSheetVersion.version == version)
     row = (await conn.execute(query)).first()
     if row is None:
         raise NotFoundError("No such price sheet.")
     return await _with_rates(conn, row)
 
 
-async def list_versions(
-    conn: AsyncConnection, *, after: str | None, limit: int
-) -> Page[SheetVersion]:
+async def list_versions(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[SheetVersion]:
     """By sheet, its newest version first."""
     order = (PriceSheetVersion.sheet_id, PriceSheetVersion.version.desc())
     query = _versions().order_by(*order).limit(limit + 1)
@@ -82,9 +78,7 @@ async def list_versions(
 async def at(conn: AsyncConnection, sheet: str, at_ms: int) -> SheetVersion | None:
     """The version in force at one moment."""
     row = (
-        await conn.execute(
-            _versions().where(PriceSheetVersion.sheet_id == sheet, covers(PriceSheetVersion, at_ms))
-        )
+        await conn.execute(_versions().where(PriceSheetVersion.sheet_id == sheet, covers(PriceSheetVersion, at_ms)))
     ).first()
     return None if row is None else await _with_rates(conn, row)
 
@@ -93,9 +87,7 @@ def unpriced(found: SheetVersion | None, models: Collection[str]) -> list[tuple[
     """Which of these models have no rates there, and in which tier."""
     rates = () if found is None else found.rates
     priced = {(rate.model, rate.tier) for rate in rates}
-    return [
-        (model, tier) for model in sorted(models) for tier in TIERS if (model, tier) not in priced
-    ]
+    return [(model, tier) for model in sorted(models) for tier in TIERS if (model, tier) not in priced]
 
 
 async def versions_of(conn: AsyncConnection, sheet: str) -> list[SheetVersion]:
@@ -114,10 +106,7 @@ async def assignments(conn: AsyncConnection, tenant_id: str) -> list[Assignment]
         .where(PriceAssignment.tenant_id == tenant_id)
         .order_by(PriceAssignment.from_ms)
     )
-    return [
-        Assignment(row.tenant_id, row.sheet_id, row.from_ms, row.until_ms)
-        for row in await conn.execute(query)
-    ]
+    return [Assignment(row.tenant_id, row.sheet_id, row.from_ms, row.until_ms) for row in await conn.execute(query)]
 
 
 def split(price_version: str) -> tuple[str, int]:
@@ -135,20 +124,20 @@ def _versions() -> Any:
 
 
 async def _with_rates(conn: AsyncConnection, row: Row[Any]) -> SheetVersion:
-    rates = select(PriceRate.__table__).where(
-        PriceRate.sheet_id == row.sheet_id, PriceRate.version == row.version
-    )
+    rates = select(PriceRate.__table__).where(PriceRate.sheet_id == row.sheet_id, PriceRate.version == row.version)
     residency = select(PriceResidency.__table__).where(
         PriceResidency.sheet_id == row.sheet_id, PriceResidency.version == row.version
     )
     return SheetVersion(
-        row.sheet_id, row.version, row.currency, row.from_ms, row.until_ms, row.created_at,
+        row.sheet_id,
+        row.version,
+        row.currency,
+        row.from_ms,
+        row.until_ms,
+        row.created_at,
         [
             PricedModel(r.model, r.tier, Rates(r.cache_read, r.cache_write, r.uncached, r.output))
             for r in await conn.execute(rates.order_by(PriceRate.model, PriceRate.tier))
         ],
-        [
-            Residency(r.model, r.cache, r.pinned)
-            for r in await conn.execute(residency.order_by(PriceResidency.model))
-        ],
-    )  # fmt: skip
+        [Residency(r.model, r.cache, r.pinned) for r in await conn.execute(residency.order_by(PriceResidency.model))],
+    )

@@ -16,13 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database.db import insert_new
 from accounting.prices.pricing import MAX_RATE
 from accounting.tables.invoice_models import PriceResidency, RollupMonth
-from accounting.tables.models import (
-    PriceAssignment,
-    PriceRate,
-    PriceSheet,
-    PriceSheetVersion,
-    Tenant,
-)
+from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.types import TOKEN_CLASSES, Price, Rates, Tier
 
@@ -34,9 +28,7 @@ DEFAULT_CURRENCY = "USD"
 FOR_EVER = 2**62
 """Later than any time."""
 
-_IS_OF_VERSION = and_(
-    PriceSheetVersion.sheet_id == PriceRate.sheet_id, PriceSheetVersion.version == PriceRate.version
-)
+_IS_OF_VERSION = and_(PriceSheetVersion.sheet_id == PriceRate.sheet_id, PriceSheetVersion.version == PriceRate.version)
 
 RateTable = Mapping[tuple[str, Tier], Rates]
 ResidencyTable = Mapping[str, tuple[int, int]]
@@ -93,13 +85,7 @@ async def add_version(
     await conn.execute(
         insert(PriceRate),
         [
-            {
-                "sheet_id": sheet_id,
-                "version": version,
-                "model": model,
-                "tier": tier,
-                **_columns(rate),
-            }
+            {"sheet_id": sheet_id, "version": version, "model": model, "tier": tier, **_columns(rate)}
             for (model, tier), rate in rates.items()
         ],
     )
@@ -107,11 +93,7 @@ async def add_version(
 
 
 async def assign(
-    conn: AsyncConnection,
-    tenant_id: str,
-    sheet_id: str,
-    from_ms: int,
-    until_ms: int | None = None,
+    conn: AsyncConnection, tenant_id: str, sheet_id: str, from_ms: int, until_ms: int | None = None
 ) -> bool:
     """From `from_ms` on the tenant pays by that sheet. One currency per tenant, for ever. False: it does already."""
     if until_ms is not None and until_ms <= from_ms:
@@ -135,14 +117,10 @@ async def assign(
         if row.until_ms is not None or row.from_ms >= from_ms:
             raise ConflictError("The price interval overlaps with an earlier one.")
         await conn.execute(
-            update(PriceAssignment)
-            .where(mine, PriceAssignment.from_ms == row.from_ms)
-            .values(until_ms=from_ms)
+            update(PriceAssignment).where(mine, PriceAssignment.from_ms == row.from_ms).values(until_ms=from_ms)
         )
     await conn.execute(
-        insert(PriceAssignment).values(
-            tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms, until_ms=until_ms
-        )
+        insert(PriceAssignment).values(tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms, until_ms=until_ms)
     )
     return True
 
@@ -158,34 +136,23 @@ async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
     return {*(await conn.execute(own)).scalars(), *(await conn.execute(charged)).scalars()}
 
 
-async def currencies(
-    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
-) -> dict[str, str]:
+async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
     """In which each tenant pays at one moment. Two statements."""
     sheets = await _own_sheets(conn, tenant_ids, at_ms)
     named = {DEFAULT_SHEET, *sheets.values()}
     query = select(PriceSheet.id, PriceSheet.currency).where(PriceSheet.id.in_(sorted(named)))
     found = {row.id: row.currency for row in await conn.execute(query)}
-    return {
-        tenant_id: found.get(sheets.get(tenant_id, DEFAULT_SHEET), DEFAULT_CURRENCY)
-        for tenant_id in tenant_ids
-    }
+    return {tenant_id: found.get(sheets.get(tenant_id, DEFAULT_SHEET), DEFAULT_CURRENCY) for tenant_id in tenant_ids}
 
 
-async def price_for(
-    conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int
-) -> Price | None:
+async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int) -> Price | None:
     """The rates in force at one moment. None: there is no price, so the request must be refused."""
     query = _in_force(tenant_id, at_ms).where(PriceRate.model == model, PriceRate.tier == tier)
     row = (await conn.execute(query)).first()
-    return (
-        None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
-    )
+    return None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
 
 
-async def highest_rates(
-    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
-) -> dict[str, Rates]:
+async def highest_rates(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, Rates]:
     """Of every token class the highest rate in force for each tenant, whatever the model and tier. Two statements."""
     if not tenant_ids:
         return {}
@@ -193,10 +160,7 @@ async def highest_rates(
     query = (
         select(PriceRate.sheet_id, *(func.max(getattr(PriceRate, name)) for name in TOKEN_CLASSES))
         .join(PriceSheetVersion, _IS_OF_VERSION)
-        .where(
-            PriceRate.sheet_id.in_(sorted({DEFAULT_SHEET, *sheets.values()})),
-            covers(PriceSheetVersion, at_ms),
-        )
+        .where(PriceRate.sheet_id.in_(sorted({DEFAULT_SHEET, *sheets.values()})), covers(PriceSheetVersion, at_ms))
         .group_by(PriceRate.sheet_id)
     )
     highest = {row[0]: Rates(*map(int, row[1:])) for row in await conn.execute(query)}
@@ -211,37 +175,36 @@ class ResidencyPrice(msgspec.Struct, frozen=True):
     """Of the cache and of pinned prefixes."""
 
 
-async def residency_price(
-    conn: AsyncConnection, tenant_id: str, model: str, at_ms: int
-) -> ResidencyPrice | None:
+async def residency_price(conn: AsyncConnection, tenant_id: str, model: str, at_ms: int) -> ResidencyPrice | None:
     """The rates in force at one moment. None: what is kept is not charged."""
     query = (
         select(PriceResidency.__table__, PriceSheet.currency)
-        .join(PriceSheetVersion, and_(
-            PriceSheetVersion.sheet_id == PriceResidency.sheet_id,
-            PriceSheetVersion.version == PriceResidency.version,
-        ))
+        .join(
+            PriceSheetVersion,
+            and_(
+                PriceSheetVersion.sheet_id == PriceResidency.sheet_id,
+                PriceSheetVersion.version == PriceResidency.version,
+            ),
+        )
         .join(PriceSheet, PriceSheet.id == PriceResidency.sheet_id)
         .where(
-            PriceResidency.sheet_id == _sheet_of(tenant_id, at_ms), PriceResidency.model == model,
+            PriceResidency.sheet_id == _sheet_of(tenant_id, at_ms),
+            PriceResidency.model == model,
             covers(PriceSheetVersion, at_ms),
         )
-    )  # fmt: skip
+    )
     row = (await conn.execute(query)).first()
     if row is None:
         return None
     return ResidencyPrice(f"{row.sheet_id}@{row.version}", row.currency, (row.cache, row.pinned))
 
 
-async def residency_rates(
-    conn: AsyncConnection, price_version: str, model: str
-) -> tuple[int, int] | None:
+async def residency_rates(conn: AsyncConnection, price_version: str, model: str) -> tuple[int, int] | None:
     """By the version that a charge recorded."""
     sheet_id, _, number = price_version.rpartition("@")
     query = select(PriceResidency.cache, PriceResidency.pinned).where(
-        PriceResidency.sheet_id == sheet_id, PriceResidency.version == int(number),
-        PriceResidency.model == model,
-    )  # fmt: skip
+        PriceResidency.sheet_id == sheet_id, PriceResidency.version == int(number), PriceResidency.model == model
+    )
     row = (await conn.execute(query)).first()
     return None if row is None else (row.cache, row.pinned)
 
@@ -252,25 +215,21 @@ async def priced_models(conn: AsyncConnection, tenant_id: str, at_ms: int) -> li
     return sorted({row.model for row in rows})
 
 
-async def rates_of(
-    conn: AsyncConnection, price_version: str, model: str, tier: Tier
-) -> Rates | None:
+async def rates_of(conn: AsyncConnection, price_version: str, model: str, tier: Tier) -> Rates | None:
     """By the version that an OPEN recorded, for re-pricing."""
     sheet_id, _, number = price_version.rpartition("@")
     query = select(PriceRate.__table__).where(
-        PriceRate.sheet_id == sheet_id, PriceRate.version == int(number),
-        PriceRate.model == model, PriceRate.tier == tier,
-    )  # fmt: skip
+        PriceRate.sheet_id == sheet_id,
+        PriceRate.version == int(number),
+        PriceRate.model == model,
+        PriceRate.tier == tier,
+    )
     row = (await conn.execute(query)).first()
     return None if row is None else _rates(row)
 
 
 async def bootstrap(
-    conn: AsyncConnection,
-    model: str,
-    rates: Mapping[Tier, Rates],
-    now_ms: int,
-    currency: str = DEFAULT_CURRENCY,
+    conn: AsyncConnection, model: str, rates: Mapping[Tier, Rates], now_ms: int, currency: str = DEFAULT_CURRENCY
 ) -> str:
     """Makes sure that the default sheet prices `model`; what it prices already is left alone. Returns its version."""
     sheet = {"id": DEFAULT_SHEET, "currency": currency, "created_at": now_ms // 1000}
@@ -286,9 +245,7 @@ async def bootstrap(
     return await add_version(conn, DEFAULT_SHEET, {**known, **missing}, from_ms)
 
 
-async def _own_sheets(
-    conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int
-) -> dict[str, str]:
+async def _own_sheets(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
     """Of those tenants that have a sheet of their own then."""
     own = select(PriceAssignment.tenant_id, PriceAssignment.sheet_id).where(
         PriceAssignment.tenant_id.in_(sorted(tenant_ids)), covers(PriceAssignment, at_ms)
@@ -307,15 +264,11 @@ def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
 
 def _sheet_of(tenant_id: str, at_ms: int) -> ColumnElement[str]:
     """Its own, or the default one."""
-    own = select(PriceAssignment.sheet_id).where(
-        PriceAssignment.tenant_id == tenant_id, covers(PriceAssignment, at_ms)
-    )
+    own = select(PriceAssignment.sheet_id).where(PriceAssignment.tenant_id == tenant_id, covers(PriceAssignment, at_ms))
     return func.coalesce(own.scalar_subquery(), DEFAULT_SHEET)
 
 
-def covers(
-    table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int
-) -> ColumnElement[bool]:
+def covers(table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int) -> ColumnElement[bool]:
     """In force then."""
     return and_(table.from_ms <= at_ms, or_(table.until_ms.is_(None), table.until_ms > at_ms))
 
@@ -330,28 +283,20 @@ async def _last_version(conn: AsyncConnection, sheet_id: str) -> Row[int, int, i
     return (await conn.execute(query)).first()
 
 
-async def _end_predecessor(
-    conn: AsyncConnection, sheet_id: str, last: Row[int, int, int | None], from_ms: int
-) -> None:
+async def _end_predecessor(conn: AsyncConnection, sheet_id: str, last: Row[int, int, int | None], from_ms: int) -> None:
     """Versions follow each other in time as in number, so the last one alone can overlap."""
     if from_ms <= last.from_ms or (last.until_ms is not None and from_ms < last.until_ms):
         raise ConflictError("The price interval overlaps with an earlier one.")
     if last.until_ms is None:
         await conn.execute(
             update(PriceSheetVersion)
-            .where(
-                PriceSheetVersion.sheet_id == sheet_id, PriceSheetVersion.version == last.version
-            )
+            .where(PriceSheetVersion.sheet_id == sheet_id, PriceSheetVersion.version == last.version)
             .values(until_ms=from_ms)
         )
 
 
-async def _rates_of_version(
-    conn: AsyncConnection, sheet_id: str, version: int
-) -> dict[tuple[str, Tier], Rates]:
-    query = select(PriceRate.__table__).where(
-        PriceRate.sheet_id == sheet_id, PriceRate.version == version
-    )
+async def _rates_of_version(conn: AsyncConnection, sheet_id: str, version: int) -> dict[tuple[str, Tier], Rates]:
+    query = select(PriceRate.__table__).where(PriceRate.sheet_id == sheet_id, PriceRate.version == version)
     return {(row.model, row.tier): _rates(row) for row in await conn.execute(query)}
 
 
@@ -372,14 +317,10 @@ def _check_rates(rates: RateTable) -> None:
                 raise InvalidError(f"The rate {name} must be 0 to {MAX_RATE}.", name)
 
 
-async def _add_residency(
-    conn: AsyncConnection, sheet_id: str, version: int, residency: ResidencyTable
-) -> None:
+async def _add_residency(conn: AsyncConnection, sheet_id: str, version: int, residency: ResidencyTable) -> None:
     for model, (cache, pinned) in residency.items():
         if not (0 <= cache <= MAX_RATE and 0 <= pinned <= MAX_RATE):
             raise InvalidError(f"A rate of residency must be 0 to {MAX_RATE}.", "residency")
         await conn.execute(
-            insert(PriceResidency).values(
-                sheet_id=sheet_id, version=version, model=model, cache=cache, pinned=pinned
-            )
+            insert(PriceResidency).values(sheet_id=sheet_id, version=version, model=model, cache=cache, pinned=pinned)
         )

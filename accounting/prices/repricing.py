@@ -21,9 +21,18 @@ from accounting.values.types import BILLED, TOKEN_CLASSES, Charge, Rates, Tier, 
 ROWS_AT_ONCE = 2_000
 MAX_WRONG = 20
 COLUMNS = (
-    "request_id", "kind", "tenant_id", "opened_at_ms", "model", "tier", "price_version", "currency", *TOKEN_CLASSES, "charge",
+    "request_id",
+    "kind",
+    "tenant_id",
+    "opened_at_ms",
+    "model",
+    "tier",
+    "price_version",
+    "currency",
+    *TOKEN_CLASSES,
+    "charge",
     *(f"charge_{name}" for name in TOKEN_CLASSES),
-)  # fmt: skip
+)
 
 
 class Key(NamedTuple):

@@ -37,9 +37,7 @@ class Difference(msgspec.Struct, frozen=True):
         return self.rerated - self.charged
 
 
-async def rerate(
-    conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None
-) -> list[Difference]:
+async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None) -> list[Difference]:
     """`sheet` by the version that was in force at each request's start, or `<sheet>@<n>` for all. Per tenant, model,
     tier and class. Raises InvalidError where the sheet has no price."""
     start, end = bounds(period)
@@ -71,9 +69,7 @@ class _Versions:
                 found = rates.get((model, tier))
                 if found is not None:
                     return found
-        raise InvalidError(
-            f"{self._name} has no price for {model}, {tier}, for all of that period."
-        )
+        raise InvalidError(f"{self._name} has no price for {model}, {tier}, for all of that period.")
 
 
 async def _versions(conn: AsyncConnection, sheet: str) -> _Versions:

@@ -88,10 +88,17 @@ async def take(
     if known is None and line is None:
         await _check_room(conn, tenant_id, now)
     row = {
-        "tenant_id": tenant_id, "key": key, "fingerprint": fingerprint, "request_id": request_id, "slot": slot,
-        "batch_id": line and line[0], "line_no": line and line[1], "num_bytes": RUNNING_BYTES,
-        "created_at": now, "expires_at": now + KEEP_S,
-    }  # fmt: skip
+        "tenant_id": tenant_id,
+        "key": key,
+        "fingerprint": fingerprint,
+        "request_id": request_id,
+        "slot": slot,
+        "batch_id": line and line[0],
+        "line_no": line and line[1],
+        "num_bytes": RUNNING_BYTES,
+        "created_at": now,
+        "expires_at": now + KEEP_S,
+    }
     statement = upsert(conn, Reply.__table__).values(row).on_conflict_do_nothing()
     while known is None:
         if (await conn.execute(statement.returning(Reply.key))).first() is not None:
@@ -120,17 +127,11 @@ async def _check_room(conn: AsyncConnection, tenant_id: str, now: int) -> None:
 async def _check_line(conn: AsyncConnection, batch_id: str, line_no: int) -> None:
     """The shared locks make a cancel, and whoever ends the line, come before this or wait until the key is taken:
     then they find it. Lock order: line, then batch, as everywhere."""
-    line = select(BatchLine.state).where(
-        BatchLine.batch_id == batch_id, BatchLine.line_no == line_no
-    )
+    line = select(BatchLine.state).where(BatchLine.batch_id == batch_id, BatchLine.line_no == line_no)
     line_state = await conn.scalar(line.with_for_update(read=True))
     batch = select(Batch.state, Batch.expires_at).where(Batch.id == batch_id)
     found = (await conn.execute(batch.with_for_update(read=True))).first()
-    runs = (
-        found is not None
-        and found.state == "in_progress"
-        and found.expires_at > await now_ms(conn) // 1000
-    )
+    runs = found is not None and found.state == "in_progress" and found.expires_at > await now_ms(conn) // 1000
     if line_state != "started" or not runs:
         raise KeyClosed("This batch line has ended.")
 
@@ -153,19 +154,25 @@ async def store(
         update(Reply)
         .where(_key(tenant_id, key), Reply.request_id == request_id)
         .values(
-            state="stored", status=status, content_type=content_type, body=body, num_bytes=len(body),
+            state="stored",
+            status=status,
+            content_type=content_type,
+            body=body,
+            num_bytes=len(body),
             posting=msgspec.msgpack.encode(first),
         )
-    )  # fmt: skip
+    )
     if not done.rowcount:
         return False
     rows = [
         {
-            "request_id": posting.request_id, "tenant_id": tenant_id, "key": key,
+            "request_id": posting.request_id,
+            "tenant_id": tenant_id,
+            "key": key,
             "posting": msgspec.msgpack.encode(posting),
         }
         for posting in further
-    ]  # fmt: skip
+    ]
     if rows:
         statement = upsert(conn, IdempotentPosting.__table__).on_conflict_do_nothing()
         await conn.execute(statement, rows)
@@ -175,9 +182,7 @@ async def store(
 async def drop(conn: AsyncConnection, tenant_id: str, key: str, request_id: str) -> None:
     """An end that is not kept: the key may run again."""
     await conn.execute(
-        delete(Reply).where(
-            _key(tenant_id, key), Reply.request_id == request_id, Reply.state == "running"
-        )
+        delete(Reply).where(_key(tenant_id, key), Reply.request_id == request_id, Reply.state == "running")
     )
 
 
@@ -186,18 +191,14 @@ async def drop_running(conn: AsyncConnection, slot: int) -> None:
     await conn.execute(delete(Reply).where(Reply.slot == slot, Reply.state == "running"))
 
 
-async def drop_lost(
-    conn: AsyncConnection, slot: int, held: Collection[str], claimed_before: int
-) -> None:
+async def drop_lost(conn: AsyncConnection, slot: int, held: Collection[str], claimed_before: int) -> None:
     """Keys that the slot's process runs no more, though its word on it did not reach SQL. `held`: requests that it
     does run, complete for all that were claimed before that second."""
     lost = Reply.created_at < claimed_before, Reply.request_id.not_in(list(held))
     await conn.execute(delete(Reply).where(Reply.slot == slot, Reply.state == "running", *lost))
 
 
-async def close_lines(
-    conn: AsyncConnection, batch_id: str, line_nos: Collection[int]
-) -> Mapping[int, Stored]:
+async def close_lines(conn: AsyncConnection, batch_id: str, line_nos: Collection[int]) -> Mapping[int, Stored]:
     """For each line the stored answer; where there is none yet the key is taken away, so that none can come."""
     numbers = sorted(line_nos)
     stored: dict[int, Stored] = {}
@@ -239,8 +240,7 @@ async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) 
     packed = (await conn.execute(further)).scalars()
     due = [stored.posting, *(msgspec.msgpack.decode(one, type=Posting) for one in packed)]
     posted = select(LedgerEntry.request_id).where(
-        LedgerEntry.request_id.in_([posting.request_id for posting in due]),
-        LedgerEntry.kind.in_(("settle", "void")),
+        LedgerEntry.request_id.in_([posting.request_id for posting in due]), LedgerEntry.kind.in_(("settle", "void"))
     )
     ended = frozenset((await conn.execute(posted)).scalars())
     return [posting for posting in due if posting.request_id not in ended]
@@ -248,11 +248,7 @@ async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) 
 
 async def purge(conn: AsyncConnection, now: int) -> None:
     """Stored answers past their time; a batch's own go with the batch."""
-    await conn.execute(
-        delete(Reply).where(
-            Reply.expires_at <= now, Reply.state == "stored", Reply.batch_id.is_(None)
-        )
-    )
+    await conn.execute(delete(Reply).where(Reply.expires_at <= now, Reply.state == "stored", Reply.batch_id.is_(None)))
 
 
 def _key(tenant_id: str, key: str) -> Any:

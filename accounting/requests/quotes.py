@@ -25,28 +25,21 @@ class Terms(msgspec.Struct, frozen=True):
 
 
 async def create(
-    conn: AsyncConnection,
-    quote_id: str,
-    tenant_id: str,
-    fingerprint: bytes,
-    terms: Terms,
-    expires_at_ms: int,
+    conn: AsyncConnection, quote_id: str, tenant_id: str, fingerprint: bytes, terms: Terms, expires_at_ms: int
 ) -> None:
     await conn.execute(
         insert(Quote).values(
-            id=quote_id, tenant_id=tenant_id, fingerprint=fingerprint, expires_at_ms=expires_at_ms,
+            id=quote_id,
+            tenant_id=tenant_id,
+            fingerprint=fingerprint,
+            expires_at_ms=expires_at_ms,
             **msgspec.structs.asdict(terms),
         )
-    )  # fmt: skip
+    )
 
 
 async def use(
-    conn: AsyncConnection,
-    quote_id: str,
-    tenant_id: str,
-    fingerprint: bytes,
-    request_id: str,
-    now_ms: int,
+    conn: AsyncConnection, quote_id: str, tenant_id: str, fingerprint: bytes, request_id: str, now_ms: int
 ) -> Terms | None:
     """None: unknown, another's, of another body, used, or past its time."""
     statement = (

@@ -37,12 +37,7 @@ Records = Mapping[tuple[str, int], LedgerRow]
 
 
 async def post(
-    conn: AsyncConnection,
-    slot: int,
-    offset: int,
-    postings: Sequence[Posting],
-    *,
-    now_ms: int | None = None,
+    conn: AsyncConnection, slot: int, offset: int, postings: Sequence[Posting], *, now_ms: int | None = None
 ) -> PostResult:
     """Endings out of one slot's journal, and the offset behind them, in the caller's transaction."""
     now_ms = await ledger.take_turn(conn, now_ms)
@@ -77,18 +72,14 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
     return PostResult(len(new), len(postings) - len(new))
 
 
-async def reverse(
-    conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason
-) -> None:
+async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason) -> None:
     """Takes settled charges back: a reversal cancels the settle, a write-off takes over its tokens. Once per request;
     what is not settled is passed over."""
     now_ms = await ledger.take_turn(conn)
     settled = [e for e in await _endings_of(conn, request_ids) if e["kind"] == "settle"]
     reversals = [reversal(entry, reason, now_ms) for entry in settled]
     columns = (LedgerEntry.request_id,)
-    new = {
-        row.request_id for row in await insert_new(conn, LedgerEntry.__table__, reversals, columns)
-    }
+    new = {row.request_id for row in await insert_new(conn, LedgerEntry.__table__, reversals, columns)}
     taken_back = [row for row in reversals if row["request_id"] in new]
     lost = [write_offs.taken_over(e, reason, now_ms) for e in settled if e["request_id"] in new]
     await insert_all(conn, LedgerEntry.__table__, lost)
@@ -103,15 +94,9 @@ async def post_engine_records(
 ) -> PostResult:
     """What workers counted. A record whose request has no ending yet waits for it."""
     now_ms = await ledger.take_turn(conn, now_ms)
-    rows = [
-        _record(record, now_ms)
-        for record in sorted(records, key=lambda r: (r.request_id, r.attempt))
-    ]
+    rows = [_record(record, now_ms) for record in sorted(records, key=lambda r: (r.request_id, r.attempt))]
     columns = (EngineRecordRow.request_id, EngineRecordRow.attempt)
-    new = {
-        (row.request_id, row.attempt)
-        for row in await insert_new(conn, EngineRecordRow.__table__, rows, columns)
-    }
+    new = {(row.request_id, row.attempt) for row in await insert_new(conn, EngineRecordRow.__table__, rows, columns)}
     request_ids = {request_id for request_id, _ in new}
     endings = await _endings_of(conn, request_ids)
     await _write_off(conn, endings, await _records_of(conn, request_ids), new, now_ms)
@@ -141,9 +126,7 @@ class Unsettled(NamedTuple):
 async def unended(conn: AsyncConnection) -> list[Unsettled]:
     """Running ones, those whose ending is not shipped yet, and those whose journal is lost. O(engine records)."""
     record = EngineRecordRow
-    ended = exists().where(
-        LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(("settle", "void"))
-    )
+    ended = exists().where(LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(("settle", "void")))
     groups = (record.request_id, record.tenant_id, record.root)
     query = select(*groups, func.max(record.posted_at_ms)).where(~ended).group_by(*groups)
     return [Unsettled(*row) for row in await conn.execute(query.order_by(record.request_id))]
@@ -185,15 +168,9 @@ async def _book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     """Legs of new entries, and the one charge of their batch lines."""
     await booking.book(conn, entries)
     lines = [
-        {
-            "batch_id": entry["batch_id"],
-            "line_no": entry["line_no"],
-            "request_id": entry["request_id"],
-        }
+        {"batch_id": entry["batch_id"], "line_no": entry["line_no"], "request_id": entry["request_id"]}
         for entry in entries
-        if entry["kind"] == "settle"
-        and entry["batch_id"] is not None
-        and entry["line_no"] is not None
+        if entry["kind"] == "settle" and entry["batch_id"] is not None and entry["line_no"] is not None
     ]
     await insert_all(conn, BatchCharge.__table__, lines)
 
@@ -217,11 +194,7 @@ async def _write_off(
         row
         for ending in met
         for row in write_offs.rows(
-            ending,
-            by_request[ending["request_id"]],
-            earlier.get(ending["request_id"], []),
-            new_records,
-            now_ms,
+            ending, by_request[ending["request_id"]], earlier.get(ending["request_id"], []), new_records, now_ms
         )
     ]
     await insert_all(conn, LedgerEntry.__table__, rows)
@@ -234,16 +207,10 @@ async def _records_of(conn: AsyncConnection, request_ids: Collection[str]) -> Re
 
 
 async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> list[LedgerRow]:
-    return [
-        row
-        for row in await _by_request(conn, LedgerEntry, request_ids)
-        if row["kind"] in ("settle", "void")
-    ]
+    return [row for row in await _by_request(conn, LedgerEntry, request_ids) if row["kind"] in ("settle", "void")]
 
 
-async def _write_offs_of(
-    conn: AsyncConnection, request_ids: Collection[str]
-) -> dict[str, list[LedgerRow]]:
+async def _write_offs_of(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, list[LedgerRow]]:
     found: dict[str, list[LedgerRow]] = {}
     for row in await _by_request(conn, LedgerEntry, request_ids):
         if row["kind"] not in ("settle", "void"):
@@ -252,9 +219,7 @@ async def _write_offs_of(
 
 
 async def _by_request(
-    conn: AsyncConnection,
-    table: type[LedgerEntry] | type[EngineRecordRow],
-    request_ids: Collection[str],
+    conn: AsyncConnection, table: type[LedgerEntry] | type[EngineRecordRow], request_ids: Collection[str]
 ) -> list[LedgerRow]:
     if not request_ids:
         return []
@@ -263,13 +228,9 @@ async def _by_request(
 
 
 async def _set_offset(conn: AsyncConnection, slot: int, offset: int, now_ms: int) -> None:
-    statement = upsert(conn, JournalOffset.__table__).values(
-        slot=slot, offset=offset, posted_at_ms=now_ms
-    )
+    statement = upsert(conn, JournalOffset.__table__).values(slot=slot, offset=offset, posted_at_ms=now_ms)
     await conn.execute(
-        statement.on_conflict_do_update(
-            index_elements=["slot"], set_={"offset": offset, "posted_at_ms": now_ms}
-        )
+        statement.on_conflict_do_update(index_elements=["slot"], set_={"offset": offset, "posted_at_ms": now_ms})
     )
 
 
@@ -291,8 +252,4 @@ def _entry(posting: Posting, now_ms: int) -> dict[str, Any]:
 def _record(record: WitnessRecord, now_ms: int) -> dict[str, Any]:
     fields = msgspec.structs.asdict(record)
     usage = fields.pop("usage")
-    return {
-        **fields,
-        **{name: getattr(usage, name) for name in TOKEN_CLASSES},
-        "posted_at_ms": now_ms,
-    }
+    return {**fields, **{name: getattr(usage, name) for name in TOKEN_CLASSES}, "posted_at_ms": now_ms}

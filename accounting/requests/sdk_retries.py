@@ -47,9 +47,7 @@ async def note(conn: AsyncConnection, unheard: Sequence[DisconnectedEarly]) -> N
         await conn.execute(upsert(conn, Attempt.__table__).on_conflict_do_nothing(), rows)
 
 
-async def replace(
-    conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_id: str, started_at_ms: int
-) -> int:
+async def replace(conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_id: str, started_at_ms: int) -> int:
     """A settled repeat takes the place of attempts before it. Returns how many engine requests it relieves."""
     query = select(Attempt.__table__).where(
         Attempt.key_id == key_id, Attempt.fingerprint == fingerprint, Attempt.attempt_id != retry_id
@@ -57,16 +55,12 @@ async def replace(
     rows = (await conn.execute(query.order_by(Attempt.ended_at_ms).with_for_update())).all()
     replaced = {row.attempt_id for row in rows if row.replaced_by is not None}
     waiting = [
-        row.attempt_id
-        for row in rows
-        if row.replaced_by is None and row.ended_at_ms >= started_at_ms - WITHIN_MS
+        row.attempt_id for row in rows if row.replaced_by is None and row.ended_at_ms >= started_at_ms - WITHIN_MS
     ]
     chosen = list(dict.fromkeys(waiting))[: max(0, MAX_MOVED - len(replaced))]
     if not chosen or await _num_moved(conn, key_id, started_at_ms) >= MAX_MOVED_OF_KEY:
         return 0
-    done = await conn.execute(
-        update(Attempt).where(Attempt.attempt_id.in_(chosen)).values(replaced_by=retry_id)
-    )
+    done = await conn.execute(update(Attempt).where(Attempt.attempt_id.in_(chosen)).values(replaced_by=retry_id))
     return done.rowcount
 
 
@@ -91,16 +85,12 @@ async def move(conn: AsyncConnection) -> list[str]:
     request_ids = list((await conn.execute(query)).scalars())
     if request_ids:
         await request_postings.reverse(conn, request_ids, "sdk_retry")
-        await conn.execute(
-            update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True)
-        )
+        await conn.execute(update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True))
     return request_ids
 
 
 async def any_to_move(conn: AsyncConnection) -> bool:
-    query = select(Attempt.request_id).where(
-        Attempt.replaced_by.is_not(None), Attempt.is_moved.is_(False)
-    )
+    query = select(Attempt.request_id).where(Attempt.replaced_by.is_not(None), Attempt.is_moved.is_(False))
     return (await conn.execute(query.limit(1))).first() is not None
 
 
@@ -108,7 +98,5 @@ async def forget(conn: AsyncConnection, now_ms: int) -> None:
     """What nobody repeated in time; what was repeated is counted for a day."""
     late = Attempt.ended_at_ms < now_ms - 10 * WITHIN_MS
     await conn.execute(
-        delete(Attempt).where(
-            or_(late & Attempt.replaced_by.is_(None), Attempt.ended_at_ms < now_ms - DAY_MS)
-        )
+        delete(Attempt).where(or_(late & Attempt.replaced_by.is_(None), Attempt.ended_at_ms < now_ms - DAY_MS))
     )

@@ -41,9 +41,12 @@ def rows(
 def taken_over(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
     """The loss behind a reversal: what the tenant had been charged for."""
     return {
-        **entry, "kind": reason, "write_off": reason, "posted_at_ms": now_ms,
+        **entry,
+        "kind": reason,
+        "write_off": reason,
+        "posted_at_ms": now_ms,
         **dict.fromkeys((*CHARGES, "reserved"), 0),
-    }  # fmt: skip
+    }
 
 
 def _not_covered(
@@ -54,10 +57,7 @@ def _not_covered(
 ) -> dict[str, int]:
     """Billed tokens that no record met so far; never negative, as a record is met for at most what it counts."""
     met = [r for r in records if (r["request_id"], r["attempt"]) not in new_records]
-    return {
-        name: ending[name] - (sum(r[name] for r in met) - sum(w[name] for w in earlier))
-        for name in TOKEN_CLASSES
-    }
+    return {name: ending[name] - (sum(r[name] for r in met) - sum(w[name] for w in earlier)) for name in TOKEN_CLASSES}
 
 
 def _row(

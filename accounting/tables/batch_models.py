@@ -7,12 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    CheckConstraint,
-    ForeignKey,
-    Index,
-    text,
-)
+from sqlalchemy import CheckConstraint, ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from accounting.tables.models import Base
@@ -150,11 +145,7 @@ class BatchLine(Base):
     uncached: Mapped[int] = mapped_column(server_default="0")
     output: Mapped[int] = mapped_column(server_default="0")
 
-    __table_args__ = (
-        CheckConstraint(
-            "state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", "state"
-        ),
-    )
+    __table_args__ = (CheckConstraint("state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", "state"),)
 
 
 class IdempotentReply(Base):
@@ -185,11 +176,13 @@ class IdempotentReply(Base):
         CheckConstraint("state IN ('running', 'stored')", "state"),
         Index(
             "ix_idempotent_reply_room",
-            "tenant_id", "expires_at", "num_bytes",
+            "tenant_id",
+            "expires_at",
+            "num_bytes",
             sqlite_where=text("batch_id IS NULL"),
             postgresql_where=text("batch_id IS NULL"),
         ),
-    )  # fmt: skip
+    )
 
 
 class TenantTurn(Base):

@@ -32,9 +32,7 @@ class BudgetRow(Base):
         CheckConstraint("period IN ('hour', 'day', 'month', 'fixed')", "period"),
         CheckConstraint("period <> 'fixed' OR end_ms > start_ms", "interval"),
         CheckConstraint("hardness IN ('hard', 'soft', 'shadow')", "hardness"),
-        CheckConstraint(
-            "limit_micro_units >= 0 AND limit_micro_units <= 9007199254740991", "limit"
-        ),
+        CheckConstraint("limit_micro_units >= 0 AND limit_micro_units <= 9007199254740991", "limit"),
     )
 
 

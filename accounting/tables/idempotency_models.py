@@ -23,9 +23,7 @@ class IdempotentPosting(Base):
 
     __table_args__ = (
         ForeignKeyConstraint(
-            ["tenant_id", "key"],
-            ["idempotent_reply.tenant_id", "idempotent_reply.key"],
-            ondelete="CASCADE",
+            ["tenant_id", "key"], ["idempotent_reply.tenant_id", "idempotent_reply.key"], ondelete="CASCADE"
         ),
         Index("ix_idempotent_posting_tenant_id_key", "tenant_id", "key"),
     )

@@ -29,14 +29,8 @@ class PriceResidency(Base):
     pinned: Mapped[int]
 
     __table_args__ = (
-        ForeignKeyConstraint(
-            ["sheet_id", "version"],
-            ["price_sheet_version.sheet_id", "price_sheet_version.version"],
-        ),
-        *(
-            CheckConstraint(f"{name} >= 0 AND {name} <= 1000000000000", name)
-            for name in ("cache", "pinned")
-        ),
+        ForeignKeyConstraint(["sheet_id", "version"], ["price_sheet_version.sheet_id", "price_sheet_version.version"]),
+        *(CheckConstraint(f"{name} >= 0 AND {name} <= 1000000000000", name) for name in ("cache", "pinned")),
     )
 
 
@@ -119,9 +113,7 @@ class InvoiceLine(Base):
     credit_id: Mapped[str | None] = mapped_column(ForeignKey("credit.id"), index=True)
     note: Mapped[str]
 
-    __table_args__ = (
-        CheckConstraint("kind IN ('usage', 'adjustment', 'credit_note', 'prepaid')", "kind"),
-    )
+    __table_args__ = (CheckConstraint("kind IN ('usage', 'adjustment', 'credit_note', 'prepaid')", "kind"),)
 
 
 class Credit(Base):

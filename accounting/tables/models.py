@@ -119,9 +119,7 @@ class ApiKey(Base):
     kind: Mapped[str]
     """live, test, admin"""
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
-    service_account_id: Mapped[str | None] = mapped_column(
-        ForeignKey("service_account.id"), index=True
-    )
+    service_account_id: Mapped[str | None] = mapped_column(ForeignKey("service_account.id"), index=True)
     name: Mapped[str | None]
     hash: Mapped[bytes] = mapped_column(unique=True)
     pepper_version: Mapped[int] = mapped_column(server_default="1")
@@ -237,10 +235,7 @@ class PriceRate(Base):
     output: Mapped[int]
 
     __table_args__ = (
-        ForeignKeyConstraint(
-            ["sheet_id", "version"],
-            ["price_sheet_version.sheet_id", "price_sheet_version.version"],
-        ),
+        ForeignKeyConstraint(["sheet_id", "version"], ["price_sheet_version.sheet_id", "price_sheet_version.version"]),
         CheckConstraint("tier IN ('interactive', 'batch')", "tier"),
         *(
             CheckConstraint(f"{name} >= 0 AND {name} <= 1000000000000", name)
@@ -340,8 +335,7 @@ class LedgerLeg(Base):
 
     __table_args__ = (
         ForeignKeyConstraint(
-            ["request_id", "kind", "attempt"],
-            ["ledger_entry.request_id", "ledger_entry.kind", "ledger_entry.attempt"],
+            ["request_id", "kind", "attempt"], ["ledger_entry.request_id", "ledger_entry.kind", "ledger_entry.attempt"]
         ),
         {"sqlite_with_rowid": False},
     )

@@ -69,7 +69,8 @@ class Outbox(Base):
         CheckConstraint("state IN ('pending', 'delivered', 'dead')", "state"),
         Index(
             "ix_outbox_due",
-            "lane", "deliver_after_ms",
+            "lane",
+            "deliver_after_ms",
             sqlite_where=text("ended_at_ms IS NULL"),
             postgresql_where=text("ended_at_ms IS NULL"),
         ),
@@ -77,4 +78,4 @@ class Outbox(Base):
         Index("ix_outbox_webhook_id_state", "webhook_id", "state"),
         Index("ix_outbox_state_ended_at_ms", "state", "ended_at_ms"),
         CheckConstraint("(state = 'pending') = (ended_at_ms IS NULL)", "ended"),
-    )  # fmt: skip
+    )

@@ -43,14 +43,7 @@ class AdapterInfo(msgspec.Struct, frozen=True):
 
 
 async def create(
-    conn: AsyncConnection,
-    *,
-    model: str,
-    name: str,
-    path: str,
-    tenant_id: str | None,
-    now: int,
-    actor: str,
+    conn: AsyncConnection, *, model: str, name: str, path: str, tenant_id: str | None, now: int, actor: str
 ) -> AdapterInfo:
     """Raises InvalidError, ConflictError for a name in use, NotFoundError for an unknown tenant."""
     if _NAME.fullmatch(name) is None:
@@ -63,9 +56,8 @@ async def create(
     detail = {"model": model, "name": name, "path": path}
     # First, as it makes others wait who would take the same name.
     await changes.record(
-        conn, "adapter.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id,
-        detail=detail,
-    )  # fmt: skip
+        conn, "adapter.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id, detail=detail
+    )
     of_model = select(Adapter.name).where(Adapter.model == model, Adapter.deleted_at.is_(None))
     names = set(await conn.scalars(of_model))
     if name in names:
@@ -85,13 +77,9 @@ async def get(conn: AsyncConnection, adapter_id: str) -> AdapterInfo:
     return _info(row)
 
 
-async def list_adapters(
-    conn: AsyncConnection, *, after: str | None, limit: int
-) -> Page[AdapterInfo]:
+async def list_adapters(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[AdapterInfo]:
     query = select(Adapter.__table__).where(Adapter.deleted_at.is_(None))
-    page = await newest_first(
-        conn, query, Adapter.created_at, Adapter.id, after, limit, ever=select(Adapter.__table__)
-    )
+    page = await newest_first(conn, query, Adapter.created_at, Adapter.id, after, limit, ever=select(Adapter.__table__))
     return Page([_info(row) for row in page.items], page.has_more)
 
 

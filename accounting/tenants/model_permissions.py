@@ -35,13 +35,6 @@ async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) 
 
 
 async def _record(
-    conn: AsyncConnection,
-    event: str,
-    tenant_id: str,
-    now: int,
-    actor: str,
-    detail: dict[str, Any],
+    conn: AsyncConnection, event: str, tenant_id: str, now: int, actor: str, detail: dict[str, Any]
 ) -> None:
-    await changes.record(
-        conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail
-    )
+    await changes.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail)

@@ -34,14 +34,7 @@ class PrefixInfo(msgspec.Struct, frozen=True):
 
 
 async def create(
-    conn: AsyncConnection,
-    *,
-    name: str,
-    model: str,
-    tokens: Sequence[int],
-    ttl_s: int | None,
-    now: int,
-    actor: str,
+    conn: AsyncConnection, *, name: str, model: str, tokens: Sequence[int], ttl_s: int | None, now: int, actor: str
 ) -> PrefixInfo:
     """Raises ConflictError where the same tokens are registered already, or too many are."""
     packed = _packed(tokens)
@@ -52,15 +45,11 @@ async def create(
     number = await conn.scalar(select(func.count()).select_from(PublicPrefix).where(of_model))
     if (number or 0) >= MAX_PER_MODEL:
         raise ConflictError(f"A model has at most {MAX_PER_MODEL} public prefixes.")
-    info = PrefixInfo(
-        new_id("prefix"), name, model, tuple(tokens), now, None if ttl_s is None else now + ttl_s
-    )
+    info = PrefixInfo(new_id("prefix"), name, model, tuple(tokens), now, None if ttl_s is None else now + ttl_s)
     values = {field: getattr(info, field) for field in info.__struct_fields__ if field != "tokens"}
     await conn.execute(insert(PublicPrefix).values(**values, token_ids=packed))
     detail = {"name": name, "model": model, "num_tokens": len(tokens), "ttl_s": ttl_s}
-    await audit.record(
-        conn, "headgate.prefix.created", actor=actor, now=now, object_id=info.id, detail=detail
-    )
+    await audit.record(conn, "headgate.prefix.created", actor=actor, now=now, object_id=info.id, detail=detail)
     return info
 
 
@@ -73,9 +62,7 @@ async def get(conn: AsyncConnection, prefix_id: str, now: int) -> PrefixInfo:
     return _info(row)
 
 
-async def list_prefixes(
-    conn: AsyncConnection, now: int, *, after: str | None, limit: int
-) -> Page[PrefixInfo]:
+async def list_prefixes(conn: AsyncConnection, now: int, *, after: str | None, limit: int) -> Page[PrefixInfo]:
     page = await newest_first(
         conn,
         select(PublicPrefix.__table__).where(_in_force(now)),

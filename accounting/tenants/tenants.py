@@ -20,14 +20,7 @@ from accounting.tenants import shares
 from accounting.values import time_zones
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.ids import new_id
-from accounting.values.types import (
-    DEFAULT_MODEL_LIMITS,
-    OPERATOR_TENANT,
-    CacheShare,
-    Limits,
-    ModelLimits,
-    TenantInfo,
-)
+from accounting.values.types import DEFAULT_MODEL_LIMITS, OPERATOR_TENANT, CacheShare, Limits, ModelLimits, TenantInfo
 
 ID_PREFIX = "proj_"
 
@@ -38,11 +31,7 @@ async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYS
     version = await changes.record(
         conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
     )
-    await conn.execute(
-        insert(Tenant).values(
-            id=tenant_id, name=_tenant_name(name), created_at=now, version=version
-        )
-    )
+    await conn.execute(insert(Tenant).values(id=tenant_id, name=_tenant_name(name), created_at=now, version=version))
     await _check_only_one(conn, name)
     return await get(conn, tenant_id)
 
@@ -55,11 +44,7 @@ async def get(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
 
 
 async def list_tenants(
-    conn: AsyncConnection,
-    *,
-    after: str | None = None,
-    limit: int = 20,
-    include_archived: bool = False,
+    conn: AsyncConnection, *, after: str | None = None, limit: int = 20, include_archived: bool = False
 ) -> Page[TenantInfo]:
     query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
     ever = select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
@@ -67,9 +52,7 @@ async def list_tenants(
     return Page([_tenant(row) for row in page.items], page.has_more)
 
 
-async def rename(
-    conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM
-) -> TenantInfo:
+async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
     """Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
     await living(conn, tenant_id)
     values = {"name": _tenant_name(name)}
@@ -83,9 +66,7 @@ async def set_limits(
 ) -> TenantInfo:
     """The tenant's limits over all its models and keys."""
     await living(conn, tenant_id)
-    return await apply_change(
-        conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor
-    )
+    return await apply_change(conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor)
 
 
 async def set_shares(
@@ -145,9 +126,7 @@ async def apply_change(
     version = await changes.record(
         conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
     )
-    await conn.execute(
-        update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version)
-    )
+    await conn.execute(update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version))
     return await get(conn, tenant_id)
 
 
@@ -157,9 +136,7 @@ async def apply_change(
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
     """What was set, by model; a model that is missing has the defaults."""
     rows = await conn.execute(select(ModelLimit.__table__).where(ModelLimit.tenant_id == tenant_id))
-    return {
-        row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows
-    }
+    return {row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows}
 
 
 async def set_model_limits(
@@ -182,9 +159,7 @@ def default_limits(model: str) -> ModelLimits:
 
 def limit_columns(limits: Limits) -> dict[str, int | None]:
     """By column name, checked."""
-    columns: dict[str, int | None] = {
-        name: getattr(limits, name) for name in limits.__struct_fields__
-    }
+    columns: dict[str, int | None] = {name: getattr(limits, name) for name in limits.__struct_fields__}
     for name, value in columns.items():
         if value is not None and value < 0:
             raise InvalidError("A limit must not be negative.", name)
@@ -223,9 +198,7 @@ def _limits(row: Row[Any]) -> Limits:
 
 def _tenant_name(name: str) -> str:
     if name.startswith(ID_PREFIX):
-        raise InvalidError(
-            f"A project's name must not begin with '{ID_PREFIX}', as ids do.", "name"
-        )
+        raise InvalidError(f"A project's name must not begin with '{ID_PREFIX}', as ids do.", "name")
     return checked_name(name)
 
 
@@ -236,6 +209,4 @@ async def _check_only_one(conn: AsyncConnection, name: str) -> None:
     others = Tenant.id != OPERATOR_TENANT, Tenant.status != "archived"
     same = select(func.count()).where(Tenant.name == name, *others)
     if int(await conn.scalar(same) or 0) > 1:
-        raise NameTakenError(
-            "Another project has this name: choose another one, or archive that project first."
-        )
+        raise NameTakenError("Another project has this name: choose another one, or archive that project first.")

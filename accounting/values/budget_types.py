@@ -92,9 +92,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 Level = Literal["key", "tenant", "model", "end_user"]
 Dimension = Literal[
-    "requests_per_minute", "tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute",
-    "requests_per_day", "batch_tokens_per_day", "concurrency",
-]  # fmt: skip
+    "requests_per_minute",
+    "tokens_per_minute",
+    "input_tokens_per_minute",
+    "output_tokens_per_minute",
+    "requests_per_day",
+    "batch_tokens_per_day",
+    "concurrency",
+]
 
 
 class Quota(msgspec.Struct, frozen=True):

@@ -20,15 +20,34 @@ TokenClass = Literal["cache_read", "cache_write", "uncached", "output"]
 TOKEN_CLASSES: tuple[TokenClass, ...] = ("cache_read", "cache_write", "uncached", "output")
 
 Outcome = Literal[
-    "ok", "client_gone", "internal", "worker_lost", "drain", "quarantine", "lease_lost", "batch_cancelled",
+    "ok",
+    "client_gone",
+    "internal",
+    "worker_lost",
+    "drain",
+    "quarantine",
+    "lease_lost",
+    "batch_cancelled",
     "gateway_crash",
-]  # fmt: skip
+]
 """How a request ended (metering.md section 8)."""
 
 WriteOffReason = Literal[
-    "gateway_crash", "worker_crash", "resume", "internal", "drain", "quarantine", "lease_lost", "late_abort",
-    "batch_retry", "batch_cancelled", "sdk_retry", "recompute", "speculation", "warm_up",
-]  # fmt: skip
+    "gateway_crash",
+    "worker_crash",
+    "resume",
+    "internal",
+    "drain",
+    "quarantine",
+    "lease_lost",
+    "late_abort",
+    "batch_retry",
+    "batch_cancelled",
+    "sdk_retry",
+    "recompute",
+    "speculation",
+    "warm_up",
+]
 
 BILLED = ("settle", "reversal")
 """Kinds that rollups and invoices sum; the second takes a whole settle back."""

@@ -65,11 +65,7 @@ class Run:
         self.told.out.write_text(json.dumps(self.record, indent=1) + "\n")
 
     def attempt(
-        self,
-        part: str,
-        what: dict[str, Any],
-        work: Callable[[], dict[str, Any]],
-        reserved_s: float = 0.0,
+        self, part: str, what: dict[str, Any], work: Callable[[], dict[str, Any]], reserved_s: float = 0.0
     ) -> None:
         """A row, or the reason why there is none. `reserved_s`: time that belongs to what comes later."""
         if self.left_s <= reserved_s:
@@ -115,9 +111,7 @@ def _measure_model(run: Run, shape: models.Shape, folder: Path) -> None:
     longest = 48 if run.tiny else 8192
     try:
         started = time.perf_counter()
-        runner = models.random_runner(
-            shape, folder, run.device.type, longest, 400 if run.tiny else None
-        )
+        runner = models.random_runner(shape, folder, run.device.type, longest, 400 if run.tiny else None)
     except Exception as error:  # noqa: BLE001  # as above
         run.add("load", {"model": shape.name, "failed": f"{type(error).__name__}: {error}"})
         return
@@ -137,11 +131,7 @@ def _decode(run: Run, shape: models.Shape, runner: Any) -> None:
             lambda b=batch: decode_step.measure(shape, runner, b, context, num_steps, run.first),
         )
     if run.device.type == "cuda":
-        run.attempt(
-            "idle",
-            {"model": shape.name},
-            lambda: decode_step.idle_share(runner, 64, context, num_steps),
-        )
+        run.attempt("idle", {"model": shape.name}, lambda: decode_step.idle_share(runner, 64, context, num_steps))
 
 
 def _mixed(run: Run, shape: models.Shape, runner: Any) -> None:
@@ -153,10 +143,7 @@ def _mixed(run: Run, shape: models.Shape, runner: Any) -> None:
         serving.serve(_engine(run, runner), asks[:2], 0.6, cache_read=False)
         served = serving.serve(_engine(run, runner), asks, 0.6, cache_read=False)
         bound = roofline.workload_s(
-            shape.served,
-            [len(ask.prompt) for ask in asks],
-            [ask.max_tokens for ask in asks],
-            run.first,
+            shape.served, [len(ask.prompt) for ask in asks], [ask.max_tokens for ask in asks], run.first
         )
         return _row(served) | {"bound_s": bound, "share_of_bound": bound / served.seconds}
 

@@ -29,9 +29,7 @@ class Decode:
         self._runner = runner
         size = runner.block_size
         per_row = -(-(context + num_steps + 1) // size)
-        self._blocks = [
-            list(range(1 + row * per_row, 1 + (row + 1) * per_row)) for row in range(batch)
-        ]
+        self._blocks = [list(range(1 + row * per_row, 1 + (row + 1) * per_row)) for row in range(batch)]
         assert self._blocks[-1][-1] < runner.num_blocks, "not enough blocks for this batch"
         self._context, self._step = context, 0
         self._tokens = [1] * batch
@@ -41,13 +39,7 @@ class Decode:
         self._step += 1
         used = position // self._runner.block_size + 1
         return [
-            Row(
-                [token],
-                position,
-                blocks[:used],
-                (SampleSpec(_GREEDY, 0, position + 1, (), ()),),
-                row_id=row_id,
-            )
+            Row([token], position, blocks[:used], (SampleSpec(_GREEDY, 0, position + 1, (), ()),), row_id=row_id)
             for row_id, (token, blocks) in enumerate(zip(self._tokens, self._blocks, strict=True))
         ]
 

@@ -13,11 +13,7 @@ import benchmarks.kernels
 from benchmarks.gpu.timing import Ceilings, timed
 from benchmarks.kernels.case import Case, Prepared
 
-MODULES = tuple(
-    found.name
-    for found in pkgutil.iter_modules(benchmarks.kernels.__path__)
-    if found.name != "case"
-)
+MODULES = tuple(found.name for found in pkgutil.iter_modules(benchmarks.kernels.__path__) if found.name != "case")
 
 
 def all_cases(tiny: bool, only: str) -> Iterator[Case]:
@@ -50,9 +46,7 @@ def _checked(prepared: Prepared) -> dict[str, Any]:
     return {"failed": f"wrong: error {error:.3g} above {prepared.tolerance:.3g}"}
 
 
-def _figures(
-    case: Case, prepared: Prepared, device: torch.device, ceilings: Ceilings
-) -> dict[str, Any]:
+def _figures(case: Case, prepared: Prepared, device: torch.device, ceilings: Ceilings) -> dict[str, Any]:
     took = timed(prepared.run, device, case.in_graph)
     row: dict[str, Any] = {"us": took.seconds * 1e6, "spread": took.spread}
     if prepared.num_bytes:

@@ -23,12 +23,22 @@ class Shape:
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, tied: bool) -> dict[str, Any]:
     return {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_act": "silu",
-        "hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,
-        "vocab_size": 151_936, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000,
-        "max_position_embeddings": 40_960, "tie_word_embeddings": tied, "torch_dtype": "bfloat16",
-    }  # fmt: skip
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+    }
 
 
 SHAPES = (
@@ -36,26 +46,31 @@ SHAPES = (
     Shape(
         "Llama-8B",
         {
-            "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
-            "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-            "vocab_size": 128_256, "rms_norm_eps": 1e-5, "rope_theta": 500_000,
-            "max_position_embeddings": 40_960, "tie_word_embeddings": False,
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 128_256,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500_000,
+            "max_position_embeddings": 40_960,
+            "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
         },
     ),
     Shape("Qwen3-14B", _qwen3(5120, 17_408, 40, 40, tied=False)),
-)  # fmt: skip
+)
 TINY = Shape(
-    "tiny Qwen3",
-    _qwen3(64, 128, 2, 4, tied=True)
-    | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 11_000},
+    "tiny Qwen3", _qwen3(64, 128, 2, 4, tied=True) | {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 11_000}
 )
 
 
-def random_runner(
-    shape: Shape, folder: Path, device: str, max_len: int, num_blocks: int | None = None
-) -> ModelRunner:
+def random_runner(shape: Shape, folder: Path, device: str, max_len: int, num_blocks: int | None = None) -> ModelRunner:
     """The runner of a worker; only its weights do not come from a checkpoint."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape.config))

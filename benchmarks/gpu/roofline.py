@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from workers.engine.sizing.capacity import Ceilings, Served
 
 
-def workload_s(
-    served: Served, prompts: Sequence[int], outputs: Sequence[int], ceilings: Ceilings
-) -> float:
+def workload_s(served: Served, prompts: Sequence[int], outputs: Sequence[int], ceilings: Ceilings) -> float:
     """All at once: every prompt is computed, then each step gives a token to every sequence that is not done."""
     total = sum(served.prefill_s(length, ceilings) for length in prompts)
     for done in range(1, max(outputs)):  # the first token comes with the prefill

@@ -12,14 +12,7 @@ from cache.prefix_cache import PrefixCache
 from workers.engine.engine import Engine, Event
 from workers.engine.scheduling.step_plan import Limits
 from workers.engine.values.plan import StepRunner
-from workers.protocol.messages import (
-    Failed,
-    Finished,
-    GenerateRequest,
-    Region,
-    SamplingParams,
-    StepFrame,
-)
+from workers.protocol.messages import Failed, Finished, GenerateRequest, Region, SamplingParams, StepFrame
 
 _LINK = 1
 _REGION = Region(b"benchmark-tenant")
@@ -56,10 +49,7 @@ def mixed_workload(num_seqs: int, longest: int, shortest: int = 100) -> list[Ask
     """The workload of nano-vllm's `bench.py`, with its generator and seed 0: input and output lengths uniform.
     With 256 sequences of up to 1,024 tokens: 142,827 in, 133,966 out."""
     draw = random.Random(0)
-    prompts = [
-        tuple(draw.randint(0, 10_000) for _ in range(draw.randint(shortest, longest)))
-        for _ in range(num_seqs)
-    ]
+    prompts = [tuple(draw.randint(0, 10_000) for _ in range(draw.randint(shortest, longest))) for _ in range(num_seqs)]
     return [Ask(prompt, draw.randint(shortest, longest)) for prompt in prompts]
 
 
@@ -67,10 +57,7 @@ def shared_workload(num_users: int, shared: int, own: int, output: int, vocab: i
     """Users of one long system prompt, each with a question of their own."""
     draw = random.Random(1)
     system = [draw.randrange(vocab) for _ in range(shared)]
-    return [
-        Ask(tuple(system + [draw.randrange(vocab) for _ in range(own)]), output)
-        for _ in range(num_users)
-    ]
+    return [Ask(tuple(system + [draw.randrange(vocab) for _ in range(own)]), output) for _ in range(num_users)]
 
 
 def build(runner: StepRunner, max_batch_tokens: int, max_running: int) -> Engine:
@@ -86,8 +73,7 @@ def serve(engine: Engine, asks: Sequence[Ask], temperature: float, cache_read: b
     started = time.perf_counter()
     waiting = {str(number) for number in range(len(asks))}
     inbox: list[tuple[int, Event]] = [
-        (_LINK, _request(number, ask, engine.runner.root, temperature, cache_read))
-        for number, ask in enumerate(asks)
+        (_LINK, _request(number, ask, engine.runner.root, temperature, cache_read)) for number, ask in enumerate(asks)
     ]
     seen: set[str] = set()
     while waiting:
@@ -107,9 +93,7 @@ def serve(engine: Engine, asks: Sequence[Ask], temperature: float, cache_read: b
     return served
 
 
-def _request(
-    number: int, ask: Ask, root: str, temperature: float, cache_read: bool
-) -> GenerateRequest:
+def _request(number: int, ask: Ask, root: str, temperature: float, cache_read: bool) -> GenerateRequest:
     return GenerateRequest(
         request_id=str(number),
         tenant="benchmark",

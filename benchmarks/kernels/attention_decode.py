@@ -38,9 +38,7 @@ class Shape:
 
     def __str__(self) -> str:
         rows, longest = len(self.lens), max(self.lens)
-        lens = (
-            f"context {longest}" if len(set(self.lens)) == 1 else f"mixed context up to {longest}"
-        )
+        lens = f"context {longest}" if len(set(self.lens)) == 1 else f"mixed context up to {longest}"
         shared = f", {self.shared_len} of it shared" if self.shared_len else ""
         heads = f"heads {self.heads}/{self.kv_heads} x {self.head_dim}"
         return f"rows {rows}, {lens}{shared}, {heads}, {self.kv}, blocks of {self.block_size}"
@@ -204,9 +202,7 @@ def _prepare(shape: Shape, tiny: bool, device: torch.device) -> Prepared:
     if shape.shared_len:
         peers["own kernel, nothing shared"] = partial(rotated, plain)
     if shape.kv != "bf16":
-        peers["own kernel, bf16"] = _first_made(
-            lambda: _prepare(replace(shape, kv="bf16"), tiny, device).run
-        )
+        peers["own kernel, bf16"] = _first_made(lambda: _prepare(replace(shape, kv="bf16"), tiny, device).run)
     return Prepared(partial(rotated, call), error, 2e-2, shape.num_bytes, peers=peers)
 
 
@@ -234,10 +230,7 @@ def _first_made(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
 def _sdpa(inputs: Inputs) -> Callable[[], None]:
     """An upper bound: no block table, all rows of one length."""
     rows = range(len(inputs.shape.lens))
-    sets = [
-        torch.stack([inputs.contiguous(one, row) for row in rows], dim=1)
-        for one in range(inputs.num_sets)
-    ]
+    sets = [torch.stack([inputs.contiguous(one, row) for row in rows], dim=1) for one in range(inputs.num_sets)]
 
     def run() -> None:
         one = next(inputs.turn)

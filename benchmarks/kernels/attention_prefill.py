@@ -93,9 +93,7 @@ class _Inputs:
         shape = (size.rows * size.query_len, size.heads, size.head_dim)
         self.query = torch.randn(shape, device=device, dtype=_DTYPE)
         self.out = torch.empty_like(self.query)
-        self.batch = PagedBatch(
-            [size.query_len] * size.rows, [size.context] * size.rows, list(ids), size.block_size
-        )
+        self.batch = PagedBatch([size.query_len] * size.rows, [size.context] * size.rows, list(ids), size.block_size)
         self.ids = ids
         bits = [(2 << place) - 1 for place in range(size.query_len)] if size.tree else []
         signed = [bit - (1 << 64) if bit >> 63 else bit for bit in bits]
@@ -156,10 +154,7 @@ def _sampled_error(one: _Inputs, size: _Size, scale: float) -> float:
 def _peers(sets: list[_Inputs], size: _Size, scale: float) -> dict[str, Callable[[], None]]:
     """Two sets of contiguous rows: they are large, and a prompt's attention does not wait for memory."""
     rows = itertools.cycle([one.rows(size) for one in sets[:2]])
-    peers = {
-        "torch flex_attention": _flex(rows, size, scale),
-        "flashinfer": _flashinfer(sets, size),
-    }
+    peers = {"torch flex_attention": _flex(rows, size, scale), "flashinfer": _flashinfer(sets, size)}
     if size.context == 0:  # their causal mask is aligned at the upper left
         for name, backend in (
             ("torch SDPA FA2", SDPBackend.FLASH_ATTENTION),
@@ -181,17 +176,13 @@ def _sdpa(
     return call
 
 
-def _flex(
-    rows: Iterator[tuple[torch.Tensor, ...]], size: _Size, scale: float
-) -> Callable[[], None]:
+def _flex(rows: Iterator[tuple[torch.Tensor, ...]], size: _Size, scale: float) -> Callable[[], None]:
     ready: list[Callable[..., torch.Tensor]] = []
 
     def compiled(device: torch.device) -> Callable[..., torch.Tensor]:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        def causal(
-            row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-        ) -> torch.Tensor:
+        def causal(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             return key <= query + size.context
 
         length = size.query_len + size.context

@@ -63,8 +63,7 @@ class _Store:
         quantized = shape.stored.itemsize == 1
         self.scales = torch.zeros(size[:-1], device=device) if quantized else None
         self.slots = [
-            torch.randperm(num_blocks * _BLOCK_SIZE, device=device)[: shape.num_tokens].int()
-            for _ in range(sets)
+            torch.randperm(num_blocks * _BLOCK_SIZE, device=device)[: shape.num_tokens].int() for _ in range(sets)
         ]
 
     def poison(self) -> None:
@@ -123,9 +122,7 @@ def _fused(device: torch.device, shape: Shape, tiny: bool) -> Prepared:
 
     def write(one: int, given: torch.Tensor) -> None:
         slots = Slots(store.slots[one], _BLOCK_SIZE)
-        ops.rope_kv_write(
-            store.kv, given, table, positions, slots, norms, _EPS, kv_scales=store.scales
-        )
+        ops.rope_kv_write(store.kv, given, table, positions, slots, norms, _EPS, kv_scales=store.scales)
 
     def run() -> None:
         one = next(turn)
@@ -140,16 +137,12 @@ def _fused(device: torch.device, shape: Shape, tiny: bool) -> Prepared:
         expected = _rotated(expected, rows, shape.heads + shape.kv_heads)
         queries = turned.view(shape.num_tokens, all_heads, -1)[:, : shape.heads]
         stored = store.stored(0).flatten(1, 2)
-        return max(
-            worst(queries, expected[:, : shape.heads]), worst(stored, expected[:, shape.heads :])
-        )
+        return max(worst(queries, expected[:, : shape.heads]), worst(stored, expected[:, shape.heads :]))
 
     return Prepared(run, error, _tolerance(shape), moved)
 
 
-def _expected(
-    heads: torch.Tensor, shape: Shape, norms: tuple[torch.Tensor, torch.Tensor] | None
-) -> torch.Tensor:
+def _expected(heads: torch.Tensor, shape: Shape, norms: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
     wide = heads.double()
     if norms is None:
         return wide

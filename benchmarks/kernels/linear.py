@@ -35,16 +35,12 @@ def cases(tiny: bool) -> Iterator[Case]:
             yield Case(
                 kernel,
                 f"rows {rows}, {name}: {columns} x {depth}, bf16 in and out",
-                lambda device, k=kernel, m=rows, n=columns, d=depth: _prepare(
-                    device, k, m, n, d, tiny
-                ),
+                lambda device, k=kernel, m=rows, n=columns, d=depth: _prepare(device, k, m, n, d, tiny),
                 in_graph=True,
             )
 
 
-def _prepare(
-    device: torch.device, kernel: str, rows: int, columns: int, depth: int, tiny: bool
-) -> Prepared:
+def _prepare(device: torch.device, kernel: str, rows: int, columns: int, depth: int, tiny: bool) -> Prepared:
     weight_bytes = 2 * columns * depth // _SHARES[kernel]
     num_sets = 2 if tiny else max(2, _ROTATED_BYTES // weight_bytes)
     sets = [_Set(device, kernel, rows, columns, depth) for _ in range(num_sets)]
@@ -69,9 +65,7 @@ def _prepare(
 class _Set:
     """Inputs and weights of one call; the dense weight is that of a peer."""
 
-    def __init__(
-        self, device: torch.device, kernel: str, rows: int, columns: int, depth: int
-    ) -> None:
+    def __init__(self, device: torch.device, kernel: str, rows: int, columns: int, depth: int) -> None:
         self._op = getattr(dispatch.choose(device).weights, kernel)
         self._x = torch.randn((rows, depth), device=device, dtype=_DTYPE)
         self._out = torch.empty((rows, columns), device=device, dtype=_DTYPE)

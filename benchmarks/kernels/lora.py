@@ -23,20 +23,13 @@ def cases(tiny: bool) -> Iterator[Case]:
             yield Case(
                 "lora",
                 f"rows {rows}, adapters {num_adapters}, rank 16, {name}, bf16",
-                lambda device, m=rows, a=num_adapters, d=depth, e=ends: _prepare(
-                    device, m, a, d, e, tiny
-                ),
+                lambda device, m=rows, a=num_adapters, d=depth, e=ends: _prepare(device, m, a, d, e, tiny),
                 in_graph=True,
             )
 
 
 def _prepare(
-    device: torch.device,
-    rows: int,
-    num_adapters: int,
-    depth: int,
-    ends: tuple[int, ...],
-    tiny: bool,
+    device: torch.device, rows: int, num_adapters: int, depth: int, ends: tuple[int, ...], tiny: bool
 ) -> Prepared:
     """Sets of adapters are rotated: in a step every layer has its own."""
     ops, rank, num_sets = dispatch.choose(device), 16, 2 if tiny else 32

@@ -19,26 +19,17 @@ _MODELS = {"Qwen3-30B-A3B": (128, 8, 2048, 768), "Mixtral-8x7B": (8, 2, 4096, 14
 
 def cases(tiny: bool) -> Iterator[Case]:
     models = {"tiny": (4, 2, 32, 16)} if tiny else _MODELS
-    for (name, sizes), num_tokens in itertools.product(
-        models.items(), (3,) if tiny else (1, 16, 64, 4096)
-    ):
+    for (name, sizes), num_tokens in itertools.product(models.items(), (3,) if tiny else (1, 16, 64, 4096)):
         yield Case(
             "moe",
-            f"tokens {num_tokens}, {name}: {sizes[1]} of {sizes[0]} experts, "
-            f"{sizes[2]} x {sizes[3]}, bf16",
+            f"tokens {num_tokens}, {name}: {sizes[1]} of {sizes[0]} experts, {sizes[2]} x {sizes[3]}, bf16",
             lambda device, n=num_tokens, s=sizes: _prepare(device, n, *s, tiny),
             in_graph=num_tokens <= 64,
         )
 
 
 def _prepare(
-    device: torch.device,
-    num_tokens: int,
-    num_experts: int,
-    top_k: int,
-    hidden: int,
-    inner: int,
-    tiny: bool,
+    device: torch.device, num_tokens: int, num_experts: int, top_k: int, hidden: int, inner: int, tiny: bool
 ) -> Prepared:
     """One set of weights: larger than the cache, and every call routes other tokens."""
     ops = dispatch.choose(device)

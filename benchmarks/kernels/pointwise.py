@@ -32,9 +32,7 @@ def cases(tiny: bool) -> Iterator[Case]:
         )
 
 
-def _gate(
-    device: torch.device, num_tokens: int, width: int, dtype: torch.dtype, tiny: bool
-) -> Prepared:
+def _gate(device: torch.device, num_tokens: int, width: int, dtype: torch.dtype, tiny: bool) -> Prepared:
     ops = dispatch.choose(device)
     moved = num_tokens * width * (4 + dtype.itemsize)
     sets = num_sets(moved, tiny)

@@ -6,9 +6,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-LOOPBACK: tuple[Network, ...] = (
-    ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"),
-)  # fmt: skip
+LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 THIS_MACHINE = "127.0.0.1"
 
 

@@ -37,20 +37,13 @@ class ApiError(Exception):
         return f"{self.status} {self.code}: {self.message}"
 
     def body(self) -> bytes:
-        error: dict[str, Any] = {
-            "message": self.message, "type": self.type, "param": self.param, "code": self.code,
-        }  # fmt: skip
+        error: dict[str, Any] = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         if self.headgate is not None:
             error["headgate"] = self.headgate
         return msgspec.json.encode({"error": error})
 
     def response(self) -> web.Response:
-        return web.Response(
-            status=self.status,
-            body=self.body(),
-            content_type="application/json",
-            headers=self.headers,
-        )
+        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=self.headers)
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
@@ -59,9 +52,7 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 
 def unauthorized() -> ApiError:
     """The 401 body is constant: it does not tell missing from wrong, revoked or expired."""
-    return ApiError(
-        401, "Incorrect API key provided.", code="invalid_api_key", headers={"www-authenticate": "Bearer"}
-    )  # fmt: skip
+    return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def forbidden(code: str, message: str) -> ApiError:
@@ -70,9 +61,7 @@ def forbidden(code: str, message: str) -> ApiError:
 
 def price_unknown() -> ApiError:
     """Not a 503: a repeat cannot help until somebody has changed the prices."""
-    return forbidden(
-        "price_unknown", "This model has no price for your project: ask the operator for one."
-    )
+    return forbidden("price_unknown", "This model has no price for your project: ask the operator for one.")
 
 
 def not_found(message: str = "Not found.", code: str | None = None) -> ApiError:
@@ -85,21 +74,21 @@ def unknown_url(asked: str) -> ApiError:
         f"Unknown request URL: {asked}. Headgate offers /v1/chat/completions, /v1/completions, /v1/models, /v1/files, "
         "/v1/batches and what else GET /openapi.json lists.",
         "unknown_url",
-    )  # fmt: skip
+    )
 
 
 def method_not_allowed(asked: str, allowed: Iterable[str]) -> ApiError:
     methods = ", ".join(sorted(allowed))
     return ApiError(
         405, f"{asked} is not offered: use {methods}.", code="method_not_allowed", headers={"allow": methods}
-    )  # fmt: skip
+    )
 
 
 def model_not_found() -> ApiError:
     """The asked name is not echoed: it is the client's text."""
     return ApiError(
         404, "The model does not exist or you do not have access to it.", code="model_not_found", param="model"
-    )  # fmt: skip
+    )
 
 
 def conflict(message: str, code: str = "conflict") -> ApiError:
@@ -116,9 +105,7 @@ def timeout(message: str) -> ApiError:
 
 def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> ApiError:
     """503. `retry_after_ms` None: a repeat cannot help."""
-    return ApiError(
-        503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms)
-    )
+    return ApiError(503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms))
 
 
 def overloaded(retry_after_ms: int) -> ApiError:
@@ -130,9 +117,7 @@ def no_worker(message: str = "No worker serves this model now.") -> ApiError:
 
 
 def disk_full() -> ApiError:
-    return unavailable(
-        "disk_full", "The server's disk is full: nothing new is let in until it has room.", 2000
-    )
+    return unavailable("disk_full", "The server's disk is full: nothing new is let in until it has room.", 2000)
 
 
 def database_unavailable(message: str) -> ApiError:
@@ -142,7 +127,7 @@ def database_unavailable(message: str) -> ApiError:
 def internal() -> ApiError:
     return ApiError(
         500, "The server had an error while processing your request.", type="server_error", code="internal_error"
-    )  # fmt: skip
+    )
 
 
 def retry_headers(retry_after_ms: int | None) -> dict[str, str]:

@@ -90,9 +90,7 @@ class Home:
                 f"No directory for sockets in {base}: {error.strerror}; name another with XDG_RUNTIME_DIR."
             ) from None
         if len(os.fsencode(short)) + len(LONGEST_SOCKET_NAME) > SOCKET_PATH_MAX:
-            raise HomeError(
-                f"No directory with a path short enough for sockets: {short} is too long."
-            )
+            raise HomeError(f"No directory with a path short enough for sockets: {short} is too long.")
         with usable(self.root):
             link.unlink(missing_ok=True)
             link.symlink_to(short)
@@ -120,9 +118,7 @@ class Home:
         except OSError as error:
             raise HomeError(f"The key file {path} cannot be read: {error.strerror}.") from None
         if len(value) != SECRET_BYTES:
-            raise HomeError(
-                f"The key file {path} is damaged: {len(value)} bytes instead of {SECRET_BYTES}."
-            )
+            raise HomeError(f"The key file {path} is damaged: {len(value)} bytes instead of {SECRET_BYTES}.")
         return value
 
     def lock(self) -> int:
@@ -135,9 +131,7 @@ class Home:
         except BlockingIOError:
             pid = os.read(fd, 32).decode() or "unknown"
             os.close(fd)
-            raise HomeError(
-                f"Another `headgate up` (pid {pid}) already runs in {self.root}."
-            ) from None
+            raise HomeError(f"Another `headgate up` (pid {pid}) already runs in {self.root}.") from None
         with usable(self.root):
             os.ftruncate(fd, 0)
             os.write(fd, str(os.getpid()).encode())

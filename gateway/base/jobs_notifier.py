@@ -39,9 +39,13 @@ class JobsNotifier:
 
         try:
             self._celery.send_task(
-                DOORBELL, queue=QUEUE, expires=RING_EXPIRES_S, retry=False, ignore_result=True,
+                DOORBELL,
+                queue=QUEUE,
+                expires=RING_EXPIRES_S,
+                retry=False,
+                ignore_result=True,
                 headers={"traceparent": traceparent} if traceparent else {},
-            )  # fmt: skip
+            )
         except (OperationalError, OSError) as error:
             logger.warning("jobs_notifier_failed", extra={"reason": str(error)[:200]})
 

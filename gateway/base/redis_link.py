@@ -82,8 +82,7 @@ class RedisLink:
         common = _source("common")
         self._sources = {name: _packed(common + _source(name)) for name in SCRIPTS}
         self._sha = {
-            name: sha1(source.encode(), usedforsecurity=False).hexdigest()
-            for name, source in self._sources.items()
+            name: sha1(source.encode(), usedforsecurity=False).hexdigest() for name, source in self._sources.items()
         }
         self._pending: deque[_Call] = deque()
         self._pump: asyncio.Task[None] | None = None
@@ -123,9 +122,7 @@ class RedisLink:
             await self.command("PING")  # connecting reads the run id
         run_id = self._run_id
         key = self._life_key + run_id
-        _, stored = await asyncio.gather(
-            self.command("SET", key, drawn, "NX"), self.command("GET", key)
-        )
+        _, stored = await asyncio.gather(self.command("SET", key, drawn, "NX"), self.command("GET", key))
         if stored is None:
             raise LimiterUnavailable("Redis keeps nothing")
         if run_id == self._run_id:
@@ -193,10 +190,7 @@ class RedisLink:
             for i, answer in zip(missing, repeated, strict=True):
                 answers[i] = answer
         # OOM, READONLY, LOADING, a script's own fault: whatever Redis will not do counts as away.
-        return [
-            LimiterUnavailable(str(answer)) if isinstance(answer, Exception) else answer
-            for answer in answers
-        ]
+        return [LimiterUnavailable(str(answer)) if isinstance(answer, Exception) else answer for answer in answers]
 
     async def _pipeline(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
         """On the connection itself: the client's own pipeline costs more than the round trip."""
@@ -217,9 +211,7 @@ class RedisLink:
         await connection.send_command("INFO", "server")
         info = await connection.read_response()
         run_id = next(
-            line.removeprefix("run_id:").strip()
-            for line in info.decode().splitlines()
-            if line.startswith("run_id:")
+            line.removeprefix("run_id:").strip() for line in info.decode().splitlines() if line.startswith("run_id:")
         )
         known, self._run_id = self._run_id, run_id
         if known and known != run_id:

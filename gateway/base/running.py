@@ -57,9 +57,12 @@ class KeyConnections:
         key_id = principal.key_id
         if self._open[key_id] >= self._most:
             raise errors.ApiError(
-                429, "This API key has too many requests running at the same time.", type="concurrency",
-                code="rate_limit_exceeded", headers=errors.retry_headers(RETRY_MS),
-            )  # fmt: skip
+                429,
+                "This API key has too many requests running at the same time.",
+                type="concurrency",
+                code="rate_limit_exceeded",
+                headers=errors.retry_headers(RETRY_MS),
+            )
         self._open[key_id] += 1
         try:
             yield

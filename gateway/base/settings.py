@@ -147,16 +147,13 @@ class GatewaySettings(pydantic_settings.BaseSettings):
             raise ValueError('must be a JSON object like {"name": {"path": "/dir"}}') from None
 
     @pydantic.field_validator(
-        "trusted_networks", "unlimited_networks", "trace_parent_from", "webhook_allowed_networks",
-        mode="before",
-    )  # fmt: skip
+        "trusted_networks", "unlimited_networks", "trace_parent_from", "webhook_allowed_networks", mode="before"
+    )
     @classmethod
     def _read_networks(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return tuple(
-            ipaddress.ip_network(part.strip()) for part in value.split(",") if part.strip()
-        )
+        return tuple(ipaddress.ip_network(part.strip()) for part in value.split(",") if part.strip())
 
     @property
     def egress(self) -> Egress:
@@ -214,6 +211,4 @@ def load(environ: Mapping[str, str] | None = None) -> GatewaySettings:
         name = PREFIX + str(fault["loc"][0]).upper()
         if fault["type"] == "missing":
             raise SettingsError(f"The environment variable {name} is not set.") from None
-        raise SettingsError(
-            f"Cannot use the environment variable {name}: {fault['msg']}."
-        ) from None
+        raise SettingsError(f"Cannot use the environment variable {name}: {fault['msg']}.") from None

@@ -54,9 +54,7 @@ class _Refused:
 class AdaptiveThrottle:
     def __init__(self, seed: int | None = None) -> None:
         self._refused: dict[tuple[str, str], _Refused] = {}
-        self._random = random.Random(
-            seed
-        )  # who is refused, and the spread of returns; nothing is secret
+        self._random = random.Random(seed)  # who is refused, and the spread of returns; nothing is secret
 
     def is_open(self, tenant: str, model: str, now: float) -> bool:
         """Everybody is let through, and nothing is counted."""
@@ -88,9 +86,7 @@ class AdaptiveThrottle:
         """By a worker, after it was let through."""
         refused = self._refused.get((tenant, model))
         if refused is None:
-            refused = self._refused[tenant, model] = _Refused(
-                now, after_s, TAKEN_BEFORE, TAKEN_BEFORE, now
-            )
+            refused = self._refused[tenant, model] = _Refused(now, after_s, TAKEN_BEFORE, TAKEN_BEFORE, now)
         refused.at, refused.after_s = now, after_s
         refused.fade(now)
         refused.num_taken = max(0.0, refused.num_taken - 1)

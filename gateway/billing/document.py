@@ -67,36 +67,38 @@ def document(info: InvoiceInfo) -> Document:
     totals.append(("Credited" if is_note else "Amount due", grouped(info.total)))
     last_day = info.until_ms // 1000 - DAY_S
     return Document(
-        title="Credit note" if is_note else "Invoice", number=info.number, issuer=info.issuer,
-        customer=info.tenant_name, customer_id=info.tenant_id,
-        period=f"{_date(info.from_ms // 1000)} to {_date(last_day)} (UTC)", local_period=_local_period(info), issued=_date(info.created_at),
-        currency=info.currency, rows=[_row(line, info) for line in info.lines], totals=totals,
-        bars=_bars(info), highest=grouped(max(info.days, default=0)),
-    )  # fmt: skip
+        title="Credit note" if is_note else "Invoice",
+        number=info.number,
+        issuer=info.issuer,
+        customer=info.tenant_name,
+        customer_id=info.tenant_id,
+        period=f"{_date(info.from_ms // 1000)} to {_date(last_day)} (UTC)",
+        local_period=_local_period(info),
+        issued=_date(info.created_at),
+        currency=info.currency,
+        rows=[_row(line, info) for line in info.lines],
+        totals=totals,
+        bars=_bars(info),
+        highest=grouped(max(info.days, default=0)),
+    )
 
 
 def _local_period(info: InvoiceInfo) -> str:
     if info.time_zone == time_zones.UTC:
         return ""
-    start, end = (
-        time_zones.shown(ms // 1000, info.time_zone) for ms in (info.from_ms, info.until_ms)
-    )
+    start, end = (time_zones.shown(ms // 1000, info.time_zone) for ms in (info.from_ms, info.until_ms))
     return f"{start[:16]} to {end[:16]} ({info.time_zone})".replace("T", " ")
 
 
 def _row(line: Line, info: InvoiceInfo) -> Row:
     late = f"used in {line.period}" if line.period != info.period else ""
     if line.kind != "usage":
-        texts = {
-            "adjustment": "Adjustment", "credit_note": "Credit", "prepaid": "Paid from prepaid credit",
-        }  # fmt: skip
+        texts = {"adjustment": "Adjustment", "credit_note": "Credit", "prepaid": "Paid from prepaid credit"}
         detail = ", ".join(filter(None, (line.model, line.note, line.credit_id, late)))
         return Row(texts[line.kind], detail, "", "", grouped(line.amount))
     text = f"{line.model}: {CLASSES[line.token_class]}"
     requests = f"{line.num_requests:,} requests" if line.num_requests else ""
-    detail = ", ".join(
-        filter(None, (TIERS[line.tier], f"price {line.price_version}", requests, late))
-    )
+    detail = ", ".join(filter(None, (TIERS[line.tier], f"price {line.price_version}", requests, late)))
     return Row(text, detail, _quantity(line), grouped(line.rate), grouped(line.amount))
 
 
@@ -112,10 +114,7 @@ def _bars(info: InvoiceInfo) -> list[Bar]:
     highest = max(info.days, default=0)
     if highest <= 0:
         return []
-    return [
-        Bar(day, charge * 1000 // highest, grouped(charge))
-        for day, charge in enumerate(info.days, 1)
-    ]
+    return [Bar(day, charge * 1000 // highest, grouped(charge)) for day, charge in enumerate(info.days, 1)]
 
 
 def _date(second: int) -> str:
@@ -127,7 +126,4 @@ def csv_records(info: InvoiceInfo) -> list[list[Any]]:
     names = [name for name in Line.__struct_fields__ if name != "currency"]
     head = ["invoice", "issuer", "tenant_id", "tenant_name", "invoice_period", "currency"]
     same = [info.number, info.issuer, info.tenant_id, info.tenant_name, info.period, info.currency]
-    return [
-        [*head, *names],
-        *([*same, *(getattr(line, name) for name in names)] for line in info.lines),
-    ]
+    return [[*head, *names], *([*same, *(getattr(line, name) for name in names)] for line in info.lines)]

@@ -112,9 +112,7 @@ def _totals(page: _Page, doc: Document) -> None:
         page.set_font("helvetica", style="B" if is_due else "", size=11 if is_due else 9)
         page.set_text_color(*INK)
         page.cell(WIDTH_MM - 45, 6, label, align="R")
-        page.cell(
-            45, 6, _latin(f"{amount} {doc.currency}"), align="R", new_x=XPos.LMARGIN, new_y=YPos.NEXT
-        )  # fmt: skip
+        page.cell(45, 6, _latin(f"{amount} {doc.currency}"), align="R", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
     page.ln(4)
     _line(
         page,
@@ -125,13 +123,7 @@ def _totals(page: _Page, doc: Document) -> None:
 
 
 def _line(
-    page: _Page,
-    text: str,
-    size: int,
-    *,
-    style: str = "",
-    color: tuple[int, int, int] = INK,
-    height: float = 5,
+    page: _Page, text: str, size: int, *, style: str = "", color: tuple[int, int, int] = INK, height: float = 5
 ) -> None:
     page.set_font("helvetica", style=style, size=size)
     page.set_text_color(*color)

@@ -62,7 +62,7 @@ class Bookkeeping:
         self._equations: set[str] = set()
         self._ok = Gauge(
             "headgate_books_ok", "1 while everything that was checked since the start holds.", registry=registry
-        )  # fmt: skip
+        )
         self._failures = Gauge(
             "headgate_books_failures",
             "Rows, buckets or days that break an equation now.",
@@ -119,7 +119,7 @@ class Bookkeeping:
             try:
                 made = await invoices.close(
                     self._database, tenant_id, period, issuer=self._issuer, now_ms=now_ms, actor=ACTOR
-                )  # fmt: skip
+                )
                 logger.info("invoice_closed", extra={"number": made.number})
             except AccountingError as error:
                 failures.append(("I9", f"{tenant_id} {period}: {error}"))

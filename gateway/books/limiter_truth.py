@@ -85,9 +85,7 @@ async def _uses(conn: AsyncConnection) -> list[Use]:
     ]
 
 
-async def _booked(
-    database: Database, uses: Sequence[Use], journals: Mapping[int, Path]
-) -> dict[str, int]:
+async def _booked(database: Database, uses: Sequence[Use], journals: Mapping[int, Path]) -> dict[str, int]:
     """By row: what is settled, and what ended and is not shipped. The journals come first: nothing can be missed."""
     ended: list[Posting] = []
     for slot, directory in journals.items():
@@ -158,8 +156,6 @@ def _differing(
             return False
         if later.held != later.outstanding:
             return True
-        return (later.used < booked[row] or booked_later[row] < first.used) and (
-            later.used != booked_later[row]
-        )
+        return (later.used < booked[row] or booked_later[row] < first.used) and (later.used != booked_later[row])
 
     return [use for use in uses if differs(row_of(*use))]

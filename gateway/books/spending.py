@@ -36,9 +36,12 @@ class OrganizationLimit:
         """Raises `ApiError` 429."""
         if self.reached:
             raise errors.ApiError(
-                429, "You exceeded your current quota: the spend limit of the organization is reached.",
-                type="insufficient_quota", code="insufficient_quota", headers={"x-should-retry": "false"},
-            )  # fmt: skip
+                429,
+                "You exceeded your current quota: the spend limit of the organization is reached.",
+                type="insufficient_quota",
+                code="insufficient_quota",
+                headers={"x-should-retry": "false"},
+            )
 
 
 async def watch_limit(database: Database, limit: OrganizationLimit) -> None:

@@ -53,8 +53,7 @@ async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verifi
     journals = gateway_journals(state_dir)
     # Journals after the snapshot would miss what was shipped in between; before it, nothing can be missed.
     left = {
-        slot: await asyncio.to_thread(unshipped, path, await _offset(database, slot))
-        for slot, path in journals.items()
+        slot: await asyncio.to_thread(unshipped, path, await _offset(database, slot)) for slot, path in journals.items()
     }
     running = frozenset().union(*(slot.requests for slot in left.values()))
     async with database.read() as conn:

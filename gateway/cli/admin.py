@@ -30,9 +30,7 @@ class OrNone(click.IntRange):
 def body_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Options that were given, `none` as null. Raises UsageError without any."""
     body = {
-        name: None if value == "none" else value
-        for name, value in given.items()
-        if value is not None and value != ()
+        name: None if value == "none" else value for name, value in given.items() if value is not None and value != ()
     }
     if not body:
         raise click.UsageError("Give at least one option.")
@@ -83,9 +81,7 @@ def table(objects: Sequence[dict[str, Any]], as_json: bool, columns: Sequence[st
     print_rows(list(objects), as_json, columns, rows)
 
 
-def print_rows(
-    value: Any, as_json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]]
-) -> None:
+def print_rows(value: Any, as_json: bool, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     if as_json:
         click.echo(msgspec.json.encode(value))
         return

@@ -47,9 +47,14 @@ class AdminApi:
         return cls(os.environ.get("HEADGATE_URL") or _url(Home(home)), _key(Home(home)))
 
     def call(
-        self, method: str, path: str, body: Any = None, params: dict[str, Any] | None = None, *,
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        params: dict[str, Any] | None = None,
+        *,
         headers: dict[str, str] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """The answer's JSON object. Raises ApiFailed."""
         return self._object(asyncio.run(self._call(method, path, body, params, headers or {})))
 
@@ -80,18 +85,11 @@ class AdminApi:
         found = [p for p in every if p["name"] == name_or_id]
         if len(found) != 1:
             how_many = "No tenant is" if not found else f"{len(found)} tenants are"
-            raise ApiFailed(
-                f"{how_many} called {name_or_id!r}; `headgate tenants list` shows the ids."
-            )
+            raise ApiFailed(f"{how_many} called {name_or_id!r}; `headgate tenants list` shows the ids.")
         return found[0]
 
     async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Any,
-        params: dict[str, Any] | None,
-        more_headers: dict[str, str],
+        self, method: str, path: str, body: Any, params: dict[str, Any] | None, more_headers: dict[str, str]
     ) -> bytes:
         headers = {"authorization": f"Bearer {self.key}", **more_headers}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -116,18 +114,14 @@ class AdminApi:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> ApiFailed:
-        return ApiFailed(
-            f"No Headgate answers at {self.url}: {str(error) or type(error).__name__}."
-        )
+        return ApiFailed(f"No Headgate answers at {self.url}: {str(error) or type(error).__name__}.")
 
 
 def _url(home: Home) -> str:
     try:
         return msgspec.json.decode(home.ready.read_bytes(), type=_Ready).base_url
     except FileNotFoundError:
-        raise ApiFailed(
-            f"Nothing runs in {home.root}: start it with `headgate up`, or set HEADGATE_URL."
-        ) from None
+        raise ApiFailed(f"Nothing runs in {home.root}: start it with `headgate up`, or set HEADGATE_URL.") from None
     except (OSError, msgspec.MsgspecError):
         raise ApiFailed(f"The file {home.ready} cannot be read or is damaged.") from None
 

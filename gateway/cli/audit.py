@@ -34,13 +34,21 @@ def audit() -> None:
 @home_option
 @json_option
 def list_entries(
-    tenant: str | None, types: tuple[str, ...], actors: tuple[str, ...], objects: tuple[str, ...],
-    days: int | None, limit: int, home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    tenant: str | None,
+    types: tuple[str, ...],
+    actors: tuple[str, ...],
+    objects: tuple[str, ...],
+    days: int | None,
+    limit: int,
+    home: Path,
+    as_json: bool,
+) -> None:
     """Newest first."""
     params: dict[str, Any] = {
-        "event_types[]": list(types), "actor_ids[]": list(actors), "resource_ids[]": list(objects),
-    }  # fmt: skip
+        "event_types[]": list(types),
+        "actor_ids[]": list(actors),
+        "resource_ids[]": list(objects),
+    }
     if days is not None:
         params["effective_at[gte]"] = int(time.time()) - days * 86_400
     with one_sentence():

@@ -30,9 +30,7 @@ def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> s
 
 def _keys(credentials: Credentials) -> list[str]:
     if not credentials.fresh:
-        return [
-            "  API key     as shown at the first start (credentials.json of the state directory keeps it)"
-        ]
+        return ["  API key     as shown at the first start (credentials.json of the state directory keeps it)"]
     return [
         f"  API key     {credentials.api_key}    (tenant `default`; shown this once)",
         f"  admin key   {credentials.admin_key}    (operator; runs no inference; shown this once)",

@@ -19,7 +19,7 @@ from gateway.cli.whole_file import whole_file
 from gateway.schema.money import decimal
 
 INVOICES, CREDITS = "/admin/v1/invoices", "/admin/v1/credits"
-TYPES = {"json": "application/json", "csv": "text/csv", "html": "text/html", "pdf": "application/pdf"}  # fmt: skip
+TYPES = {"json": "application/json", "csv": "text/csv", "html": "text/html", "pdf": "application/pdf"}
 COLUMNS = ("number", "project_name", "period", "currency", "subtotal", "prepaid", "total")
 
 
@@ -29,7 +29,7 @@ def invoice() -> None:
 
 
 @invoice.command("close")
-@click.option("--period", required=True, metavar="YYYY-MM", help="A month; it closes 48 h after its end.")  # fmt: skip
+@click.option("--period", required=True, metavar="YYYY-MM", help="A month; it closes 48 h after its end.")
 @click.option("--tenant", help="Id or name.  [default: all that used something]")
 @home_option
 @json_option
@@ -75,21 +75,12 @@ def show_invoice(number: str, home: Path, as_json: bool) -> None:
     """The lines of NUMBER, and what is due."""
     with one_sentence():
         found = AdminApi.of(home).call("GET", f"{INVOICES}/{number}")
-        columns = (
-            "kind",
-            "period",
-            "model",
-            "tier",
-            "token_class",
-            "price_version",
-            "quantity",
-            "amount",
-        )
+        columns = ("kind", "period", "model", "tier", "token_class", "price_version", "quantity", "amount")
         currency = found["currency"]
         lines = [
             (*(line[name] for name in columns[:-1]), shown(line["amount_micro_units"], currency))
             for line in found["lines"]
-        ]  # fmt: skip
+        ]
         due = ("total", *("" for _ in columns[2:]), shown(found["total_micro_units"], currency))
         print_rows(found, as_json, columns, [*lines, due])
 
@@ -97,7 +88,9 @@ def show_invoice(number: str, home: Path, as_json: bool) -> None:
 @invoice.command("export")
 @click.argument("number")
 @click.option("--format", "kind", type=click.Choice(list(TYPES)), default="pdf", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="[default: NUMBER.FORMAT; - is standard output]")  # fmt: skip
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="[default: NUMBER.FORMAT; - is standard output]"
+)
 @home_option
 def export(number: str, kind: str, out: Path | None, home: Path) -> None:
     """NUMBER as a document."""
@@ -120,8 +113,10 @@ def credits() -> None:
 @credits.command("grant")
 @click.argument("tenant")
 @click.argument("amount", type=Amount(positive=True))
-@click.option("--source", type=click.Choice(["cash", "promotion"]), default="cash", show_default=True)  # fmt: skip
-@click.option("--priority", type=click.IntRange(0, 1_000_000), default=100, show_default=True, help="The lowest is used first.")  # fmt: skip
+@click.option("--source", type=click.Choice(["cash", "promotion"]), default="cash", show_default=True)
+@click.option(
+    "--priority", type=click.IntRange(0, 1_000_000), default=100, show_default=True, help="The lowest is used first."
+)
 @click.option("--currency", default="USD", show_default=True)
 @click.option("--starts", type=MOMENT, help="Usage from then on is paid.  [default: now]")
 @click.option("--expires", type=MOMENT, help="Usage until then is paid.  [default: never]")
@@ -130,9 +125,15 @@ def credits() -> None:
 @home_option
 @json_option
 def grant(
-    tenant: str, amount: int, starts: int | None, expires: int | None, idempotency_key: str | None, home: Path,
-    as_json: bool, **fields: Any,
-) -> None:  # fmt: skip
+    tenant: str,
+    amount: int,
+    starts: int | None,
+    expires: int | None,
+    idempotency_key: str | None,
+    home: Path,
+    as_json: bool,
+    **fields: Any,
+) -> None:
     """TENANT (id or name) has prepaid AMOUNT: closes take them before anything is due."""
     times = {k: v for k, v in {"starts_at": starts, "expires_at": expires}.items() if v is not None}
     body = {"type": "grant", "amount_micro_units": amount, **fields, **times}
@@ -143,15 +144,21 @@ def grant(
 @click.argument("tenant")
 @click.argument("request_id")
 @click.argument("amount", type=Amount(positive=True))
-@click.option("--adjustment", is_flag=True, help="Of a charge that is on no invoice yet: a line on the next one.")  # fmt: skip
+@click.option("--adjustment", is_flag=True, help="Of a charge that is on no invoice yet: a line on the next one.")
 @click.option("--note", default="", help="On the document.")
 @click.option("--idempotency-key", help="The same key never credits twice.  [default: a new one]")
 @home_option
 @json_option
 def correct(
-    tenant: str, request_id: str, amount: int, adjustment: bool, note: str, idempotency_key: str | None,
-    home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    tenant: str,
+    request_id: str,
+    amount: int,
+    adjustment: bool,
+    note: str,
+    idempotency_key: str | None,
+    home: Path,
+    as_json: bool,
+) -> None:
     """Take back AMOUNT of what REQUEST_ID cost TENANT (id or name), by a credit note with its own number."""
     kind = "adjustment" if adjustment else "credit_note"
     body = {"type": kind, "amount_micro_units": amount, "corrects": request_id, "note": note}
@@ -166,16 +173,34 @@ def list_credits(tenant: str | None, home: Path, as_json: bool) -> None:
     """Newest first, with what is left of grants."""
     with one_sentence():
         api = AdminApi.of(home)
-        found = api.every(
-            CREDITS, {} if tenant is None else {"project_id": api.project(tenant)["id"]}
+        found = api.every(CREDITS, {} if tenant is None else {"project_id": api.project(tenant)["id"]})
+        columns = (
+            "id",
+            "type",
+            "project_id",
+            "currency",
+            "amount",
+            "remaining",
+            "priority",
+            "expires_at",
+            "corrects",
+            "number",
         )
-        columns = ("id", "type", "project_id", "currency", "amount", "remaining", "priority", "expires_at", "corrects", "number")  # fmt: skip
         rows = [
-            (c["id"], c["type"], c["project_id"], c["currency"], decimal(c["amount_micro_units"], 2),
-             "" if c["remaining_micro_units"] is None else decimal(c["remaining_micro_units"], 2),
-             c["priority"], c["expires_at"], c["corrects"], c["number"])
+            (
+                c["id"],
+                c["type"],
+                c["project_id"],
+                c["currency"],
+                decimal(c["amount_micro_units"], 2),
+                "" if c["remaining_micro_units"] is None else decimal(c["remaining_micro_units"], 2),
+                c["priority"],
+                c["expires_at"],
+                c["corrects"],
+                c["number"],
+            )
             for c in found
-        ]  # fmt: skip
+        ]
         print_rows(found, as_json, columns, rows)
 
 
@@ -191,7 +216,7 @@ def _print(value: Any, found: list[dict[str, Any]], as_json: bool) -> None:
     rows = [
         (*(i[name] for name in COLUMNS[:4]), *(decimal(i[f"{name}_micro_units"], 2) for name in COLUMNS[4:]))
         for i in found
-    ]  # fmt: skip
+    ]
     print_rows(value, as_json, COLUMNS, rows)
 
 

@@ -18,13 +18,12 @@ from gateway.cli.times import MOMENT
 PATH = "/admin/v1/budgets"
 COLUMNS = ("id", "project_id", "scope", "period", "limit", "settled", "kind", "ends")
 
-limit_option = click.option(
-    "--limit", "limit", type=Amount(), help="Of the tenant's currency, like 25.00.",
-)  # fmt: skip
+limit_option = click.option("--limit", "limit", type=Amount(), help="Of the tenant's currency, like 25.00.")
 kind_option = click.option(
-    "--kind", type=click.Choice(["hard", "soft", "shadow"]),
+    "--kind",
+    type=click.Choice(["hard", "soft", "shadow"]),
     help="hard refuses and stops; soft only alerts; shadow also counts what it would have refused.",
-)  # fmt: skip
+)
 
 
 @click.group(cls=Commands)
@@ -45,9 +44,18 @@ def budgets() -> None:
 @home_option
 @json_option
 def add(
-    tenant: str, limit: int | None, period: str | None, start: int | None, end: int | None, key: str | None,
-    model: str | None, tier: str | None, kind: str | None, home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    tenant: str,
+    limit: int | None,
+    period: str | None,
+    start: int | None,
+    end: int | None,
+    key: str | None,
+    model: str | None,
+    tier: str | None,
+    kind: str | None,
+    home: Path,
+    as_json: bool,
+) -> None:
     """Give TENANT (an id or a name) a budget. Several may stand side by side; all must have room."""
     if limit is None:
         raise click.UsageError("Give a --limit.")
@@ -56,9 +64,14 @@ def add(
     with one_sentence():
         api = AdminApi.of(home)
         body = {
-            "project_id": api.project(tenant)["id"], "limit_micro_units": limit, "api_key_id": key,
-            "period": period or {"start": start, "end": end}, "model": model, "tier": tier, **_kind(kind),
-        }  # fmt: skip
+            "project_id": api.project(tenant)["id"],
+            "limit_micro_units": limit,
+            "api_key_id": key,
+            "period": period or {"start": start, "end": end},
+            "model": model,
+            "tier": tier,
+            **_kind(kind),
+        }
         show(api.call("POST", PATH, body), as_json, "id")
 
 
@@ -107,9 +120,7 @@ def remove(budget_id: str, home: Path, as_json: bool) -> None:
 @click.option("--to", "end", type=MOMENT, required=True, help="Its end, not included.")
 @home_option
 @json_option
-def adjust(
-    budget_id: str, amount: int, start: int | None, end: int, home: Path, as_json: bool
-) -> None:
+def adjust(budget_id: str, amount: int, start: int | None, end: int, home: Path, as_json: bool) -> None:
     """Raise the limit by AMOUNT for a time, or lower it by a negative one, like -5.00."""
     with one_sentence():
         begin = int(time.time()) if start is None else start

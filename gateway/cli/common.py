@@ -34,9 +34,10 @@ home_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 end_streams_option = click.option(
-    "--end-streams/--let-streams-finish", default=None,
+    "--end-streams/--let-streams-finish",
+    default=None,
     help="Whether what runs now ends too, within 5 seconds.  [default: it does where access ends]",
-)  # fmt: skip
+)
 
 
 def revoking(end_streams: bool | None) -> dict[str, str]:

@@ -37,9 +37,7 @@ def find_server() -> str:
 def server_version(path: str) -> tuple[int, ...]:
     """(major, minor) of a server binary; (0,) for one that does not run."""
     try:
-        out = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+        out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return (0,)
     found = re.search(r"v=(\d+)\.(\d+)", out)
@@ -60,17 +58,27 @@ def server_command(binary: str, directory: Path, socket: Path) -> list[str]:
     """No TCP port; append-only file, so that a restart keeps limiter state; eviction would break Celery."""
     return [
         binary,
-        "--port", "0",
-        "--unixsocket", str(socket),
-        "--unixsocketperm", "700",
-        "--dir", str(directory),
-        "--appendonly", "yes",
-        "--appendfsync", "everysec",
-        "--maxmemory-policy", "noeviction",
-        "--save", "",
-        "--daemonize", "no",
-        "--databases", "4",
-    ]  # fmt: skip
+        "--port",
+        "0",
+        "--unixsocket",
+        str(socket),
+        "--unixsocketperm",
+        "700",
+        "--dir",
+        str(directory),
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "everysec",
+        "--maxmemory-policy",
+        "noeviction",
+        "--save",
+        "",
+        "--daemonize",
+        "no",
+        "--databases",
+        "4",
+    ]
 
 
 def redis_url(socket: Path, database: int = 0) -> str:

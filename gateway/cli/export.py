@@ -28,14 +28,12 @@ def export() -> None:
     """Rows for other programs. A file appears when it is whole, or not at all."""
 
 
-def _command(
-    name: str, summary: str, columns: Columns, pages: Callable[[Database, int, int], Pages]
-) -> None:
+def _command(name: str, summary: str, columns: Columns, pages: Callable[[Database, int, int], Pages]) -> None:
     @export.command(name, help=summary)
     @click.option("--from", "start", type=MOMENT, required=True, help="Inclusive, UTC.")
     @click.option("--to", "end", type=MOMENT, required=True, help="Exclusive, UTC.")
-    @click.option("--format", "kind", type=click.Choice(list(FORMATS)), default="csv", show_default=True)  # fmt: skip
-    @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="-", show_default="standard output")  # fmt: skip
+    @click.option("--format", "kind", type=click.Choice(list(FORMATS)), default="csv", show_default=True)
+    @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="-", show_default="standard output")
     @home_option
     def command(start: int, end: int, kind: Format, out: Path, home: Path) -> None:
         if start >= end:

@@ -27,13 +27,10 @@ KEYS = "/admin/v1/keys"
 ACCOUNT = "command line"
 """The service account that owns the keys made here."""
 
-model_option = click.option(
-    "--model", "models", multiple=True, help="May use this model only; may be repeated."
-)
+model_option = click.option("--model", "models", multiple=True, help="May use this model only; may be repeated.")
 address_option = click.option(
-    "--address", "addresses", multiple=True,
-    help="May be used from this address or network only; may be repeated.",
-)  # fmt: skip
+    "--address", "addresses", multiple=True, help="May be used from this address or network only; may be repeated."
+)
 
 
 @click.group(cls=Commands)
@@ -44,31 +41,30 @@ def keys() -> None:
 @keys.command("create")
 @click.argument("tenant", required=False)
 @click.option("--name", default="Secret Key", show_default=True)
-@click.option(
-    "--scope", "scopes", multiple=True, help="May be repeated.  [default: all tenant scopes]"
-)
-@click.option(
-    "--expires-in-s", type=click.IntRange(min=1), help="Seconds from now.  [default: never]"
-)
+@click.option("--scope", "scopes", multiple=True, help="May be repeated.  [default: all tenant scopes]")
+@click.option("--expires-in-s", type=click.IntRange(min=1), help="Seconds from now.  [default: never]")
 @model_option
 @address_option
 @click.option("--admin", is_flag=True, help="An operator's key, written straight to the database.")
 @home_option
 @json_option
 def create_key(
-    tenant: str | None, name: str, scopes: tuple[str, ...], expires_in_s: int | None, models: tuple[str, ...],
-    addresses: tuple[str, ...], admin: bool, home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    tenant: str | None,
+    name: str,
+    scopes: tuple[str, ...],
+    expires_in_s: int | None,
+    models: tuple[str, ...],
+    addresses: tuple[str, ...],
+    admin: bool,
+    home: Path,
+    as_json: bool,
+) -> None:
     """A key for TENANT (id or name). Its value is shown this once."""
     if admin == (tenant is not None):
         raise click.UsageError("Give either a tenant or --admin.")
     with one_sentence():
         if tenant is None:
-            show(
-                _create_admin_key(Home(home.resolve()), name, expires_in_s),
-                as_json,
-                "value",
-            )
+            show(_create_admin_key(Home(home.resolve()), name, expires_in_s), as_json, "value")
             return
         api = AdminApi.of(home)
         accounts = f"{PROJECTS}/{api.project(tenant)['id']}/service_accounts"
@@ -89,9 +85,7 @@ def _account(api: AdminApi, accounts: str) -> str:
 
 def _bind(api: AdminApi, key_id: str, models: tuple[str, ...], addresses: tuple[str, ...]) -> None:
     """A key whose bounds are refused must not stay without them: nobody has seen its value yet."""
-    body = {
-        name: list(value) for name, value in (("models", models), ("addresses", addresses)) if value
-    }
+    body = {name: list(value) for name, value in (("models", models), ("addresses", addresses)) if value}
     path = f"{KEYS}/{key_id}"
     try:
         api.call("PATCH", path, body)
@@ -109,11 +103,7 @@ def list_keys(tenant: str, home: Path, as_json: bool) -> None:
     with one_sentence():
         api = AdminApi.of(home)
         found = api.every(f"{PROJECTS}/{api.project(tenant)['id']}/api_keys")
-        table(
-            found,
-            as_json,
-            ("id", "name", "redacted_value", "created_at", "last_used_at", "expires_at"),
-        )
+        table(found, as_json, ("id", "name", "redacted_value", "created_at", "last_used_at", "expires_at"))
 
 
 @keys.command("show")
@@ -140,9 +130,16 @@ def show_key(key_id: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def set_key(
-    key_id: str, models: tuple[str, ...], addresses: tuple[str, ...], any_model: bool, any_address: bool,
-    end_streams: bool | None, home: Path, as_json: bool, **given: Any,
-) -> None:  # fmt: skip
+    key_id: str,
+    models: tuple[str, ...],
+    addresses: tuple[str, ...],
+    any_model: bool,
+    any_address: bool,
+    end_streams: bool | None,
+    home: Path,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Change what is given; the rest stays. A limit of `none` is no limit."""
     if (models and any_model) or (addresses and any_address):
         raise click.UsageError("Give a list or --any-..., not both.")
@@ -157,9 +154,12 @@ def set_key(
 @keys.command("rotate")
 @click.argument("key_id")
 @click.option(
-    "--overlap-s", default=0, show_default=True, type=click.IntRange(0, 604_800),
+    "--overlap-s",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 604_800),
     help="The old value works for so long; 7 days at most.",
-)  # fmt: skip
+)
 @home_option
 @json_option
 def rotate_key(key_id: str, overlap_s: int, home: Path, as_json: bool) -> None:
@@ -175,9 +175,7 @@ def rotate_key(key_id: str, overlap_s: int, home: Path, as_json: bool) -> None:
 @end_streams_option
 @home_option
 @json_option
-def revoke_key(
-    tenant: str, key_id: str, end_streams: bool | None, home: Path, as_json: bool
-) -> None:
+def revoke_key(tenant: str, key_id: str, end_streams: bool | None, home: Path, as_json: bool) -> None:
     """Refused everywhere within 5 seconds, and what runs under it ends."""
     with one_sentence():
         api = AdminApi.of(home)
@@ -202,9 +200,15 @@ def _create_admin_key(home: Home, name: str, expires_in_s: int | None) -> dict[s
     async def make(database: Database) -> NewApiKey:
         async with database.write() as conn:
             return await api_keys.create(
-                conn, home.read_secret("pepper"), tenant_id=OPERATOR_TENANT, kind="admin", now=now, name=name, actor=CLI,
+                conn,
+                home.read_secret("pepper"),
+                tenant_id=OPERATOR_TENANT,
+                kind="admin",
+                now=now,
+                name=name,
+                actor=CLI,
                 expires_at=None if expires_in_s is None else now + expires_in_s,
-            )  # fmt: skip
+            )
 
     key = with_books(home.root, make)
     return {"id": key.info.id, "name": name, "value": key.value, "expires_at": key.info.expires_at}

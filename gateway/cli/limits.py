@@ -15,9 +15,7 @@ from gateway.cli.money import Amount, shown
 
 MICRO_UNITS_PER_CENT = 10_000
 TENANTS = "/admin/v1/tenants"
-COLUMNS = (
-    "model", "max_requests_per_1_minute", "max_tokens_per_1_minute", "batch_1_day_max_input_tokens",
-)  # fmt: skip
+COLUMNS = ("model", "max_requests_per_1_minute", "max_tokens_per_1_minute", "batch_1_day_max_input_tokens")
 
 
 @click.group(cls=Commands)
@@ -42,10 +40,13 @@ def list_limits(tenant: str, home: Path, as_json: bool) -> None:
 @click.option("--model", help="On this model alone.  [default: over all models]")
 @click.option("--requests-per-minute", "max_requests_per_1_minute", type=OrNone(min=0))
 @click.option("--tokens-per-minute", "max_tokens_per_1_minute", type=OrNone(min=0))
-@click.option("--running", "max_running_requests", type=OrNone(min=0),
-              help="Requests at one time; not by model.")  # fmt: skip
-@click.option("--batch-tokens", "batch_1_day_max_input_tokens", type=click.IntRange(min=0),
-              help="Prompt tokens of unfinished batch lines; by model only.")  # fmt: skip
+@click.option("--running", "max_running_requests", type=OrNone(min=0), help="Requests at one time; not by model.")
+@click.option(
+    "--batch-tokens",
+    "batch_1_day_max_input_tokens",
+    type=click.IntRange(min=0),
+    help="Prompt tokens of unfinished batch lines; by model only.",
+)
 @home_option
 @json_option
 def set_limits(tenant: str, model: str | None, home: Path, as_json: bool, **given: Any) -> None:
@@ -66,8 +67,9 @@ def set_limits(tenant: str, model: str | None, home: Path, as_json: bool, **give
 
 @limits.command("spend")
 @click.argument("tenant", required=False)
-@click.option("--limit", "--usd", "limit", type=Amount(places=2),
-              help="Hard limit in USD for each month (UTC), like 25.00.")  # fmt: skip
+@click.option(
+    "--limit", "--usd", "limit", type=Amount(places=2), help="Hard limit in USD for each month (UTC), like 25.00."
+)
 @click.option("--remove", is_flag=True, help="No limit any more.")
 @home_option
 @json_option
@@ -82,9 +84,7 @@ def spend(tenant: str | None, limit: int | None, remove: bool, home: Path, as_js
         try:
             if limit is not None:
                 terms = {"currency": "USD", "interval": "month"}
-                found = api.call(
-                    "POST", path, {"threshold_amount": limit // MICRO_UNITS_PER_CENT, **terms}
-                )
+                found = api.call("POST", path, {"threshold_amount": limit // MICRO_UNITS_PER_CENT, **terms})
             else:
                 found = api.call("DELETE" if remove else "GET", path)
         except NotThere:

@@ -19,29 +19,51 @@ from gateway.cli.groups import Commands
 
 # These modules load SQLAlchemy and an HTTP client; a process that is only about to exec another must not wait for that.
 LATE_COMMANDS = {
-    "tenants": "tenants", "keys": "keys", "usage": "reports", "costs": "reports", "limits": "limits",
-    "models-permissions": "limits", "audit": "audit", "prefixes": "prefixes", "adapters": "adapters", "webhooks": "webhooks",
-    "budgets": "budgets", "quotas": "quotas", "verify-books": "maintenance", "journals": "maintenance", "plan": "plan", "calibrate": "calibrate",
-    "prices": "prices", "invoice": "billing", "credits": "billing", "rerate": "rerate", "export": "export",
-}  # fmt: skip
+    "tenants": "tenants",
+    "keys": "keys",
+    "usage": "reports",
+    "costs": "reports",
+    "limits": "limits",
+    "models-permissions": "limits",
+    "audit": "audit",
+    "prefixes": "prefixes",
+    "adapters": "adapters",
+    "webhooks": "webhooks",
+    "budgets": "budgets",
+    "quotas": "quotas",
+    "verify-books": "maintenance",
+    "journals": "maintenance",
+    "plan": "plan",
+    "calibrate": "calibrate",
+    "prices": "prices",
+    "invoice": "billing",
+    "credits": "billing",
+    "rerate": "rerate",
+    "export": "export",
+}
 
 
 SETTINGS_FROM = "Settings come from HEADGATE_… variables."
 TENSOR_PARALLEL = "HEADGATE_ENGINE_TENSOR_PARALLEL"
 
 tensor_parallel_option = click.option(
-    "--tensor-parallel", envvar=TENSOR_PARALLEL, metavar="N", default=1, show_default=True,
+    "--tensor-parallel",
+    envvar=TENSOR_PARALLEL,
+    metavar="N",
+    default=1,
+    show_default=True,
     type=click.IntRange(1, 64),
     help="Split each copy of the model over N processes, on N GPUs or this CPU's cores.",
-)  # fmt: skip
+)
 
 
 DRAFT_MODEL = "HEADGATE_ENGINE_DRAFT_MODEL"
 
 draft_model_option = click.option(
-    "--draft-model", metavar="PATH_OR_HUB_ID",
+    "--draft-model",
+    metavar="PATH_OR_HUB_ID",
     help="A small model of the same vocabulary that proposes tokens, which the large one proves several at a time.",
-)  # fmt: skip
+)
 
 
 class _Commands(Commands):
@@ -72,20 +94,11 @@ class _Commands(Commands):
 
 def _in_full(name: str) -> str:
     """A late command's own name. The others start processes, and have one name each."""
-    forms = (
-        name,
-        f"{name}s",
-        f"{name}es",
-        name.removesuffix("s"),
-        name.replace("model-", "models-"),
-    )
+    forms = (name, f"{name}s", f"{name}es", name.removesuffix("s"), name.replace("model-", "models-"))
     return next((form for form in forms if form in LATE_COMMANDS), name)
 
 
-@click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(importlib.metadata.version("headgate"), prog_name="headgate")
 def main() -> None:
     """Headgate: a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
@@ -96,18 +109,14 @@ def main() -> None:
 @main.command()
 @home_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address of the base URL.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
 @click.option(
-    "--port",
-    default=8080,
-    show_default=True,
-    type=click.IntRange(0, 65535),
-    help="0: any free port.",
+    "--model",
+    envvar="HEADGATE_MODEL",
+    metavar="PATH_OR_HUB_ID",
+    help="A Hugging Face causal LM: directory or hub id.  [default: the demo model]",
 )
-@click.option("--model", envvar="HEADGATE_MODEL", metavar="PATH_OR_HUB_ID",
-              help="A Hugging Face causal LM: directory or hub id.  [default: the demo model]")  # fmt: skip
-@click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas."
-)
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas.")
 @click.option(
     "--threads",
     envvar="HEADGATE_THREADS",
@@ -117,23 +126,28 @@ def main() -> None:
 )
 @tensor_parallel_option
 @click.option(
-    "--gateways",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 64),
-    help="Gateway processes on one port.",
+    "--gateways", default=1, show_default=True, type=click.IntRange(1, 64), help="Gateway processes on one port."
 )
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Written (JSON) when the first request would succeed.",
 )
-@click.option(
-    "--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it."
-)
+@click.option("--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it.")
 @draft_model_option
-def up(home: Path, host: str, port: int, model: str | None, workers: int, threads: int | None,
-       tensor_parallel: int, gateways: int, ready_file: Path | None, no_migrate: bool, draft_model: str | None) -> None:  # fmt: skip
+def up(
+    home: Path,
+    host: str,
+    port: int,
+    model: str | None,
+    workers: int,
+    threads: int | None,
+    tensor_parallel: int,
+    gateways: int,
+    ready_file: Path | None,
+    no_migrate: bool,
+    draft_model: str | None,
+) -> None:
     """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
     from gateway.cli.supervisor import ChildFailed
     from gateway.cli.up import Options, run
@@ -163,11 +177,7 @@ def up(home: Path, host: str, port: int, model: str | None, workers: int, thread
 @main.command()
 @home_option
 @click.option("--check", is_flag=True, help="Only say whether the schema is current.")
-@click.option(
-    "--check-models",
-    is_flag=True,
-    help="Only say whether migrations and models agree (for developers).",
-)
+@click.option("--check-models", is_flag=True, help="Only say whether migrations and models agree (for developers).")
 def migrate(home: Path, check: bool, check_models: bool) -> None:
     """Bring the database schema to this version."""
     from accounting.database import migrate as migrations

@@ -22,14 +22,7 @@ from gateway.cli.books_access import with_books
 from gateway.cli.common import fail, home_option, json_option
 from gateway.cli.groups import Commands
 from gateway.journal.journal import SlotTaken
-from gateway.journal.journals import (
-    GATEWAY,
-    JournalState,
-    gateway_journals,
-    of_gateway,
-    of_worker,
-    worker_journals,
-)
+from gateway.journal.journals import GATEWAY, JournalState, gateway_journals, of_gateway, of_worker, worker_journals
 from gateway.limiter.limits import limiter_link
 from gateway.metering.abandon import Abandoned, JournalThere, abandon
 from gateway.metering.replay import Replayed, replay
@@ -88,10 +81,7 @@ def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
     wanted = {slot: known[slot] for slot in sorted(slots or known)}
 
     async def work(database: Database) -> list[Replayed]:
-        return [
-            await replay(database, _redis_url(place), slot, directory)
-            for slot, directory in wanted.items()
-        ]
+        return [await replay(database, _redis_url(place), slot, directory) for slot, directory in wanted.items()]
 
     found = with_books(home, work)
     table([msgspec.structs.asdict(one) for one in found], as_json, Replayed.__struct_fields__)
@@ -115,9 +105,7 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
     journals = gateway_journals(place.state)
     directory = place.state / f"{GATEWAY}{slot}" / "journal"
     try:
-        found = with_books(
-            home, lambda database: abandon(database, _redis_url(place), slot, journals, directory)
-        )
+        found = with_books(home, lambda database: abandon(database, _redis_url(place), slot, journals, directory))
     except JournalThere:
         fail(f"The journal of slot {slot} is here: use `headgate journals replay {slot}`.")
     except SlotTaken:
@@ -152,17 +140,13 @@ def _redis_url(home: Home) -> str:
 def _print(report: BooksReport, slots: Sequence[int]) -> None:
     for equation in report.equations:
         verdict = "ok" if equation.ok else "FAILED"
-        click.echo(
-            f"{equation.id:<4} {equation.name:<20} {verdict:<7} {equation.num_checked} checked"
-        )
+        click.echo(f"{equation.id:<4} {equation.name:<20} {verdict:<7} {equation.num_checked} checked")
         click.echo(f"     {equation.equation.meaning}")
         for name in equation.failures[:NAMED]:
             click.echo(f"       {name}")
     click.echo(f"The equations are explained in {DOCUMENTED_IN}.")
     if slots:
-        click.echo(
-            f"Left out: requests of gateway slots {', '.join(map(str, slots))} that are not in SQL yet."
-        )
+        click.echo(f"Left out: requests of gateway slots {', '.join(map(str, slots))} that are not in SQL yet.")
 
 
 COMMANDS: tuple[click.Command, ...] = (verify_books, journals)

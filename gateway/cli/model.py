@@ -41,9 +41,7 @@ def demo_model_path() -> Path:
     spec = importlib.util.find_spec("workers.demo_model")
     locations = list(spec.submodule_search_locations or []) if spec else []
     if not locations:
-        raise HomeError(
-            "The demo model is not part of this installation: name a model with --model."
-        )
+        raise HomeError("The demo model is not part of this installation: name a model with --model.")
     return Path(locations[0]) / "model"
 
 
@@ -75,9 +73,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except HFValidationError:
-        raise HomeError(
-            f"{name} is neither a model directory nor the id of a model on the hub."
-        ) from None
+        raise HomeError(f"{name} is neither a model directory nor the id of a model on the hub.") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise HomeError(f"The model {name} could not be fetched from the hub: {reason}") from None

@@ -23,18 +23,22 @@ def prefixes() -> None:
 @prefixes.command("add")
 @click.argument("model")
 @click.option("--system", help="Text of a system message.")
-@click.option(
-    "--system-file", type=click.File(encoding="utf-8"), help="File with it; - reads standard input."
-)
+@click.option("--system-file", type=click.File(encoding="utf-8"), help="File with it; - reads standard input.")
 @click.option("--text", help="Beginning of a prompt for /v1/completions instead.")
 @click.option("--name", default="Public prefix", show_default=True)
 @click.option("--ttl-s", type=click.IntRange(min=1), help="Seconds from now.  [default: for good]")
 @home_option
 @json_option
 def add(
-    model: str, system: str | None, system_file: Any, text: str | None, name: str, ttl_s: int | None,
-    home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    model: str,
+    system: str | None,
+    system_file: Any,
+    text: str | None,
+    name: str,
+    ttl_s: int | None,
+    home: Path,
+    as_json: bool,
+) -> None:
     """Publish a prompt of MODEL. Only publish what every tenant may know: a request that begins with it is cheaper."""
     given = [value for value in (system, system_file, text) if value is not None]
     if len(given) != 1:

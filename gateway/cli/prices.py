@@ -29,11 +29,7 @@ class RateParam(click.ParamType):  # type: ignore[type-arg]  # generic in some v
         model, _, numbers = value.rpartition("=")
         rates = numbers.split(",")
         if not model or len(rates) != len(CLASSES):
-            self.fail(
-                f"{value!r} is not MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT, like {EXAMPLE}.",
-                param,
-                ctx,
-            )
+            self.fail(f"{value!r} is not MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT, like {EXAMPLE}.", param, ctx)
         read = [Amount().convert(rate.strip(), param, ctx) for rate in rates]
         return {"model": model, **dict(zip(CLASSES, read, strict=True))}
 
@@ -45,23 +41,40 @@ def prices() -> None:
 
 @prices.command("add")
 @click.argument("sheet")
-@click.option("--rate", "rates", type=RateParam(), multiple=True,
-              help=f"Interactive rates of a model per million tokens, like {EXAMPLE}: cached input, input kept in the"
-              " cache, other input, output. May be repeated.")  # fmt: skip
-@click.option("--batch-rate", "batch_rates", type=RateParam(), multiple=True, help="As --rate, for batch lines.")  # fmt: skip
-@click.option("--batch-percent", type=click.IntRange(0, 100),
-              help="Batch rates of every --rate, as a share of it; rounded up to micro-units and printed.")  # fmt: skip
-@click.option("--file", "file", type=click.File("rb"), help="The whole version as JSON, as the API takes it: in micro-units.")  # fmt: skip
+@click.option(
+    "--rate",
+    "rates",
+    type=RateParam(),
+    multiple=True,
+    help=f"Interactive rates of a model per million tokens, like {EXAMPLE}: cached input, input kept in the"
+    " cache, other input, output. May be repeated.",
+)
+@click.option("--batch-rate", "batch_rates", type=RateParam(), multiple=True, help="As --rate, for batch lines.")
+@click.option(
+    "--batch-percent",
+    type=click.IntRange(0, 100),
+    help="Batch rates of every --rate, as a share of it; rounded up to micro-units and printed.",
+)
+@click.option(
+    "--file", "file", type=click.File("rb"), help="The whole version as JSON, as the API takes it: in micro-units."
+)
 @click.option("--currency", help="Of a new sheet.  [default: USD]")
 @click.option("--from", "from_", type=MOMENT, help="When it begins.  [default: now]")
 @click.option("--until", type=MOMENT, help="When it ends.  [default: when the next version begins]")
 @home_option
 @json_option
 def add(
-    sheet: str, rates: tuple[dict[str, Any], ...], batch_rates: tuple[dict[str, Any], ...],
-    batch_percent: int | None, file: Any, currency: str | None, from_: int | None, until: int | None, home: Path,
+    sheet: str,
+    rates: tuple[dict[str, Any], ...],
+    batch_rates: tuple[dict[str, Any], ...],
+    batch_percent: int | None,
+    file: Any,
+    currency: str | None,
+    from_: int | None,
+    until: int | None,
+    home: Path,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """The next version of SHEET; a new sheet if there is none of that name. Prints its id.
 
     A version has the rates of all its models: what it does not name has no price.
@@ -112,9 +125,7 @@ def show_version(version: str, home: Path, as_json: bool) -> None:
 @click.option("--until", type=MOMENT, help="When the default sheet comes back.  [default: never]")
 @home_option
 @json_option
-def assign(
-    tenant: str, sheet: str, from_: int | None, until: int | None, home: Path, as_json: bool
-) -> None:
+def assign(tenant: str, sheet: str, from_: int | None, until: int | None, home: Path, as_json: bool) -> None:
     """TENANT (id or name) pays by SHEET. Intervals of a tenant cannot overlap."""
     with one_sentence():
         api = AdminApi.of(home)
@@ -148,11 +159,7 @@ def _read(file: Any) -> dict[str, Any]:
 
 
 def _share(rate: dict[str, Any], percent: int) -> dict[str, Any]:
-    return {
-        "model": rate["model"],
-        "tier": "batch",
-        **{name: -(-rate[name] * percent // 100) for name in CLASSES},
-    }
+    return {"model": rate["model"], "tier": "batch", **{name: -(-rate[name] * percent // 100) for name in CLASSES}}
 
 
 def _print_rates(version: dict[str, Any], as_json: bool) -> None:

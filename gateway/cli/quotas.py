@@ -39,26 +39,33 @@ def list_quotas(tenant: str, home: Path, as_json: bool) -> None:
 @click.argument("tenant")
 @click.argument("dimension", type=click.Choice(get_args(Dimension)))
 @click.argument("limit", type=OrNone(0, MAX_LIMIT))
-@click.option("--level", type=click.Choice(get_args(Level)), default="tenant", show_default=True,
-              help="Whom it binds: each end user by itself.")  # fmt: skip
+@click.option(
+    "--level",
+    type=click.Choice(get_args(Level)),
+    default="tenant",
+    show_default=True,
+    help="Whom it binds: each end user by itself.",
+)
 @click.option("--subject", default="", help="The id of the key, or the model, that it binds.")
 @click.option("--shadow", is_flag=True, help="Only count what it would have refused.")
 @home_option
 @json_option
 def set_quota(
-    tenant: str, dimension: str, limit: int | str, level: str, subject: str, shadow: bool, home: Path, as_json: bool,
-) -> None:  # fmt: skip
+    tenant: str, dimension: str, limit: int | str, level: str, subject: str, shadow: bool, home: Path, as_json: bool
+) -> None:
     """Set a LIMIT of TENANT in the place of the one that binds the same; `none`: there is none any more."""
     if (level in ("key", "model")) != bool(subject):
-        raise click.UsageError(
-            "A key's or a model's limit names it by --subject; others name nothing."
-        )
+        raise click.UsageError("A key's or a model's limit names it by --subject; others name nothing.")
     with one_sentence():
         api = AdminApi.of(home)
         body: dict[str, Any] = {
-            "project_id": api.project(tenant)["id"], "level": level, "subject": subject, "dimension": dimension,
-            "limit": None if limit == "none" else limit, "shadow": shadow,
-        }  # fmt: skip
+            "project_id": api.project(tenant)["id"],
+            "level": level,
+            "subject": subject,
+            "dimension": dimension,
+            "limit": None if limit == "none" else limit,
+            "shadow": shadow,
+        }
         show_fields(api.call("POST", PATH, body), as_json)
 
 

@@ -21,9 +21,13 @@ COST_LIMIT = 180
 SECONDS = {"1m": 60, "1h": 3_600, "1d": 86_400}
 FORMATS = {"1m": "%Y-%m-%d %H:%M", "1h": "%Y-%m-%d %H:00", "1d": "%Y-%m-%d"}
 TOKENS = (
-    ("requests", "num_model_requests"), ("input", "input_tokens"), ("cached", "input_cached_tokens"),
-    ("cache write", "input_cache_write_tokens"), ("uncached", "input_uncached_tokens"), ("output", "output_tokens"),
-)  # fmt: skip
+    ("requests", "num_model_requests"),
+    ("input", "input_tokens"),
+    ("cached", "input_cached_tokens"),
+    ("cache write", "input_cache_write_tokens"),
+    ("uncached", "input_uncached_tokens"),
+    ("output", "output_tokens"),
+)
 
 range_options = (
     click.option("--days", default=7, show_default=True, type=click.IntRange(1, 3660), help="Up to now, UTC."),
@@ -31,7 +35,7 @@ range_options = (
     click.option("--to", "end", type=MOMENT, help="Exclusive.  [default: now]"),
     click.option("--tenant", "tenants", multiple=True, help="Id or name; may be repeated.  [default: all]"),
     click.option("--key", "key_ids", multiple=True, help="Id of an API key; may be repeated."),
-)  # fmt: skip
+)
 
 
 def _span(asked: dict[str, Any]) -> dict[str, Any]:
@@ -41,9 +45,7 @@ def _span(asked: dict[str, Any]) -> dict[str, Any]:
     start = start if asked["start"] is None else asked["start"]
     end = now + 1 if asked["end"] is None else asked["end"]
     if start >= end:
-        raise click.UsageError(
-            "--from must lie before --to." if asked["end"] else "--from lies in the future."
-        )
+        raise click.UsageError("--from must lie before --to." if asked["end"] else "--from lies in the future.")
     return {**asked, "start": start, "end": end}
 
 
@@ -55,16 +57,29 @@ def with_range(command: Any) -> Any:
 
 @click.command()
 @with_range
-@click.option("--width", type=click.Choice(list(LIMITS)), default="1d", show_default=True, help="Of a bucket.")  # fmt: skip
-@click.option("--group-by", "groups", multiple=True, type=click.Choice(USAGE_GROUPS), default=("project_id", "model"), show_default=True, help="May be repeated.")  # fmt: skip
+@click.option("--width", type=click.Choice(list(LIMITS)), default="1d", show_default=True, help="Of a bucket.")
+@click.option(
+    "--group-by",
+    "groups",
+    multiple=True,
+    type=click.Choice(USAGE_GROUPS),
+    default=("project_id", "model"),
+    show_default=True,
+    help="May be repeated.",
+)
 @click.option("--model", "models", multiple=True, help="May be repeated.")
 @click.option("--batch/--no-batch", default=None, help="Only batch lines, or none.")
 @home_option
 @json_option
 def usage(
-    width: str, groups: tuple[str, ...], models: tuple[str, ...], batch: bool | None, home: Path, as_json: bool,
+    width: str,
+    groups: tuple[str, ...],
+    models: tuple[str, ...],
+    batch: bool | None,
+    home: Path,
+    as_json: bool,
     **asked: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Requests and tokens by time, and by tenant, key, model, tier."""
     more = {"models[]": models} if models else {}
     if batch is not None:
@@ -72,31 +87,35 @@ def usage(
     asked = _span(asked)
     with one_sentence():
         api = AdminApi.of(home)
-        buckets = list(
-            _buckets(api, "usage/completions", width, LIMITS[width], groups, asked, more)
-        )
+        buckets = list(_buckets(api, "usage/completions", width, LIMITS[width], groups, asked, more))
         rows = [
-            (time.strftime(FORMATS[width], time.gmtime(bucket["start_time"])), *cells,
-             *(result[field] for _, field in TOKENS))
+            (
+                time.strftime(FORMATS[width], time.gmtime(bucket["start_time"])),
+                *cells,
+                *(result[field] for _, field in TOKENS),
+            )
             for bucket, result, cells in _results(api, buckets, groups)
-        ]  # fmt: skip
+        ]
         print_rows(
-            {"object": "page", "data": buckets},
-            as_json,
-            ("start", *groups, *(name for name, _ in TOKENS)),
-            rows,
+            {"object": "page", "data": buckets}, as_json, ("start", *groups, *(name for name, _ in TOKENS)), rows
         )
 
 
 @click.command()
 @with_range
-@click.option("--group-by", "groups", multiple=True, type=click.Choice(COST_GROUPS), default=("project_id", "line_item"), show_default=True, help="May be repeated.")  # fmt: skip
-@click.option("--line-item", "line_items", multiple=True, help="Like 'MODEL, output'; may be repeated.")  # fmt: skip
+@click.option(
+    "--group-by",
+    "groups",
+    multiple=True,
+    type=click.Choice(COST_GROUPS),
+    default=("project_id", "line_item"),
+    show_default=True,
+    help="May be repeated.",
+)
+@click.option("--line-item", "line_items", multiple=True, help="Like 'MODEL, output'; may be repeated.")
 @home_option
 @json_option
-def costs(
-    groups: tuple[str, ...], line_items: tuple[str, ...], home: Path, as_json: bool, **asked: Any
-) -> None:
+def costs(groups: tuple[str, ...], line_items: tuple[str, ...], home: Path, as_json: bool, **asked: Any) -> None:
     """Charges by day, and by tenant, key, line item."""
     more = {"line_items[]": line_items} if line_items else {}
     asked = _span(asked)
@@ -104,29 +123,38 @@ def costs(
         api = AdminApi.of(home)
         buckets = list(_buckets(api, "costs", "1d", COST_LIMIT, groups, asked, more))
         rows = [
-            (time.strftime(FORMATS["1d"], time.gmtime(bucket["start_time"])), *cells, result["quantity"], result["quantity_unit"],
-             f"{result['amount']['value']:f} {result['amount']['currency'].upper()}")
+            (
+                time.strftime(FORMATS["1d"], time.gmtime(bucket["start_time"])),
+                *cells,
+                result["quantity"],
+                result["quantity_unit"],
+                f"{result['amount']['value']:f} {result['amount']['currency'].upper()}",
+            )
             for bucket, result, cells in _results(api, buckets, groups)
-        ]  # fmt: skip
-        print_rows(
-            {"object": "page", "data": buckets},
-            as_json,
-            ("start", *groups, "quantity", "unit", "amount"),
-            rows,
-        )
+        ]
+        print_rows({"object": "page", "data": buckets}, as_json, ("start", *groups, "quantity", "unit", "amount"), rows)
 
 
 def _buckets(
-    api: AdminApi, name: str, width: str, limit: int, groups: tuple[str, ...], asked: dict[str, Any],
+    api: AdminApi,
+    name: str,
+    width: str,
+    limit: int,
+    groups: tuple[str, ...],
+    asked: dict[str, Any],
     more: dict[str, tuple[str, ...]],
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+) -> Iterator[dict[str, Any]]:
     """Page by page, as any client would."""
     start, end = asked["start"], asked["end"]
     num_buckets = max(1, -(-end // SECONDS[width]) - start // SECONDS[width])
     params: dict[str, Any] = {
-        "start_time": start, "end_time": end, "bucket_width": width, "limit": min(limit, num_buckets),
-        "group_by[]": list(groups), **{key: list(values) for key, values in more.items()},
-    }  # fmt: skip
+        "start_time": start,
+        "end_time": end,
+        "bucket_width": width,
+        "limit": min(limit, num_buckets),
+        "group_by[]": list(groups),
+        **{key: list(values) for key, values in more.items()},
+    }
     if asked["tenants"]:
         params["project_ids[]"] = [api.project(tenant)["id"] for tenant in asked["tenants"]]
     if asked["key_ids"]:

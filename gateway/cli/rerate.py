@@ -18,7 +18,12 @@ from gateway.schema.money import decimal
 
 @click.command()
 @click.option("--period", required=True, metavar="YYYY-MM")
-@click.option("--sheet", required=True, metavar="SHEET[@VERSION]", help="Without a version: the one in force at each request's start.")  # fmt: skip
+@click.option(
+    "--sheet",
+    required=True,
+    metavar="SHEET[@VERSION]",
+    help="Without a version: the one in force at each request's start.",
+)
 @click.option("--tenant", help="Id.  [default: all]")
 @home_option
 @json_option
@@ -30,15 +35,10 @@ def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: boo
             return await rerating.rerate(conn, period, sheet, tenant)
 
     found = with_books(home, work)
-    columns = (
-        "tenant_id", "model", "tier", "token_class", "quantity", "charged", "rerated", "difference",
-    )  # fmt: skip
+    columns = ("tenant_id", "model", "tier", "token_class", "quantity", "charged", "rerated", "difference")
     values = [{**msgspec.structs.asdict(line), "difference": line.difference} for line in found]
     money = columns[-3:]
-    rows = [
-        (*(value[name] for name in columns[:5]), *(decimal(value[name], 2) for name in money))
-        for value in values
-    ]
+    rows = [(*(value[name] for name in columns[:5]), *(decimal(value[name], 2) for name in money)) for value in values]
     totals = [decimal(sum(value[name] for value in values), 2) for name in money]
     print_rows(values, as_json, columns, [*rows, ("total", "", "", "", "", *totals)])
 

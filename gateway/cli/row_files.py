@@ -46,9 +46,7 @@ class JsonLinesFile:
         self._names = columns.names
 
     def write(self, page: Sequence[Sequence[Any]]) -> None:
-        self._file.write(
-            _JSON.encode_lines([dict(zip(self._names, row, strict=True)) for row in page])
-        )
+        self._file.write(_JSON.encode_lines([dict(zip(self._names, row, strict=True)) for row in page]))
 
     def close(self) -> None:
         pass
@@ -87,5 +85,7 @@ class ParquetFile:
 
 
 FORMATS: dict[Format, Callable[[IO[bytes], Columns], RowFile]] = {
-    "csv": CsvFile, "jsonl": JsonLinesFile, "parquet": ParquetFile,
-}  # fmt: skip
+    "csv": CsvFile,
+    "jsonl": JsonLinesFile,
+    "parquet": ParquetFile,
+}

@@ -41,7 +41,7 @@ async def told(what: Callable[[], str]) -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(pause_s)
             pause_s = NEXT_WORD_S
-            print(f"Waiting for {what()} ({time.monotonic() - began:.0f} s).", file=sys.stderr, flush=True)  # fmt: skip
+            print(f"Waiting for {what()} ({time.monotonic() - began:.0f} s).", file=sys.stderr, flush=True)
 
     task = asyncio.create_task(tell())
     try:
@@ -82,9 +82,7 @@ def _missing_bytes(ballast: Path) -> int:
 async def check_redis(url: str, *, is_ours: bool) -> None:
     """It answers, takes writes, and has our time. `is_ours`: it has just been started. Raises `HomeError`."""
     try:
-        client = redis.asyncio.Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S
-        )
+        client = redis.asyncio.Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S)
     except ValueError as error:
         raise HomeError(f"HEADGATE_REDIS_URL cannot be read: {error}.") from None
     try:

@@ -66,20 +66,14 @@ class Child:
         """What the child said last, taken out of JSON log lines where it is one."""
         with self.log.open("rb") as file:
             file.seek(self.log_start)
-            lines = [
-                line for line in file.read().decode(errors="replace").splitlines() if line.strip()
-            ]
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         if not lines:
             return "it said nothing"
         try:
             record = json.loads(lines[-1])
         except ValueError:
             return lines[-1].strip()
-        return (
-            str(record.get("msg") or record.get("event") or lines[-1])
-            if isinstance(record, dict)
-            else lines[-1]
-        )
+        return str(record.get("msg") or record.get("event") or lines[-1]) if isinstance(record, dict) else lines[-1]
 
 
 def _die_with_parent() -> None:
@@ -107,9 +101,7 @@ class Supervisor:
         child = Child(spec, self._logs / f"{spec.name}.log")
         self._children.append(child)
         await self._spawn(child)
-        self._watchers[spec.name] = asyncio.create_task(
-            self._watch(child), name=f"watch {spec.name}"
-        )
+        self._watchers[spec.name] = asyncio.create_task(self._watch(child), name=f"watch {spec.name}")
 
     async def _spawn(self, child: Child) -> None:
         spec = child.spec
@@ -141,11 +133,7 @@ class Supervisor:
                 if not self.failed.done():
                     self.failed.set_result(failure)
                 return
-            print(
-                f"{child.spec.name} ended with {_ending(code)}; restarting.",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"{child.spec.name} ended with {_ending(code)}; restarting.", file=sys.stderr, flush=True)
             await asyncio.sleep(_backoff_s(len(child.deaths)))
             if self._stopping:
                 return
@@ -176,11 +164,7 @@ class Supervisor:
     async def stop(self, kind: str) -> None:
         """Asks every child of a kind to end, waits, then kills what is left."""
         self._stopping = True
-        children = [
-            c
-            for c in self._children
-            if c.spec.kind == kind and c.process and c.process.returncode is None
-        ]
+        children = [c for c in self._children if c.spec.kind == kind and c.process and c.process.returncode is None]
         for child in children:
             child.process.send_signal(child.spec.stop_signal)  # type: ignore[union-attr]  # filtered two lines above
         await asyncio.gather(*(self._wait(child) for child in children))
@@ -191,10 +175,7 @@ class Supervisor:
             async with asyncio.timeout(child.spec.stop_limit_s):
                 await child.process.wait()
         except TimeoutError:
-            print(
-                f"{child.spec.name} did not end in {child.spec.stop_limit_s:.0f} s; killed.",
-                file=sys.stderr,
-            )
+            print(f"{child.spec.name} did not end in {child.spec.stop_limit_s:.0f} s; killed.", file=sys.stderr)
             child.process.kill()
             await child.process.wait()
 

@@ -7,15 +7,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin import (
-    OrNone,
-    body_of,
-    one_sentence,
-    print_rows,
-    show,
-    show_fields,
-    table,
-)
+from gateway.cli.admin import OrNone, body_of, one_sentence, print_rows, show, show_fields, table
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
 from gateway.cli.common import end_streams_option, home_option, json_option, revoking
 from gateway.cli.groups import Commands
@@ -30,9 +22,7 @@ def tenants() -> None:
 
 @tenants.command("create")
 @click.argument("name")
-@click.option(
-    "--if-not-exists", is_flag=True, help="Where a tenant has that name, show that one instead."
-)
+@click.option("--if-not-exists", is_flag=True, help="Where a tenant has that name, show that one instead.")
 @home_option
 @json_option
 def create_tenant(name: str, if_not_exists: bool, home: Path, as_json: bool) -> None:
@@ -45,9 +35,7 @@ def create_tenant(name: str, if_not_exists: bool, home: Path, as_json: bool) -> 
             if error.code != "name_taken":
                 raise
             if not if_not_exists:
-                raise ApiFailed(
-                    f"A tenant is called {name!r} already; with --if-not-exists its id is shown."
-                ) from None
+                raise ApiFailed(f"A tenant is called {name!r} already; with --if-not-exists its id is shown.") from None
             made = api.project(name)
         show(made, as_json, "id")
 
@@ -90,24 +78,12 @@ def rename_tenant(tenant: str, name: str, home: Path, as_json: bool) -> None:
 @tenants.command("set")
 @click.argument("tenant")
 @click.option("--weight", type=float, help="Share of a busy worker, against others' 1.")
-@click.option(
-    "--time-zone", help="In which invoices and ends of budgets are shown, like Europe/Berlin."
-)
-@click.option(
-    "--cache-quota-blocks", type=OrNone(min=0), help="Most blocks in a worker's cache, or none."
-)
-@click.option(
-    "--cache-floor-blocks", type=OrNone(min=0), help="Blocks there that no other tenant takes."
-)
-@click.option(
-    "--cache-ttl-s", type=OrNone(min=1), help="Prompts stay for so long after each use, or none."
-)
-@click.option(
-    "--cache-read/--no-cache-read", default=None, help="Prompts may be taken from the cache."
-)
-@click.option(
-    "--cache-write/--no-cache-write", default=None, help="Prompts may be left in the cache."
-)
+@click.option("--time-zone", help="In which invoices and ends of budgets are shown, like Europe/Berlin.")
+@click.option("--cache-quota-blocks", type=OrNone(min=0), help="Most blocks in a worker's cache, or none.")
+@click.option("--cache-floor-blocks", type=OrNone(min=0), help="Blocks there that no other tenant takes.")
+@click.option("--cache-ttl-s", type=OrNone(min=1), help="Prompts stay for so long after each use, or none.")
+@click.option("--cache-read/--no-cache-read", default=None, help="Prompts may be taken from the cache.")
+@click.option("--cache-write/--no-cache-write", default=None, help="Prompts may be left in the cache.")
 @home_option
 @json_option
 def set_tenant(tenant: str, home: Path, as_json: bool, **given: Any) -> None:
@@ -159,9 +135,7 @@ def resume(tenant: str, home: Path, as_json: bool) -> None:
     _suspend(tenant, False, None, home, as_json)
 
 
-def _suspend(
-    tenant: str, suspended: bool, end_streams: bool | None, home: Path, as_json: bool
-) -> None:
+def _suspend(tenant: str, suspended: bool, end_streams: bool | None, home: Path, as_json: bool) -> None:
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{TENANTS}/{api.project(tenant)['id']}"

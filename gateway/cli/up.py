@@ -91,9 +91,7 @@ class Up:
         """Probes and metrics of the workers, then of the jobs process."""
         self._gateways_ops: list[socket.socket] = []
         self.redis_url = options.redis_url or embedded.redis_url(self._redis_socket)
-        self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(
-            self.redis_url
-        )
+        self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(self.redis_url)
         self.database_url = options.database_url or self.home.database_url
 
     @property
@@ -165,9 +163,7 @@ class Up:
     # --- the parts of a start ---
 
     async def _start_redis(self) -> None:
-        command = embedded.server_command(
-            embedded.find_server(), self.home.redis, self._redis_socket
-        )
+        command = embedded.server_command(embedded.find_server(), self.home.redis, self._redis_socket)
         self._redis_socket.unlink(missing_ok=True)
         await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10))
 
@@ -218,9 +214,7 @@ class Up:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError):
-            raise HomeError(
-                f"The file {self.home.credentials} cannot be read or is damaged."
-            ) from None
+            raise HomeError(f"The file {self.home.credentials} cannot be read or is damaged.") from None
 
     async def _wait_until_serving(self) -> None:
         """Until every gateway is ready and sees every worker: then the first request succeeds."""
@@ -241,9 +235,7 @@ class Up:
         try:
             async with (
                 aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as session,
-                session.get(
-                    "http://gateway/readyz", timeout=aiohttp.ClientTimeout(total=2)
-                ) as answer,
+                session.get("http://gateway/readyz", timeout=aiohttp.ClientTimeout(total=2)) as answer,
             ):
                 body = await answer.json()
                 linked = body.get("workers", {}).get(self.model.id, 0)
@@ -286,7 +278,7 @@ class Up:
             **share(visible_devices(os.environ), slot, self.options.num_workers, num_ranks),
         )
         fds = (self._ops[slot].fileno(),)
-        return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env, pass_fds=fds)  # fmt: skip
+        return Spec("worker", f"worker-{slot}", [sys.executable, "-m", "workers.engine"], env, pass_fds=fds)
 
     def _gateway(self, slot: int) -> Spec:
         assert self.model is not None and self.socket is not None
@@ -299,13 +291,7 @@ class Up:
             HEADGATE_DRAIN_GRACE_S=os.environ.get("HEADGATE_DRAIN_GRACE_S", "0"),
             HEADGATE_MODELS=json.dumps({self.model.id: {"path": str(self.model.path)}}),
         )
-        return Spec(
-            "gateway",
-            f"gateway-{slot}",
-            [sys.executable, "-m", "gateway"],
-            env,
-            pass_fds=(fd, ops_fd),
-        )
+        return Spec("gateway", f"gateway-{slot}", [sys.executable, "-m", "gateway"], env, pass_fds=(fd, ops_fd))
 
     def _jobs(self) -> Spec:
         fd = self._ops[-1].fileno()
@@ -319,11 +305,7 @@ class Up:
         """Jobs first (they are clients), then gateways (they drain), then what those still needed."""
         self.supervisor.begin_stop()
         if self.supervisor.ready:
-            print(
-                "\nDraining: running requests finish, the ledger is completed.",
-                file=sys.stderr,
-                flush=True,
-            )
+            print("\nDraining: running requests finish, the ledger is completed.", file=sys.stderr, flush=True)
         for kind in ("jobs", "gateway", "worker", "redis"):
             await self.supervisor.stop(kind)
         await self.supervisor.close()

@@ -24,12 +24,8 @@ def webhooks() -> None:
 
 @webhooks.command("add")
 @click.argument("url")
-@click.option(
-    "--event", "events", multiple=True, help="Only these; may be repeated.  [default: all]"
-)
-@click.option(
-    "--tenant", help="Id or name: only what happens to this one.  [default: every tenant]"
-)
+@click.option("--event", "events", multiple=True, help="Only these; may be repeated.  [default: all]")
+@click.option("--tenant", help="Id or name: only what happens to this one.  [default: every tenant]")
 @home_option
 @json_option
 def add(url: str, events: tuple[str, ...], tenant: str | None, home: Path, as_json: bool) -> None:
@@ -91,7 +87,7 @@ def test(webhook_id: str, home: Path, as_json: bool) -> None:
         event_id = api.call("POST", f"{PATH}/{webhook_id}/test")["id"]
         tried = _outcome(api, webhook_id, event_id)
         if as_json or tried["state"] == "delivered":
-            show_fields({name: tried[name] for name in ("id", "state", "attempts", "last_error")}, as_json)  # fmt: skip
+            show_fields({name: tried[name] for name in ("id", "state", "attempts", "last_error")}, as_json)
         if tried["state"] != "delivered":
             fail(f"The test has not come through: {tried['last_error'] or 'nobody has tried yet'}.")
 
@@ -111,9 +107,15 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
     counts = one["deliveries"]
     types = "all" if one["events"] is None else " ".join(one["events"])
     return (
-        one["id"], one["url"], one["project_id"] or "every", types, counts["pending"], counts["delivered"],
-        counts["dead"], "too many wait: nothing new is noted" if one["full"] else one["last_error"],
-    )  # fmt: skip
+        one["id"],
+        one["url"],
+        one["project_id"] or "every",
+        types,
+        counts["pending"],
+        counts["delivered"],
+        counts["dead"],
+        "too many wait: nothing new is noted" if one["full"] else one["last_error"],
+    )
 
 
 COMMANDS: tuple[click.Command, ...] = (webhooks,)

@@ -13,9 +13,7 @@ from typing import IO
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Written beside its place, then renamed; removed if the block ends by an exception, Ctrl-C included."""
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", suffix=".partial", delete=False
-    ) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".partial", delete=False) as file:
         try:
             yield file
             file.flush()

@@ -70,10 +70,7 @@ class AdapterKeeper:
         if told is None or now - told >= RETRY_S:
             self._told[id(link), info.id] = now
             link.send(AdapterCommand("load", info.id, info.path))
-            logger.info(
-                "adapter_asked_for",
-                extra={"adapter": info.id, "worker": link.registration.worker},
-            )
+            logger.info("adapter_asked_for", extra={"adapter": info.id, "worker": link.registration.worker})
 
 
 ADAPTERS = web.AppKey("adapters", AdapterKeeper)

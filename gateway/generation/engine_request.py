@@ -14,14 +14,7 @@ from gateway.metering.admission import AdmissionRequest
 from gateway.routing.router import Prompt
 from gateway.structured.form import Form
 from gateway.text.choice import TextRules
-from workers.protocol.messages import (
-    BeamParams,
-    CacheRange,
-    GenerateRequest,
-    Region,
-    SamplingParams,
-    Tier,
-)
+from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, Region, SamplingParams, Tier
 
 
 @dataclass(frozen=True)

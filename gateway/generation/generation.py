@@ -24,15 +24,7 @@ from gateway.routing.upstream.base import Call, Event, Lost, Mailbox
 from gateway.routing.upstream.native import LinkDown, WorkerLink
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.frames import FrameError
-from workers.protocol.messages import (
-    Failed,
-    Finished,
-    FinishReason,
-    PromptCounts,
-    TokenDelta,
-    TokenLogprob,
-    TokenUsage,
-)
+from workers.protocol.messages import Failed, Finished, FinishReason, PromptCounts, TokenDelta, TokenLogprob, TokenUsage
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +62,7 @@ class _State:
 class Generation:
     """Created admitted; `dispatch`, then `handle` each event, then `settle`; or `abandon` at any point."""
 
-    def __init__(
-        self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int
-    ) -> None:
+    def __init__(self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int) -> None:
         self.order = order
         self.admitted = admitted
         self.call: Call | None = None
@@ -81,9 +71,7 @@ class Generation:
         self._mailbox = mailbox
         self._number = number
         self._state = _State()
-        self._choices = [
-            Choice(ChoiceText(order.model.tokenizer, order.rules)) for _ in range(order.num_choices)
-        ]
+        self._choices = [Choice(ChoiceText(order.model.tokenizer, order.rules)) for _ in range(order.num_choices)]
         self._held = False
         self.is_over = False
         """Its ending has begun; nobody may begin another."""
@@ -297,8 +285,7 @@ class Generation:
             return
         # What the client owes so far, and what one step adds; not what came behind a stop string.
         self._state.abort_bound = sum(
-            choice.num_received + 1 if choice.finish is None else choice.text.num_tokens
-            for choice in self._choices
+            choice.num_received + 1 if choice.finish is None else choice.text.num_tokens for choice in self._choices
         )
         if self.order.beams is not None:
             self._state.abort_bound = self._state.num_spent + len(self._choices)
@@ -332,12 +319,7 @@ class Generation:
 
     @property
     def awaits_final(self) -> bool:
-        return (
-            self.call is not None
-            and not self.has_final
-            and not self._state.lost
-            and not self.is_over
-        )
+        return self.call is not None and not self.has_final and not self._state.lost and not self.is_over
 
     def close(self) -> None:
         for task in self._state.lease_tasks:

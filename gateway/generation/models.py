@@ -51,9 +51,7 @@ class ServedModel:
     def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> list[int]:
         """Runs in a thread. Raises `ApiError` 400."""
         if self.template is None:
-            raise errors.invalid(
-                "This model has no chat template: use /v1/completions.", "messages"
-            )
+            raise errors.invalid("This model has no chat template: use /v1/completions.", "messages")
         plain = template_messages(messages, self.tokenizer.break_up)
         self._check_bytes(sum(len(message["content"].encode()) for message in plain), "messages")
         try:
@@ -96,14 +94,13 @@ class ServedModel:
             raise context_exceeded(self.max_model_len, f"at least {at_least}", 0, param)
 
 
-def context_exceeded(
-    limit: int, num_prompt: int | str, num_output: int, param: str
-) -> errors.ApiError:
+def context_exceeded(limit: int, num_prompt: int | str, num_output: int, param: str) -> errors.ApiError:
     asked = f"{num_prompt} in the prompt" + (f", {num_output} for the output" if num_output else "")
     return errors.invalid(
-        f"This model's maximum context length is {limit} tokens. You asked for {asked}.", param,
+        f"This model's maximum context length is {limit} tokens. You asked for {asked}.",
+        param,
         "context_length_exceeded",
-    )  # fmt: skip
+    )
 
 
 def output_bound(
@@ -113,15 +110,11 @@ def output_bound(
     is to have."""
     bound = _output_bound(model, max_len, num_prompt, asked, param)
     if least > bound:
-        raise errors.invalid(
-            f"An answer of at least {least} tokens cannot have at most {bound}.", "min_tokens"
-        )
+        raise errors.invalid(f"An answer of at least {least} tokens cannot have at most {bound}.", "min_tokens")
     return bound
 
 
-def _output_bound(
-    model: ServedModel, max_len: int, num_prompt: int, asked: int | None, param: str
-) -> int:
+def _output_bound(model: ServedModel, max_len: int, num_prompt: int, asked: int | None, param: str) -> int:
     room = max_len - num_prompt
     if room < 1 and asked != 0:
         raise context_exceeded(max_len, num_prompt, asked or 1, param)
@@ -130,9 +123,7 @@ def _output_bound(
     if asked > room:
         raise context_exceeded(max_len, num_prompt, asked, param)
     if model.max_output_tokens is not None and asked > model.max_output_tokens:
-        raise errors.invalid(
-            f"This model gives at most {model.max_output_tokens} tokens.", "max_tokens"
-        )
+        raise errors.invalid(f"This model gives at most {model.max_output_tokens} tokens.", "max_tokens")
     return asked
 
 
@@ -149,13 +140,7 @@ class Models:
         self._adapters = {
             info.served_id: (
                 info.tenant_id,
-                replace(
-                    base,
-                    id=info.served_id,
-                    base=base.id,
-                    adapter=info.id,
-                    created=info.created_at,
-                ),
+                replace(base, id=info.served_id, base=base.id, adapter=info.id, created=info.created_at),
             )
             for info in infos
             if (base := self._models.get(info.model)) is not None
@@ -211,9 +196,7 @@ def load(name: str, source: ModelSource) -> ServedModel:
         id=name,
         tokenizer=tokenizer,
         template=template,
-        max_model_len=int(
-            text_config.get("max_position_embeddings") or text_config.get("n_positions") or 2048
-        ),
+        max_model_len=int(text_config.get("max_position_embeddings") or text_config.get("n_positions") or 2048),
         max_output_tokens=source.max_output_tokens,
         defaults=_defaults(directory / "generation_config.json"),
         created=created,
@@ -227,9 +210,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _defaults(path: Path) -> Defaults:
     config = _json(path) if path.is_file() else {}
-    known = {
-        name: config[name] for name in Defaults.__struct_fields__ if config.get(name) is not None
-    }
+    known = {name: config[name] for name in Defaults.__struct_fields__ if config.get(name) is not None}
     return msgspec.convert(known, Defaults, strict=False)
 
 
@@ -237,9 +218,7 @@ def _end_ids(path: Path, text_config: dict[str, Any]) -> tuple[int, ...]:
     """As a worker finds them: the generation settings win over the configuration."""
     given = _json(path).get("eos_token_id") if path.is_file() else None
     ids = text_config.get("eos_token_id") if given is None else given
-    return msgspec.convert(
-        [] if ids is None else ids if isinstance(ids, list) else [ids], tuple[int, ...]
-    )
+    return msgspec.convert([] if ids is None else ids if isinstance(ids, list) else [ids], tuple[int, ...])
 
 
 def fingerprint(root: str) -> str:

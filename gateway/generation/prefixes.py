@@ -69,9 +69,7 @@ class PublicPrefixes:
         now = self._clock()
         return [info for _, info in self._by_model.get(model, ()) if _lives(info, now)]
 
-    def path(
-        self, model: str, prompt: Sequence[int], own: tuple[Region, ...]
-    ) -> tuple[Region, ...]:
+    def path(self, model: str, prompt: Sequence[int], own: tuple[Region, ...]) -> tuple[Region, ...]:
         """`own`, behind the public region where the prompt begins with a registered one (the longest counts)."""
         entries = self._by_model.get(model)
         if not entries:
@@ -104,18 +102,12 @@ class Filler:
 
     def states(self, prefix_id: str) -> dict[str, Fill]:
         """By worker, of the linked ones that serve its model."""
-        return {
-            name: worker.fills[prefix_id]
-            for name, worker in self._workers.items()
-            if prefix_id in worker.fills
-        }
+        return {name: worker.fills[prefix_id] for name, worker in self._workers.items() if prefix_id in worker.fills}
 
     def look(self, links: Sequence[WorkerLink]) -> None:
         """Starts what is due; called again and again."""
         by_name = {link.registration.worker: link for link in links}
-        for name in [
-            name for name, at in self._workers.items() if by_name.get(name) is not at.link
-        ]:
+        for name in [name for name, at in self._workers.items() if by_name.get(name) is not at.link]:
             self._stop(self._workers.pop(name))
         for name, link in by_name.items():
             worker = self._workers.setdefault(name, _OnWorker(link))
@@ -160,9 +152,14 @@ class Filler:
                 worker.retry_at[info.id] = time.monotonic() + RETRY_S
             logger.info(
                 "public_prefix",
-                extra={"prefix": info.id, "worker": worker.link.registration.worker,
-                       "state": fill.state, "num_tokens": fill.num_tokens, "why": fill.reason},
-            )  # fmt: skip
+                extra={
+                    "prefix": info.id,
+                    "worker": worker.link.registration.worker,
+                    "state": fill.state,
+                    "num_tokens": fill.num_tokens,
+                    "why": fill.reason,
+                },
+            )
 
     async def _fill(self, link: WorkerLink, info: PrefixInfo) -> Fill:
         """A prefill of the operator's own, metered as any request is."""

@@ -51,9 +51,8 @@ async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[
     price = await admission.price(principal.tenant_id, model, tier, base=orders[0].model.base)
     cached = await _ask_worker(request, orders)
     terms = Terms(
-        model, price.version, price.currency, max(order.max_tokens for order in orders),
-        _most(orders, price.rates),
-    )  # fmt: skip
+        model, price.version, price.currency, max(order.max_tokens for order in orders), _most(orders, price.rates)
+    )
     quote_id, expires_at_ms = ids.object_id("quote_"), _now_ms() + LASTS_MS
     async with sql.writing(request, changes_identities=False) as conn:
         await quotes.create(conn, quote_id, principal.tenant_id, known_by, terms, expires_at_ms)
@@ -84,7 +83,7 @@ async def bound(request: web.Request, plan: AnswerPlan) -> AsyncIterator[AnswerP
     async with sql.writing(request, changes_identities=False) as conn:
         terms = await quotes.use(
             conn, quote_id, principal.tenant_id, request[FINGERPRINT].digest(), request_id, _now_ms()
-        )  # fmt: skip
+        )
         price = None if terms is None else await quotes.price(conn, terms, plan.orders[0].tier)
     if terms is None or price is None:
         raise _invalid()
@@ -98,9 +97,7 @@ async def bound(request: web.Request, plan: AnswerPlan) -> AsyncIterator[AnswerP
 
 def _at_terms(plan: AnswerPlan, terms: Terms, price: Price) -> AnswerPlan:
     orders = [
-        dataclasses.replace(
-            order, price=price, max_tokens=min(order.max_tokens, terms.max_output_tokens)
-        )
+        dataclasses.replace(order, price=price, max_tokens=min(order.max_tokens, terms.max_output_tokens))
         for order in plan.orders
     ]
     if _most(orders, price.rates) > terms.max_charge:  # the same text has become more tokens
@@ -116,9 +113,9 @@ async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> 
     await asyncio.to_thread(engine.router.prepare, links, routed[0])
     link = engine.router.choose(links, routed[0]).link
     try:
-        found = await asyncio.gather(*(
-            link.peek(one.path, one.tokens, adapter=one.adapter, cache_read=one.read) for one in routed
-        ))  # fmt: skip
+        found = await asyncio.gather(
+            *(link.peek(one.path, one.tokens, adapter=one.adapter, cache_read=one.read) for one in routed)
+        )
     except LinkDown:
         found = []
     except FrameError:
@@ -126,9 +123,7 @@ async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> 
     if not found or any(one.num_cached_tokens < 0 for one in found):
         raise errors.unavailable("quote_unavailable", "No worker can answer for this model now.")
     assert link.hello is not None
-    return Cached(
-        [one.num_cached_tokens for one in found], link.hello.block_size, max(one.wait_ms for one in found)
-    )  # fmt: skip
+    return Cached([one.num_cached_tokens for one in found], link.hello.block_size, max(one.wait_ms for one in found))
 
 
 def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
@@ -156,9 +151,7 @@ def _usage(order: EngineRequest, num_cached: int, block_size: int) -> Usage:
 
 
 def _invalid() -> errors.ApiError:
-    return errors.invalid(
-        "The quote is unknown, used, past its time, or of another request.", None, "quote_invalid"
-    )
+    return errors.invalid("The quote is unknown, used, past its time, or of another request.", None, "quote_invalid")
 
 
 def _now_ms() -> int:

@@ -91,11 +91,7 @@ class ChatShape:
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         data = self.tokenizer.token_bytes(token)
-        return {
-            "token": data.decode(errors="replace"),
-            "logprob": finite(logprob),
-            "bytes": list(data),
-        }
+        return {"token": data.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(data)}
 
 
 @dataclass(frozen=True)
@@ -123,9 +119,7 @@ class CompletionShape:
         return None
 
     def part(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
-        return self._choice(index, [piece], with_echo=self._first_of(index)) | {
-            "finish_reason": None
-        }
+        return self._choice(index, [piece], with_echo=self._first_of(index)) | {"finish_reason": None}
 
     def closing(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
         """The echo alone, if there was no other text."""
@@ -139,9 +133,7 @@ class CompletionShape:
         self._echoed.add(index)
         return is_first
 
-    def _choice(
-        self, index: int, pieces: Sequence[ChoicePiece], *, with_echo: bool
-    ) -> dict[str, Any]:
+    def _choice(self, index: int, pieces: Sequence[ChoicePiece], *, with_echo: bool) -> dict[str, Any]:
         echo = self.echoes[index // self.num_choices] if self.echoes else Echo("")
         text = "".join(piece.piece.text for piece in pieces)
         logprobs = None
@@ -150,29 +142,19 @@ class CompletionShape:
             logprobs = self.logprobs([_moved(entry, len(echo.text)) for entry in entries])
             if with_echo and echo.logprobs is not None:
                 logprobs = {name: echo.logprobs[name] + own for name, own in logprobs.items()}
-        return {
-            "index": index,
-            "text": echo.text + text if with_echo else text,
-            "logprobs": logprobs,
-        }
+        return {"index": index, "text": echo.text + text if with_echo else text, "logprobs": logprobs}
 
     def logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, list[Any]]:
         """Four arrays of one length; a token without a logprob is the first of a prompt."""
         return {
             "tokens": [self.tokenizer.token_text(entry.token) for entry in entries],
-            "token_logprobs": [
-                finite(entry.logprob.logprob) if entry.logprob else None for entry in entries
-            ],
-            "top_logprobs": [
-                self._top(entry.logprob) if entry.logprob else None for entry in entries
-            ],
+            "token_logprobs": [finite(entry.logprob.logprob) if entry.logprob else None for entry in entries],
+            "top_logprobs": [self._top(entry.logprob) if entry.logprob else None for entry in entries],
             "text_offset": [entry.offset for entry in entries],
         }
 
     def _top(self, logprob: TokenLogprob) -> dict[str, float | None]:
-        return {
-            self.tokenizer.token_text(other.token): finite(other.logprob) for other in logprob.top
-        }
+        return {self.tokenizer.token_text(other.token): finite(other.logprob) for other in logprob.top}
 
 
 def finite(logprob: float | None) -> float | None:
@@ -196,20 +178,13 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.output,
         "total_tokens": usage.total,
-        "prompt_tokens_details": {
-            "cached_tokens": usage.cache_read,
-            "cache_write_tokens": usage.cache_write,
-        },
+        "prompt_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
 def headgate_of(
-    request_id: str,
-    tier: str,
-    settled: Sequence[Settled],
-    final: Finished | Failed | None,
-    stop: BudgetUse | None,
+    request_id: str, tier: str, settled: Sequence[Settled], final: Finished | Failed | None, stop: BudgetUse | None
 ) -> dict[str, Any]:
     """The object of api.md 4.2."""
     last = settled[-1]
@@ -248,7 +223,4 @@ def _phases(timeline: Sequence[TimelineEvent]) -> dict[str, int | None]:
         ("prefill_ms", "matched", "first_token"),
         ("decode_ms", "first_token", "finished"),
     )
-    return {
-        name: (at[end] - at[start]) // 1000 if start in at and end in at else None
-        for name, start, end in spans
-    }
+    return {name: (at[end] - at[start]) // 1000 if start in at and end in at else None for name, start, end in spans}

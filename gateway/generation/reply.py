@@ -26,13 +26,7 @@ from gateway.generation.models import fingerprint
 from gateway.generation.replies import Shape, headgate_of, usage_of
 from gateway.generation.stream import GENERATION, Ended, GenerationGroup, Numbered
 from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream
-from gateway.idempotency.claimed_key import (
-    CLAIMED_KEY,
-    ClaimedKey,
-    StoredWithPostings,
-    not_kept,
-    not_stored,
-)
+from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, StoredWithPostings, not_kept, not_stored
 from gateway.idempotency.retries import RETRIES, SDK_RETRY
 from gateway.metering.admission import Settled
 from gateway.schema.sampling import SamplingFields
@@ -83,9 +77,13 @@ class Envelope:
     def make(self, kind: str, choices: list[Any], **more: Any) -> dict[str, Any]:
         fields = self.plan.fields
         envelope = {
-            "id": self.id, "object": kind, "created": self.created, "model": fields.model,
-            "system_fingerprint": fingerprint(self.root), "choices": choices,
-        }  # fmt: skip
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": fields.model,
+            "system_fingerprint": fingerprint(self.root),
+            "choices": choices,
+        }
         if fields.service_tier is not None:
             envelope["service_tier"] = "default"
         if fields.metadata is not None:
@@ -124,9 +122,7 @@ def _ended(request: web.Request) -> Ended | None:
     return tell
 
 
-async def _body(
-    request: web.Request, plan: AnswerPlan, run: GenerationGroup, headers: dict[str, str]
-) -> web.Response:
+async def _body(request: web.Request, plan: AnswerPlan, run: GenerationGroup, headers: dict[str, str]) -> web.Response:
     envelope = Envelope(plan, run.root)
     pieces: dict[int, list[ChoicePiece]] = defaultdict(list)
     async for found in run.pieces():
@@ -155,10 +151,7 @@ async def _choices(plan: AnswerPlan, shown: Sequence[Sequence[ChoicePiece]]) -> 
 
     num_each = 1 + plan.orders[0].sampling.logprobs  # 0 without logprobs
     return [
-        await plan.work(
-            sum(len(piece.piece.entries) for piece in pieces) * num_each,
-            partial(whole, index, pieces),
-        )
+        await plan.work(sum(len(piece.piece.entries) for piece in pieces) * num_each, partial(whole, index, pieces))
         for index, pieces in enumerate(shown)
     ]
 
@@ -184,9 +177,7 @@ async def _settle(
     try:
         await run.settle()
     except (SQLAlchemyError, OSError) as error:
-        raise errors.unavailable(
-            "database_unavailable", "The answer cannot be stored now."
-        ) from error
+        raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
     if not key.is_stored:
         raise not_stored(plan.orders[0].batch_id is not None)
 
@@ -234,16 +225,12 @@ async def _stream(
     return await stream.close(*closing(run.settled))
 
 
-def _ending(
-    request: web.Request, plan: AnswerPlan, run: GenerationGroup, settled: Sequence[Settled]
-) -> dict[str, Any]:
+def _ending(request: web.Request, plan: AnswerPlan, run: GenerationGroup, settled: Sequence[Settled]) -> dict[str, Any]:
     order = plan.orders[0]
     final = run.generations[0].final
     return {
         "usage": usage_of(run.usage),
-        "headgate": headgate_of(
-            request[RECORD].request_id, order.tier, settled, final, run.budget_stop
-        ),
+        "headgate": headgate_of(request[RECORD].request_id, order.tier, settled, final, run.budget_stop),
     }
 
 
@@ -254,9 +241,13 @@ async def _fail(
     request[RECORD].error_code = error.code or error.type
     run.fail(error)
     event = {
-        "type": error.type, "code": error.code, "message": error.message, "param": error.param,
-        "request_id": request[RECORD].request_id, "retryable": error.status == 503,
-    }  # fmt: skip
+        "type": error.type,
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+        "request_id": request[RECORD].request_id,
+        "retryable": error.status == 503,
+    }
     return await stream.close({"error": event}, done=False)
 
 
@@ -297,7 +288,4 @@ class _Chunks:
     def closing(self, *, usage: dict[str, Any], headgate: dict[str, Any]) -> list[dict[str, Any]]:
         if not self._plan.fields.include_usage:
             return [self._envelope.chunk([self._last], headgate=headgate)]
-        return [
-            self._envelope.chunk([self._last]),
-            self._envelope.chunk([], usage=usage, headgate=headgate),
-        ]
+        return [self._envelope.chunk([self._last]), self._envelope.chunk([], usage=usage, headgate=headgate)]

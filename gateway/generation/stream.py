@@ -37,9 +37,11 @@ Ended = Callable[[Sequence[str], bool], Coroutine[Any, Any, None]]
 """Told behind the settlement which engine requests were charged, and whether their client had left before it."""
 
 _OUTCOMES: dict[str, Outcome] = {
-    "upstream_lost": "worker_lost", "lease_lost": "lease_lost", "server_draining": "drain",
+    "upstream_lost": "worker_lost",
+    "lease_lost": "lease_lost",
+    "server_draining": "drain",
     "invalid_api_key": "client_gone",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,7 @@ class GenerationGroup:
             self.root = link.hello.root
             for order in self._orders:
                 admitted = await self._admit(order)
-                self.generations.append(
-                    Generation(order, admitted, self._mailbox, len(self.generations))
-                )
+                self.generations.append(Generation(order, admitted, self._mailbox, len(self.generations)))
             self._record.mark("admitted")
             for number, generation in enumerate(self.generations):
                 await asyncio.sleep(0)  # 128 prompts are much work: others have their turn between
@@ -119,10 +119,7 @@ class GenerationGroup:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end(error)
 
@@ -145,9 +142,7 @@ class GenerationGroup:
                 generation = self.generations[number]
                 piece = generation.handle(event)
                 if piece is not None:
-                    found.append(
-                        Numbered(number * generation.order.num_choices + piece.index, piece)
-                    )
+                    found.append(Numbered(number * generation.order.num_choices + piece.index, piece))
             if found:
                 self._has_started = True
                 yield found
@@ -250,9 +245,7 @@ class GenerationGroup:
             generation.begin_abort()
         if outcome == "client_gone":
             self._record.disconnect_phase = "decode" if self._has_started else "queue_or_prefill"
-        self._record.settling = self._engine.detached.spawn(
-            self._abandon(left, outcome), "end a request"
-        )
+        self._record.settling = self._engine.detached.spawn(self._abandon(left, outcome), "end a request")
 
     async def _abandon(self, left: list[Generation], outcome: Outcome) -> None:
         """Outlives the client: the engine's counts, then the ending of each."""
@@ -260,9 +253,7 @@ class GenerationGroup:
         with self._engine.lifecycle.running():
             try:
                 async with asyncio.timeout(FINAL_S):
-                    while outcome == "client_gone" and any(
-                        generation.awaits_final for generation in left
-                    ):
+                    while outcome == "client_gone" and any(generation.awaits_final for generation in left):
                         for number, event in await self._mailbox.take():
                             self.generations[number].note(event)
             except TimeoutError:

@@ -150,10 +150,7 @@ class Authenticator:
         if self.silent_s > OUTAGE_S:
             return False
         latest = islice(reversed(self._known.values()), LOOKED_AT)
-        return any(
-            known.principal is not None and self._confirmed - known.loaded < FRESH_S
-            for known in latest
-        )
+        return any(known.principal is not None and self._confirmed - known.loaded < FRESH_S for known in latest)
 
     def forget(self) -> None:
         """A revocation was announced; ask again from now on. What is being read may be from before."""
@@ -230,9 +227,12 @@ class Authenticator:
 
 def too_many_bad_keys(retry_after_ms: int) -> errors.ApiError:
     return errors.ApiError(
-        429, "Too many requests with an incorrect API key from this address.",
-        type="requests", code="rate_limit_exceeded", headers=errors.retry_headers(retry_after_ms),
-    )  # fmt: skip
+        429,
+        "Too many requests with an incorrect API key from this address.",
+        type="requests",
+        code="rate_limit_exceeded",
+        headers=errors.retry_headers(retry_after_ms),
+    )
 
 
 AUTH = web.AppKey("auth", Authenticator)

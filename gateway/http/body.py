@@ -17,15 +17,11 @@ MIN_BYTES_PER_S = 1024
 def check_head(request: web.Request, route: Route) -> None:
     """Media type 415, then size 413, from the head alone. Raises `ApiError`."""
     if hdrs.CONTENT_ENCODING in request.headers:
-        raise errors.ApiError(
-            415, "Content-Encoding is not supported.", code="unsupported_media_type"
-        )
+        raise errors.ApiError(415, "Content-Encoding is not supported.", code="unsupported_media_type")
     if route.json_body and request.method in {"POST", "PUT", "PATCH"}:
         has_body = request.can_read_body
         if has_body and request.content_type != "application/json":
-            raise errors.ApiError(
-                415, "The body must be application/json.", code="unsupported_media_type"
-            )
+            raise errors.ApiError(415, "The body must be application/json.", code="unsupported_media_type")
     most = most_bytes(request, route)
     if request.content_length is not None and request.content_length > most:
         raise _too_large(most)

@@ -45,10 +45,13 @@ class ConnectionLimits:
     @classmethod
     def of(cls, settings: GatewaySettings) -> ConnectionLimits:
         return cls(
-            settings.first_byte_s, settings.headers_s, settings.keepalive_s,
-            settings.max_connections, settings.max_connections_per_address,
+            settings.first_byte_s,
+            settings.headers_s,
+            settings.keepalive_s,
+            settings.max_connections,
+            settings.max_connections_per_address,
             settings.trusted_networks + settings.unlimited_networks,
-        )  # fmt: skip
+        )
 
 
 class Addresses:
@@ -152,11 +155,7 @@ class GatewayProtocol(RequestHandler):
         self._waiter.set_result(None)
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """The last resort of a connection: a broken request, or an exception that no room expected."""
         if request.writer.output_size > 0:

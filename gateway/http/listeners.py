@@ -45,9 +45,7 @@ def _bound(bind: str, name: str) -> socket.socket:
     host = host.strip("[]")
     try:
         return socket.create_server(
-            (host, int(port)),
-            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            backlog=BACKLOG,
+            (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
     except ValueError:
         raise SettingsError(f"{name} must be host:port, not {bind!r}.") from None

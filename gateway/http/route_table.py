@@ -14,12 +14,16 @@ import msgspec
 from aiohttp import web
 
 Scope = Literal[
-    "none",          # anyone: probes
-    "any",           # any tenant key
-    "chat", "embeddings", "batch", "files:read", "files:write",
-    "usage:read",    # tenant keys with it see their own tenant; the operator sees all
-    "admin",         # operator keys only
-]  # fmt: skip
+    "none",  # anyone: probes
+    "any",  # any tenant key
+    "chat",
+    "embeddings",
+    "batch",
+    "files:read",
+    "files:write",
+    "usage:read",  # tenant keys with it see their own tenant; the operator sees all
+    "admin",  # operator keys only
+]
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

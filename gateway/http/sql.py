@@ -14,13 +14,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import exc
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.values.errors import (
-    ConflictError,
-    InvalidError,
-    NameTakenError,
-    NoRoomError,
-    NotFoundError,
-)
+from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NoRoomError, NotFoundError
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, REDIS
 from gateway.http.auth import AUTH
@@ -37,9 +31,7 @@ async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
 
 
 @asynccontextmanager
-async def writing(
-    request: web.Request, *, changes_identities: bool = True
-) -> AsyncIterator[AsyncConnection]:
+async def writing(request: web.Request, *, changes_identities: bool = True) -> AsyncIterator[AsyncConnection]:
     """Committed at the end of the block. Where identities may have changed, this process forgets those it remembered
     and tells the others to; one that does not hear it sees the epoch in SQL 2 s later."""
     with translated():
@@ -70,6 +62,4 @@ def translated() -> Iterator[None]:
     except ConflictError as error:
         raise errors.conflict(str(error)) from None
     except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:
-        raise errors.unavailable(
-            "database_unavailable", "The database cannot be asked now."
-        ) from error
+        raise errors.unavailable("database_unavailable", "The database cannot be asked now.") from error

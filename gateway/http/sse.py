@@ -15,11 +15,7 @@ import msgspec
 from aiohttp import web
 
 HOLD_EVERY_S = 5.0
-HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
+HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 
 
@@ -103,11 +99,7 @@ class KeptStream(EventStream):
     """Of a request with a key: its events are kept as they are sent, and go on when nobody hears them any more."""
 
     def __init__(
-        self,
-        request: web.Request,
-        timeout_s: float,
-        hold: Callable[[], None],
-        release: Callable[[], None],
+        self, request: web.Request, timeout_s: float, hold: Callable[[], None], release: Callable[[], None]
     ) -> None:
         super().__init__(request, timeout_s, hold, release)
         self._packer = zlib.compressobj(level=1)

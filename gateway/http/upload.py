@@ -39,9 +39,7 @@ class Receiver:
     """One upload. `limits`: most bytes by purpose. Until the purpose is known the largest holds; `room`: what the
     tenant's disk quota leaves."""
 
-    def __init__(
-        self, request: web.Request, writer: Writer, limits: Mapping[str, int], room: int
-    ) -> None:
+    def __init__(self, request: web.Request, writer: Writer, limits: Mapping[str, int], room: int) -> None:
         self._request = request
         self._writer = writer
         self._limits = limits
@@ -52,9 +50,7 @@ class Receiver:
     async def receive(self) -> Upload:
         """Raises `ApiError`: 415, 413, 408, 400."""
         if self._request.content_type != "multipart/form-data":
-            raise errors.ApiError(
-                415, "The body must be multipart/form-data.", code="unsupported_media_type"
-            )
+            raise errors.ApiError(415, "The body must be multipart/form-data.", code="unsupported_media_type")
         await body.send_continue(self._request)
         try:
             await self._read_parts()
@@ -62,9 +58,7 @@ class Receiver:
         except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError) as error:
             raise errors.invalid("The body is not valid multipart/form-data.") from error
         if not self._upload.name:
-            raise errors.invalid(
-                "Missing required parameter: 'file'.", "file", "missing_required_parameter"
-            )
+            raise errors.invalid("Missing required parameter: 'file'.", "file", "missing_required_parameter")
         self._check_size()
         return self._upload
 

@@ -20,9 +20,7 @@ STORE_ATTEMPTS, STORE_BACKOFF_S = 6, 0.25
 class ClaimedKey:
     """Ours to run; `store` or `drop` ends it."""
 
-    def __init__(
-        self, database: Database, tenant_id: str, key: str, request_id: str, data_key: bytes
-    ) -> None:
+    def __init__(self, database: Database, tenant_id: str, key: str, request_id: str, data_key: bytes) -> None:
         self._database = database
         self._tenant_id = tenant_id
         self._key = key
@@ -30,18 +28,22 @@ class ClaimedKey:
         self._data_key = data_key
         self.is_stored = False
 
-    async def store(
-        self, body: bytes, postings: Sequence[Posting], content_type: str | None = None
-    ) -> bool:
+    async def store(self, body: bytes, postings: Sequence[Posting], content_type: str | None = None) -> bool:
         """False: the key was closed meanwhile, and the request must not be charged. Raises what SQL raises."""
         sealed = sealing.seal(self._data_key, body, self._key.encode())
         for attempt in range(STORE_ATTEMPTS):
             try:
                 async with self._database.write() as conn:
                     self.is_stored = await replies.store(
-                        conn, self._tenant_id, self._key, request_id=self._request_id, status=200, body=sealed,
-                        postings=postings, content_type=content_type,
-                    )  # fmt: skip
+                        conn,
+                        self._tenant_id,
+                        self._key,
+                        request_id=self._request_id,
+                        status=200,
+                        body=sealed,
+                        postings=postings,
+                        content_type=content_type,
+                    )
                 return self.is_stored
             except (SQLAlchemyError, OSError):
                 # Whether it was committed is unknown; storing twice is storing once. Given up, the request has no
@@ -61,9 +63,7 @@ class StoredWithPostings:
     """The one step in which an answer is stored with all postings that pay for it: who comes last takes it, the others
     wait. Whatever comes of it is the same for all."""
 
-    def __init__(
-        self, request_ids: Sequence[str], store: Callable[[Sequence[Posting]], Awaitable[bool]]
-    ) -> None:
+    def __init__(self, request_ids: Sequence[str], store: Callable[[Sequence[Posting]], Awaitable[bool]]) -> None:
         self._request_ids = request_ids
         self._store = store
         self._postings: dict[str, Posting] = {}
@@ -92,10 +92,7 @@ def not_stored(line: bool) -> errors.ApiError:
 
 def line_ended() -> errors.ApiError:
     return errors.ApiError(
-        409,
-        "This batch line has ended.",
-        code="batch_line_ended",
-        headers={"x-should-retry": "false"},
+        409, "This batch line has ended.", code="batch_line_ended", headers={"x-should-retry": "false"}
     )
 
 

@@ -59,9 +59,7 @@ async def once(
     key = _own_key(request) if line is None else replies.line_key(*line)
     if key is None:
         known_by = request[FINGERPRINT].digest  # not the request itself: it holds this
-        request[SDK_RETRY] = SdkRetry.of(
-            request[RECORD].request_id, request[PRINCIPAL], request.headers, known_by
-        )
+        request[SDK_RETRY] = SdkRetry.of(request[RECORD].request_id, request[PRINCIPAL], request.headers, known_by)
         return await run()
     if line is not None and value.get("stream"):
         raise errors.invalid("A batch line cannot be streamed.", "stream", "unsupported_parameter")
@@ -80,19 +78,14 @@ def _own_key(request: web.Request) -> str | None:
         return None
     (key, *more) = values
     if more or not 1 <= len(key) <= MAX_KEY_LENGTH or not (key.isascii() and key.isprintable()):
-        raise errors.invalid(
-            f"An Idempotency-Key is one header of 1 to {MAX_KEY_LENGTH} printable ASCII characters."
-        )
+        raise errors.invalid(f"An Idempotency-Key is one header of 1 to {MAX_KEY_LENGTH} printable ASCII characters.")
     if key.startswith("batch:"):
         raise errors.invalid("This Idempotency-Key is reserved for batches.")
     return key
 
 
 async def _keyed(
-    request: web.Request,
-    key: str,
-    line: tuple[str, int] | None,
-    run: Callable[[], Awaitable[web.StreamResponse]],
+    request: web.Request, key: str, line: tuple[str, int] | None, run: Callable[[], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse | _Replay | errors.ApiError:
     """Whatever becomes of the client. A refusal is a value here: nobody may be left to hear it."""
     request_id, keyed = request[RECORD].request_id, request.app[KEYED]
@@ -128,9 +121,7 @@ async def _drop(claimed: ClaimedKey) -> None:
         logger.warning("a key that may run again is dropped by the next sweep: %s", error)
 
 
-async def _claim(
-    request: web.Request, key: str, body: bytes, line: tuple[str, int] | None
-) -> ClaimedKey | _Replay:
+async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, int] | None) -> ClaimedKey | _Replay:
     """Raises `ApiError`: 409, 422, 429, 503."""
     database, tenant_id = request.app[DATABASE], request[PRINCIPAL].tenant_id
     request_id, slot = request[RECORD].request_id, request.app[SETTINGS].slot
@@ -138,9 +129,15 @@ async def _claim(
         data_key = await request.app[DATA_KEYS].key(tenant_id)
         async with database.write() as conn:
             known = await replies.take(
-                conn, tenant_id, key, fingerprint=body, request_id=request_id, slot=slot, now=int(time.time()),
+                conn,
+                tenant_id,
+                key,
+                fingerprint=body,
+                request_id=request_id,
+                slot=slot,
+                now=int(time.time()),
                 line=line,
-            )  # fmt: skip
+            )
             stored = None if known is None else known.stored
             if stored is not None:
                 await _settle(conn, tenant_id, key, stored)
@@ -150,22 +147,18 @@ async def _claim(
         raise _no_room(refusal, tenant_id) from None
     except (SQLAlchemyError, OSError) as error:
         # No promise that cannot be kept.
-        raise errors.unavailable(
-            "database_unavailable", "Idempotency keys cannot be checked now."
-        ) from error
+        raise errors.unavailable("database_unavailable", "Idempotency keys cannot be checked now.") from error
     if known is None:
         return ClaimedKey(database, tenant_id, key, request_id, data_key)
     if known.fingerprint != body:
-        raise errors.ApiError(
-            422,
-            "The Idempotency-Key was used with another request.",
-            code="idempotency_mismatch",
-        )
+        raise errors.ApiError(422, "The Idempotency-Key was used with another request.", code="idempotency_mismatch")
     if stored is None:
         raise errors.ApiError(
-            409, "A request with this Idempotency-Key is running.", code="idempotency_in_progress",
+            409,
+            "A request with this Idempotency-Key is running.",
+            code="idempotency_in_progress",
             headers=errors.retry_headers(RUNNING_RETRY_MS),
-        )  # fmt: skip
+        )
     return _Replay(stored, sealing.unseal(data_key, stored.body, key.encode()))
 
 
@@ -185,19 +178,20 @@ def _no_room(refusal: replies.NoRoom, tenant_id: str) -> errors.ApiError:
         code="idempotency_limit_exceeded",
         headers=errors.retry_headers(wait_ms),
         headgate={
-            "level": "tenant", "dimension": f"idempotency_{refusal.what}", "limit": refusal.limit,
-            "used": refusal.used, "resets_at": refusal.until,
+            "level": "tenant",
+            "dimension": f"idempotency_{refusal.what}",
+            "limit": refusal.limit,
+            "used": refusal.used,
+            "resets_at": refusal.until,
         },
-    )  # fmt: skip
+    )
 
 
 async def _replay(request: web.Request, replay: _Replay) -> web.StreamResponse:
     stored, body = replay.stored, replay.body
     headers = {"idempotent-replayed": "true"}
     if stored.content_type is None:
-        return web.Response(
-            status=stored.status, body=body, content_type="application/json", headers=headers
-        )
+        return web.Response(status=stored.status, body=body, content_type="application/json", headers=headers)
     stream = sse.EventStream(request, request.app[SETTINGS].write_timeout_s)
     await stream.start(headers)
     unpack = zlib.decompressobj()

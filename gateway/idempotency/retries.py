@@ -36,11 +36,7 @@ class SdkRetry:
 
     @classmethod
     def of(
-        cls,
-        request_id: str,
-        principal: Principal,
-        headers: Mapping[str, str],
-        fingerprint: Callable[[], bytes],
+        cls, request_id: str, principal: Principal, headers: Mapping[str, str], fingerprint: Callable[[], bytes]
     ) -> SdkRetry:
         count = headers.get("x-stainless-retry-count", "")
         is_retry = count.isascii() and count.isdigit() and int(count[:4]) >= 1
@@ -59,15 +55,13 @@ class Retries:
         try:
             async with self._database.write() as conn:
                 if attempt.is_retry:
-                    await sdk_retries.replace(
-                        conn, key_id, fingerprint, attempt.id, attempt.started_at_ms
-                    )
+                    await sdk_retries.replace(conn, key_id, fingerprint, attempt.id, attempt.started_at_ms)
                 if unheard:
                     tenant_id, now_ms = attempt.principal.tenant_id, _now_ms()
                     await sdk_retries.note(
                         conn,
                         [DisconnectedEarly(r, attempt.id, tenant_id, key_id, fingerprint, now_ms) for r in charged],
-                    )  # fmt: skip
+                    )
         except (SQLAlchemyError, OSError) as error:
             logger.warning("a repeated request may be charged twice: %s", error)
 

@@ -39,9 +39,8 @@ class FairQueue(Generic[T]):
     def pop(self, most_units: int | None = None) -> T | None:
         """The next item that takes no more than `most_units`; None: nobody's next does. O(tenants that wait)."""
         able = [
-            tenant for tenant, waiting in self._waiting.items()
-            if most_units is None or waiting[0][0] <= most_units
-        ]  # fmt: skip
+            tenant for tenant, waiting in self._waiting.items() if most_units is None or waiting[0][0] <= most_units
+        ]
         if not able:
             return None
         tenant = min(able, key=self._had.__getitem__)
@@ -65,7 +64,4 @@ class FairQueue(Generic[T]):
         if not self._waiting:
             self._had, self._now = {}, 0  # nobody was kept waiting by anybody
         elif len(self._had) > len(self._waiting) + MAX_REMEMBERED:
-            self._had = {
-                name: had for name, had in self._had.items()
-                if name in self._waiting or had > self._now
-            }  # fmt: skip
+            self._had = {name: had for name, had in self._had.items() if name in self._waiting or had > self._now}

@@ -37,9 +37,7 @@ class _Allowance:
 class Intake:
     """Of one gateway process."""
 
-    def __init__(
-        self, most_held: int, per_minute: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, most_held: int, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_held = most_held
         self._per_minute = per_minute
         self._clock = clock
@@ -92,24 +90,31 @@ class Intake:
         """Those that are whole again."""
         rate = self._per_minute / MINUTE_S
         self._allowances = {
-            tenant: one for tenant, one in self._allowances.items()
+            tenant: one
+            for tenant, one in self._allowances.items()
             if one.left + (now - one.at) * rate < self._per_minute
-        }  # fmt: skip
+        }
 
     def _too_many_held(self, tenant: str) -> errors.ApiError:
         return _refusal(
             f"Too many bytes of request bodies of project {tenant} are here at the same time. "
             "Wait until running requests have ended, or send smaller ones.",
-            "body_bytes_held", self._most_held, self._held[tenant], RETRY_MS,
-        )  # fmt: skip
+            "body_bytes_held",
+            self._most_held,
+            self._held[tenant],
+            RETRY_MS,
+        )
 
     def _too_many_per_minute(self, tenant: str, left: int, wait_s: float) -> errors.ApiError:
         used = self._per_minute - left
         return _refusal(
             f"Rate limit reached in project {tenant} on bytes of request bodies per min: "
             f"Limit {self._per_minute}, Used {used}. Please try again in {wait_s:.1f}s.",
-            "body_bytes_per_minute", self._per_minute, used, int(wait_s * 1000) + 1,
-        )  # fmt: skip
+            "body_bytes_per_minute",
+            self._per_minute,
+            used,
+            int(wait_s * 1000) + 1,
+        )
 
 
 class Share:
@@ -136,9 +141,7 @@ class Share:
         self._num_taken = 0
 
 
-def _refusal(
-    message: str, dimension: Dimension, limit: int, used: int, wait_ms: int
-) -> errors.ApiError:
+def _refusal(message: str, dimension: Dimension, limit: int, used: int, wait_ms: int) -> errors.ApiError:
     return errors.ApiError(
         429,
         message,

@@ -204,9 +204,7 @@ class Journal:
         self._file = os.open(path, flags, 0o600)
         self._num_bytes = 0
         beginning = [self._chain.encode(Kind.HEADER, msgspec.msgpack.encode(self._header))]
-        beginning += [
-            self._chain.encode(Kind.OPEN, payload) for payload in list(self._open.values())
-        ]
+        beginning += [self._chain.encode(Kind.OPEN, payload) for payload in list(self._open.values())]
         try:
             self._write_bytes(b"".join([*beginning, self._seal()]))
             self._sync(self._file)
@@ -261,9 +259,7 @@ class Journal:
                 os.close(duplicate)
 
     def _is_behind(self) -> bool:
-        return bool(self._waiting) or (
-            self._failure is None and self._unsynced_seq > self._synced_seq
-        )
+        return bool(self._waiting) or (self._failure is None and self._unsynced_seq > self._synced_seq)
 
     # Both
 
@@ -338,15 +334,19 @@ async def open_journal(
     # They run on into the new segment, so that dying before the VOIDs below loses none of them.
     running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
     journal = Journal(
-        directory, slot, lock, chain, left.boot + 1, running, segment_bytes=segment_bytes, sync=sync,
+        directory,
+        slot,
+        lock,
+        chain,
+        left.boot + 1,
+        running,
+        segment_bytes=segment_bytes,
+        sync=sync,
         ballast_bytes=ballast_bytes,
-    )  # fmt: skip
+    )
     now_ms = time.time_ns() // 1_000_000
     kept = await stored(unended.keys()) if stored is not None and unended else {}
-    endings = [
-        kept.get(o.request_id) or o.void("gateway_crash", "gateway_crash", now_ms)
-        for o in unended.values()
-    ]
+    endings = [kept.get(o.request_id) or o.void("gateway_crash", "gateway_crash", now_ms) for o in unended.values()]
     await asyncio.gather(*(journal.end(ending) for ending in endings))
     return journal
 

@@ -31,11 +31,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     end_user: str = ""
 
     def void(
-        self,
-        outcome: Outcome,
-        write_off: WriteOffReason,
-        ended_at_ms: int,
-        reserved: int | None = None,
+        self, outcome: Outcome, write_off: WriteOffReason, ended_at_ms: int, reserved: int | None = None
     ) -> Posting:
         """The ending that charges nothing."""
         return Posting(

@@ -61,5 +61,9 @@ async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[st
 def _same(posting: Posting, row: LedgerRow) -> bool:
     usage, charge = posting.usage, posting.charge
     return (row["charge"], row["output"], row["cache_read"], row["cache_write"], row["uncached"]) == (
-        charge.total, usage.output, usage.cache_read, usage.cache_write, usage.uncached,
-    )  # fmt: skip
+        charge.total,
+        usage.output,
+        usage.cache_read,
+        usage.cache_write,
+        usage.uncached,
+    )

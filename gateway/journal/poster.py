@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from sqlalchemy.exc import (
-    DataError,
-    DBAPIError,
-    IntegrityError,
-    SQLAlchemyError,
-    StatementError,
-)
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
 
 from accounting.billing import residency
 from accounting.billing.residency import Reading
@@ -126,8 +120,7 @@ class Poster:
 
     async def note_residency(self, report: ResidencyReport) -> None:
         readings = [
-            Reading(one.hour, one.tenant, report.model, report.process, one.cache, one.pinned)
-            for one in report.hours
+            Reading(one.hour, one.tenant, report.model, report.process, one.cache, one.pinned) for one in report.hours
         ]
         async with self._database.write() as conn:
             await residency.note(conn, readings)
@@ -185,9 +178,7 @@ class Poster:
             await self._post_witnesses(witnesses[middle:])
 
     def _rewind(self, stored: int) -> None:
-        log.critical(
-            "SQL went back from journal offset %d to %d: shipping again", self._offset, stored
-        )
+        log.critical("SQL went back from journal offset %d to %d: shipping again", self._offset, stored)
         self._offset = stored
         self._reader = segments.Reader(self._directory, stored)
 

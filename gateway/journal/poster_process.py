@@ -143,9 +143,12 @@ class PosterProcess:
         with theirs:
             self._link = await asyncio.open_connection(sock=ours)
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.journal.poster_process", stdin=theirs.fileno(),
+                sys.executable,
+                "-m",
+                "gateway.journal.poster_process",
+                stdin=theirs.fileno(),
                 start_new_session=True,  # a terminal's signals are the gateway's
-            )  # fmt: skip
+            )
         level = logging.getLogger().getEffectiveLevel()
         begin = _Begin(str(self._directory), self._url, self._slot, self.offset, level)
         await _write(self._link[1], begin)

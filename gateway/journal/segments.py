@@ -84,12 +84,7 @@ def recover(directory: Path) -> Left:
 
 def quarantine(path: Path, valid: bytes, reason: str) -> None:
     """Keeps the damaged file under another name; its sound beginning takes its place."""
-    log.critical(
-        "journal segment %s is %s: kept as .quarantined, %d bytes stand",
-        path.name,
-        reason,
-        len(valid),
-    )
+    log.critical("journal segment %s is %s: kept as .quarantined, %d bytes stand", path.name, reason, len(valid))
     path.rename(path.with_name(path.name + ".quarantined"))
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
@@ -180,9 +175,7 @@ class Reader:
         assert self._scan is not None
         anew = scan(data)
         if anew.records and anew.records[0].seq >= self._scan.next_seq:
-            log.critical(
-                "journal records %d to %d are missing", self._scan.next_seq, anew.records[0].seq - 1
-            )
+            log.critical("journal records %d to %d are missing", self._scan.next_seq, anew.records[0].seq - 1)
             return anew
         return found
 
@@ -193,11 +186,7 @@ class Reader:
         if successor is None:
             return False
         if found.state == "corrupt":
-            quarantine(
-                self._segment.path,
-                self._segment.path.read_bytes()[: self._position],
-                "damaged before its tail",
-            )
+            quarantine(self._segment.path, self._segment.path.read_bytes()[: self._position], "damaged before its tail")
         elif data.strip(b"\0"):
             log.warning("journal segment %s ends in a torn record", self._segment.path.name)
         return self._enter(successor)
@@ -226,8 +215,4 @@ def _cut(path: Path, num_bytes: int) -> None:
 
 def _boot(found: Scan) -> int:
     first = found.records[0]
-    return (
-        msgspec.msgpack.decode(first.payload, type=SegmentHeader).boot
-        if first.kind == Kind.HEADER
-        else 0
-    )
+    return msgspec.msgpack.decode(first.payload, type=SegmentHeader).boot if first.kind == Kind.HEADER else 0

@@ -100,8 +100,7 @@ class Shipper:
                     pass
         except (TimeoutError, ShippingStopped):
             log.warning(
-                "journal %s is not shipped whole; the next process of its slot goes on",
-                self._journal.directory,
+                "journal %s is not shipped whole; the next process of its slot goes on", self._journal.directory
             )
 
     async def ship(self) -> int:

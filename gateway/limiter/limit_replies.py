@@ -38,9 +38,7 @@ def headers(holder: LimitSubject, verdict: Verdict) -> dict[str, str]:
     )
 
 
-def refused(
-    holder: LimitSubject, verdict: Verdict, model: str, prompt_tokens: int, least_output: int
-) -> ApiError:
+def refused(holder: LimitSubject, verdict: Verdict, model: str, prompt_tokens: int, least_output: int) -> ApiError:
     """The 429. `retry-after` is the time after which the same request fits at every level, if nobody else comes, but for
     a second at the end of a minute (`_told`)."""
     match verdict.failing:
@@ -55,35 +53,20 @@ def scope_of(use: BudgetUse) -> dict[str, Any]:
     """What a budget that stops or refuses is called: whose it is, and when it is full again."""
     budget = use.budget
     narrowed = {"model": budget.model, "tier": budget.tier}
-    return {
-        "scope": budget.scope,
-        "resets_at": use.period.end_ms // 1000,
-        "budget": budget.id,
-    } | {name: value for name, value in narrowed.items() if value is not None}
+    return {"scope": budget.scope, "resets_at": use.period.end_ms // 1000, "budget": budget.id} | {
+        name: value for name, value in narrowed.items() if value is not None
+    }
 
 
 def _over_limit(
-    holder: LimitSubject,
-    verdict: Verdict,
-    rule: Rule,
-    model: str,
-    prompt_tokens: int,
-    least_output: int,
+    holder: LimitSubject, verdict: Verdict, rule: Rule, model: str, prompt_tokens: int, least_output: int
 ) -> ApiError:
     unit = "running" if rule.dimension == "concurrency" else COUNTED[rule.dimension][0]
     window = verdict.windows[rule.window] if unit != "running" else Window(verdict.running[rule])
-    requested = {
-        "input": prompt_tokens,
-        "output": least_output,
-        "tokens": prompt_tokens + least_output,
-    }
+    requested = {"input": prompt_tokens, "output": least_output, "tokens": prompt_tokens + least_output}
     open_tokens = 0 if unit in ("requests", "running") else min(window.open, window.sum)
     never, wait_ms = verdict.wait_ms < 0, _told(verdict.wait_ms)
-    advice = (
-        "This request alone exceeds the limit."
-        if never
-        else f"Please try again in {duration(wait_ms)}."
-    )
+    advice = "This request alone exceeds the limit." if never else f"Please try again in {duration(wait_ms)}."
     return ApiError(
         429,
         f"Rate limit reached for {model} in project {holder.tenant_id} on {WORDS[rule.dimension]}: "
@@ -97,11 +80,9 @@ def _over_limit(
             "limit": rule.limit,
             "used": window.sum - open_tokens,
             "reserved": open_tokens,
-            "resets_at": None
-            if unit == "running"
-            else _seconds(verdict.now_ms + window.empty_in_ms),
+            "resets_at": None if unit == "running" else _seconds(verdict.now_ms + window.empty_in_ms),
         },
-    )  # fmt: skip
+    )
 
 
 def _told(wait_ms: int) -> int:
@@ -130,9 +111,7 @@ def _over_budget(holder: LimitSubject, verdict: Verdict, use: BudgetUse) -> ApiE
     )
 
 
-def shown(
-    holder: LimitSubject, peek: UsageSnapshot, models: Mapping[str, str], time_zone: str
-) -> list[dict[str, Any]]:
+def shown(holder: LimitSubject, peek: UsageSnapshot, models: Mapping[str, str], time_zone: str) -> list[dict[str, Any]]:
     """Each limit and budget row with what counts against it. `models`: by place."""
     return [
         *(_shown_window(rule, peek, models) for rule in holder.window_rules),
@@ -160,19 +139,29 @@ def _shown_budget(use: BudgetUse, peek: UsageSnapshot, time_zone: str) -> dict[s
     money, budget = peek.money[use.row], use.budget
     resets_at = use.period.end_ms // 1000
     return {
-        "level": budget.scope, "dimension": "budget_micro_units", "model": budget.model, "tier": budget.tier,
-        "limit": budget.limit_at(peek.now_ms), "used": money.used, "reserved": money.held,
-        "resets_at": resets_at, "resets_at_local": time_zones.shown(resets_at, time_zone),
-        "budget": budget.id, "enforced": budget.hardness == "hard",
-    }  # fmt: skip
+        "level": budget.scope,
+        "dimension": "budget_micro_units",
+        "model": budget.model,
+        "tier": budget.tier,
+        "limit": budget.limit_at(peek.now_ms),
+        "used": money.used,
+        "reserved": money.held,
+        "resets_at": resets_at,
+        "resets_at_local": time_zones.shown(resets_at, time_zone),
+        "budget": budget.id,
+        "enforced": budget.hardness == "hard",
+    }
 
 
 def _of_rule(rule: Rule, models: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "level": rule.level, "dimension": rule.dimension, "model": models.get(rule.place),
-        "tier": "batch" if rule.place.startswith("batch:") else "interactive", "limit": rule.limit,
+        "level": rule.level,
+        "dimension": rule.dimension,
+        "model": models.get(rule.place),
+        "tier": "batch" if rule.place.startswith("batch:") else "interactive",
+        "limit": rule.limit,
         "enforced": not rule.shadow,
-    }  # fmt: skip
+    }
 
 
 def duration(milliseconds: int) -> str:

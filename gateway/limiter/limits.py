@@ -17,12 +17,7 @@ from accounting.database.db import Database
 from accounting.values.budget_types import Budget
 from accounting.values.errors import InvalidError
 from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, RedisLink
-from gateway.limiter.open_reservations import (
-    Ending,
-    OpenReservation,
-    OpenReservations,
-    PendingEnding,
-)
+from gateway.limiter.open_reservations import Ending, OpenReservation, OpenReservations, PendingEnding
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
 from gateway.limiter.redis_keys import LIFE_PREFIX, open_key, reservation_key, state_key, window_key
 from gateway.limiter.rules import BudgetUse, LimitSubject, Rule, budget_uses
@@ -124,12 +119,7 @@ class Limiter:
         None: this machine's clock. Only tests bring clocks."""
         self.open_reservations = OpenReservations(slot)
         self.rebuilder = Rebuilder(
-            link,
-            database,
-            self.open_reservations,
-            caught_up=caught_up,
-            now_ms=now_ms,
-            books_ms=books_ms,
+            link, database, self.open_reservations, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
         )
         self.fresh = Fresh()
         self._link = link
@@ -144,9 +134,7 @@ class Limiter:
         """Endings that Redis has not confirmed yet; repeated each second."""
         return len(self.open_reservations.owed)
 
-    async def reserve(
-        self, holder: LimitSubject, prompt_tokens: int, prompt_cost: int, ladder: Ladder
-    ) -> Verdict:
+    async def reserve(self, holder: LimitSubject, prompt_tokens: int, prompt_cost: int, ladder: Ladder) -> Verdict:
         """All levels or none. Raises LimiterUnavailable; then it is unknown whether it was taken: release it."""
         windows = holder.windows
         rules = holder.window_rules
@@ -200,9 +188,7 @@ class Limiter:
         stop = next((use for use in uses if use.row == row), None)
         return LeaseGrant(bound, wait_ms, reserved, stop)
 
-    async def settle(
-        self, holder: LimitSubject, cost: int, input_tokens: int, output_tokens: int
-    ) -> None:
+    async def settle(self, holder: LimitSubject, cost: int, input_tokens: int, output_tokens: int) -> None:
         """Never fails: what Redis does not confirm now is repeated until it does."""
         args = {"cost": cost, "input": input_tokens, "output": output_tokens}
         await self._end("settle", holder, args)
@@ -214,17 +200,11 @@ class Limiter:
     async def peek(self, holder: LimitSubject) -> UsageSnapshot:
         """Raises LimiterUnavailable."""
         windows, running = holder.windows, holder.running_rules
-        ask = {
-            "running": [rule.place for rule in running],
-            "rows": [use.row for use in holder.budgets],
-        }
+        ask = {"running": [rule.place for rule in running], "rows": [use.row for use in holder.budgets]}
         answer = await self._run("peek", holder, windows, ask)
         _, now_ms, sums, counts, money = answer
         return UsageSnapshot(
-            now_ms,
-            _windows(windows, sums),
-            dict(zip(running, counts, strict=True)),
-            _money(holder.budgets, money),
+            now_ms, _windows(windows, sums), dict(zip(running, counts, strict=True)), _money(holder.budgets, money)
         )
 
     async def touch(self) -> None:
@@ -252,9 +232,7 @@ class Limiter:
         self.open_reservations.owed[holder.request_id] = PendingEnding(ending, holder, args)
         await self.pay(holder.request_id)
 
-    async def _run(
-        self, script: str, holder: LimitSubject, windows: Iterable[str], ask: dict[str, Any]
-    ) -> list[Any]:
+    async def _run(self, script: str, holder: LimitSubject, windows: Iterable[str], ask: dict[str, Any]) -> list[Any]:
         """One script call; a tenant's state that is lost or of another epoch is rebuilt first. An answer given under
         an epoch that is over grants nothing: it may be missing in what is rebuilt."""
         windows, tenant_id = tuple(windows), holder.tenant_id
@@ -274,12 +252,7 @@ class Limiter:
         raise LimiterUnavailable("limiter state does not settle")
 
     async def _call(
-        self,
-        script: str,
-        holder: LimitSubject,
-        windows: Iterable[str],
-        epoch: int,
-        ask: dict[str, Any],
+        self, script: str, holder: LimitSubject, windows: Iterable[str], epoch: int, ask: dict[str, Any]
     ) -> list[Any]:
         tenant_id = holder.tenant_id
         keys = [

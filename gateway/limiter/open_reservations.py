@@ -61,9 +61,7 @@ class OpenReservations:
 
     def listed(self) -> list[Running]:
         return [
-            Running(
-                request_id, self.slot, held.holder.tenant_id, held.holder.opened_ms, _detail(held)
-            )
+            Running(request_id, self.slot, held.holder.tenant_id, held.holder.opened_ms, _detail(held))
             for request_id, held in self.held.items()
         ]
 

@@ -248,9 +248,7 @@ class Rebuilder:
         epoch, held = self._epochs.last, self._open_reservations.listed()
         await self._caught_up()
         async with self._write() as conn:
-            await limiter_state.list_running(
-                conn, self._open_reservations.slot, epoch, held, _wall_ms(), DEAD_MS
-            )
+            await limiter_state.list_running(conn, self._open_reservations.slot, epoch, held, _wall_ms(), DEAD_MS)
         self._listed = epoch
 
     async def _give_up(self, damaged: Mapping[str, int]) -> dict[str, int]:
@@ -300,9 +298,7 @@ class Rebuilder:
         async with self._read() as conn:
             return await limiter_books.snapshots(conn, epochs, now_ms)
 
-    async def _build(
-        self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now: Moment
-    ) -> None:
+    async def _build(self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now: Moment) -> None:
         tenants = list(epochs)
         for start in range(0, len(tenants), MAX_SENT):
             some = tenants[start : start + MAX_SENT]
@@ -322,9 +318,7 @@ class Rebuilder:
     async def _set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> None:
         await self._persist(lambda: self._try_to_set(tenant_id, epoch, snapshot, now))
 
-    async def _try_to_set(
-        self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment
-    ) -> None:
+    async def _try_to_set(self, tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> None:
         keys, ask = _arguments(tenant_id, epoch, snapshot, now)
         given: Argument = "" if self._now_ms is None else self._now_ms()
         answer = await self._link.script("rebuild", keys, (given, ask))
@@ -359,9 +353,7 @@ async def _sql_errors() -> AsyncIterator[None]:
         raise BooksUnavailable(f"SQL does not answer: {reason}") from reason
 
 
-def _arguments(
-    tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment
-) -> tuple[list[str], bytes]:
+def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> tuple[list[str], bytes]:
     """KEYS and the JSON of `rebuild.lua`."""
     now_s, ahead_s = now.redis_ms // 1000, now.ahead_s
     windows = rebuilt_state.windows(snapshot, now_s, ahead_s)

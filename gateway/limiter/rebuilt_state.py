@@ -37,11 +37,15 @@ def windows(snapshot: Snapshot, now_s: int, ahead_s: int = 0) -> Buckets:
 def budgets(snapshot: Snapshot, now_ms: int) -> list[list[Any]]:
     return [
         [
-            row_of(spent.budget, spent.period), spent.budget.id, spent.used + _stands_for(snapshot.unposted, spent),
-            spent.budget.limit_at(now_ms), spent.budget.hardness, spent.budget.version,
+            row_of(spent.budget, spent.period),
+            spent.budget.id,
+            spent.used + _stands_for(snapshot.unposted, spent),
+            spent.budget.limit_at(now_ms),
+            spent.budget.hardness,
+            spent.budget.version,
         ]
         for spent in snapshot.spent
-    ]  # fmt: skip
+    ]
 
 
 def _stands_for(unposted: tuple[Unposted, ...], spent: Spent) -> int:
@@ -54,16 +58,21 @@ def requests(snapshot: Snapshot, now_s: int, ahead_s: int = 0) -> list[dict[str,
     return [_request(running, snapshot.spent, now_s, ahead_s) for running in snapshot.running]
 
 
-def _request(
-    running: Running, spent: tuple[Spent, ...], now_s: int, ahead_s: int
-) -> dict[str, Any]:
+def _request(running: Running, spent: tuple[Spent, ...], now_s: int, ahead_s: int) -> dict[str, Any]:
     detail = detail_of(running)
     return {
-        "id": running.request_id, "slot": running.slot, "places": detail.places,
+        "id": running.request_id,
+        "slot": running.slot,
+        "places": detail.places,
         "rows": [row_of(one.budget, one.period) for one in spent if _is_charged(running, detail, one)],
-        "w": detail.windows, "input": detail.prompt_tokens, "in_s": _opened_s(running, now_s, ahead_s),
-        "bound": detail.bound, "at_s": now_s, "seq": detail.seq, "mu": detail.reserved,
-    }  # fmt: skip
+        "w": detail.windows,
+        "input": detail.prompt_tokens,
+        "in_s": _opened_s(running, now_s, ahead_s),
+        "bound": detail.bound,
+        "at_s": now_s,
+        "seq": detail.seq,
+        "mu": detail.reserved,
+    }
 
 
 def _opened_s(running: Running, now_s: int, ahead_s: int) -> int:
@@ -77,13 +86,7 @@ def _is_charged(running: Running, detail: Detail, spent: Spent) -> bool:
     )
 
 
-def _count(
-    found: dict[str, Counter[int]],
-    recent: Recent,
-    width_s: int,
-    units: Collection[str],
-    ahead_s: int,
-) -> None:
+def _count(found: dict[str, Counter[int]], recent: Recent, width_s: int, units: Collection[str], ahead_s: int) -> None:
     """Under units that some limit may count: others are not counted while requests run either."""
     bucket = -(-(recent.second + ahead_s) // width_s)  # of two it lies in, the later one
     amounts = _amounts(recent.num_requests, recent.input, recent.output)
@@ -103,14 +106,14 @@ def _count_unposted(found: dict[str, Counter[int]], unposted: Unposted, ahead_s:
 
 def _amounts(num_requests: int, input_tokens: int, output_tokens: int) -> dict[str, int]:
     return {
-        "requests": num_requests, "tokens": input_tokens + output_tokens,
-        "input": input_tokens, "output": output_tokens,
-    }  # fmt: skip
+        "requests": num_requests,
+        "tokens": input_tokens + output_tokens,
+        "input": input_tokens,
+        "output": output_tokens,
+    }
 
 
-def _count_running(
-    found: dict[str, Counter[int]], running: Running, detail: Detail, now_s: int, ahead_s: int
-) -> None:
+def _count_running(found: dict[str, Counter[int]], running: Running, detail: Detail, now_s: int, ahead_s: int) -> None:
     opened_s = _opened_s(running, now_s, ahead_s)
     for name in detail.windows:
         _, unit, width = name.rsplit(":", 2)

@@ -62,9 +62,7 @@ class BudgetUse:
         """As the scripts take it."""
         budget = self.budget
         start = self.period.start_ms if budget.begins_empty(self.period) else -1
-        return [
-            self.row, budget.id, start, budget.limit_at(now_ms), budget.hardness, budget.version,
-        ]  # fmt: skip
+        return [self.row, budget.id, start, budget.limit_at(now_ms), budget.hardness, budget.version]
 
 
 @dataclass(frozen=True)
@@ -89,14 +87,7 @@ class LimitSubject:
 
     @classmethod
     def of(
-        cls,
-        request_id: str,
-        principal: Principal,
-        model: str,
-        tier: Tier,
-        *,
-        now_ms: int = 0,
-        end_user: str = "",
+        cls, request_id: str, principal: Principal, model: str, tier: Tier, *, now_ms: int = 0, end_user: str = ""
     ) -> LimitSubject:
         places = places_of(principal.key_id, model, tier, end_user)
         found = tuple(sorted(_rules(principal, model, tier, places), key=_order))
@@ -176,30 +167,26 @@ def everything_of(
             names[places["model"]] = model
             rules |= dict.fromkeys(_rules(principal, model, tier, places))
     uses = {
-        use.row: use
-        for tier in tiers
-        for use in budget_uses(principal.budgets, principal.key_id, None, tier, now_ms)
+        use.row: use for tier in tiers for use in budget_uses(principal.budgets, principal.key_id, None, tier, now_ms)
     }
     holder = LimitSubject(
-        "", principal.tenant_id, principal.key_id, opened_ms=now_ms,
-        rules=tuple(sorted(rules, key=_order)), budgets=tuple(uses.values()),
-    )  # fmt: skip
+        "",
+        principal.tenant_id,
+        principal.key_id,
+        opened_ms=now_ms,
+        rules=tuple(sorted(rules, key=_order)),
+        budgets=tuple(uses.values()),
+    )
     return holder, names
 
 
-def _rules(
-    principal: Principal, model: str, tier: Tier, places: dict[Level, str]
-) -> Iterator[Rule]:
+def _rules(principal: Principal, model: str, tier: Tier, places: dict[Level, str]) -> Iterator[Rule]:
     """Tier `batch` is bound only by limits that name it."""
     subjects = {"key": principal.key_id, "model": model}
     for quota in principal.quotas:
         names_batch = quota.dimension == "batch_tokens_per_day"
         place = places.get(quota.level)
-        if (
-            place is not None
-            and quota.subject == subjects.get(quota.level, "")
-            and names_batch == (tier == "batch")
-        ):
+        if place is not None and quota.subject == subjects.get(quota.level, "") and names_batch == (tier == "batch"):
             yield _rule(quota, place)
     if tier == "batch":
         return
@@ -221,12 +208,7 @@ def _rule(quota: Quota, place: str) -> Rule:
 
 
 def _order(rule: Rule) -> tuple[bool, int, int, int]:
-    return (
-        rule.dimension == "concurrency",
-        _LEVELS.index(rule.level),
-        _DIMENSIONS.index(rule.dimension),
-        rule.limit,
-    )
+    return (rule.dimension == "concurrency", _LEVELS.index(rule.level), _DIMENSIONS.index(rule.dimension), rule.limit)
 
 
 def _digest(text: str) -> str:

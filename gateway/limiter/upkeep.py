@@ -122,9 +122,7 @@ class Upkeep:
     async def _orphan(self, tenant_id: str, request_id: str) -> LimitSubject | None:
         """None: another slot's, or held."""
         open_reservations = self._limiter.open_reservations
-        slot, windows = await self._link.command(
-            "HMGET", reservation_key(tenant_id, request_id), "slot", "w"
-        )
+        slot, windows = await self._link.command("HMGET", reservation_key(tenant_id, request_id), "slot", "w")
         known = request_id in open_reservations.held or request_id in open_reservations.owed
         if known or slot != str(open_reservations.slot).encode() or windows is None:
             return None

@@ -47,15 +47,11 @@ async def abandon(
     if await asyncio.to_thread(_is_there, directory):
         raise JournalThere
     known = await asyncio.to_thread(_requests, journals)
-    async with metering(
-        database=database, redis_url=redis_url, slot=slot, directory=directory
-    ) as found:
+    async with metering(database=database, redis_url=redis_url, slot=slot, directory=directory) as found:
         # By now its reservations are given back: what is still held is others'.
         now_ms = time.time_ns() // 1_000_000
         async with database.read() as conn:
-            unended = [
-                one for one in await request_postings.unended(conn) if one.request_id not in known
-            ]
+            unended = [one for one in await request_postings.unended(conn) if one.request_id not in known]
         held = await _held(found.link, {one.tenant_id for one in unended})
         lost = [one for one in unended if one.request_id not in held]
         due = [one for one in lost if one.posted_at_ms <= now_ms - OLD_MS]
@@ -85,7 +81,17 @@ async def _held(link: RedisLink, tenant_ids: Collection[str]) -> set[str]:
 def _void(one: Unsettled, now_ms: int) -> Posting:
     """Key, model and price were in the journal alone."""
     return Posting(
-        kind="void", request_id=one.request_id, outcome="gateway_crash", tenant_id=one.tenant_id, key_id="", model="",
-        root=one.root, tier="interactive", price_version="", currency="", opened_at_ms=one.posted_at_ms,
-        ended_at_ms=now_ms, write_off="gateway_crash",
-    )  # fmt: skip
+        kind="void",
+        request_id=one.request_id,
+        outcome="gateway_crash",
+        tenant_id=one.tenant_id,
+        key_id="",
+        model="",
+        root=one.root,
+        tier="interactive",
+        price_version="",
+        currency="",
+        opened_at_ms=one.posted_at_ms,
+        ended_at_ms=now_ms,
+        write_off="gateway_crash",
+    )

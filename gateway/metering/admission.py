@@ -20,13 +20,7 @@ from accounting.database.db import Database
 from accounting.prices import pricing
 from accounting.requests import request_postings
 from accounting.values.types import Outcome, Posting, Price, Principal, Tier, Usage
-from gateway.base.errors import (
-    ApiError,
-    database_unavailable,
-    disk_full,
-    price_unknown,
-    unavailable,
-)
+from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
 from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.journal.journal_records import Opened
@@ -113,16 +107,9 @@ class Admission:
     async def admit(self, ask: AdmissionRequest) -> Admitted:
         """Raises ApiError (429, 503), or is cancelled, and leaves nothing behind."""
         self._check_metering()
-        price = ask.price or await self.price(
-            ask.principal.tenant_id, ask.model, ask.tier, base=ask.base
-        )
+        price = ask.price or await self.price(ask.principal.tenant_id, ask.model, ask.tier, base=ask.base)
         holder = LimitSubject.of(
-            ask.request_id,
-            ask.principal,
-            ask.base or ask.model,
-            ask.tier,
-            now_ms=_now_ms(),
-            end_user=ask.end_user,
+            ask.request_id, ask.principal, ask.base or ask.model, ask.tier, now_ms=_now_ms(), end_user=ask.end_user
         )
         verdict = await self._reserve(ask, holder, price)
         opened = _opened(ask, holder, price, verdict, holder.opened_ms)
@@ -212,9 +199,7 @@ class Admission:
                 raise database_unavailable(
                     "Rate limits must be read anew, and the database does not answer."
                 ) from reason
-            raise unavailable(
-                "limiter_unavailable", "Rate limits cannot be checked right now."
-            ) from reason
+            raise unavailable("limiter_unavailable", "Rate limits cannot be checked right now.") from reason
         for shadow in verdict.shadowed:
             self._note_shadow(shadow)
         if verdict.failing is not None:
@@ -277,9 +262,7 @@ class Admitted:
         """The budget that ends it, once no more can be paid."""
         return self._lease.stop
 
-    async def extend(
-        self, num_received: int, *, cached_tokens: int | None = None
-    ) -> Extension | None:
+    async def extend(self, num_received: int, *, cached_tokens: int | None = None) -> Extension | None:
         """Call it with every delta, and again after `wait_ms`: it asks only when an extension is due.
 
         `cached_tokens`: from the first delta on, so that cached tokens stop counting. None: nothing to send to the
@@ -291,10 +274,7 @@ class Admitted:
     def progress(self, num_received: int) -> None:
         """Notes it in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
         now = time.monotonic()
-        if (
-            num_received - self._noted_tokens < PROGRESS_TOKENS
-            and now - self._noted_at < PROGRESS_S
-        ):
+        if num_received - self._noted_tokens < PROGRESS_TOKENS and now - self._noted_at < PROGRESS_S:
             return
         self._noted_tokens, self._noted_at = num_received, now
         self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
@@ -306,9 +286,7 @@ class Admitted:
 
         A caller that is cancelled meanwhile does not undo it.
         """
-        return await self._end(
-            decide(outcome, usage, engine_final=engine_final, max_output=max_output)
-        )
+        return await self._end(decide(outcome, usage, engine_final=engine_final, max_output=max_output))
 
     async def void(self, outcome: Outcome) -> Settled:
         """Ends it without a charge; `settle` with the same outcome, for callers that know no counts."""
@@ -354,9 +332,7 @@ class Admitted:
         return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
 
 
-def _opened(
-    ask: AdmissionRequest, holder: LimitSubject, price: Price, verdict: Verdict, now_ms: int
-) -> Opened:
+def _opened(ask: AdmissionRequest, holder: LimitSubject, price: Price, verdict: Verdict, now_ms: int) -> Opened:
     return Opened(
         request_id=ask.request_id,
         tenant_id=ask.principal.tenant_id,

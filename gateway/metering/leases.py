@@ -45,14 +45,7 @@ def ladder(wanted: int, rates: Rates) -> Ladder:
 
 
 class Lease:
-    def __init__(
-        self,
-        limiter: Limiter,
-        holder: LimitSubject,
-        rates: Rates,
-        max_output: int,
-        verdict: Verdict,
-    ) -> None:
+    def __init__(self, limiter: Limiter, holder: LimitSubject, rates: Rates, max_output: int, verdict: Verdict) -> None:
         self.bound = verdict.bound
         self.seq = 0
         self.reserved = verdict.reserved

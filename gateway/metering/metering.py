@@ -62,12 +62,7 @@ async def metering(
         async with database.read() as conn:
             return await replies.postings(conn, request_ids)
 
-    journal = await open_journal(
-        directory,
-        slot,
-        min_next_seq=offset + 1,
-        stored=stored,
-    )
+    journal = await open_journal(directory, slot, min_next_seq=offset + 1, stored=stored)
     async with database.write() as conn:
         # Replayed: what the dead process left running has ended now, and its keys may run again.
         await replies.drop_running(conn, slot)

@@ -36,9 +36,7 @@ async def replay(database: Database, redis_url: str, slot: int, directory: Path)
     left = await asyncio.to_thread(unshipped, directory, offset)
     name = f"{GATEWAY}{slot}"
     try:
-        async with metering(
-            database=database, redis_url=redis_url, slot=slot, directory=directory
-        ) as found:
+        async with metering(database=database, redis_url=redis_url, slot=slot, directory=directory) as found:
             await found.shipper.caught_up(soon=True)
     except SlotTaken:
         return Replayed(slot=name, owned=True)

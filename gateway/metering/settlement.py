@@ -35,9 +35,7 @@ class Ending:
     """For engine tokens beyond `billed`."""
 
 
-def decide(
-    outcome: Outcome, usage: Usage, *, engine_final: bool, max_output: int | None = None
-) -> Ending:
+def decide(outcome: Outcome, usage: Usage, *, engine_final: bool, max_output: int | None = None) -> Ending:
     """The first terminal event decides; call it once.
 
     `usage`: the engine's own if `engine_final` (its Finished or Failed has arrived), else the prompt counts of the

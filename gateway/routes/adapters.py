@@ -36,9 +36,8 @@ async def create(request: web.Request) -> web.Response:
     async with writing(request, changes_identities=False) as conn:
         now = int(time.time())
         info = await adapters.create(
-            conn, model=model.id, name=fields.name, path=fields.path, tenant_id=fields.tenant,
-            now=now, actor=actor,
-        )  # fmt: skip
+            conn, model=model.id, name=fields.name, path=fields.path, tenant_id=fields.tenant, now=now, actor=actor
+        )
         infos = await adapters.known(conn, now)
     request.app[ADAPTERS].replace(infos)
     await _heard(request, info)
@@ -53,9 +52,7 @@ async def create(request: web.Request) -> web.Response:
 async def list_all(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         page = await adapters.list_adapters(
-            conn,
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
+            conn, after=query.text(request.query, "after"), limit=query.limit(request.query, 20, 100)
         )
     keeper = request.app[ADAPTERS]
     return reply(page_of(page, lambda info: shapes.adapter(info, keeper.states(info))))

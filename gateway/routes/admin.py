@@ -30,9 +30,7 @@ async def fields(request: web.Request, kind: type[T], unsupported: tuple[str, ..
     value = await json_object(request)
     for name in unsupported:
         if value.get(name) is not None:
-            raise errors.invalid(
-                f"The parameter '{name}' is not supported.", name, "unsupported_parameter"
-            )
+            raise errors.invalid(f"The parameter '{name}' is not supported.", name, "unsupported_parameter")
     return convert(value, kind)
 
 
@@ -63,10 +61,6 @@ def ends_streams(request: web.Request, default: bool = True) -> bool:
     return default if asked is None else asked == "immediate"
 
 
-def route(
-    method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None
-) -> Route:
+def route(method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None) -> Route:
     """`takes`: the body; None: nothing is read."""
-    return Route(
-        method, path, handler, "admin", MAX_BODY_BYTES, json_body=takes is not None, takes=takes
-    )
+    return Route(method, path, handler, "admin", MAX_BODY_BYTES, json_body=takes is not None, takes=takes)

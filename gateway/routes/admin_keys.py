@@ -26,9 +26,14 @@ async def change(request: web.Request) -> web.Response:
         present = await api_keys.find(conn, admin.part(request, "key_id"))
         end_streams = admin.ends_streams(request, default=wanted.disabled is True)
         changed = await api_keys.change(
-            conn, present.tenant_id, present.id, wanted, now=admin.now(),
-            end_streams=end_streams, actor=admin.actor(request),
-        )  # fmt: skip
+            conn,
+            present.tenant_id,
+            present.id,
+            wanted,
+            now=admin.now(),
+            end_streams=end_streams,
+            actor=admin.actor(request),
+        )
     return reply(shapes.key(changed))
 
 
@@ -36,9 +41,13 @@ async def rotate(request: web.Request) -> web.Response:
     fields = await admin.fields(request, shapes.Rotation)
     async with writing(request) as conn:
         rotated = await api_keys.rotate(
-            conn, request.app[PEPPER], admin.part(request, "key_id"), fields.overlap_seconds,
-            now=admin.now(), actor=admin.actor(request),
-        )  # fmt: skip
+            conn,
+            request.app[PEPPER],
+            admin.part(request, "key_id"),
+            fields.overlap_seconds,
+            now=admin.now(),
+            actor=admin.actor(request),
+        )
     return reply(shapes.key(rotated.info) | {"value": rotated.value})
 
 

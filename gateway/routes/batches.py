@@ -35,11 +35,18 @@ async def create(request: web.Request) -> web.Response:
     expiry = fields.output_expires_after
     async with writing(request, changes_identities=False) as conn:
         batch = await batches.create(
-            conn, principal.tenant_id, principal.key_id, input_file_id=fields.input_file_id,
-            endpoint=fields.endpoint, completion_window=fields.completion_window, now=int(time.time()),
-            invalid_lines=fields.headgate.invalid_lines, metadata=fields.metadata, traceparent=traceparent,
+            conn,
+            principal.tenant_id,
+            principal.key_id,
+            input_file_id=fields.input_file_id,
+            endpoint=fields.endpoint,
+            completion_window=fields.completion_window,
+            now=int(time.time()),
+            invalid_lines=fields.headgate.invalid_lines,
+            metadata=fields.metadata,
+            traceparent=traceparent,
             output_expires_after_s=expiry.seconds if expiry else None,
-        )  # fmt: skip
+        )
     await request.app[JOBS_NOTIFIER].notify(traceparent)
     return _reply(batch, 0)
 
@@ -67,13 +74,7 @@ async def list_batches(request: web.Request) -> web.Response:
 async def cancel(request: web.Request) -> web.Response:
     async with writing(request, changes_identities=False) as conn:
         principal = request[PRINCIPAL]
-        batch = await batches.cancel(
-            conn,
-            principal.tenant_id,
-            _id(request),
-            int(time.time()),
-            actor=principal.key_id,
-        )
+        batch = await batches.cancel(conn, principal.tenant_id, _id(request), int(time.time()), actor=principal.key_id)
         charge = await batches.charge(conn, batch.id)
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
     return _reply(batch, charge)

@@ -15,11 +15,7 @@ from gateway.schema.organization import reply
 async def create(request: web.Request) -> web.Response:
     """200 also when something is wrong: the answer says what. It reads the whole ledger."""
     with translated():
-        found = await verify(
-            request.app[DATABASE],
-            request.app[SETTINGS].journals_dir,
-            request.app[METERING].link,
-        )
+        found = await verify(request.app[DATABASE], request.app[SETTINGS].journals_dir, request.app[METERING].link)
     return reply(found.shape())
 
 

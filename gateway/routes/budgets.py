@@ -100,12 +100,7 @@ async def set_quota(request: web.Request) -> web.Response:
     async with writing(request) as conn:
         if fields.limit is None:
             await quotas.remove(
-                conn,
-                fields.project_id,
-                fields.level,
-                fields.subject,
-                fields.dimension,
-                **_who(request),
+                conn, fields.project_id, fields.level, fields.subject, fields.dimension, **_who(request)
             )
             return reply({"object": "quota.deleted", "deleted": True})
         quota = Quota(fields.level, fields.subject, fields.dimension, fields.limit, fields.shadow)
@@ -132,12 +127,7 @@ async def _shown(conn: AsyncConnection, found: Sequence[Budget]) -> list[dict[st
         used = 0 if period is None else await spend.spent(conn, budget, period)
         shown.append(
             shapes.budget(
-                budget,
-                now_ms,
-                used,
-                alerts.get(budget.id, []),
-                zones[budget.tenant_id],
-                currencies[budget.tenant_id],
+                budget, now_ms, used, alerts.get(budget.id, []), zones[budget.tenant_id], currencies[budget.tenant_id]
             )
         )
     return shown

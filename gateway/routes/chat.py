@@ -28,9 +28,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     return await idempotency.once(request, value, line, lambda: _create(request, value, line))
 
 
-async def _create(
-    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None
-) -> web.StreamResponse:
+async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
     async with (
         common.unless_overloaded(request, value),
         quotes.bound(request, await plan(request, value, line)) as bound,
@@ -38,9 +36,7 @@ async def _create(
         return await answer(request, bound)
 
 
-async def plan(
-    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None
-) -> AnswerPlan:
+async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> AnswerPlan:
     """What the request would run. Raises `ApiError`."""
     fields, ignored = await common.aside(request, chat.read, value)
     model = common.served_model(request, fields.model)
@@ -61,12 +57,7 @@ async def plan(
         num_shown=fields.num_choices,
         beams=beams_of(fields),
         max_tokens=output_bound(
-            model,
-            common.max_len(request, model),
-            len(prompt),
-            fields.max_output,
-            "messages",
-            fields.min_tokens or 0,
+            model, common.max_len(request, model), len(prompt), fields.max_output, "messages", fields.min_tokens or 0
         ),
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompt, fields.cache_salt),

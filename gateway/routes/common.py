@@ -44,20 +44,14 @@ S = TypeVar("S", bound=msgspec.Struct)
 _LINE_KEY = re.compile(r"batch:(?P<batch>batch_[0-9a-f]+):(?P<line>\d{1,9})")
 
 
-async def in_thread(
-    request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
+async def in_thread(request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Off the loop, when it is the tenant's turn. It costs what the body has bytes."""
     return await request.app[TEXT_WORK].run(
-        request[PRINCIPAL].tenant_id,
-        request[NUM_BODY_BYTES],
-        lambda: function(*args, **kwargs),
+        request[PRINCIPAL].tenant_id, request[NUM_BODY_BYTES], lambda: function(*args, **kwargs)
     )
 
 
-async def aside(
-    request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
+async def aside(request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What takes as long as the body is large: off the loop, unless the body is small."""
     if request[NUM_BODY_BYTES] <= INLINE_BYTES:
         return function(*args, **kwargs)
@@ -106,11 +100,7 @@ async def fingerprint_of(request: web.Request, path: str, value: dict[str, Any])
 async def unless_overloaded(request: web.Request, value: Mapping[str, Any]) -> AsyncIterator[None]:
     """Around all that is done for a request. Raises `ApiError` 503 for one that workers would refuse; learns what they
     refuse. Batch waits, and is refused nowhere."""
-    throttle, tenant, model = (
-        request.app[THROTTLE],
-        request[PRINCIPAL].tenant_id,
-        value.get("model"),
-    )
+    throttle, tenant, model = (request.app[THROTTLE], request[PRINCIPAL].tenant_id, value.get("model"))
     if not isinstance(model, str) or tier_of(request) == "batch":
         yield
         return
@@ -130,9 +120,7 @@ async def unless_overloaded(request: web.Request, value: Mapping[str, Any]) -> A
         raise
 
 
-async def form_of(
-    request: web.Request, fields: SamplingFields, wanted: ResponseFormat | None = None
-) -> Form | None:
+async def form_of(request: web.Request, fields: SamplingFields, wanted: ResponseFormat | None = None) -> Form | None:
     """The form that the output shall have; None: any text. Raises `ApiError` 400."""
     if wanted is None and fields.structured_outputs is None:
         return None
@@ -142,9 +130,7 @@ async def form_of(
     return form
 
 
-async def bad_words_of(
-    request: web.Request, fields: SamplingFields, model: ServedModel
-) -> tuple[tuple[int, ...], ...]:
+async def bad_words_of(request: web.Request, fields: SamplingFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
     """The words not to be drawn, as tokens; something else can be drawn. Raises `ApiError` 400."""
     words: tuple[tuple[int, ...], ...] = ()
     if fields.bad_words is not None:
@@ -166,9 +152,7 @@ def max_len(request: web.Request, model: ServedModel) -> int:
     lengths = [
         link.hello.max_model_len
         for link in request.app[GENERATION].fleet.links
-        if link.hello is not None
-        and link.registration.model == model.on_workers
-        and link.hello.max_model_len
+        if link.hello is not None and link.registration.model == model.on_workers and link.hello.max_model_len
     ]
     return min([model.max_model_len, *lengths])
 

@@ -39,9 +39,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     return await idempotency.once(request, value, line, lambda: _create(request, value, line))
 
 
-async def _create(
-    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None
-) -> web.StreamResponse:
+async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
     async with (
         common.unless_overloaded(request, value),
         quotes.bound(request, await plan(request, value, line)) as bound,
@@ -49,16 +47,12 @@ async def _create(
         return await answer(request, bound)
 
 
-async def plan(
-    request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None
-) -> AnswerPlan:
+async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> AnswerPlan:
     """What the request would run. Raises `ApiError`."""
     fields, ignored = await common.aside(request, completions.read, value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
-    texts = await common.aside(
-        request, completions.prompts, fields.prompt, model.tokenizer.vocab_size
-    )
+    texts = await common.aside(request, completions.prompts, fields.prompt, model.tokenizer.vocab_size)
     if line is not None and len(texts) > 1:  # a line is charged by one ledger entry
         raise errors.invalid("A batch line has one prompt: give each a line of its own.", "prompt")
     if len(texts) * fields.num_drawn > MAX_CHOICES:
@@ -162,9 +156,7 @@ class _Echoes:
         texts = texts_of(self._shape.tokenizer, prompt, skip_special_tokens=True)
         entries: list[TokenEntry] = []
         offset = 0
-        for token, text, logprob in zip(
-            prompt, texts, logprobs or [None] * len(prompt), strict=True
-        ):
+        for token, text, logprob in zip(prompt, texts, logprobs or [None] * len(prompt), strict=True):
             entries.append(TokenEntry(token, logprob, offset))
             offset += len(text)
         shown = self._shape.logprobs(entries) if self._shape.num_logprobs >= 0 else None

@@ -24,9 +24,13 @@ from gateway.schema.organization import listing, reply
 
 MIB = 1024 * 1024
 MAX_BYTES = {
-    "batch": 200 * MIB, "user_data": 512 * MIB, "assistants": 512 * MIB, "fine-tune": 512 * MIB,
-    "vision": 512 * MIB, "evals": 512 * MIB,
-}  # fmt: skip
+    "batch": 200 * MIB,
+    "user_data": 512 * MIB,
+    "assistants": 512 * MIB,
+    "fine-tune": 512 * MIB,
+    "vision": 512 * MIB,
+    "evals": 512 * MIB,
+}
 """By purpose. `batch_output` is ours to make."""
 MAX_BODY_BYTES = 513 * MIB
 TENANT_BYTES = 10 * 1024 * MIB
@@ -51,20 +55,23 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def _register(
-    request: web.Request,
-    writer: Writer,
-    sha256: str,
-    upload: Upload,
-    purpose: str,
-    expires_after_s: int,
+    request: web.Request, writer: Writer, sha256: str, upload: Upload, purpose: str, expires_after_s: int
 ) -> dict[str, object]:
     try:
         async with writing(request, changes_identities=False) as conn:
             info = await files.create(
-                conn, request[PRINCIPAL].tenant_id, purpose=purpose, name=upload.name, num_bytes=writer.num_bytes,
-                sha256=sha256, storage_key=writer.storage_key, now=int(time.time()),
-                expires_after_s=expires_after_s, actor=request[PRINCIPAL].key_id, most_bytes=TENANT_BYTES,
-            )  # fmt: skip
+                conn,
+                request[PRINCIPAL].tenant_id,
+                purpose=purpose,
+                name=upload.name,
+                num_bytes=writer.num_bytes,
+                sha256=sha256,
+                storage_key=writer.storage_key,
+                now=int(time.time()),
+                expires_after_s=expires_after_s,
+                actor=request[PRINCIPAL].key_id,
+                most_bytes=TENANT_BYTES,
+            )
     except BaseException:
         request.app[FILES].delete(writer.storage_key)
         raise
@@ -74,9 +81,7 @@ async def _register(
 def _purpose(upload: Upload) -> str:
     purpose = upload.fields.get("purpose")
     if purpose is None:
-        raise errors.invalid(
-            "Missing required parameter: 'purpose'.", "purpose", "missing_required_parameter"
-        )
+        raise errors.invalid("Missing required parameter: 'purpose'.", "purpose", "missing_required_parameter")
     if purpose not in MAX_BYTES:
         raise errors.invalid(f"'purpose' must be one of {', '.join(MAX_BYTES)}.", "purpose")
     return purpose
@@ -92,9 +97,7 @@ def _expiry(upload: Upload) -> int:
     if seconds is None or not _NUMBER.fullmatch(seconds):
         raise errors.invalid("The seconds must be an integer.", "expires_after.seconds")
     if not MIN_EXPIRY_S <= int(seconds) <= MAX_EXPIRY_S:
-        raise errors.invalid(
-            f"The seconds must be {MIN_EXPIRY_S} to {MAX_EXPIRY_S}.", "expires_after.seconds"
-        )
+        raise errors.invalid(f"The seconds must be {MIN_EXPIRY_S} to {MAX_EXPIRY_S}.", "expires_after.seconds")
     return int(seconds)
 
 
@@ -114,9 +117,7 @@ async def list_files(request: web.Request) -> web.Response:
 
 async def retrieve(request: web.Request) -> web.Response:
     async with reading(request) as conn:
-        file = await files.get(
-            conn, request[PRINCIPAL].tenant_id, request.match_info["file"], int(time.time())
-        )
+        file = await files.get(conn, request[PRINCIPAL].tenant_id, request.match_info["file"], int(time.time()))
     return reply(file_object(file))
 
 

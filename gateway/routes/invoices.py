@@ -44,9 +44,12 @@ async def list_all(request: web.Request) -> web.Response:
     limit = query.limit(asked, 20, 100)
     async with reading(request) as conn:
         page = await invoices.list_invoices(
-            conn, tenant_id=query.text(asked, "project_id"), period=query.text(asked, "period"),
-            after=query.text(asked, "after"), limit=limit,
-        )  # fmt: skip
+            conn,
+            tenant_id=query.text(asked, "project_id"),
+            period=query.text(asked, "period"),
+            after=query.text(asked, "after"),
+            limit=limit,
+        )
     return reply(page_of(page, shapes.invoice))
 
 
@@ -78,9 +81,13 @@ async def give_credit(request: web.Request) -> web.Response:
     try:
         async with writing(request, changes_identities=False) as conn:
             made, is_replay = await credits.create(
-                conn, wanted, key=key, issuer=request.app[SETTINGS].invoice_issuer,
-                now_ms=time.time_ns() // 1_000_000, actor=request[PRINCIPAL].key_id,
-            )  # fmt: skip
+                conn,
+                wanted,
+                key=key,
+                issuer=request.app[SETTINGS].invoice_issuer,
+                now_ms=time.time_ns() // 1_000_000,
+                actor=request[PRINCIPAL].key_id,
+            )
     except KeyReusedError as error:
         raise errors.ApiError(422, str(error), code="idempotency_mismatch") from None
     answer = reply(shapes.credit(made))
@@ -96,16 +103,20 @@ async def list_credits(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         page = await credits.list_credits(
             conn, tenant_id=query.text(asked, "project_id"), after=query.text(asked, "after"), limit=limit
-        )  # fmt: skip
+        )
     return reply(page_of(page, shapes.credit))
 
 
 async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.InvoiceInfo:
     with translated():
         return await invoices.close(
-            request.app[DATABASE], tenant_id, period, issuer=request.app[SETTINGS].invoice_issuer,
-            now_ms=time.time_ns() // 1_000_000, actor=request[PRINCIPAL].key_id,
-        )  # fmt: skip
+            request.app[DATABASE],
+            tenant_id,
+            period,
+            issuer=request.app[SETTINGS].invoice_issuer,
+            now_ms=time.time_ns() // 1_000_000,
+            actor=request[PRINCIPAL].key_id,
+        )
 
 
 def _kind(accept: str) -> str:
@@ -116,9 +127,7 @@ def _kind(accept: str) -> str:
             return JSON
         if asked in RENDERERS:
             return asked
-    raise errors.ApiError(
-        406, f"An invoice is {JSON}, {', '.join(RENDERERS)}.", code="not_acceptable"
-    )
+    raise errors.ApiError(406, f"An invoice is {JSON}, {', '.join(RENDERERS)}.", code="not_acceptable")
 
 
 ROUTES = [

@@ -27,16 +27,8 @@ async def me(request: web.Request) -> web.Response:
         holder, names = everything_of(principal, sorted(models), tiers, now_ms)
         peek = await request.app[GENERATION].admission.limiter.peek(holder)
     except LimiterUnavailable as reason:
-        raise errors.unavailable(
-            "limiter_unavailable", "Limits cannot be read right now."
-        ) from reason
-    return reply(
-        {
-            "object": "list",
-            "data": shown(holder, peek, names, principal.time_zone),
-            "as_of": now_ms // 1000,
-        }
-    )
+        raise errors.unavailable("limiter_unavailable", "Limits cannot be read right now.") from reason
+    return reply({"object": "list", "data": shown(holder, peek, names, principal.time_zone), "as_of": now_ms // 1000})
 
 
 ROUTES = [Route("GET", "/v1/me/limits", me, "any")]

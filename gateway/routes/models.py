@@ -48,7 +48,4 @@ def _object(request: web.Request, model: ServedModel) -> dict[str, Any]:
     }
 
 
-ROUTES = [
-    Route("GET", "/v1/models", list_models, "any"),
-    Route("GET", "/v1/models/{id:.+}", retrieve, "any"),
-]
+ROUTES = [Route("GET", "/v1/models", list_models, "any"), Route("GET", "/v1/models/{id:.+}", retrieve, "any")]

@@ -81,14 +81,10 @@ async def _not_sent_on(request: web.Request, handler: Handler) -> web.StreamResp
 
 def is_local(request: web.Request) -> bool:
     """A loopback peer that asks for a loopback host and was not sent on by a proxy."""
-    if any(
-        name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")
-    ):
+    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")):
         return False
     host = request.headers.get(hdrs.HOST, "").lower().rpartition(":")
-    name = (
-        host[0] if host[1] and host[2].isdigit() else request.headers.get(hdrs.HOST, "").lower()
-    ).strip("[]")
+    name = (host[0] if host[1] and host[2].isdigit() else request.headers.get(hdrs.HOST, "").lower()).strip("[]")
     return _is_loopback(request.remote or "") and (name == "localhost" or _is_loopback(name))
 
 

@@ -23,9 +23,7 @@ from gateway.telemetry.keys import RECORD
 async def create_project(request: web.Request) -> web.Response:
     fields = await admin.fields(request, shapes.ProjectFields, shapes.PROJECT_UNSUPPORTED)
     async with writing(request) as conn:
-        tenant = await tenants.create(
-            conn, fields.name, now=admin.now(), actor=admin.actor(request)
-        )
+        tenant = await tenants.create(conn, fields.name, now=admin.now(), actor=admin.actor(request))
     return reply(shapes.project(tenant))
 
 
@@ -58,9 +56,12 @@ async def update_project(request: web.Request) -> web.Response:
 async def archive_project(request: web.Request) -> web.Response:
     async with writing(request) as conn:
         tenant = await tenant_status.archive(
-            conn, admin.project(request), now=admin.now(), end_streams=admin.ends_streams(request),
+            conn,
+            admin.project(request),
+            now=admin.now(),
+            end_streams=admin.ends_streams(request),
             actor=admin.actor(request),
-        )  # fmt: skip
+        )
     purge(request.app, tenant.id)
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
     return reply(shapes.project(tenant))

@@ -55,10 +55,7 @@ async def create(request: web.Request) -> web.Response:
 async def list_all(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         page = await prefixes.list_prefixes(
-            conn,
-            int(time.time()),
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
+            conn, int(time.time()), after=query.text(request.query, "after"), limit=query.limit(request.query, 20, 100)
         )
     filler = request.app[FILLER]
     return reply(page_of(page, lambda info: _shape(info, filler.states(info.id))))
@@ -86,10 +83,7 @@ def _shared_tokens(model: ServedModel, fields: shapes.NewPrefix) -> list[int]:
         going_on = [model.encode_text(fields.text + more) for more in CONTINUATIONS]
     else:
         read, _ = chat.read({"model": model.id, "messages": fields.messages})
-        going_on = [
-            model.encode_chat([*read.messages, {"role": "user", "content": more}])
-            for more in CONTINUATIONS
-        ]
+        going_on = [model.encode_chat([*read.messages, {"role": "user", "content": more}]) for more in CONTINUATIONS]
     same = itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*going_on, strict=False))
     return [ids[0] for ids in same]
 
@@ -107,8 +101,7 @@ def _check_tokens(request: web.Request, model: ServedModel, tokens: list[int]) -
     ]
     if len(tokens) < max(blocks, default=1):
         raise errors.invalid(
-            f"A prompt of {len(tokens)} is too short: only whole blocks of {max(blocks)} tokens are shared.",
-            "messages",
+            f"A prompt of {len(tokens)} is too short: only whole blocks of {max(blocks)} tokens are shared.", "messages"
         )
 
 
@@ -122,13 +115,20 @@ ROUTES = [
 
 def _shape(info: PrefixInfo, fills: Mapping[str, Fill]) -> dict[str, Any]:
     return {
-        "id": info.id, "object": "prefix", "name": info.name, "model": info.model, "num_tokens": len(info.tokens),
-        "created_at": info.created_at, "expires_at": info.expires_at, "pinned": True, "state": _state(fills),
+        "id": info.id,
+        "object": "prefix",
+        "name": info.name,
+        "model": info.model,
+        "num_tokens": len(info.tokens),
+        "created_at": info.created_at,
+        "expires_at": info.expires_at,
+        "pinned": True,
+        "state": _state(fills),
         "workers": [
             {"worker": worker, "state": fill.state, "num_tokens": fill.num_tokens, "reason": fill.reason or None}
             for worker, fill in sorted(fills.items())
         ],
-    }  # fmt: skip
+    }
 
 
 def _state(fills: Mapping[str, Fill]) -> str:

@@ -64,9 +64,14 @@ async def assign(request: web.Request) -> web.Response:
     async with writing(request, changes_identities=False) as conn:
         if await prices.assign(conn, tenant_id, wanted.sheet, start * 1000, until_ms):
             await changes.record(
-                conn, "headgate.price_sheet.assigned", actor=request[PRINCIPAL].key_id, now=now, tenant_id=tenant_id,
-                object_id=wanted.sheet, detail={"from": start, "until": wanted.until},
-            )  # fmt: skip
+                conn,
+                "headgate.price_sheet.assigned",
+                actor=request[PRINCIPAL].key_id,
+                now=now,
+                tenant_id=tenant_id,
+                object_id=wanted.sheet,
+                detail={"from": start, "until": wanted.until},
+            )
         intervals = await price_lists.assignments(conn, tenant_id)
         begins_ms = max(start * 1000, time.time_ns() // 1_000_000)
         version = await price_lists.at(conn, wanted.sheet, begins_ms)
@@ -80,9 +85,7 @@ async def assignments(request: web.Request) -> web.Response:
         return reply(shapes.assigned(tenant_id, await price_lists.assignments(conn, tenant_id)))
 
 
-async def _create(
-    conn: Any, wanted: shapes.NewSheetVersion, now: int, actor: str
-) -> price_lists.SheetVersion:
+async def _create(conn: Any, wanted: shapes.NewSheetVersion, now: int, actor: str) -> price_lists.SheetVersion:
     await _sheet(conn, wanted, now)
     start = now if wanted.from_ is None else wanted.from_
     price_version = await prices.add_version(
@@ -94,9 +97,7 @@ async def _create(
         residency={r.model: (r.cache, r.pinned) for r in wanted.residency},
         now=now,
     )
-    await changes.record(
-        conn, "headgate.price_sheet.version_created", actor=actor, now=now, object_id=price_version
-    )
+    await changes.record(conn, "headgate.price_sheet.version_created", actor=actor, now=now, object_id=price_version)
     return await price_lists.get(conn, *price_lists.split(price_version))
 
 
@@ -105,9 +106,7 @@ async def _sheet(conn: Any, wanted: shapes.NewSheetVersion, now: int) -> None:
     try:
         currency = await prices.currency_of(conn, wanted.sheet)
     except NotFoundError:
-        await prices.create_sheet(
-            conn, wanted.sheet, wanted.currency or prices.DEFAULT_CURRENCY, now
-        )
+        await prices.create_sheet(conn, wanted.sheet, wanted.currency or prices.DEFAULT_CURRENCY, now)
         return
     if wanted.currency is not None and wanted.currency.upper() != currency:
         raise ConflictError(f"The currency of this sheet is {currency}.")

@@ -34,9 +34,7 @@ async def list_keys(request: web.Request) -> web.Response:
         )
         data = [await _with_owner(conn, key) for key in page.items]
     # The owner of a living key always has access: deleting a service account revokes its keys.
-    return reply(
-        shapes.listing([], False) if access == "inactive" else shapes.listing(data, page.has_more)
-    )
+    return reply(shapes.listing([], False) if access == "inactive" else shapes.listing(data, page.has_more))
 
 
 async def get_key(request: web.Request) -> web.Response:
@@ -49,9 +47,13 @@ async def update_key(request: web.Request) -> web.Response:
     fields = await admin.fields(request, shapes.KeyFields)
     async with writing(request) as conn:
         key = await api_keys.change(
-            conn, admin.project(request), admin.part(request, "key_id"), _changes(fields),
-            now=admin.now(), actor=admin.actor(request),
-        )  # fmt: skip
+            conn,
+            admin.project(request),
+            admin.part(request, "key_id"),
+            _changes(fields),
+            now=admin.now(),
+            actor=admin.actor(request),
+        )
         return reply(await _with_owner(conn, key))
 
 
@@ -59,9 +61,13 @@ async def delete_key(request: web.Request) -> web.Response:
     key_id = admin.part(request, "key_id")
     async with writing(request) as conn:
         await api_keys.revoke(
-            conn, admin.project(request), key_id, now=admin.now(),
-            end_streams=admin.ends_streams(request), actor=admin.actor(request),
-        )  # fmt: skip
+            conn,
+            admin.project(request),
+            key_id,
+            now=admin.now(),
+            end_streams=admin.ends_streams(request),
+            actor=admin.actor(request),
+        )
     return reply(shapes.deleted(key_id, "organization.project.api_key"))
 
 
@@ -69,15 +75,13 @@ def _changes(fields: shapes.KeyFields) -> KeyChanges:
     return KeyChanges(
         scopes=UNSET if fields.scopes is None else tuple(fields.scopes),
         expires_at=UNSET if fields.expires_in_seconds is None else admin.now() + fields.expires_in_seconds,
-    )  # fmt: skip
+    )
 
 
 async def _with_owner(conn: AsyncConnection, key: ApiKeyInfo) -> dict[str, Any]:
     owner = None
     if key.service_account_id is not None:
-        owner = await service_accounts.get_service_account(
-            conn, key.tenant_id, key.service_account_id
-        )
+        owner = await service_accounts.get_service_account(conn, key.tenant_id, key.service_account_id)
     return shapes.api_key(key, owner)
 
 

@@ -29,9 +29,7 @@ async def create(request: web.Request) -> web.Response:
     headers = await admission.count(record.request_id, request[PRINCIPAL], plan.orders[0].model.id)
     known_by = await common.fingerprint_of(request, fields.endpoint, fields.body)
     quote = await quotes.make(request, known_by.digest(), plan)
-    return web.Response(
-        body=msgspec.json.encode(quote), content_type="application/json", headers=headers
-    )
+    return web.Response(body=msgspec.json.encode(quote), content_type="application/json", headers=headers)
 
 
 ROUTES = [Route("POST", "/v1/quotes", create, "chat", takes=QuoteFields)]

@@ -27,13 +27,9 @@ async def list_rate_limits(request: web.Request) -> web.Response:
     after, before = query.text(request.query, "after"), query.text(request.query, "before")
     size = query.limit(request.query, 100, 100)
     async with reading(request) as conn:
-        data = [
-            shapes.rate_limit(entry) for entry in await _rate_limits(conn, admin.project(request))
-        ]
+        data = [shapes.rate_limit(entry) for entry in await _rate_limits(conn, admin.project(request))]
     data = [
-        entry
-        for entry in data
-        if (after is None or entry["id"] > after) and (before is None or entry["id"] < before)
+        entry for entry in data if (after is None or entry["id"] > after) and (before is None or entry["id"] < before)
     ]
     # Walking backwards, the page is the one that ends where the caller stands.
     page = data[-size:] if before is not None and after is None else data[:size]
@@ -43,10 +39,7 @@ async def list_rate_limits(request: web.Request) -> web.Response:
 async def update_rate_limit(request: web.Request) -> web.Response:
     fields = await admin.fields(request, shapes.RateLimitChanges, shapes.RATE_LIMIT_UNSUPPORTED)
     async with writing(request) as conn:
-        present = {
-            shapes.RATE_LIMIT_PREFIX + e.model: e
-            for e in await _rate_limits(conn, admin.project(request))
-        }
+        present = {shapes.RATE_LIMIT_PREFIX + e.model: e for e in await _rate_limits(conn, admin.project(request))}
         entry = present.get(admin.part(request, "rate_limit_id"))
         if entry is None:
             raise NotFoundError("No such rate limit.")
@@ -92,16 +85,14 @@ async def put_permissions(request: web.Request) -> web.Response:
         await tenants.living(conn, admin.project(request))
         stored = await model_permissions.put(
             conn, admin.project(request), fields.permissions, now=admin.now(), actor=admin.actor(request)
-        )  # fmt: skip
+        )
     return reply(shapes.model_permissions(stored))
 
 
 async def delete_permissions(request: web.Request) -> web.Response:
     async with writing(request) as conn:
         await tenants.living(conn, admin.project(request))
-        await model_permissions.clear(
-            conn, admin.project(request), now=admin.now(), actor=admin.actor(request)
-        )
+        await model_permissions.clear(conn, admin.project(request), now=admin.now(), actor=admin.actor(request))
     return reply({"object": "project.model_permissions.deleted", "deleted": True})
 
 

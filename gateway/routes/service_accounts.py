@@ -29,12 +29,7 @@ async def create_service_account(request: web.Request) -> web.Response:
         raise errors.invalid("An account without a key has no expiry.", "expires_in_seconds")
     async with writing(request) as conn:
         account = await service_accounts.create_service_account(
-            conn,
-            admin.project(request),
-            fields.name,
-            now=admin.now(),
-            with_key=with_key,
-            actor=admin.actor(request),
+            conn, admin.project(request), fields.name, now=admin.now(), with_key=with_key, actor=admin.actor(request)
         )
         key = None
         if with_key:
@@ -81,9 +76,13 @@ async def delete_service_account(request: web.Request) -> web.Response:
     account_id = admin.part(request, "account_id")
     async with writing(request) as conn:
         await service_accounts.delete_service_account(
-            conn, admin.project(request), account_id, now=admin.now(),
-            end_streams=admin.ends_streams(request), actor=admin.actor(request),
-        )  # fmt: skip
+            conn,
+            admin.project(request),
+            account_id,
+            now=admin.now(),
+            end_streams=admin.ends_streams(request),
+            actor=admin.actor(request),
+        )
     return reply(shapes.deleted(account_id, "organization.project.service_account"))
 
 
@@ -102,10 +101,16 @@ async def _create_key(
     request: web.Request, conn: AsyncConnection, account_id: str, fields: shapes.NewKey
 ) -> dict[str, Any]:
     key = await api_keys.create(
-        conn, request.app[PEPPER], tenant_id=admin.project(request), now=admin.now(), name=fields.name,
-        service_account_id=account_id, scopes=fields.scopes, expires_at=admin.expiry(fields.expires_in_seconds),
+        conn,
+        request.app[PEPPER],
+        tenant_id=admin.project(request),
+        now=admin.now(),
+        name=fields.name,
+        service_account_id=account_id,
+        scopes=fields.scopes,
+        expires_at=admin.expiry(fields.expires_in_seconds),
         actor=admin.actor(request),
-    )  # fmt: skip
+    )
     return shapes.new_key(key)
 
 

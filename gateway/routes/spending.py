@@ -35,7 +35,7 @@ async def put_limit(request: web.Request) -> web.Response:
         await _known(request, conn)
         found = await spend_limits.put(
             conn, _owner(request), fields.threshold_amount, now_ms=_now_ms(), actor=admin.actor(request)
-        )  # fmt: skip
+        )
     return reply(shapes.spend_limit(_scope(request), found))
 
 
@@ -82,9 +82,13 @@ async def update_alert(request: web.Request) -> web.Response:
     async with writing(request, changes_identities=False) as conn:
         await _known(request, conn)
         alert = await spend_alerts.change(
-            conn, _owner(request), admin.part(request, "alert_id"), fields.alert,
-            now=admin.now(), actor=admin.actor(request),
-        )  # fmt: skip
+            conn,
+            _owner(request),
+            admin.part(request, "alert_id"),
+            fields.alert,
+            now=admin.now(),
+            actor=admin.actor(request),
+        )
     return reply(shapes.spend_alert(_scope(request), alert))
 
 
@@ -92,9 +96,7 @@ async def delete_alert(request: web.Request) -> web.Response:
     alert_id = admin.part(request, "alert_id")
     async with writing(request, changes_identities=False) as conn:
         await _known(request, conn)
-        await spend_alerts.delete(
-            conn, _owner(request), alert_id, now=admin.now(), actor=admin.actor(request)
-        )
+        await spend_alerts.delete(conn, _owner(request), alert_id, now=admin.now(), actor=admin.actor(request))
     return reply(deleted(alert_id, f"{_scope(request)}.spend_alert"))
 
 

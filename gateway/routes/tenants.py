@@ -35,16 +35,14 @@ async def change(request: web.Request) -> web.Response:
         if wanted.shares is not None:
             await tenants.set_shares(
                 conn, tenant_id, *wanted.shares, floor_limit=_floor_limit(request), now=now, actor=actor
-            )  # fmt: skip
+            )
         if wanted.limits is not None:
             await tenants.set_limits(conn, tenant_id, wanted.limits, now=now, actor=actor)
         if wanted.time_zone is not None:
             await tenants.set_time_zone(conn, tenant_id, wanted.time_zone, now=now, actor=actor)
         if wanted.suspended is not None:
             ends = admin.ends_streams(request)
-            await tenant_status.suspend(
-                conn, tenant_id, wanted.suspended, now=now, end_streams=ends, actor=actor
-            )
+            await tenant_status.suspend(conn, tenant_id, wanted.suspended, now=now, end_streams=ends, actor=actor)
         after = await tenants.get(conn, tenant_id)
     return reply(shapes.tenant(after))
 
@@ -54,9 +52,12 @@ async def delete(request: web.Request) -> web.Response:
     tenant_id = admin.part(request, "tenant_id")
     async with writing(request) as conn:
         report = await erasure.erase(
-            conn, tenant_id, retention_days=request.app[SETTINGS].retention_days,
-            now=admin.now(), actor=admin.actor(request),
-        )  # fmt: skip
+            conn,
+            tenant_id,
+            retention_days=request.app[SETTINGS].retention_days,
+            now=admin.now(),
+            actor=admin.actor(request),
+        )
     purge(request.app, tenant_id)
     return reply(shapes.erased(report))
 
@@ -66,9 +67,13 @@ async def purge_cache(request: web.Request) -> web.Response:
     async with writing(request, changes_identities=False) as conn:
         tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
         await audit.record(
-            conn, "headgate.cache.purged", actor=admin.actor(request), now=admin.now(),
-            tenant_id=tenant.id, object_id=tenant.id,
-        )  # fmt: skip
+            conn,
+            "headgate.cache.purged",
+            actor=admin.actor(request),
+            now=admin.now(),
+            tenant_id=tenant.id,
+            object_id=tenant.id,
+        )
     num_workers = purge(request.app, tenant.id)
     return reply({"id": tenant.id, "object": "tenant.cache.purged", "num_workers": num_workers})
 

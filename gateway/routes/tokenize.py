@@ -36,15 +36,10 @@ async def tokenize(request: web.Request) -> web.Response:
         raise errors.invalid("Exactly one of 'prompt' and 'messages' is needed.", "prompt")
     if fields.messages is not None:
         tokens = await common.in_thread(
-            request,
-            model.encode_chat,
-            fields.messages,
-            add_generation_prompt=fields.add_generation_prompt,
+            request, model.encode_chat, fields.messages, add_generation_prompt=fields.add_generation_prompt
         )
     else:
-        tokens = await common.in_thread(
-            request, model.encode_text, fields.prompt or "", fields.add_special_tokens
-        )
+        tokens = await common.in_thread(request, model.encode_text, fields.prompt or "", fields.add_special_tokens)
     answer = {"count": len(tokens), "max_model_len": common.max_len(request, model)}
     return _json(await common.in_thread(request, _spelled, model, answer, tokens))
 

@@ -24,16 +24,7 @@ from gateway.schema.organization import reply
 
 NEVER_SPLIT = {"user_id", "api_source"}
 """Dimensions of OpenAI's that are always null here."""
-COMMON = {
-    "start_time",
-    "end_time",
-    "bucket_width",
-    "limit",
-    "page",
-    "group_by",
-    "project_ids",
-    "api_key_ids",
-}
+COMMON = {"start_time", "end_time", "bucket_width", "limit", "page", "group_by", "project_ids", "api_key_ids"}
 
 
 async def usage(request: web.Request) -> web.Response:
@@ -55,13 +46,9 @@ def _query(request: web.Request, known: set[str]) -> ReportQuery:
     query.refuse_unknown(asked, known)
     start = query.integer(asked, "start_time")
     if start is None:
-        raise errors.invalid(
-            "Missing required parameter: 'start_time'.", "start_time", "missing_required_parameter"
-        )
+        raise errors.invalid("Missing required parameter: 'start_time'.", "start_time", "missing_required_parameter")
     width: Any = query.choice(asked, "bucket_width", ("1m", "1h", "1d")) or "1d"
-    groups: Any = tuple(
-        dict.fromkeys(g for g in query.array(asked, "group_by") or () if g not in NEVER_SPLIT)
-    )
+    groups: Any = tuple(dict.fromkeys(g for g in query.array(asked, "group_by") or () if g not in NEVER_SPLIT))
     principal = request[PRINCIPAL]
     # Nothing is booked on a user, so a filter by users finds nothing.
     nobody = query.array(asked, "user_ids") is not None
@@ -71,9 +58,7 @@ def _query(request: web.Request, known: set[str]) -> ReportQuery:
         width=width,
         limit=query.integer(asked, "limit"),
         group_by=groups,
-        tenant_ids=query.array(asked, "project_ids")
-        if principal.kind == "operator"
-        else (principal.tenant_id,),
+        tenant_ids=query.array(asked, "project_ids") if principal.kind == "operator" else (principal.tenant_id,),
         key_ids=() if nobody else query.array(asked, "api_key_ids"),
         models=query.array(asked, "models"),
         batch=query.boolean(asked, "batch"),
@@ -84,16 +69,21 @@ def _query(request: web.Request, known: set[str]) -> ReportQuery:
 
 def _page(report: Report, shape: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     return {
-        "object": "page", "data": [_bucket(bucket, shape) for bucket in report.buckets],
-        "has_more": report.next_page is not None, "next_page": report.next_page, "as_of": report.as_of,
-    }  # fmt: skip
+        "object": "page",
+        "data": [_bucket(bucket, shape) for bucket in report.buckets],
+        "has_more": report.next_page is not None,
+        "next_page": report.next_page,
+        "as_of": report.as_of,
+    }
 
 
 def _bucket(bucket: Bucket, shape: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     return {
-        "object": "bucket", "start_time": bucket.start_time, "end_time": bucket.end_time,
+        "object": "bucket",
+        "start_time": bucket.start_time,
+        "end_time": bucket.end_time,
         "results": [shape(result) for result in bucket.results],
-    }  # fmt: skip
+    }
 
 
 def _usage_result(result: UsageResult) -> dict[str, Any]:
@@ -106,18 +96,28 @@ def _usage_result(result: UsageResult) -> dict[str, Any]:
         "input_uncached_tokens": result.usage.uncached,
         "output_tokens": result.usage.output,
         "num_model_requests": result.num_requests,
-        "project_id": result.tenant_id, "user_id": None, "api_key_id": result.key_id, "model": result.model,
-        "batch": result.batch, "service_tier": tiers[result.service_tier], "api_source": None,
-    }  # fmt: skip
+        "project_id": result.tenant_id,
+        "user_id": None,
+        "api_key_id": result.key_id,
+        "model": result.model,
+        "batch": result.batch,
+        "service_tier": tiers[result.service_tier],
+        "api_source": None,
+    }
 
 
 def _cost_result(result: CostResult) -> dict[str, Any]:
     return {
         "object": "organization.costs.result",
         "amount": {"value": msgspec.Raw(decimal(result.amount).encode()), "currency": result.currency.lower()},
-        "line_item": result.line_item, "quantity": result.quantity, "quantity_unit": result.unit,
-        "project_id": result.tenant_id, "api_key_id": result.key_id, "user_id": None, "api_source": None,
-    }  # fmt: skip
+        "line_item": result.line_item,
+        "quantity": result.quantity,
+        "quantity_unit": result.unit,
+        "project_id": result.tenant_id,
+        "api_key_id": result.key_id,
+        "user_id": None,
+        "api_source": None,
+    }
 
 
 ROUTES = [

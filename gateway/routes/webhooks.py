@@ -27,9 +27,15 @@ async def create(request: web.Request) -> web.Response:
     settings = request.app[SETTINGS]
     async with writing(request, changes_identities=False) as conn:
         made = await webhooks.create(
-            conn, settings.secret("master.key"), settings.egress, url=asked.url, types=asked.events,
-            tenant_id=asked.project_id or OPERATOR_TENANT, now=now(), actor=actor(request),
-        )  # fmt: skip
+            conn,
+            settings.secret("master.key"),
+            settings.egress,
+            url=asked.url,
+            types=asked.events,
+            tenant_id=asked.project_id or OPERATOR_TENANT,
+            now=now(),
+            actor=actor(request),
+        )
     return reply(shapes.new_webhook(made))
 
 
@@ -59,9 +65,7 @@ async def delete(request: web.Request) -> web.Response:
 async def test(request: web.Request) -> web.Response:
     webhook_id = part(request, "webhook_id")
     async with writing(request, changes_identities=False) as conn:
-        event_id = await webhooks.test(
-            conn, webhook_id, now_ms=time.time_ns() // 1_000_000, actor=actor(request)
-        )
+        event_id = await webhooks.test(conn, webhook_id, now_ms=time.time_ns() // 1_000_000, actor=actor(request))
     return reply({"id": event_id, "object": "webhook.test", "webhook_id": webhook_id})
 
 

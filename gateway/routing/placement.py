@@ -95,9 +95,7 @@ class _Rates:
         """Its own prompt and those before it, and the wait until a running sequence ends, if all places are taken."""
         num_tokens = c.num_queued + wanted.num_prompt - min(c.num_cached, wanted.num_prompt)
         too_many = max(0, c.num_sequences + 1 - c.max_running) if c.max_running else 0
-        return num_tokens / (c.prefill_rate or self._prefill) + self._decode_s(
-            c, too_many, wanted.num_output
-        )
+        return num_tokens / (c.prefill_rate or self._prefill) + self._decode_s(c, too_many, wanted.num_output)
 
     def work_s(self, c: Candidate, num_output: float) -> float:
         """Until it has nothing left to do."""
@@ -112,9 +110,7 @@ class _Rates:
         return num_sequences * num_output / (c.decode_rate or self._decode)
 
 
-def _within_bound(
-    candidates: Sequence[Candidate], wanted: Wanted, rates: _Rates
-) -> Sequence[Candidate]:
+def _within_bound(candidates: Sequence[Candidate], wanted: Wanted, rates: _Rates) -> Sequence[Candidate]:
     """Consistent hashing with bounded loads (arXiv 1608.01350), the request itself included in the mean; never empty,
     because somebody has at most the mean."""
     work = [rates.work_s(c, wanted.num_output) for c in candidates]
@@ -126,25 +122,17 @@ def _within_bound(
 def _cold(within: Sequence[Candidate], wanted: Wanted, rates: _Rates, turn: int) -> Candidate:
     if wanted.anchor:
         most = max(c.num_cached for c in within)
-        return max(
-            (c for c in within if c.num_cached == most),
-            key=lambda c: _rendezvous(wanted.anchor, c.worker),
-        )
+        return max((c for c in within if c.num_cached == most), key=lambda c: _rendezvous(wanted.anchor, c.worker))
     least_s = min(rates.ttft_s(c, wanted) + rates.work_s(c, wanted.num_output) for c in within)
     equal = sorted(
-        (c for c in within
-         if rates.ttft_s(c, wanted) + rates.work_s(c, wanted.num_output) == least_s),
+        (c for c in within if rates.ttft_s(c, wanted) + rates.work_s(c, wanted.num_output) == least_s),
         key=lambda c: c.worker,
-    )  # fmt: skip
+    )
     return equal[turn % len(equal)]
 
 
 def _reason(
-    candidates: Sequence[Candidate],
-    within: Sequence[Candidate],
-    chosen: Candidate,
-    most: int,
-    wanted: Wanted,
+    candidates: Sequence[Candidate], within: Sequence[Candidate], chosen: Candidate, most: int, wanted: Wanted
 ) -> Reason:
     if len(candidates) == 1:
         return "only"

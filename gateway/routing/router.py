@@ -90,11 +90,7 @@ class RouterCounts:
 
 class Router:
     def __init__(
-        self,
-        group_key: bytes = b"",
-        *,
-        rule: Choose = place,
-        clock: Callable[[], float] = time.monotonic,
+        self, group_key: bytes = b"", *, rule: Choose = place, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Without a key nothing is known of caches."""
         self.counts = RouterCounts()
@@ -110,14 +106,13 @@ class Router:
             if _serves(link, prompt):
                 self._groups(link, prompt)
 
-    def choose(
-        self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()
-    ) -> Pick:
+    def choose(self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()) -> Pick:
         """Raises `ApiError` 503 when no worker takes work. Changes nothing that `sent` does not."""
         able = {
-            link.registration.worker: link for link in links
+            link.registration.worker: link
+            for link in links
             if _serves(link, prompt) and link.takes_work and link.registration.worker not in avoid
-        }  # fmt: skip
+        }
         if not able:
             raise _refusal(links, prompt)
         now = self._clock()
@@ -188,11 +183,7 @@ def _serves(link: WorkerLink, prompt: Prompt) -> bool:
 def _refusal(links: Iterable[WorkerLink], prompt: Prompt) -> errors.ApiError:
     """Why nobody takes work."""
     of_model = [link for link in links if link.registration.model == prompt.model]
-    if (
-        prompt.adapter
-        and of_model
-        and not any(link.has_adapter(prompt.adapter) for link in of_model)
-    ):
+    if prompt.adapter and of_model and not any(link.has_adapter(prompt.adapter) for link in of_model):
         return errors.no_worker("No worker has loaded this adapter yet.")
     if any(link.status.disk_full for link in of_model):
         return errors.disk_full()

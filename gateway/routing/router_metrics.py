@@ -19,9 +19,7 @@ class RouterMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = self._router.counts
-        choices = CounterMetricFamily(
-            "headgate_router_choices", "Why a worker was chosen.", labels=["reason"]
-        )
+        choices = CounterMetricFamily("headgate_router_choices", "Why a worker was chosen.", labels=["reason"])
         for reason, number in counts.choices.items():
             choices.add_metric([reason], number)
         yield choices

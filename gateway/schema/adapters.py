@@ -23,13 +23,20 @@ class NewAdapter(msgspec.Struct, frozen=True):
 
 def adapter(info: AdapterInfo, states: Mapping[str, AdapterState]) -> dict[str, Any]:
     return {
-        "id": info.id, "object": "adapter", "model": info.model, "name": info.name, "served_as": info.served_id,
-        "path": info.path, "tenant": info.tenant_id, "created_at": info.created_at, "state": state_of(states),
+        "id": info.id,
+        "object": "adapter",
+        "model": info.model,
+        "name": info.name,
+        "served_as": info.served_id,
+        "path": info.path,
+        "tenant": info.tenant_id,
+        "created_at": info.created_at,
+        "state": state_of(states),
         "workers": [
             {"worker": worker, "state": one.state, "reason": one.reason or None}
             for worker, one in sorted(states.items())
         ],
-    }  # fmt: skip
+    }
 
 
 def state_of(states: Mapping[str, AdapterState]) -> str:

@@ -56,11 +56,19 @@ def changes(body: Mapping[str, Any]) -> KeyChanges:
 
 def key(info: ApiKeyInfo) -> dict[str, Any]:
     return {
-        "id": info.id, "object": "api_key", "kind": info.kind, "project_id": info.tenant_id, "name": info.name,
-        "redacted_value": info.redacted_value, "scopes": sorted(info.scopes),
+        "id": info.id,
+        "object": "api_key",
+        "kind": info.kind,
+        "project_id": info.tenant_id,
+        "name": info.name,
+        "redacted_value": info.redacted_value,
+        "scopes": sorted(info.scopes),
         "models": None if info.models is None else sorted(info.models),
-        "addresses": None if info.addresses is None else list(info.addresses), "disabled": info.disabled,
-        "created_at": info.created_at, "last_used_at": info.last_used_at, "expires_at": info.expires_at,
+        "addresses": None if info.addresses is None else list(info.addresses),
+        "disabled": info.disabled,
+        "created_at": info.created_at,
+        "last_used_at": info.last_used_at,
+        "expires_at": info.expires_at,
         "previous_value_until": info.previous_until,
         **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
-    }  # fmt: skip
+    }

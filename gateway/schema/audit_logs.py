@@ -12,9 +12,12 @@ _DETAILS = {"created": "data", "updated": "changes_requested"}
 
 def entry(found: AuditEntry) -> dict[str, Any]:
     value: dict[str, Any] = {
-        "id": found.id, "object": "organization.audit_log", "type": found.type,
-        "effective_at": found.at, "actor": _actor(found),
-    }  # fmt: skip
+        "id": found.id,
+        "object": "organization.audit_log",
+        "type": found.type,
+        "effective_at": found.at,
+        "actor": _actor(found),
+    }
     if found.tenant_id is not None:
         value["project"] = {"id": found.tenant_id, "name": found.tenant_name}
     field = _DETAILS.get(found.type.rpartition(".")[2])

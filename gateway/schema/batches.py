@@ -35,34 +35,50 @@ class NewBatch(msgspec.Struct, frozen=True):
 
 def file_object(file: FileInfo) -> dict[str, Any]:
     return {
-        "id": file.id, "object": "file", "bytes": file.num_bytes, "created_at": file.created_at,
-        "expires_at": file.expires_at, "filename": file.name, "purpose": file.purpose, "status": "processed",
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.name,
+        "purpose": file.purpose,
+        "status": "processed",
         "status_details": None,
-    }  # fmt: skip
+    }
 
 
 def batch_object(batch: BatchInfo, charge_micro_units: int, now: int) -> dict[str, Any]:
     errors = None if batch.errors is None else {"object": "list", "data": batch.errors}
     return {
-        "id": batch.id, "object": "batch", "endpoint": batch.endpoint, "model": batch.model, "errors": errors,
-        "input_file_id": batch.input_file_id, "completion_window": batch.completion_window, "status": batch.state,
-        "output_file_id": batch.output_file_id, "error_file_id": batch.error_file_id,
-        "created_at": batch.created_at, "expires_at": batch.expires_at, **batch.at,
-        "request_counts": {
-            "total": batch.num_total, "completed": batch.num_completed, "failed": batch.num_failed,
-        },
-        "usage": _usage(batch), "metadata": batch.metadata,
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": errors,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.state,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.created_at,
+        "expires_at": batch.expires_at,
+        **batch.at,
+        "request_counts": {"total": batch.num_total, "completed": batch.num_completed, "failed": batch.num_failed},
+        "usage": _usage(batch),
+        "metadata": batch.metadata,
         "headgate": {**_progress(batch, now), "charge_micro_units": charge_micro_units},
-    }  # fmt: skip
+    }
 
 
 def _usage(batch: BatchInfo) -> dict[str, Any]:
     usage = batch.usage
     return {
-        "input_tokens": usage.prompt, "input_tokens_details": {"cached_tokens": usage.cache_read},
-        "output_tokens": usage.output, "output_tokens_details": {"reasoning_tokens": 0},
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cache_read},
+        "output_tokens": usage.output,
+        "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.total,
-    }  # fmt: skip
+    }
 
 
 def _progress(batch: BatchInfo, now: int) -> dict[str, Any]:
@@ -75,7 +91,9 @@ def _progress(batch: BatchInfo, now: int) -> dict[str, Any]:
     eta_s = round(num_left / rate) if rate and batch.state == "in_progress" else None
     prompt = batch.usage.prompt
     return {
-        "eta_s": eta_s, "lines_per_s": None if rate is None else round(rate, 3),
+        "eta_s": eta_s,
+        "lines_per_s": None if rate is None else round(rate, 3),
         "cached_share": round(batch.usage.cache_read / prompt, 4) if prompt else None,
-        "paused_reason": batch.paused_reason, "num_invalid_lines": batch.num_invalid,
-    }  # fmt: skip
+        "paused_reason": batch.paused_reason,
+        "num_invalid_lines": batch.num_invalid,
+    }

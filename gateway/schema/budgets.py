@@ -80,23 +80,36 @@ def budget(
 ) -> dict[str, Any]:
     period = budget.period_at(now_ms)
     return {
-        "id": budget.id, "object": "budget", "project_id": budget.tenant_id, "api_key_id": budget.key_id,
-        "model": budget.model, "tier": budget.tier, "period": _period(budget),
-        "limit_micro_units": budget.limit_micro_units, "currency": currency, "hard": budget.hardness == "hard",
-        "shadow": budget.hardness == "shadow", "created_at": budget.created_at,
+        "id": budget.id,
+        "object": "budget",
+        "project_id": budget.tenant_id,
+        "api_key_id": budget.key_id,
+        "model": budget.model,
+        "tier": budget.tier,
+        "period": _period(budget),
+        "limit_micro_units": budget.limit_micro_units,
+        "currency": currency,
+        "hard": budget.hardness == "hard",
+        "shadow": budget.hardness == "shadow",
+        "created_at": budget.created_at,
         "adjustments": [
             {"id": a.id, "micro_units": a.micro_units, "from": a.from_ms // 1000, "to": a.until_ms // 1000}
             for a in budget.adjustments
         ],
         "current": None if period is None else _current(budget, period, now_ms, used, alerts, time_zone),
-    }  # fmt: skip
+    }
 
 
 def quota(tenant_id: str, quota: Quota) -> dict[str, Any]:
     return {
-        "object": "quota", "project_id": tenant_id, "level": quota.level, "subject": quota.subject or None,
-        "dimension": quota.dimension, "limit": quota.limit, "shadow": quota.shadow,
-    }  # fmt: skip
+        "object": "quota",
+        "project_id": tenant_id,
+        "level": quota.level,
+        "subject": quota.subject or None,
+        "dimension": quota.dimension,
+        "limit": quota.limit,
+        "shadow": quota.shadow,
+    }
 
 
 def _current(
@@ -104,11 +117,13 @@ def _current(
 ) -> dict[str, Any]:
     """The period that runs now, and its end by the tenant's clocks. `settled_micro_units` is what the ledger has; what is held besides, the limiter knows."""
     return {
-        "start": period.start_ms // 1000, "end": period.end_ms // 1000,
+        "start": period.start_ms // 1000,
+        "end": period.end_ms // 1000,
         "end_local": time_zones.shown(period.end_ms // 1000, time_zone),
-        "limit_micro_units": budget.limit_at(now_ms), "settled_micro_units": used,
+        "limit_micro_units": budget.limit_at(now_ms),
+        "settled_micro_units": used,
         "thresholds": [alert.threshold for alert in alerts if alert.period_start_ms == period.start_ms],
-    }  # fmt: skip
+    }
 
 
 def _period(budget: Budget) -> str | dict[str, int]:

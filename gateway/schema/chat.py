@@ -87,9 +87,7 @@ def read(value: dict[str, Any]) -> tuple[ChatFields, list[str]]:
     """(the request, names of ignored fields). Raises `ApiError` 400."""
     ignored = check_other_fields(value, HONOURED, UNSUPPORTED)
     refuse_deep(value.get("tools"), frozenset({"chat_template", "chat_template_kwargs"}), "tools")
-    refuse_deep(
-        value.get("messages"), frozenset({"chat_template", "chat_template_kwargs"}), "messages"
-    )
+    refuse_deep(value.get("messages"), frozenset({"chat_template", "chat_template_kwargs"}), "messages")
     fields = convert(value, ChatFields)
     check_shared(fields)
     check_search(fields)
@@ -116,14 +114,10 @@ def _refuse_unserved(fields: ChatFields) -> None:
 
 
 def _unsupported(name: str, hint: str) -> errors.ApiError:
-    return errors.invalid(
-        f"The parameter '{name}' is not supported. {hint}", name, "unsupported_parameter"
-    )
+    return errors.invalid(f"The parameter '{name}' is not supported. {hint}", name, "unsupported_parameter")
 
 
-def template_messages(
-    messages: list[Any], break_up: Callable[[str, bool], str]
-) -> list[dict[str, Any]]:
+def template_messages(messages: list[Any], break_up: Callable[[str, bool], str]) -> list[dict[str, Any]]:
     """Checked messages as plain values for the template: known fields only, each string of the client's through
     `break_up` (text, is it the model's own word). Raises `ApiError` 400."""
     if not messages:
@@ -137,9 +131,7 @@ def _message(where: str, value: Any, break_up: Callable[[str, bool], str]) -> di
     if not isinstance(value, dict):
         raise errors.invalid("A message must be an object.", where, "invalid_type")
     if value.get("function_call") is not None:
-        raise errors.invalid(
-            "Use 'tool_calls' instead.", f"{where}.function_call", "unsupported_parameter"
-        )
+        raise errors.invalid("Use 'tool_calls' instead.", f"{where}.function_call", "unsupported_parameter")
     try:
         message = msgspec.convert({k: v for k, v in value.items() if v is not None}, Message)
     except msgspec.ValidationError as error:
@@ -158,9 +150,10 @@ def _message(where: str, value: Any, break_up: Callable[[str, bool], str]) -> di
     if message.role == "tool":
         if message.tool_call_id is None:
             raise errors.invalid(
-                f"Missing required parameter: '{where}.tool_call_id'.", f"{where}.tool_call_id",
+                f"Missing required parameter: '{where}.tool_call_id'.",
+                f"{where}.tool_call_id",
                 "missing_required_parameter",
-            )  # fmt: skip
+            )
         plain["tool_call_id"] = break_up(message.tool_call_id, False)
     if message.tool_calls:
         if not own:

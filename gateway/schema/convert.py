@@ -50,20 +50,14 @@ def of_validation(text: str) -> errors.ApiError:
     text = _PATH.sub("", text)
     if missing := _MISSING.match(text):
         param = f"{path}.{missing['name']}" if path else missing["name"]
-        return errors.invalid(
-            f"Missing required parameter: '{param}'.", param, "missing_required_parameter"
-        )
+        return errors.invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
     if form := forms.words_for(text):
         return errors.invalid(f"Invalid value for '{path}': it must be {form}.", path or None)
-    code = (
-        "invalid_type" if text.startswith("Expected `") and ", got `" in text else "invalid_value"
-    )
+    code = "invalid_type" if text.startswith("Expected `") and ", got `" in text else "invalid_value"
     return errors.invalid(f"Invalid value for '{path}': {text}.", path or None, code)
 
 
-def check_other_fields(
-    value: Mapping[str, Any], honoured: frozenset[str], unsupported: Mapping[str, str]
-) -> list[str]:
+def check_other_fields(value: Mapping[str, Any], honoured: frozenset[str], unsupported: Mapping[str, str]) -> list[str]:
     """Refuses unsupported fields, type-checks those without effect, returns the names of unknown ones."""
     ignored: list[str] = []
     for name, item in value.items():
@@ -74,9 +68,7 @@ def check_other_fields(
         elif name in unsupported or name.startswith("guided_"):
             hint = unsupported.get(name, "Use 'structured_outputs' instead.")
             raise errors.invalid(
-                f"The parameter '{name}' is not supported. {hint}".rstrip(),
-                name,
-                "unsupported_parameter",
+                f"The parameter '{name}' is not supported. {hint}".rstrip(), name, "unsupported_parameter"
             )
         elif _NAME.fullmatch(name):
             ignored.append(name)
@@ -96,11 +88,7 @@ def refuse_deep(value: Any, names: frozenset[str], path: str = "") -> None:
         for name, item in value.items():
             where = f"{path}.{name}" if path else str(name)
             if name in names and item is not None:
-                raise errors.invalid(
-                    "Chat templates come from the model only.",
-                    _safe(where),
-                    "unsupported_parameter",
-                )
+                raise errors.invalid("Chat templates come from the model only.", _safe(where), "unsupported_parameter")
             refuse_deep(item, names, where)
     elif isinstance(value, list):
         for index, item in enumerate(value):

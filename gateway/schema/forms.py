@@ -29,7 +29,4 @@ def words_for(refusal: str) -> str | None:
     match = _REFUSED.fullmatch(refusal)
     if match is None:
         return None
-    return next(
-        (words for pattern, words in WORDS.items() if repr(pattern) == match["pattern"]),
-        "of another form",
-    )
+    return next((words for pattern, words in WORDS.items() if repr(pattern) == match["pattern"]), "of another form")

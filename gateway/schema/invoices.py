@@ -38,39 +38,77 @@ class CreditFields(msgspec.Struct, frozen=True):
 
     def wanted(self) -> NewCredit:
         return NewCredit(
-            type=self.type, tenant_id=self.project_id, amount=self.amount_micro_units, currency=self.currency,
-            source=self.source, priority=self.priority, starts_at=self.starts_at, expires_at=self.expires_at,
-            corrects=self.corrects, note=self.note,
-        )  # fmt: skip
+            type=self.type,
+            tenant_id=self.project_id,
+            amount=self.amount_micro_units,
+            currency=self.currency,
+            source=self.source,
+            priority=self.priority,
+            starts_at=self.starts_at,
+            expires_at=self.expires_at,
+            corrects=self.corrects,
+            note=self.note,
+        )
 
 
 def credit(info: CreditInfo) -> dict[str, Any]:
     return {
-        "id": info.id, "object": "credit", "type": info.type, "project_id": info.tenant_id, "currency": info.currency,
-        "amount_micro_units": info.amount, "remaining_micro_units": info.remaining, "source": info.source,
-        "priority": info.priority, "starts_at": info.starts_at, "expires_at": info.expires_at,
-        "corrects": info.corrects, "number": info.number, "note": info.note, "created_at": info.created_at,
-    }  # fmt: skip
+        "id": info.id,
+        "object": "credit",
+        "type": info.type,
+        "project_id": info.tenant_id,
+        "currency": info.currency,
+        "amount_micro_units": info.amount,
+        "remaining_micro_units": info.remaining,
+        "source": info.source,
+        "priority": info.priority,
+        "starts_at": info.starts_at,
+        "expires_at": info.expires_at,
+        "corrects": info.corrects,
+        "number": info.number,
+        "note": info.note,
+        "created_at": info.created_at,
+    }
 
 
 def invoice(info: InvoiceInfo) -> dict[str, Any]:
     """With its lines, where they were read."""
     lines = {"lines": [_line(line) for line in info.lines]} if info.lines else {}
     return {
-        "id": info.number, "object": "invoice" if info.series == "INV" else "credit_note", "number": info.number,
-        "issuer": info.issuer, "project_id": info.tenant_id, "project_name": info.tenant_name,
-        "time_zone": info.time_zone, "period": info.period,
-        "version": info.version, "currency": info.currency, "from": info.from_ms // 1000,
-        "until": info.until_ms // 1000, "created_at": info.created_at, "num_requests": info.num_requests,
-        "subtotal_micro_units": info.subtotal, "prepaid_micro_units": info.prepaid, "total_micro_units": info.total,
-        "days_micro_units": info.days, **lines,
-    }  # fmt: skip
+        "id": info.number,
+        "object": "invoice" if info.series == "INV" else "credit_note",
+        "number": info.number,
+        "issuer": info.issuer,
+        "project_id": info.tenant_id,
+        "project_name": info.tenant_name,
+        "time_zone": info.time_zone,
+        "period": info.period,
+        "version": info.version,
+        "currency": info.currency,
+        "from": info.from_ms // 1000,
+        "until": info.until_ms // 1000,
+        "created_at": info.created_at,
+        "num_requests": info.num_requests,
+        "subtotal_micro_units": info.subtotal,
+        "prepaid_micro_units": info.prepaid,
+        "total_micro_units": info.total,
+        "days_micro_units": info.days,
+        **lines,
+    }
 
 
 def _line(line: Line) -> dict[str, Any]:
     return {
-        "kind": line.kind, "period": line.period, "model": line.model, "tier": line.tier,
-        "token_class": line.token_class, "price_version": line.price_version,
-        "rate_micro_units_per_million": line.rate, "num_requests": line.num_requests, "quantity": line.quantity,
-        "amount_micro_units": line.amount, "credit_id": line.credit_id, "note": line.note,
-    }  # fmt: skip
+        "kind": line.kind,
+        "period": line.period,
+        "model": line.model,
+        "tier": line.tier,
+        "token_class": line.token_class,
+        "price_version": line.price_version,
+        "rate_micro_units_per_million": line.rate,
+        "num_requests": line.num_requests,
+        "quantity": line.quantity,
+        "amount_micro_units": line.amount,
+        "credit_id": line.credit_id,
+        "note": line.note,
+    }

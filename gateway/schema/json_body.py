@@ -50,15 +50,11 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def _invalid_json(why: str = "") -> errors.ApiError:
-    return errors.invalid(
-        f"We could not parse the JSON body of your request.{why}", code="invalid_json"
-    )
+    return errors.invalid(f"We could not parse the JSON body of your request.{why}", code="invalid_json")
 
 
 def _too_many(what: str, most: int) -> errors.ApiError:
-    return errors.invalid(
-        f"The JSON body has too many {what}: at most {most:,} are allowed.", code="too_many_values"
-    )
+    return errors.invalid(f"The JSON body has too many {what}: at most {most:,} are allowed.", code="too_many_values")
 
 
 def _check_shape(body: bytes) -> int:

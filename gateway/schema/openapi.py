@@ -38,10 +38,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": TITLE, "version": VERSION},
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
     }
 
 
@@ -59,8 +56,7 @@ def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str
         operation["summary"] = summary
     if names := _PARAMETER.findall(route.path):
         operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if route.takes is not None:
         operation["requestBody"] = {"required": True, "content": _json(references[route.takes])}

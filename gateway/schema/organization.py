@@ -10,14 +10,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from accounting.database.paging import Page
-from accounting.values.types import (
-    ApiKeyInfo,
-    ModelLimits,
-    ModelPermissions,
-    NewApiKey,
-    ServiceAccountInfo,
-    TenantInfo,
-)
+from accounting.values.types import ApiKeyInfo, ModelLimits, ModelPermissions, NewApiKey, ServiceAccountInfo, TenantInfo
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[int, Meta(ge=1, le=10**10)]
@@ -25,11 +18,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 RATE_LIMIT_PREFIX = "rl-"
 PROJECT_UNSUPPORTED = ("residency", "geography", "external_key_id")
-RATE_LIMIT_UNSUPPORTED = (
-    "max_requests_per_1_day",
-    "max_images_per_1_minute",
-    "max_audio_megabytes_per_1_minute",
-)
+RATE_LIMIT_UNSUPPORTED = ("max_requests_per_1_day", "max_images_per_1_minute", "max_audio_megabytes_per_1_minute")
 T = TypeVar("T")
 
 
@@ -71,57 +60,69 @@ class RateLimitChanges(msgspec.Struct, frozen=True):
 
 def project(tenant: TenantInfo) -> dict[str, Any]:
     return {
-        "id": tenant.id, "object": "organization.project", "name": tenant.name, "created_at": tenant.created_at,
-        "archived_at": tenant.archived_at, "status": "archived" if tenant.status == "archived" else "active",
-    }  # fmt: skip
+        "id": tenant.id,
+        "object": "organization.project",
+        "name": tenant.name,
+        "created_at": tenant.created_at,
+        "archived_at": tenant.archived_at,
+        "status": "archived" if tenant.status == "archived" else "active",
+    }
 
 
 def service_account(account: ServiceAccountInfo) -> dict[str, Any]:
     return {
-        "id": account.id, "object": "organization.project.service_account", "name": account.name,
-        "role": account.role, "created_at": account.created_at,
-    }  # fmt: skip
+        "id": account.id,
+        "object": "organization.project.service_account",
+        "name": account.name,
+        "role": account.role,
+        "created_at": account.created_at,
+    }
 
 
 def new_key(key: NewApiKey) -> dict[str, Any]:
     """The only shape with the secret in it."""
     return {
-        "id": key.info.id, "object": "organization.project.service_account.api_key", "name": key.info.name,
-        "value": key.value, "created_at": key.info.created_at, "expires_at": key.info.expires_at,
-    }  # fmt: skip
+        "id": key.info.id,
+        "object": "organization.project.service_account.api_key",
+        "name": key.info.name,
+        "value": key.value,
+        "created_at": key.info.created_at,
+        "expires_at": key.info.expires_at,
+    }
 
 
 def api_key(key: ApiKeyInfo, owner: ServiceAccountInfo | None) -> dict[str, Any]:
     """`owner` None: made at the command line, without a service account."""
     account = None
     if owner is not None:
-        account = {
-            "id": owner.id,
-            "name": owner.name,
-            "role": owner.role,
-            "created_at": owner.created_at,
-        }
+        account = {"id": owner.id, "name": owner.name, "role": owner.role, "created_at": owner.created_at}
     return {
-        "id": key.id, "object": "organization.project.api_key", "name": key.name or "",
-        "redacted_value": key.redacted_value, "created_at": key.created_at, "last_used_at": key.last_used_at,
-        "expires_at": key.expires_at, "owner": {"type": "service_account", "service_account": account},
-        "owner_project_access": "active", "scopes": sorted(key.scopes),
-    }  # fmt: skip
+        "id": key.id,
+        "object": "organization.project.api_key",
+        "name": key.name or "",
+        "redacted_value": key.redacted_value,
+        "created_at": key.created_at,
+        "last_used_at": key.last_used_at,
+        "expires_at": key.expires_at,
+        "owner": {"type": "service_account", "service_account": account},
+        "owner_project_access": "active",
+        "scopes": sorted(key.scopes),
+    }
 
 
 def rate_limit(entry: ModelLimits) -> dict[str, Any]:
     return {
-        "id": RATE_LIMIT_PREFIX + entry.model, "object": "project.rate_limit", "model": entry.model,
+        "id": RATE_LIMIT_PREFIX + entry.model,
+        "object": "project.rate_limit",
+        "model": entry.model,
         "max_requests_per_1_minute": entry.limits.requests_per_minute,
         "max_tokens_per_1_minute": entry.limits.tokens_per_minute,
         "batch_1_day_max_input_tokens": entry.batch_backlog_tokens,
-    }  # fmt: skip
+    }
 
 
 def model_permissions(found: ModelPermissions) -> dict[str, Any]:
-    return {
-        "object": "project.model_permissions", "mode": found.mode, "model_ids": list(found.model_ids),
-    }  # fmt: skip
+    return {"object": "project.model_permissions", "mode": found.mode, "model_ids": list(found.model_ids)}
 
 
 def deleted(object_id: str, kind: str) -> dict[str, Any]:
@@ -134,9 +135,12 @@ def page_of(page: Page[T], shape: Callable[[T], dict[str, Any]]) -> dict[str, An
 
 def listing(data: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
     return {
-        "object": "list", "data": data, "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None, "has_more": has_more,
-    }  # fmt: skip
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }
 
 
 def reply(value: dict[str, Any]) -> web.Response:

@@ -17,22 +17,17 @@ class NewPrefix(msgspec.Struct, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=200)] = "Public prefix"
     messages: list[Any] | None = None
     text: Annotated[str, Meta(min_length=1)] | None = None
-    token_ids: Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(min_length=1)] | None = (
-        None
-    )
+    token_ids: Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(min_length=1)] | None = None
     ttl_s: Annotated[int, Meta(ge=1, le=MAX_TTL_S)] | None = None
     pinned: bool = True
 
 
 def check(fields: NewPrefix) -> None:
     """Raises `ApiError` 400."""
-    given = [
-        name for name in ("messages", "text", "token_ids") if getattr(fields, name) is not None
-    ]
+    given = [name for name in ("messages", "text", "token_ids") if getattr(fields, name) is not None]
     if len(given) != 1:
         raise errors.invalid(
-            "Give exactly one of 'messages', 'text' and 'token_ids'.",
-            given[1] if given else "messages",
+            "Give exactly one of 'messages', 'text' and 'token_ids'.", given[1] if given else "messages"
         )
     if not fields.pinned:
         raise errors.invalid(

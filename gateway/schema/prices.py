@@ -49,10 +49,7 @@ class NewSheetVersion(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     residency: list[ResidencyRates] = []
 
     def table(self) -> dict[tuple[str, Tier], Rates]:
-        return {
-            (r.model, r.tier): Rates(r.cache_read, r.cache_write, r.uncached, r.output)
-            for r in self.rates
-        }
+        return {(r.model, r.tier): Rates(r.cache_read, r.cache_write, r.uncached, r.output) for r in self.rates}
 
 
 class NewAssignment(msgspec.Struct, frozen=True, rename={"from_": "from"}):
@@ -63,14 +60,17 @@ class NewAssignment(msgspec.Struct, frozen=True, rename={"from_": "from"}):
 
 def sheet_version(found: SheetVersion) -> dict[str, Any]:
     return {
-        "id": found.id, "object": "price_sheet.version", "sheet": found.sheet, "version": found.version,
-        "currency": found.currency, "from": found.from_ms // 1000, "until": _second(found.until_ms),
+        "id": found.id,
+        "object": "price_sheet.version",
+        "sheet": found.sheet,
+        "version": found.version,
+        "currency": found.currency,
+        "from": found.from_ms // 1000,
+        "until": _second(found.until_ms),
         "created_at": found.created_at,
-        "rates": [
-            {"model": r.model, "tier": r.tier, **msgspec.structs.asdict(r.rates)} for r in found.rates
-        ],
+        "rates": [{"model": r.model, "tier": r.tier, **msgspec.structs.asdict(r.rates)} for r in found.rates],
         "residency": [msgspec.structs.asdict(r) for r in found.residency],
-    }  # fmt: skip
+    }
 
 
 def unpriced(found: Sequence[tuple[str, Tier]]) -> dict[str, Any]:
@@ -80,11 +80,10 @@ def unpriced(found: Sequence[tuple[str, Tier]]) -> dict[str, Any]:
 
 def assigned(tenant_id: str, intervals: list[Assignment]) -> dict[str, Any]:
     return {
-        "id": tenant_id, "object": "tenant.price_sheet",
-        "intervals": [
-            {"sheet": i.sheet, "from": i.from_ms // 1000, "until": _second(i.until_ms)} for i in intervals
-        ],
-    }  # fmt: skip
+        "id": tenant_id,
+        "object": "tenant.price_sheet",
+        "intervals": [{"sheet": i.sheet, "from": i.from_ms // 1000, "until": _second(i.until_ms)} for i in intervals],
+    }
 
 
 def _second(time_ms: int | None) -> int | None:

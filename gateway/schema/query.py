@@ -66,6 +66,4 @@ def limit(query: Query, default: int, most: int) -> int:
 def refuse_unknown(query: Query, known: Collection[str]) -> None:
     for name in query:
         if name.removesuffix("[]") not in known:
-            raise errors.invalid(
-                "A query parameter is not known to this endpoint.", code="invalid_value"
-            )
+            raise errors.invalid("A query parameter is not known to this endpoint.", code="invalid_value")

@@ -59,12 +59,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    bad_words: (
-        Annotated[tuple[BadWord, ...], Meta(min_length=1, max_length=MAX_BAD_WORDS)] | None
-    ) = None
-    allowed_token_ids: (
-        Annotated[Tokens, Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None
-    ) = None
+    bad_words: Annotated[tuple[BadWord, ...], Meta(min_length=1, max_length=MAX_BAD_WORDS)] | None = None
+    allowed_token_ids: Annotated[Tokens, Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     service_tier: str | None = None
@@ -102,12 +98,12 @@ def check_shared(fields: SamplingFields) -> None:
         raise errors.invalid("'stream_options' needs 'stream': true.", "stream_options")
     if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
         raise errors.invalid(
-            "'continuous_usage_stats' is not supported.", "stream_options.continuous_usage_stats",
+            "'continuous_usage_stats' is not supported.",
+            "stream_options.continuous_usage_stats",
             "unsupported_parameter",
-        )  # fmt: skip
+        )
     if fields.metadata is not None and (
-        len(fields.metadata) > 16
-        or any(len(key) > 64 or len(value) > 512 for key, value in fields.metadata.items())
+        len(fields.metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in fields.metadata.items())
     ):
         raise errors.invalid("At most 16 pairs: keys to 64, values to 512 characters.", "metadata")
     if fields.service_tier not in {None, "auto", "default", "priority", "fast", "scale"}:
@@ -143,8 +139,7 @@ def check_vocabulary(fields: SamplingFields, vocab_size: int) -> None:
         raise errors.invalid(f"At most {MAX_LOGIT_BIAS} entries are allowed.", "logit_bias")
     if not all(_is_token_id(key, vocab_size) for key in bias):
         raise errors.invalid(
-            f"A key must be a token id from 0 to {vocab_size - 1}, in digits without leading zeros.",
-            "logit_bias",
+            f"A key must be a token id from 0 to {vocab_size - 1}, in digits without leading zeros.", "logit_bias"
         )
 
 
@@ -160,10 +155,7 @@ def _is_token_id(key: str, vocab_size: int) -> bool:
 
 
 def check_bans(
-    fields: SamplingFields,
-    bad_words: Sequence[Sequence[int]],
-    vocab_size: int,
-    end_ids: Sequence[int],
+    fields: SamplingFields, bad_words: Sequence[Sequence[int]], vocab_size: int, end_ids: Sequence[int]
 ) -> None:
     """Something is left to be drawn as the first token. Raises `ApiError` 400."""
     banned = {word[0] for word in bad_words if len(word) == 1}
@@ -185,10 +177,7 @@ class Defaults(msgspec.Struct, frozen=True):
 
 
 def sampling_params(
-    fields: SamplingFields,
-    defaults: Defaults,
-    logprobs: int,
-    bad_words: tuple[tuple[int, ...], ...] = (),
+    fields: SamplingFields, defaults: Defaults, logprobs: int, bad_words: tuple[tuple[int, ...], ...] = ()
 ) -> SamplingParams:
     """`logprobs`: -1 for none. `bad_words`: as tokens. A seed is drawn where the client gave none."""
     seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**64

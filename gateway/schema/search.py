@@ -7,9 +7,19 @@ from gateway.schema.sampling import SamplingFields
 from workers.protocol.messages import BeamParams
 
 SAMPLING = (
-    "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-    "stop", "stop_token_ids", "min_tokens", "bad_words", "allowed_token_ids",
-)  # fmt: skip
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+)
 """What a search would have to ignore. A seed changes nothing where nothing is drawn; a temperature may be 0."""
 
 

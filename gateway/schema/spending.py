@@ -13,14 +13,7 @@ from gateway.schema import forms
 
 MAX_CENTS = 900_000_000_000
 Cents = Annotated[int, Meta(ge=0, le=MAX_CENTS)]
-Email = Annotated[
-    str,
-    Meta(
-        min_length=3,
-        max_length=320,
-        pattern=forms.EMAIL,
-    ),
-]
+Email = Annotated[str, Meta(min_length=3, max_length=320, pattern=forms.EMAIL)]
 Line = Annotated[str, Meta(max_length=100, pattern=forms.ONE_LINE)]
 Scope = Literal["project", "organization"]
 TERMS: dict[str, Any] = {"currency": "USD", "interval": "month"}
@@ -52,15 +45,22 @@ class SpendAlertFields(msgspec.Struct, frozen=True):
 
 def spend_limit(scope: Scope, found: SpendLimitInfo) -> dict[str, Any]:
     return {
-        "object": f"{scope}.spend_limit", "threshold_amount": found.cents, **TERMS,
+        "object": f"{scope}.spend_limit",
+        "threshold_amount": found.cents,
+        **TERMS,
         "enforcement": {"status": "enforcing" if found.enforcing else "inactive"},
-    }  # fmt: skip
+    }
 
 
 def spend_alert(scope: Scope, found: SpendAlertInfo) -> dict[str, Any]:
     return {
-        "id": found.id, "object": f"{scope}.spend_alert", "threshold_amount": found.cents, **TERMS,
+        "id": found.id,
+        "object": f"{scope}.spend_alert",
+        "threshold_amount": found.cents,
+        **TERMS,
         "notification_channel": {
-            "type": "email", "recipients": list(found.recipients), "subject_prefix": found.subject_prefix,
+            "type": "email",
+            "recipients": list(found.recipients),
+            "subject_prefix": found.subject_prefix,
         },
-    }  # fmt: skip
+    }

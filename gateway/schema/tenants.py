@@ -64,9 +64,7 @@ def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
         name: after(f"cache_{name}", getattr(before.cache, name), getattr(default, name))
         for name in CacheShare.__struct_fields__
     }
-    limits = {
-        field: after(name, getattr(before.limits, field), None) for name, field in _LIMITS.items()
-    }
+    limits = {field: after(name, getattr(before.limits, field), None) for name, field in _LIMITS.items()}
     shares = any(name == "weight" or name.startswith("cache_") for name in body)
     return Wanted(
         None if given.suspended is UNSET else given.suspended,
@@ -82,17 +80,28 @@ def _is_null(body: Mapping[str, Any], name: str) -> bool:
 
 def tenant(info: TenantInfo) -> dict[str, Any]:
     return {
-        "id": info.id, "object": "tenant", "name": info.name, "status": info.status, "weight": info.weight,
+        "id": info.id,
+        "object": "tenant",
+        "name": info.name,
+        "status": info.status,
+        "weight": info.weight,
         "time_zone": info.time_zone,
-        "suspended": info.status == "suspended", "created_at": info.created_at, "archived_at": info.archived_at,
+        "suspended": info.status == "suspended",
+        "created_at": info.created_at,
+        "archived_at": info.archived_at,
         **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
         **{f"cache_{name}": getattr(info.cache, name) for name in CacheShare.__struct_fields__},
-    }  # fmt: skip
+    }
 
 
 def erased(report: ErasureReport) -> dict[str, Any]:
     return {
-        "id": report.tenant_id, "object": "tenant.deleted", "deleted": True, "erased_at": report.erased_at,
-        "num_keys": report.num_keys, "num_files": report.num_files, "num_answers": report.num_answers,
+        "id": report.tenant_id,
+        "object": "tenant.deleted",
+        "deleted": True,
+        "erased_at": report.erased_at,
+        "num_keys": report.num_keys,
+        "num_files": report.num_files,
+        "num_answers": report.num_answers,
         "data_key_destroyed": report.data_key_destroyed,
-    }  # fmt: skip
+    }

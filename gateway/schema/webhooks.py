@@ -22,13 +22,16 @@ class WebhookFields(msgspec.Struct, frozen=True):
 def webhook(info: WebhookInfo) -> dict[str, Any]:
     counts = info.counts
     return {
-        "id": info.id, "object": "webhook",
+        "id": info.id,
+        "object": "webhook",
         "project_id": None if info.tenant_id == OPERATOR_TENANT else info.tenant_id,
-        "url": info.url, "events": None if info.events is None else list(info.events),
-        "created_at": info.created_at, "full": info.is_full,
+        "url": info.url,
+        "events": None if info.events is None else list(info.events),
+        "created_at": info.created_at,
+        "full": info.is_full,
         "deliveries": {"pending": counts.pending, "delivered": counts.delivered, "dead": counts.dead},
         "last_error": counts.last_error,
-    }  # fmt: skip
+    }
 
 
 def new_webhook(made: NewWebhook) -> dict[str, Any]:
@@ -38,7 +41,12 @@ def new_webhook(made: NewWebhook) -> dict[str, Any]:
 
 def delivery(one: DeliveryInfo) -> dict[str, Any]:
     return {
-        "id": one.event_id, "object": "webhook.delivery", "type": one.type, "state": one.state,
-        "attempts": one.attempts, "last_error": one.last_error, "created_at": one.created_at_ms // 1000,
+        "id": one.event_id,
+        "object": "webhook.delivery",
+        "type": one.type,
+        "state": one.state,
+        "attempts": one.attempts,
+        "last_error": one.last_error,
+        "created_at": one.created_at_ms // 1000,
         "next_try_at": one.deliver_after_ms // 1000 if one.state == "pending" else None,
-    }  # fmt: skip
+    }

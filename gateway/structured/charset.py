@@ -10,9 +10,7 @@ from collections.abc import Iterable
 Ranges = tuple[tuple[int, int], ...]
 
 ALL: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
-_ESCAPED = {
-    0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t",
-}  # fmt: skip
+_ESCAPED = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
 
 
 def union(parts: Iterable[tuple[int, int]]) -> Ranges:
@@ -63,11 +61,7 @@ def in_json(ranges: Ranges) -> str:
     if plain := common(ranges, IN_STRING):
         parts.append(raw(plain))
     special = without(ranges, IN_STRING)
-    parts += [
-        literal(_ESCAPED.get(code) or f"\\u{code:04x}")
-        for low, high in special
-        for code in range(low, high + 1)
-    ]
+    parts += [literal(_ESCAPED.get(code) or f"\\u{code:04x}") for low, high in special for code in range(low, high + 1)]
     return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
 
 

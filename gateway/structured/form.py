@@ -57,9 +57,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
 def form_of(wanted: ResponseFormat | None, outputs: StructuredOutputs | None) -> Form | None:
     """None: plain text. Raises `ApiError` 400. May take 100 ms for a large schema."""
     if wanted is not None and outputs is not None:
-        raise errors.invalid(
-            "'structured_outputs' cannot be combined with 'response_format'.", "structured_outputs"
-        )
+        raise errors.invalid("'structured_outputs' cannot be combined with 'response_format'.", "structured_outputs")
     if outputs is not None:
         return _of_outputs(outputs)
     match wanted:
@@ -73,20 +71,18 @@ def form_of(wanted: ResponseFormat | None, outputs: StructuredOutputs | None) ->
         case ResponseFormat(type="json_schema"):
             raise errors.invalid(
                 "Missing required parameter: 'response_format.json_schema'.",
-                "response_format.json_schema", "missing_required_parameter",
-            )  # fmt: skip
-        case _:
-            raise errors.invalid(
-                "The type must be 'text', 'json_object' or 'json_schema'.", "response_format.type"
+                "response_format.json_schema",
+                "missing_required_parameter",
             )
+        case _:
+            raise errors.invalid("The type must be 'text', 'json_object' or 'json_schema'.", "response_format.type")
 
 
 def _of_outputs(outputs: StructuredOutputs) -> Form:
     given = [name for name in outputs.__struct_fields__ if getattr(outputs, name) is not None]
     if len(given) != 1:
         raise errors.invalid(
-            "Exactly one of 'json', 'regex', 'choice', 'grammar', 'json_object' is needed.",
-            "structured_outputs",
+            "Exactly one of 'json', 'regex', 'choice', 'grammar', 'json_object' is needed.", "structured_outputs"
         )
     where = f"structured_outputs.{given[0]}"
     match given[0]:

@@ -42,10 +42,22 @@ MAX_NAME = 256
 MAX_COUNT = 10_000
 """Of a bound on length or items."""
 
-_ANNOTATIONS = frozenset({
-    "title", "description", "default", "examples", "$schema", "$id", "$comment", "deprecated", "readOnly", "writeOnly",
-    "$defs", "definitions",
-})  # fmt: skip
+_ANNOTATIONS = frozenset(
+    {
+        "title",
+        "description",
+        "default",
+        "examples",
+        "$schema",
+        "$id",
+        "$comment",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$defs",
+        "definitions",
+    }
+)
 _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties"),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
@@ -55,11 +67,7 @@ _KEYWORDS = {
     "boolean": (),
     "null": (),
 }
-_TYPE_OF = {
-    name: kind
-    for kind in ("number", "integer", "string", "array", "object")
-    for name in _KEYWORDS[kind]
-}
+_TYPE_OF = {name: kind for kind in ("number", "integer", "string", "array", "object") for name in _KEYWORDS[kind]}
 _ALONE = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 """A node is what one of these says, or what its type says."""
 
@@ -95,9 +103,7 @@ class _Reader:
             raise SchemaError(circle, "This schema refers to itself without an end.")
         for pointer, nodes in self._exclusive:
             if not excluding(document, nodes):
-                raise SchemaError(
-                    pointer, "The branches of 'oneOf' must exclude each other; use 'anyOf'."
-                )
+                raise SchemaError(pointer, "The branches of 'oneOf' must exclude each other; use 'anyOf'.")
         return document
 
     def _node(self, schema: Json, at: str, depth: int) -> Node:
@@ -166,9 +172,7 @@ class _Reader:
             raise SchemaError(f"{at}/{name}", f"'{name}' must be a list that is not empty.")
         if name == "allOf" and len(branches) > 1:
             raise _refused(at, name, "Only one branch is.")
-        nodes = [
-            self._node(branch, f"{at}/{name}/{i}", depth + 1) for i, branch in enumerate(branches)
-        ]
+        nodes = [self._node(branch, f"{at}/{name}/{i}", depth + 1) for i, branch in enumerate(branches)]
         if name == "oneOf":
             self._exclusive.append((f"{at}/{name}", nodes))
         return nodes[0] if len(nodes) == 1 else Either(tuple(nodes))
@@ -178,9 +182,7 @@ class _Reader:
     def _types(self, schema: dict[str, Json], at: str) -> tuple[str, ...]:
         given = schema.get("type", [])
         types = [given] if isinstance(given, str) else given
-        known = isinstance(types, list) and all(
-            isinstance(kind, str) and kind in _KEYWORDS for kind in types
-        )
+        known = isinstance(types, list) and all(isinstance(kind, str) and kind in _KEYWORDS for kind in types)
         if not known or ("type" in schema and not types):
             raise SchemaError(f"{at}/type", "This type does not exist.")
         return tuple(dict.fromkeys(types))
@@ -216,9 +218,11 @@ class _Reader:
         self._number_format(schema, at)
         low, high = -LIMIT, LIMIT
         for name, is_low, is_open in (
-            ("minimum", True, False), ("exclusiveMinimum", True, True),
-            ("maximum", False, False), ("exclusiveMaximum", False, True),
-        ):  # fmt: skip
+            ("minimum", True, False),
+            ("exclusiveMinimum", True, True),
+            ("maximum", False, False),
+            ("exclusiveMaximum", False, True),
+        ):
             if name not in schema:
                 continue
             bound = schema[name]
@@ -262,9 +266,7 @@ class _Reader:
         given = schema.get("prefixItems", [])
         if not isinstance(given, list):
             raise SchemaError(f"{at}/prefixItems", "'prefixItems' must be a list.")
-        prefix = tuple(
-            self._node(one, f"{at}/prefixItems/{i}", depth + 1) for i, one in enumerate(given)
-        )
+        prefix = tuple(self._node(one, f"{at}/prefixItems/{i}", depth + 1) for i, one in enumerate(given))
         items = schema.get("items", True)
         rest = None if items is False else self._node(items, f"{at}/items", depth + 1)
         if rest is None and low > len(prefix):
@@ -289,15 +291,13 @@ class _Reader:
         properties = tuple(
             Property(name, self._node(one, f"{at}/properties/{_escaped(name)}", depth + 1), name in required)
             for name, one in given.items()
-        )  # fmt: skip
+        )
         extra = schema.get("additionalProperties", "properties" not in schema)
         if extra is False:
             return Object(properties, None)
         return Object(properties, self._node(extra, f"{at}/additionalProperties", depth + 1))
 
-    def _bounds(
-        self, schema: dict[str, Json], lowest: str, highest: str, at: str
-    ) -> tuple[int, int | None]:
+    def _bounds(self, schema: dict[str, Json], lowest: str, highest: str, at: str) -> tuple[int, int | None]:
         for name in (lowest, highest):
             value = schema.get(name, 0)
             if type(value) is not int or not 0 <= value <= MAX_COUNT:
@@ -308,13 +308,22 @@ class _Reader:
         return low, high
 
     _by_name: ClassVar[dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]]] = {
-        "$ref": _ref, "enum": _literals, "const": _literals,
-        "anyOf": _either, "oneOf": _either, "allOf": _either,
-    }  # fmt: skip
+        "$ref": _ref,
+        "enum": _literals,
+        "const": _literals,
+        "anyOf": _either,
+        "oneOf": _either,
+        "allOf": _either,
+    }
     _of_type: ClassVar[dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]]] = {
-        "null": _null, "boolean": _boolean, "number": _number, "integer": _integer,
-        "string": _string, "array": _array, "object": _object,
-    }  # fmt: skip
+        "null": _null,
+        "boolean": _boolean,
+        "number": _number,
+        "integer": _integer,
+        "string": _string,
+        "array": _array,
+        "object": _object,
+    }
 
 
 def _refused(at: str, name: str, hint: str = "") -> SchemaError:

@@ -28,10 +28,7 @@ def termless(document: Document) -> str | None:
     """The pointer of a named schema, or "" for the root, that no finite value satisfies, or that is itself and nothing else."""
     ending: set[str] = set()
     while True:
-        more = {
-            name for name, node in document.named.items()
-            if name not in ending and _ends(node, ending)
-        }  # fmt: skip
+        more = {name for name, node in document.named.items() if name not in ending and _ends(node, ending)}
         if not more:
             break
         ending |= more

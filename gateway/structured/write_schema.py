@@ -120,9 +120,7 @@ class _Writer:
         """Two chains of rules: what may follow when nothing was written yet, and when something was."""
         first = next_ = ""
         if node.extra is not None:
-            member = self._rule(
-                f"{self._other_name(node.properties)} colon {self._node(node.extra)}"
-            )
+            member = self._rule(f"{self._other_name(node.properties)} colon {self._node(node.extra)}")
             first, next_ = _listed(member, 0, None, begins=True), f"(comma {member})*"
         for one in reversed(node.properties):
             member = f"{_fixed(one.name)} colon {self._node(one.node)}"

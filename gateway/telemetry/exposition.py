@@ -43,8 +43,7 @@ class Labelled(Collector):
     def collect(self) -> Iterator[Metric]:
         for family in self._inner.collect():
             family.samples = [
-                sample._replace(labels={**sample.labels, "gateway": self._slot})
-                for sample in family.samples
+                sample._replace(labels={**sample.labels, "gateway": self._slot}) for sample in family.samples
             ]
             yield family
 
@@ -57,9 +56,7 @@ class Gathered(Collector):
         self._pages = list(pages)
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily(
-            "headgate_gateway_up", "1: the gateway process answers.", labels=["gateway"]
-        )
+        up = GaugeMetricFamily("headgate_gateway_up", "1: the gateway process answers.", labels=["gateway"])
         families: dict[str, Metric] = {}
         for slot, page in self._pages:
             up.add_metric([slot], 0.0 if page is None else 1.0)

@@ -25,9 +25,7 @@ async def _page(path: Path) -> str | None:
     timeout = aiohttp.ClientTimeout(total=PEER_S)
     try:
         async with (
-            aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(str(path)), timeout=timeout
-            ) as session,
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
             session.get("http://gateway/metrics") as answer,
         ):
             return await answer.text() if answer.status == 200 else None

@@ -19,9 +19,7 @@ MAX_VALUE_CHARS = 1024
 MAX_EQUAL_PER_S = 10
 PROBES = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 
-_KEY = re.compile(
-    r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+"
-)
+_KEY = re.compile(r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 access_logger = logging.getLogger("gateway.access")
 
@@ -33,9 +31,7 @@ def clean(value: object) -> object:
     text = _KEY.sub("[redacted]", str(value)[: 4 * MAX_VALUE_CHARS])[:MAX_VALUE_CHARS]
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)[
-        :MAX_VALUE_CHARS
-    ]
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)[:MAX_VALUE_CHARS]
 
 
 class JsonFormatter(logging.Formatter):
@@ -43,8 +39,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "ts": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
+            "ts": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname,
             "event": clean(record.getMessage()),
             "logger": record.name,
@@ -54,9 +49,7 @@ class JsonFormatter(logging.Formatter):
                 line[name] = clean(value)
         if record.exc_info and record.exc_info[1] is not None:
             line["error"] = clean(f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}")
-            line["at"] = [
-                clean(f"{f.filename}:{f.lineno} {f.name}") for f in _frames(record.exc_info[1])
-            ]
+            line["at"] = [clean(f"{f.filename}:{f.lineno} {f.name}") for f in _frames(record.exc_info[1])]
         return json.dumps(line, ensure_ascii=True, default=str)
 
 

@@ -31,35 +31,44 @@ class Metrics:
         self._labelled.register(Labelled(self.registry, slot))
         self._models: frozenset[str] = frozenset()
         self.duration = Histogram(
-            "gen_ai_server_request_duration_seconds", "From acceptance to the last byte.",
-            GENAI_LABELS, buckets=DURATION_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.first_token = Histogram(
-            "gen_ai_server_time_to_first_token_seconds", "From acceptance to the first byte of a stream.",
-            GENAI_LABELS, buckets=DURATION_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.per_token = Histogram(
-            "gen_ai_server_time_per_output_token_seconds", "(duration - first token) / (output tokens - 1).",
-            GENAI_LABELS, buckets=PER_TOKEN_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.requests = Counter(
-            "headgate_requests", "Finished requests.", ("route", "model", "tier", "outcome"),
-            registry=self.registry,
-        )  # fmt: skip
-        self.disconnects = Counter(
-            "headgate_client_disconnects",
-            "Clients that left before the end.",
-            ("phase",),
+            "gen_ai_server_request_duration_seconds",
+            "From acceptance to the last byte.",
+            GENAI_LABELS,
+            buckets=DURATION_BUCKETS,
             registry=self.registry,
         )
+        self.first_token = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From acceptance to the first byte of a stream.",
+            GENAI_LABELS,
+            buckets=DURATION_BUCKETS,
+            registry=self.registry,
+        )
+        self.per_token = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "(duration - first token) / (output tokens - 1).",
+            GENAI_LABELS,
+            buckets=PER_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self.requests = Counter(
+            "headgate_requests", "Finished requests.", ("route", "model", "tier", "outcome"), registry=self.registry
+        )
+        self.disconnects = Counter(
+            "headgate_client_disconnects", "Clients that left before the end.", ("phase",), registry=self.registry
+        )
         self.loop_lag = Histogram(
-            "headgate_event_loop_lag_seconds", "How late a timer of 100 ms fires.",
-            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0), registry=self.registry,
-        )  # fmt: skip
+            "headgate_event_loop_lag_seconds",
+            "How late a timer of 100 ms fires.",
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+            registry=self.registry,
+        )
         self.shadow_refusals = Counter(
-            "headgate_shadow_refusals", "Requests that a limit or budget in shadow mode would have refused.",
-            ("level", "dimension"), registry=self.registry,
-        )  # fmt: skip
+            "headgate_shadow_refusals",
+            "Requests that a limit or budget in shadow mode would have refused.",
+            ("level", "dimension"),
+            registry=self.registry,
+        )
 
     def note_shadow(self, limit: Rule | BudgetUse) -> None:
         if isinstance(limit, Rule):

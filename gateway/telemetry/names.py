@@ -13,9 +13,9 @@ PROVIDER_NAME: Final = "gen_ai.provider.name"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 REQUEST_STREAM: Final = "gen_ai.request.stream"
 REQUEST_PREFIX: Final = "gen_ai.request."
-REQUEST_PARAMS: Final = frozenset({
-    "max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "choice.count",
-})  # fmt: skip
+REQUEST_PARAMS: Final = frozenset(
+    {"max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "choice.count"}
+)
 """What may follow `REQUEST_PREFIX`: numbers only, never text of the client's."""
 RESPONSE_ID: Final = "gen_ai.response.id"
 RESPONSE_MODEL: Final = "gen_ai.response.model"
@@ -27,8 +27,10 @@ CACHE_READ_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
 CACHE_WRITE_TOKENS: Final = "gen_ai.usage.cache_write.input_tokens"
 
 OPERATIONS: Final = {
-    "/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/embeddings": "embeddings",
-}  # fmt: skip
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
 """Route → operation; other routes have no model span."""
 PROVIDER: Final = "headgate"
 

@@ -15,9 +15,18 @@ from accounting.values.types import Principal, Usage
 from workers.protocol.messages import TimelineEvent
 
 Mark = Literal[
-    "accepted", "authenticated", "tokenized", "admitted", "dispatched", "lease", "resumed", "first_byte",
-    "finished", "last_byte", "settled",
-]  # fmt: skip
+    "accepted",
+    "authenticated",
+    "tokenized",
+    "admitted",
+    "dispatched",
+    "lease",
+    "resumed",
+    "first_byte",
+    "finished",
+    "last_byte",
+    "settled",
+]
 
 
 @dataclass(slots=True)

@@ -32,13 +32,9 @@ class PlannedSpan:
 def plan(record: RequestRecord) -> PlannedSpan:
     """The SERVER span with everything below it."""
     marks = _Marks(record)
-    root = PlannedSpan(
-        f"{record.method} {record.route}", "server", record.started_ns, marks.end, _server(record)
-    )
+    root = PlannedSpan(f"{record.method} {record.route}", "server", record.started_ns, marks.end, _server(record))
     root.error = _error(record)
-    root.events = [
-        (name, marks.at[name], {}) for name in ("authenticated", "tokenized") if name in marks.at
-    ]
+    root.events = [(name, marks.at[name], {}) for name in ("authenticated", "tokenized") if name in marks.at]
     chat = _chat(record, marks)
     below = (_admit(record, marks), chat, _settle(record, marks, chat))
     root.children = [span for span in below if span is not None]
@@ -100,9 +96,7 @@ def _chat(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
     lasted = max((event.offset_us for event in timeline), default=0) * 1000
     end = min(marks.first("finished") or start + lasted, marks.first("settled") or marks.end)
     end = max(start, end if timeline or "finished" in marks.at else marks.end)
-    span = PlannedSpan(
-        f"{operation} {record.model}", "client", start, end, _genai(record, marks, operation)
-    )
+    span = PlannedSpan(f"{operation} {record.model}", "client", start, end, _genai(record, marks, operation))
     span.error = _error(record)
     span.events = [("lease_renewed", at, {}) for at in marks.leases if start <= at <= end]
     place = _Placed(start, end)
@@ -132,9 +126,7 @@ def _genai(record: RequestRecord, marks: _Marks, operation: str) -> dict[str, An
             names.RESPONSE_ID: record.request_id,
             names.RESPONSE_MODEL: record.model,
             names.FINISH_REASONS: record.finish_reasons or None,
-            names.TIME_TO_FIRST_CHUNK: (first - record.started_ns) / 1e9
-            if first and record.stream
-            else None,
+            names.TIME_TO_FIRST_CHUNK: (first - record.started_ns) / 1e9 if first and record.stream else None,
             names.INPUT_TOKENS: usage.prompt,
             names.OUTPUT_TOKENS: usage.output,
             names.CACHE_READ_TOKENS: usage.cache_read,
@@ -163,9 +155,7 @@ def _phases(timeline: tuple[TimelineEvent, ...], place: _Placed) -> list[Planned
         at.setdefault(event.name, place(event))
     edges = ("queued", "matched", "first_token", "finished")
     spans = []
-    for name, first, last in zip(
-        (names.QUEUE, names.PREFILL, names.DECODE), edges, edges[1:], strict=False
-    ):
+    for name, first, last in zip((names.QUEUE, names.PREFILL, names.DECODE), edges, edges[1:], strict=False):
         if first in at:
             # A request that ended early has no later event: its present phase lasts to the end.
             end = at.get(last, at.get("finished", at[first]))
@@ -187,9 +177,7 @@ def _settle(record: RequestRecord, marks: _Marks, chat: PlannedSpan | None) -> P
     if end is None:
         return None
     start = chat.end_ns if chat else end
-    return PlannedSpan(
-        names.SETTLE, "internal", min(start, end), end, {names.CHARGE: record.charge_micro_units}
-    )
+    return PlannedSpan(names.SETTLE, "internal", min(start, end), end, {names.CHARGE: record.charge_micro_units})
 
 
 def _error(record: RequestRecord) -> str:

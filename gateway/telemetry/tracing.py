@@ -48,9 +48,7 @@ NUM_SLOWEST = 50
 MINUTE_S = 60.0
 SHUTDOWN_S = 5.0
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_KINDS = {
-    "server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL,
-}  # fmt: skip
+_KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 _W3C = TraceContextTextMapPropagator()
 _ids = RandomIdGenerator()
 
@@ -92,9 +90,7 @@ class Tracing:
         parent = self._continued(record)
         trace_id = parent.trace_id if parent else _ids.generate_trace_id()
         sampled = self._by_ratio(trace_id) or (parent is not None and parent.trace_flags.sampled)
-        record.outgoing_traceparent = (
-            f"00-{trace_id:032x}-{_ids.generate_span_id():016x}-{int(sampled):02x}"
-        )
+        record.outgoing_traceparent = f"00-{trace_id:032x}-{_ids.generate_span_id():016x}-{int(sampled):02x}"
 
     def observe(self, record: RequestRecord) -> None:
         """An observer of ended requests."""
@@ -236,20 +232,12 @@ class _Out:
                 }
             ),
         )
-        self._provider.add_span_processor(
-            BatchSpanProcessor(self._counted, max_queue_size=MAX_QUEUED_SPANS)
-        )
+        self._provider.add_span_processor(BatchSpanProcessor(self._counted, max_queue_size=MAX_QUEUED_SPANS))
         self._tracer = self._provider.get_tracer("headgate")
         self._num_sent = 0
         self.num_dropped = 0
 
-    def send(
-        self,
-        root: PlannedSpan,
-        own: SpanContext,
-        parent: SpanContext | None,
-        client: SpanContext | None,
-    ) -> None:
+    def send(self, root: PlannedSpan, own: SpanContext, parent: SpanContext | None, client: SpanContext | None) -> None:
         num_spans = _size(root)
         if self._num_sent - self._counted.num_taken + num_spans > MAX_QUEUED_SPANS:
             self.num_dropped += num_spans
@@ -258,9 +246,7 @@ class _Out:
         self._new_ids.trace_id = own.trace_id
         self._make(root, own.span_id, parent, [Link(client)] if client else [])
 
-    def _make(
-        self, planned: PlannedSpan, chat_id: int, parent: SpanContext | None, links: list[Link]
-    ) -> None:
+    def _make(self, planned: PlannedSpan, chat_id: int, parent: SpanContext | None, links: list[Link]) -> None:
         # The worker was told the id of the span that stands for its work.
         self._new_ids.span_id = chat_id if planned.kind == "client" else 0
         # An empty context below it: whatever the calling task carries is none of these spans' business.

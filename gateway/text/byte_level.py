@@ -7,9 +7,7 @@ def _alphabet() -> dict[str, int]:
     """Printable Latin-1 bytes stand for themselves, the others for U+0100 and up, in order."""
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
+    return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 BYTE_OF_CHAR = _alphabet()

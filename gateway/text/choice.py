@@ -99,9 +99,7 @@ class ChoiceText:
         return self._pending[1].offset if len(self._pending) > 1 else self._num_chars
 
 
-def texts_of(
-    tokenizer: ModelTokenizer, tokens: Sequence[int], skip_special_tokens: bool = False
-) -> list[str]:
+def texts_of(tokenizer: ModelTokenizer, tokens: Sequence[int], skip_special_tokens: bool = False) -> list[str]:
     """The text each token adds, aligned: the pieces concatenate to the whole."""
     tokens_in = detokenizer(tokenizer, skip_special_tokens)
     pieces = [tokens_in.push(token) for token in tokens]

@@ -33,15 +33,11 @@ class ControlTokens:
 
     def begins_in(self, text: str) -> bool:
         """Whether the end of `text` is the beginning of a token."""
-        return any(
-            text[-size:] in self._heads for size in range(1, min(len(text), self._longest) + 1)
-        )
+        return any(text[-size:] in self._heads for size in range(1, min(len(text), self._longest) + 1))
 
     def ends_in(self, text: str) -> bool:
         """Whether the beginning of `text` is the end of a token."""
-        return any(
-            text[:size] in self._tails for size in range(1, min(len(text), self._longest) + 1)
-        )
+        return any(text[:size] in self._tails for size in range(1, min(len(text), self._longest) + 1))
 
     def _search(self, text: str, start: int) -> re.Match[str] | None:
         if self._pattern is None:

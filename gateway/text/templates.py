@@ -71,9 +71,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Without the HTML escapes of jinja2's own filter."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(pattern: str) -> str:
@@ -86,9 +84,11 @@ def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals |= {
-        "raise_exception": _refuse, "strftime_now": _strftime_now, "namespace": _Namespace,
+        "raise_exception": _refuse,
+        "strftime_now": _strftime_now,
+        "namespace": _Namespace,
         "dict": lambda *args, **kwargs: dict(*args, **kwargs),
-    }  # fmt: skip
+    }
     return environment
 
 
@@ -129,12 +129,15 @@ class ChatTemplate:
                 if clock() > deadline or num_chars > MAX_RENDERED_CHARS:
                     raise TemplateRefused("The messages take too long to render.")
         except (
-            jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
             RecursionError,
-        ):  # fmt: skip
-            raise TemplateRefused(
-                "The model's chat template does not accept these messages."
-            ) from None
+        ):
+            raise TemplateRefused("The model's chat template does not accept these messages.") from None
         return "".join(pieces)
 
 

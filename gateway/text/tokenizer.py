@@ -53,23 +53,18 @@ class ModelTokenizer:
     def __init__(self, spec: dict[str, Any], template_source: str = "") -> None:
         """`spec` is the content of a `tokenizer.json`."""
         self._tokenizer = _loaded(spec)
-        added = [
-            (token["id"], token["content"], token["special"]) for token in spec["added_tokens"]
-        ]
+        added = [(token["id"], token["content"], token["special"]) for token in spec["added_tokens"]]
         self.special_ids = frozenset(number for number, _, special in added if special)
         # An unspecial added token is a control token if the template builds with it; others (runs of spaces,
         # HTML tags) are ordinary vocabulary that a user's text may use.
         self.control = tuple(
-            text for _, text, special in added
-            if text.strip() and (special or text in template_source)
-        )  # fmt: skip
+            text for _, text, special in added if text.strip() and (special or text in template_source)
+        )
         self._marker = _nonce()
         self._alias = {text: _nonce() for text in self.control}
         self._renamed = _loaded(_renamed(spec, self._alias))
         self._all = ControlTokens(self.control)
-        self._special = ControlTokens(
-            [text for _, text, special in added if special and text.strip()]
-        )
+        self._special = ControlTokens([text for _, text, special in added if special and text.strip()])
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values()) + 1
         # A normalizer may shorten text before it is cut into tokens; no usual one by more than this.
@@ -120,13 +115,9 @@ class ModelTokenizer:
             pieces += rendered[start:place], self._alias[text]
             start = place + len(text)
         pieces.append(rendered[start:])
-        return self.encode_plain(
-            "".join(pieces).replace(self._marker, ""), add_special_tokens=False, most=most
-        )
+        return self.encode_plain("".join(pieces).replace(self._marker, ""), add_special_tokens=False, most=most)
 
-    def encode_plain(
-        self, text: str, add_special_tokens: bool = True, most: int | None = None
-    ) -> list[int]:
+    def encode_plain(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """A user's own text: no control token comes of it, but for those that the model always begins with. Raises
         `TooManyTokens`."""
         # Not `encode`: that one holds the interpreter lock to its end, seconds for megabytes.
@@ -154,11 +145,7 @@ class ModelTokenizer:
             return b""
         if self.is_byte_level:
             mapped = [BYTE_OF_CHAR.get(char) for char in token]
-            return (
-                token.encode()
-                if None in mapped
-                else bytes(byte for byte in mapped if byte is not None)
-            )
+            return token.encode() if None in mapped else bytes(byte for byte in mapped if byte is not None)
         if match := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(match[1], 16)])
         return str(token).replace("▁", " ").encode()

@@ -57,9 +57,7 @@ class DecodeWorkspace:
     """Flat; seen as `[num_rows, KVH, num_splits, G, 2]`: largest score in base 2, sum of probabilities."""
 
     @classmethod
-    def of(
-        cls, num_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device
-    ) -> DecodeWorkspace:
+    def of(cls, num_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device) -> DecodeWorkspace:
         places = num_rows * num_heads * num_splits
         sums = torch.empty(places * head_dim, dtype=torch.float32, device=device)
         return cls(sums, torch.empty(places * 2, dtype=torch.float32, device=device))

@@ -49,7 +49,19 @@ def scratch_floats(groups: int) -> int:
 
 
 @intrinsic
-def _scores(typing: Any, narrow: Any, heads: Any, q: Any, q_stride: Any, k: Any, k_stride: Any, num: Any, depth: Any, out: Any, stride: Any) -> Any:  # fmt: skip
+def _scores(
+    typing: Any,
+    narrow: Any,
+    heads: Any,
+    q: Any,
+    q_stride: Any,
+    k: Any,
+    k_stride: Any,
+    num: Any,
+    depth: Any,
+    out: Any,
+    stride: Any,
+) -> Any:
     """Products of up to `_HEADS` queries and 4 keys, `depth` vectors deep; strides in bytes. With fewer keys the last
     one stands in for those that are missing."""
 
@@ -132,7 +144,19 @@ def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
 
 
 @intrinsic
-def _sums(typing: Any, narrow: Any, heads: Any, w: Any, w_stride: Any, v: Any, v_stride: Any, num: Any, depth: Any, sums: Any, stride: Any) -> Any:  # fmt: skip
+def _sums(
+    typing: Any,
+    narrow: Any,
+    heads: Any,
+    w: Any,
+    w_stride: Any,
+    v: Any,
+    v_stride: Any,
+    num: Any,
+    depth: Any,
+    sums: Any,
+    stride: Any,
+) -> Any:
     """Adds weight times value of some tokens to the sums of up to `_HEADS` heads, `depth` vectors wide, at most 4."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -161,9 +185,7 @@ def _emit_sums(
     weights = [builder.add(w, builder.mul(w_stride, integer(head))) for head in range(heads)]
 
     def of_width(vectors: int) -> None:
-        places = [
-            [builder.add(line, integer(64 * vector)) for vector in range(vectors)] for line in lines
-        ]
+        places = [[builder.add(line, integer(64 * vector)) for vector in range(vectors)] for line in lines]
 
         def step(token: ir.Value, sums: emit.Vectors) -> emit.Vectors:
             at = builder.add(v, builder.mul(token, v_stride))
@@ -191,9 +213,7 @@ def _run_scores(narrow, heads, q, q_stride, k, k_stride, num, depth, out, stride
         for key in range(0, num, _KEYS):
             some = min(_KEYS, num - key)
             keys, place = k + key * k_stride, to + 4 * key
-            _scores(
-                narrow, heads - head, queries, q_stride, keys, k_stride, some, depth, place, stride
-            )
+            _scores(narrow, heads - head, queries, q_stride, keys, k_stride, some, depth, place, stride)
 
 
 @njit(nogil=True)
@@ -203,35 +223,12 @@ def _run_sums(narrow, heads, w, w_stride, v, v_stride, num, depth, sums, stride)
         weights, line = w + head * w_stride, sums + head * stride
         for vector in range(0, depth, _SLICE):
             values, to = v + vector * size, line + 64 * vector
-            _sums(
-                narrow,
-                heads - head,
-                weights,
-                w_stride,
-                values,
-                v_stride,
-                num,
-                depth - vector,
-                to,
-                stride,
-            )
+            _sums(narrow, heads - head, weights, w_stride, values, v_stride, num, depth - vector, to, stride)
 
 
 @njit(nogil=True)
 def attend(
-    narrow,
-    out,
-    query,
-    heads,
-    head_dim,
-    keys,
-    block_bytes,
-    half_bytes,
-    table,
-    block_size,
-    first,
-    length,
-    scratch,
+    narrow, out, query, heads, head_dim, keys, block_bytes, half_bytes, table, block_size, first, length, scratch
 ):
     """`out` and `query` float32 `[heads, head_dim]`, the query scaled. `keys`: where the KV head's keys lie in block 0;
     those of a block lie `block_bytes` times its id behind, its values `half_bytes` behind its keys. `table`: int64 ids
@@ -274,14 +271,7 @@ def attend(
             place += num
         num = end - start
         for head in range(heads):
-            _weigh(
-                scratch + head * line,
-                num,
-                tops + 4 * head,
-                weights + 4 * head,
-                out + head * stride,
-                depth,
-            )
+            _weigh(scratch + head * line, num, tops + 4 * head, weights + 4 * head, out + head * stride, depth)
         place = start
         while place < end:
             offset = place % block_size

@@ -44,9 +44,7 @@ def functions() -> Compiled | None:
         folder = cache_folder()
         _check_writable(folder)
     except (OSError, RuntimeError) as error:  # without a home Path raises the second
-        log.warning(
-            "decode steps take torch's operations: no folder for compiled kernels: %s", error
-        )
+        log.warning("decode steps take torch's operations: no folder for compiled kernels: %s", error)
         return None
     try:
         return _compile(folder)

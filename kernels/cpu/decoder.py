@@ -12,23 +12,9 @@ from __future__ import annotations
 from numba import njit
 
 from kernels.cpu.attention import attend
-from kernels.cpu.lanes import (
-    add_at,
-    integer_at,
-    load,
-    number_at,
-    store,
-    store_bf16,
-)
+from kernels.cpu.lanes import add_at, integer_at, load, number_at, store, store_bf16
 from kernels.cpu.pointwise import rms_norm, rotate, silu_mul
-from kernels.cpu.product import (
-    PAIRED,
-    PANEL,
-    PANEL_BYTES,
-    add_bias,
-    panel_bytes,
-    panel_product,
-)
+from kernels.cpu.product import PAIRED, PANEL, PANEL_BYTES, add_bias, panel_bytes, panel_product
 from kernels.cpu.team import LINE, done, finish, stage_bytes, take
 
 JOB = (
@@ -87,15 +73,50 @@ LAYER = (
 NUMBERS = ("eps_before", "eps_behind", "eps_heads", "scale")
 
 (
-    _LINES, _PARTS, _LAYERS, _HIDDEN, _HEADS, _KV_HEADS, _HEAD_DIM, _INNER, _BLOCK_SIZE, _KIND, _NARROW, _LAYER_WORDS,
-    _LAYER_NUMBERS, _STATES, _PROJECTED, _ATTENDED, _GATED, _TURNS, _POSITIONS, _PART_WORDS, _STORES, _NORMED,
-    _THREADS, _COUNTERS, _PRIVATE, _PRIVATE_BYTES,
-) = range(0, 8 * len(JOB), 8)  # fmt: skip
+    _LINES,
+    _PARTS,
+    _LAYERS,
+    _HIDDEN,
+    _HEADS,
+    _KV_HEADS,
+    _HEAD_DIM,
+    _INNER,
+    _BLOCK_SIZE,
+    _KIND,
+    _NARROW,
+    _LAYER_WORDS,
+    _LAYER_NUMBERS,
+    _STATES,
+    _PROJECTED,
+    _ATTENDED,
+    _GATED,
+    _TURNS,
+    _POSITIONS,
+    _PART_WORDS,
+    _STORES,
+    _NORMED,
+    _THREADS,
+    _COUNTERS,
+    _PRIVATE,
+    _PRIVATE_BYTES,
+) = range(0, 8 * len(JOB), 8)
 _FIRST, _END, _PLACE, _TABLE = range(0, 8 * len(PART), 8)
 (
-    _QKV, _QKV_BIAS, _OUTPUT, _OUTPUT_BIAS, _GATE_UP, _GATE_UP_BIAS, _DOWN, _DOWN_BIAS, _NORM_BEFORE, _NORM_BEHIND,
-    _NORM_QUERY, _NORM_KEY, _KV, _WINDOW,
-) = range(0, 8 * len(LAYER), 8)  # fmt: skip
+    _QKV,
+    _QKV_BIAS,
+    _OUTPUT,
+    _OUTPUT_BIAS,
+    _GATE_UP,
+    _GATE_UP_BIAS,
+    _DOWN,
+    _DOWN_BIAS,
+    _NORM_BEFORE,
+    _NORM_BEHIND,
+    _NORM_QUERY,
+    _NORM_KEY,
+    _KV,
+    _WINDOW,
+) = range(0, 8 * len(LAYER), 8)
 _EPS_BEFORE, _EPS_BEHIND, _EPS_HEADS, _SCALE = range(0, 4 * len(NUMBERS), 4)
 _PART_BYTES, _LAYER_BYTES, _NUMBER_BYTES = 8 * len(PART), 8 * len(LAYER), 4 * len(NUMBERS)
 
@@ -196,9 +217,7 @@ def _store(job, layer, numbers, private, thread, stage):
         for line in range(first, integer_at(part + _END)):
             for kv_head in range(integer_at(job + _KV_HEADS)):
                 to = place + line - first
-                _store_head(
-                    job, layer, numbers, private, line, to, integer_at(part + _TABLE), kv_head
-                )
+                _store_head(job, layer, numbers, private, line, to, integer_at(part + _TABLE), kv_head)
         done(stage, threads)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
@@ -230,18 +249,13 @@ def _store_head(job, layer, numbers, private, line, place, table, kv_head):
     narrow = integer_at(job + _NARROW) != 0
     width = 4 * head_dim
     projected = integer_at(job + _PROJECTED) + line * (heads + 2 * kv_heads) * width
-    key, value = (
-        projected + (heads + kv_head) * width,
-        projected + (heads + kv_heads + kv_head) * width,
-    )
+    key, value = (projected + (heads + kv_head) * width, projected + (heads + kv_heads + kv_head) * width)
     weight, eps = integer_at(layer + _NORM_KEY), number_at(numbers + _EPS_HEADS)
     _turned(job, private, key, weight, eps, line, 1.0)
     token_bytes = head_dim * (2 if narrow else 4)
     half_bytes = kv_heads * block_size * token_bytes
     block = integer_at(table + 8 * (place // block_size)) * 2 * half_bytes
-    slot = (
-        integer_at(layer + _KV) + block + (kv_head * block_size + place % block_size) * token_bytes
-    )
+    slot = integer_at(layer + _KV) + block + (kv_head * block_size + place % block_size) * token_bytes
     _copy(slot, private, head_dim, narrow)
     _copy(slot + half_bytes, value, head_dim, narrow)
 

@@ -156,10 +156,7 @@ Vectors = list[list[ir.Value]]
 
 
 def loop(
-    builder: ir.IRBuilder,
-    number: ir.Value,
-    vectors: Vectors,
-    step: Callable[[ir.Value, Vectors], Vectors],
+    builder: ir.IRBuilder, number: ir.Value, vectors: Vectors, step: Callable[[ir.Value, Vectors], Vectors]
 ) -> Vectors:
     """`step` of 0 … number - 1, at least of 0; each gets the vectors that the one before it made."""
     before, body = builder.block, builder.append_basic_block("loop")
@@ -180,9 +177,7 @@ def loop(
     return made
 
 
-def choose(
-    builder: ir.IRBuilder, value: ir.Value, bodies: Mapping[int, Callable[[], None]]
-) -> None:
+def choose(builder: ir.IRBuilder, value: ir.Value, bodies: Mapping[int, Callable[[], None]]) -> None:
     """Runs the body of this value; that of the largest one for values above it."""
     behind = builder.append_basic_block("chosen")
     blocks = {number: builder.append_basic_block(f"choice.{number}") for number in bodies}

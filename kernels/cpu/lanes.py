@@ -170,10 +170,7 @@ def _reduction(name: str) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             halves = args[0]
             for width in (8, 4, 2, 1):
-                low, high = (
-                    shuffled(builder, halves, halves, list(range(at, at + width)))
-                    for at in (0, width)
-                )
+                low, high = (shuffled(builder, halves, halves, list(range(at, at + width))) for at in (0, width))
                 if name == "sum":
                     halves = builder.fadd(low, high)
                 else:

@@ -71,9 +71,7 @@ class DecoderLayers:
         self._hidden, self._inner = first.qkv.in_features, first.down.in_features
         self._input_dtype, self._kind = first.qkv.input_dtype, first.qkv.kind
         self._words = torch.tensor([[_word(layer, name) for name in LAYER] for layer in layers])
-        self._numbers = torch.tensor(
-            [[getattr(layer, name) for name in NUMBERS] for layer in layers]
-        )
+        self._numbers = torch.tensor([[getattr(layer, name) for name in NUMBERS] for layer in layers])
 
     def __call__(
         self,
@@ -116,19 +114,38 @@ class DecoderLayers:
         stages = STAGES * len(kv) * team.stage_bytes(threads)
         counters = torch.zeros(team.LINE + stages, dtype=torch.uint8)
         job = (
-            lines, len(parts), len(kv), self._hidden, heads, kv_heads, head_dim, self._inner, block_size,
-            self._kind, narrow, words.data_ptr(), numbers.data_ptr(), states.data_ptr(), projected.data_ptr(),
-            attended.data_ptr(), gated.data_ptr(), self._turns.data_ptr(), positions.data_ptr(),
-            parts.data_ptr(), len(parts) > len(places), normed.data_ptr() if shared else 0,
-            threads, counters.data_ptr(), private.data_ptr(), private_bytes,
-        )  # fmt: skip
+            lines,
+            len(parts),
+            len(kv),
+            self._hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            self._inner,
+            block_size,
+            self._kind,
+            narrow,
+            words.data_ptr(),
+            numbers.data_ptr(),
+            states.data_ptr(),
+            projected.data_ptr(),
+            attended.data_ptr(),
+            gated.data_ptr(),
+            self._turns.data_ptr(),
+            positions.data_ptr(),
+            parts.data_ptr(),
+            len(parts) > len(places),
+            normed.data_ptr() if shared else 0,
+            threads,
+            counters.data_ptr(),
+            private.data_ptr(),
+            private_bytes,
+        )
         assert len(job) == len(JOB)
         team.run(found.decode, torch.tensor(job))
 
 
-def _parts(
-    starts: Sequence[int], places: Sequence[int], tables: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def _parts(starts: Sequence[int], places: Sequence[int], tables: Sequence[torch.Tensor]) -> torch.Tensor:
     """`[parts, len(PART)]`: rows cut after every `PART_LINES` lines."""
     found = [
         (first, min(first + PART_LINES, end), place + first - start, table.data_ptr())

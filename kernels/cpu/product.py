@@ -38,7 +38,7 @@ and better than it is told to."""
 
 
 @intrinsic
-def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:  # fmt: skip
+def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:
     """Sums of up to `_ROWS` rows and a panel. `num`: inputs, or pairs of them."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -143,23 +143,11 @@ def add_bias(out, stride, num_rows, bias):
             store(to, load(to) + load(bias + at))
 
 
-PRODUCT = (
-    "rows",
-    "kind",
-    "x",
-    "x_stride",
-    "inputs",
-    "panels",
-    "weight",
-    "out",
-    "out_stride",
-    "threads",
-    "counters",
-)
+PRODUCT = ("rows", "kind", "x", "x_stride", "inputs", "panels", "weight", "out", "out_stride", "threads", "counters")
 """Words of a call, int64; strides in bytes; `counters`: one of threads, then those of a stage (`team`), zeros."""
-(
-    _NUM_ROWS, _KIND, _X, _X_STRIDE, _INPUTS, _PANELS, _WEIGHT, _OUT, _OUT_STRIDE, _THREADS, _COUNTERS,
-) = range(0, 8 * len(PRODUCT), 8)  # fmt: skip
+(_NUM_ROWS, _KIND, _X, _X_STRIDE, _INPUTS, _PANELS, _WEIGHT, _OUT, _OUT_STRIDE, _THREADS, _COUNTERS) = range(
+    0, 8 * len(PRODUCT), 8
+)
 
 
 @njit(nogil=True)
@@ -173,7 +161,13 @@ def multiply(job):
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
         panel_product(
-            kind, integer_at(job + _WEIGHT) + piece * size, integer_at(job + _X), integer_at(job + _X_STRIDE),
-            inputs, integer_at(job + _OUT) + PANEL_BYTES * piece, integer_at(job + _OUT_STRIDE), integer_at(job + _NUM_ROWS),
-        )  # fmt: skip
+            kind,
+            integer_at(job + _WEIGHT) + piece * size,
+            integer_at(job + _X),
+            integer_at(job + _X_STRIDE),
+            inputs,
+            integer_at(job + _OUT) + PANEL_BYTES * piece,
+            integer_at(job + _OUT_STRIDE),
+            integer_at(job + _NUM_ROWS),
+        )
         piece = take(stage, thread, threads, pieces)

@@ -39,9 +39,7 @@ def attention_decode(
     else:
         own_starts = [0] * batch.num_rows
         told = torch.empty(query.shape[:2]) if lse is None else lse
-        _decode_states(
-            out, told, query, kv, batch, own_starts, scale, window, softcap, sinks, kv_scales
-        )
+        _decode_states(out, told, query, kv, batch, own_starts, scale, window, softcap, sinks, kv_scales)
 
 
 def _decode_plain(
@@ -91,9 +89,7 @@ def _decode_states(
         first = max(own_start, seen - window if window else 0)
         keys, values = _gather_wide(kv, batch.block_tables[row], seen, kv_scales)
         keys, values = keys[:, first:], values[:, first:]
-        out[row], lse[row] = _attend_state(
-            query[row : row + 1], keys, values, scale, softcap, sinks
-        )
+        out[row], lse[row] = _attend_state(query[row : row + 1], keys, values, scale, softcap, sinks)
 
 
 def attention_shared(
@@ -229,9 +225,7 @@ def attention_prefill(
         out[start : start + length] = result.permute(2, 0, 1, 3).reshape(length, -1, head_dim)
 
 
-def _gather(
-    kv: torch.Tensor, batch: PagedBatch, row: int, window: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(kv: torch.Tensor, batch: PagedBatch, row: int, window: int) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of a row, each `[KVH, tokens, D]` and contiguous per head, from `first_key` to its last token."""
     num_blocks, _, kv_heads, block_size, head_dim = kv.shape
     rows = kv.view(num_blocks * 2 * kv_heads, block_size * head_dim)
@@ -261,9 +255,7 @@ def _attend(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     if softcap == 0.0 and sinks is None:
-        return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=causal, scale=scale
-        )
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=scale)
     scores = (query @ keys.transpose(-1, -2)).float() * scale
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap

@@ -105,12 +105,7 @@ def _tail_parts(
 
 
 def _tails(
-    tables: Sequence[list[int]],
-    lens: Sequence[int],
-    rows: list[int],
-    size: int,
-    block_size: int,
-    kv_heads: int,
+    tables: Sequence[list[int]], lens: Sequence[int], rows: list[int], size: int, block_size: int, kv_heads: int
 ) -> Part:
     starts = [(lens[row] - 1) // CHUNK * CHUNK for row in rows]
     wide = size // block_size
@@ -123,9 +118,14 @@ def _tails(
     hidden = torch.zeros(behind.shape).masked_fill_(behind, float("-inf"))[:, None]
     targets = [start // CHUNK * len(tables) + row for row, start in zip(rows, starts, strict=True)]
     return Part(
-        _source(torch.tensor(filled), kv_heads), torch.tensor(rows), torch.tensor(targets),
-        len(rows), size, hidden, _unwritten(tails, size, block_size, kv_heads),
-    )  # fmt: skip
+        _source(torch.tensor(filled), kv_heads),
+        torch.tensor(rows),
+        torch.tensor(targets),
+        len(rows),
+        size,
+        hidden,
+        _unwritten(tails, size, block_size, kv_heads),
+    )
 
 
 def _unwritten(tails: torch.Tensor, size: int, block_size: int, kv_heads: int) -> torch.Tensor:
@@ -137,9 +137,7 @@ def _unwritten(tails: torch.Tensor, size: int, block_size: int, kv_heads: int) -
     return spread.reshape(-1).nonzero().squeeze(1)
 
 
-def attend(
-    out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, plan: ChunkPlan, scale: float
-) -> None:
+def attend(out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, plan: ChunkPlan, scale: float) -> None:
     """`out` and `query` `[num_rows, H, D]`; in float32."""
     scaled = query.float() * scale
     num_rows, heads, head_dim = query.shape
@@ -160,9 +158,7 @@ def attend(
     out.copy_(merged)
 
 
-def _attend_part(
-    query: torch.Tensor, kv: torch.Tensor, part: Part
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend_part(query: torch.Tensor, kv: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of each reader over its chunk, `[chunks * readers, H, D]`, and the log-sum-exp of its scores."""
     kv_heads, head_dim = kv.shape[2], kv.shape[4]
     chunks, groups = part.num_chunks, query.shape[1] // kv_heads

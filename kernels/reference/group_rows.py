@@ -32,9 +32,7 @@ class RowGroups:
         """Around these ids. A group leaves at most one tile unfilled, and a used tile has a row at least."""
         num_tiles = min(len(ids), len(ids) // tile + num_groups)
         sizes = (num_tiles * tile, num_tiles, num_groups)
-        return cls(
-            ids, *(torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes), tile
-        )
+        return cls(ids, *(torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes), tile)
 
 
 def group_rows(groups: RowGroups) -> None:

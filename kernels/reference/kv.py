@@ -15,11 +15,7 @@ from kernels.reference.quant import bits, quantize
 
 
 def kv_write(
-    kv: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slots: Slots,
-    kv_scales: torch.Tensor | None = None,
+    kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots, kv_scales: torch.Tensor | None = None
 ) -> None:
     """Stores the keys and values of tokens, `[num_tokens, KVH, D]`, at their slots; quantized if KV is 8-bit."""
     if slots.stored is not None:
@@ -65,10 +61,7 @@ def rope_kv_write(
 
 
 def block_copy(
-    kv: torch.Tensor,
-    source: torch.Tensor,
-    target: torch.Tensor,
-    kv_scales: torch.Tensor | None = None,
+    kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor, kv_scales: torch.Tensor | None = None
 ) -> None:
     """Copies whole blocks in all layers: `kv` is `[num_layers, num_blocks, 2, KVH, block_size, D]`. The two sets of
     ids are disjoint."""

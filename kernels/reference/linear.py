@@ -137,9 +137,7 @@ def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> 
     scale.copy_(found)
 
 
-def workspace_size(
-    num_tokens: int, out_features: int, in_features: int, dtype: torch.dtype = torch.bfloat16
-) -> int:
+def workspace_size(num_tokens: int, out_features: int, in_features: int, dtype: torch.dtype = torch.bfloat16) -> int:
     """Float32 elements that any product of this shape needs as workspace: partial sums (and sums of squares) of its
     splits, or the dequantized weight of a large one."""
     partial = MAX_SPLITS * min(num_tokens, MAX_ROWS_SPLIT) * (out_features + 1)
@@ -188,11 +186,7 @@ def dequantize_int8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtyp
 
 
 def dequantize_int4(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    dtype: torch.dtype,
-    bits: int = 4,
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, dtype: torch.dtype, bits: int = 4
 ) -> torch.Tensor:
     """`[in_features, out_features]`, in packed order."""
     numbers = unpack_words(weight, bits)
@@ -222,9 +216,7 @@ def unpack_words(packed: torch.Tensor, bits: int = 4) -> torch.Tensor:
     return parts.to(torch.int32).reshape(32 // bits * len(packed), -1)
 
 
-def sort_groups(
-    packed: torch.Tensor, group_ids: torch.Tensor, bits: int = 4
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sort_groups(packed: torch.Tensor, group_ids: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     """A GPTQ weight with activation order: its row k is of group `group_ids[k]` (`g_idx`). Sorts the rows by group, as
     `linear_w4` wants them, and gives the `order` to pass with them."""
     order = torch.argsort(group_ids, stable=True)

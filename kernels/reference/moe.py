@@ -44,9 +44,7 @@ def tile_of(num_pairs: int, num_experts: int) -> int:
     return 64 if num_pairs >= _TALL_TILE_FROM * num_experts else 16
 
 
-def route_experts(
-    weights: torch.Tensor, experts: torch.Tensor, logits: torch.Tensor, renormalise: bool
-) -> None:
+def route_experts(weights: torch.Tensor, experts: torch.Tensor, logits: torch.Tensor, renormalise: bool) -> None:
     """`weights` float32 and `experts` int32, both `[num_tokens, top_k]`: the largest of softmax(`logits`
     `[num_tokens, num_experts]`) in descending order, the lower expert first among equals. `renormalise`: they sum to
     1 (always in Mixtral; `norm_topk_prob` in Qwen3-MoE)."""

@@ -12,11 +12,7 @@ from kernels.reference.quant import quantize
 
 
 def rope(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
+    out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
 ) -> None:
     """Rotary position embedding (RoFormer, arXiv 2104.09864) of `[num_tokens, heads, D]`; `out` may be `x`. `table` is
     `[max_positions, R]` float32: the cosines of a position's R / 2 angles, then the sines. The first R columns of a

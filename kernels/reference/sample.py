@@ -82,9 +82,7 @@ def keep_candidates(scaled: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
         return scaled
     scaled = scaled.clone()
     for row in filtered.nonzero().squeeze(1).tolist():
-        threshold = _threshold(
-            scaled[row], int(draws.top_k[row]), float(draws.top_p[row]), float(draws.min_p[row])
-        )
+        threshold = _threshold(scaled[row], int(draws.top_k[row]), float(draws.top_p[row]), float(draws.min_p[row]))
         scaled[row].masked_fill_(scaled[row] < threshold, float("-inf"))
     return scaled
 
@@ -148,17 +146,13 @@ def dense_noise(draws: DrawTensors, vocab: int, purpose: int) -> torch.Tensor:
     return _log_exponential(words.view(len(draws.seeds), -1)[:, :vocab])
 
 
-def sparse_noise(
-    draws: DrawTensors, rows: torch.Tensor, tokens: torch.Tensor, purpose: int
-) -> torch.Tensor:
+def sparse_noise(draws: DrawTensors, rows: torch.Tensor, tokens: torch.Tensor, purpose: int) -> torch.Tensor:
     """The same noise of some (row, token) pairs only."""
     words = _quad_words(draws.seeds[rows], draws.positions[rows], tokens // 4, purpose)
     return _log_exponential(words.gather(-1, (tokens % 4)[:, None]).squeeze(-1))
 
 
-def _quad_words(
-    seeds: torch.Tensor, positions: torch.Tensor, quads: torch.Tensor, purpose: int
-) -> torch.Tensor:
+def _quad_words(seeds: torch.Tensor, positions: torch.Tensor, quads: torch.Tensor, purpose: int) -> torch.Tensor:
     """`[..., 4]`: the words of four neighbouring tokens. Counter (position, quad, purpose, 0), key the seed."""
     counter = (positions, quads, torch.full_like(quads, purpose), torch.zeros_like(quads))
     return torch.stack(philox4x32(counter, (seeds[..., 0], seeds[..., 1])), dim=-1)
@@ -173,8 +167,7 @@ def _log_exponential(integers: torch.Tensor) -> torch.Tensor:
 
 
 def philox4x32(
-    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    key: tuple[torch.Tensor, torch.Tensor],
+    counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], key: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Philox4x32-10. Words are int64 tensors below 2**32 that broadcast together."""
     c0, c1, c2, c3 = counter
@@ -201,11 +194,7 @@ def top_logprobs(values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) 
 
 
 def verify(
-    accepted: torch.Tensor,
-    following: torch.Tensor,
-    draws: torch.Tensor,
-    proposals: torch.Tensor,
-    numbers: torch.Tensor,
+    accepted: torch.Tensor, following: torch.Tensor, draws: torch.Tensor, proposals: torch.Tensor, numbers: torch.Tensor
 ) -> None:
     """What a row's proposals pass: they are accepted up to the first that differs from the draw at its place, and that
     draw follows them. For proposals that were certain (one-hot) this is rejection sampling, exactly (Leviathan 2023).

@@ -70,10 +70,7 @@ def _move_blocks(
 
 
 def block_copy(
-    kv: torch.Tensor,
-    source: torch.Tensor,
-    target: torch.Tensor,
-    kv_scales: torch.Tensor | None = None,
+    kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor, kv_scales: torch.Tensor | None = None
 ) -> None:
     """As the twin in `kernels.reference.kv`."""
     _launch(kv, kv_scales, kv, kv_scales, target, source)
@@ -149,9 +146,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
         yield _specimen(capability, name, words, scales, *ways)
 
 
-def _specimen(
-    capability: int, name: str, words: int, scales: int, to_staging: bool, from_staging: bool
-) -> Specimen:
+def _specimen(capability: int, name: str, words: int, scales: int, to_staging: bool, from_staging: bool) -> Specimen:
     config = select(capability, words)
     word, scale = torch.int32, torch.float32 if scales else torch.int32
     args: tuple[Any, ...] = (word, scale, word, scale, torch.int64, torch.int64, 32, 4000, 4000)

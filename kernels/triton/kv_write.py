@@ -86,11 +86,7 @@ def _kv_write(
 
 
 def kv_write(
-    kv: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slots: Slots,
-    kv_scales: torch.Tensor | None = None,
+    kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots, kv_scales: torch.Tensor | None = None
 ) -> None:
     """As the twin in `kernels.reference.kv`."""
     num_tokens, num_kv_heads, head_dim = key.shape
@@ -176,14 +172,10 @@ def _rope_kv_write(
         factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
         normed = _normed(low, factor, head, low_column, query_norm, key_norm, in_half, QUERY_HEADS)
         low = tl.where(turns, normed, low)
-        normed = _normed(
-            high, factor, head, high_column, query_norm, key_norm, in_half, QUERY_HEADS
-        )
+        normed = _normed(high, factor, head, high_column, query_norm, key_norm, in_half, QUERY_HEADS)
         high = tl.where(turns, normed, high)
         if REST > 0:
-            normed = _normed(
-                rest, factor, head, rest_column, query_norm, key_norm, in_rest, QUERY_HEADS
-            )
+            normed = _normed(rest, factor, head, rest_column, query_norm, key_norm, in_rest, QUERY_HEADS)
             rest = tl.where(turns, normed, rest)
     cos, sin = load_angles(table, positions, token, lane, SIZE)
     turned_low, turned_high = low * cos - high * sin, high * cos + low * sin

@@ -87,15 +87,7 @@ def _rms_norm(
 
 @triton.jit
 def _normed_part(
-    x,
-    weight,
-    place,
-    column,
-    inside,
-    factor,
-    PLUS_ONE: tl.constexpr,
-    CAST_FIRST: tl.constexpr,
-    UPCAST: tl.constexpr,
+    x, weight, place, column, inside, factor, PLUS_ONE: tl.constexpr, CAST_FIRST: tl.constexpr, UPCAST: tl.constexpr
 ):
     scaled = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) * factor
     if CAST_FIRST and not UPCAST:
@@ -146,18 +138,14 @@ def _rms_norm_long(
         for start in range(0, HIDDEN, BLOCK):
             column = start + lane
             inside = column < HIDDEN
-            normed = _normed_part(
-                source, weight, first + column, column, inside, factor, PLUS_ONE, CAST_FIRST, UPCAST
-            )
+            normed = _normed_part(source, weight, first + column, column, inside, factor, PLUS_ONE, CAST_FIRST, UPCAST)
             largest = tl.maximum(largest, tl.abs(normed))
         scale, inverse = scale_of(tl.max(largest, axis=0), LIMIT)
         tl.store(out_scales + row, scale)
     for start in range(0, HIDDEN, BLOCK):
         column = start + lane
         inside = column < HIDDEN
-        normed = _normed_part(
-            source, weight, first + column, column, inside, factor, PLUS_ONE, CAST_FIRST, UPCAST
-        )
+        normed = _normed_part(source, weight, first + column, column, inside, factor, PLUS_ONE, CAST_FIRST, UPCAST)
         if LIMIT > 0.0:
             normed = encode(normed, inverse, LIMIT)
         tl.store(out + first + column, normed.to(out.dtype.element_ty), mask=inside)

@@ -106,11 +106,7 @@ def _rope(
 
 
 def rope(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    interleaved: bool = False,
+    out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
 ) -> None:
     """As the twin in `kernels.reference.pointwise`."""
     num_tokens, num_heads, head_dim = x.shape
@@ -163,13 +159,7 @@ def _gate_mul(out, x, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constex
 
 @triton.jit
 def _gate_mul_quantized(
-    out,
-    out_scales,
-    x,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    GELU: tl.constexpr,
-    LIMIT: tl.constexpr,
+    out, out_scales, x, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, LIMIT: tl.constexpr
 ):
     token = tl.program_id(0).to(tl.int64)
     row = x + token * 2 * WIDTH
@@ -196,9 +186,7 @@ def gelu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None
     _launch_gate(out, x, out_scales, True)
 
 
-def _launch_gate(
-    out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None, gelu: bool
-) -> None:
+def _launch_gate(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None, gelu: bool) -> None:
     num_tokens, width = out.shape
     if num_tokens == 0:
         return
@@ -219,9 +207,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
     config = select_gate(capability, False)
     constants = {"WIDTH": width, "BLOCK": config.block, "GELU": True}
     options = {"enable_fp_fusion": False}
-    yield Specimen(
-        "gelu_mul", _gate_mul, (dtype, dtype), constants, Budget(48), config.num_warps, 1, options
-    )
+    yield Specimen("gelu_mul", _gate_mul, (dtype, dtype), constants, Budget(48), config.num_warps, 1, options)
     config = select_gate(capability, True)
     constants = {"WIDTH": width, "BLOCK": config.block, "GELU": False, "LIMIT": LIMITS[eight]}
     yield Specimen(

@@ -103,13 +103,7 @@ def advance_rows(rows: DeviceRows, active: torch.Tensor, tokens: torch.Tensor) -
     """As the twin in `kernels.reference.rows`."""
     config = select_advance(capability(active.device))
     _advance_rows[(triton.cdiv(len(active), config.block),)](
-        rows.last_tokens,
-        rows.positions,
-        active,
-        tokens,
-        len(active),
-        BLOCK=config.block,
-        num_warps=config.num_warps,
+        rows.last_tokens, rows.positions, active, tokens, len(active), BLOCK=config.block, num_warps=config.num_warps
     )
 
 

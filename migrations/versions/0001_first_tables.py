@@ -9,9 +9,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-JSON_TEXT = sa.JSON(none_as_null=True).with_variant(
-    postgresql.JSONB(none_as_null=True), "postgresql"
-)
+JSON_TEXT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 
 
 def upgrade() -> None:
@@ -58,9 +56,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("request_id", "attempt", name=op.f("pk_engine_record")),
     )
-    op.create_index(
-        op.f("ix_engine_record_tenant_id"), "engine_record", ["tenant_id"], unique=False
-    )
+    op.create_index(op.f("ix_engine_record_tenant_id"), "engine_record", ["tenant_id"], unique=False)
     op.create_table(
         "journal_offset",
         sa.Column("slot", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -103,10 +99,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("request_id", "kind", "attempt", name=op.f("pk_ledger_entry")),
     )
     op.create_index(
-        "ix_ledger_entry_tenant_id_opened_at_ms",
-        "ledger_entry",
-        ["tenant_id", "opened_at_ms"],
-        unique=False,
+        "ix_ledger_entry_tenant_id_opened_at_ms", "ledger_entry", ["tenant_id", "opened_at_ms"], unique=False
     )
     op.create_index(
         "uq_ledger_entry_ending",
@@ -143,14 +136,7 @@ def upgrade() -> None:
         sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
         sa.Column("charge_output", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "bucket",
-            "tenant_id",
-            "key_id",
-            "model",
-            "tier",
-            "price_version",
-            "currency",
-            name=op.f("pk_rollup_day"),
+            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_day")
         ),
     )
     op.create_table(
@@ -173,14 +159,7 @@ def upgrade() -> None:
         sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
         sa.Column("charge_output", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "bucket",
-            "tenant_id",
-            "key_id",
-            "model",
-            "tier",
-            "price_version",
-            "currency",
-            name=op.f("pk_rollup_hour"),
+            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_hour")
         ),
     )
     op.create_table(
@@ -203,14 +182,7 @@ def upgrade() -> None:
         sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
         sa.Column("charge_output", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "bucket",
-            "tenant_id",
-            "key_id",
-            "model",
-            "tier",
-            "price_version",
-            "currency",
-            name=op.f("pk_rollup_minute"),
+            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_minute")
         ),
     )
     op.create_table(
@@ -225,9 +197,7 @@ def upgrade() -> None:
         sa.Column("requests_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("concurrency", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            "status IN ('active', 'suspended', 'archived')", name=op.f("ck_tenant_status")
-        ),
+        sa.CheckConstraint("status IN ('active', 'suspended', 'archived')", name=op.f("ck_tenant_status")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tenant")),
     )
     op.create_table(
@@ -242,14 +212,10 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_file_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_file_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_file")),
     )
-    op.create_index(
-        "ix_file_tenant_id_created_at", "file", ["tenant_id", "created_at"], unique=False
-    )
+    op.create_index("ix_file_tenant_id_created_at", "file", ["tenant_id", "created_at"], unique=False)
     op.create_table(
         "ledger_leg",
         sa.Column("request_id", sa.Text(), nullable=False),
@@ -265,13 +231,7 @@ def upgrade() -> None:
             name=op.f("fk_ledger_leg_request_id_kind_attempt_ledger_entry"),
         ),
         sa.PrimaryKeyConstraint(
-            "request_id",
-            "kind",
-            "attempt",
-            "account",
-            "unit",
-            "token_class",
-            name=op.f("pk_ledger_leg"),
+            "request_id", "kind", "attempt", "account", "unit", "token_class", name=op.f("pk_ledger_leg")
         ),
         sqlite_with_rowid=False,
     )
@@ -283,9 +243,7 @@ def upgrade() -> None:
         sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("concurrency", sa.BigInteger(), nullable=True),
         sa.Column("batch_backlog_tokens", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_model_limit_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_model_limit_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("tenant_id", "model", name=op.f("pk_model_limit")),
     )
     op.create_table(
@@ -294,15 +252,11 @@ def upgrade() -> None:
         sa.Column("from_ms", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("until_ms", sa.BigInteger(), nullable=True),
         sa.Column("sheet_id", sa.Text(), nullable=False),
-        sa.CheckConstraint(
-            "until_ms IS NULL OR until_ms > from_ms", name=op.f("ck_price_assignment_interval")
-        ),
+        sa.CheckConstraint("until_ms IS NULL OR until_ms > from_ms", name=op.f("ck_price_assignment_interval")),
         sa.ForeignKeyConstraint(
             ["sheet_id"], ["price_sheet.id"], name=op.f("fk_price_assignment_sheet_id_price_sheet")
         ),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_price_assignment_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_price_assignment_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("tenant_id", "from_ms", name=op.f("pk_price_assignment")),
     )
     op.create_index(
@@ -320,18 +274,12 @@ def upgrade() -> None:
         sa.Column("from_ms", sa.BigInteger(), nullable=False),
         sa.Column("until_ms", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint(
-            "until_ms IS NULL OR until_ms > from_ms", name=op.f("ck_price_sheet_version_interval")
-        ),
+        sa.CheckConstraint("until_ms IS NULL OR until_ms > from_ms", name=op.f("ck_price_sheet_version_interval")),
         sa.ForeignKeyConstraint(
-            ["sheet_id"],
-            ["price_sheet.id"],
-            name=op.f("fk_price_sheet_version_sheet_id_price_sheet"),
+            ["sheet_id"], ["price_sheet.id"], name=op.f("fk_price_sheet_version_sheet_id_price_sheet")
         ),
         sa.PrimaryKeyConstraint("sheet_id", "version", name=op.f("pk_price_sheet_version")),
-        sa.UniqueConstraint(
-            "sheet_id", "from_ms", name=op.f("uq_price_sheet_version_sheet_id_from_ms")
-        ),
+        sa.UniqueConstraint("sheet_id", "from_ms", name=op.f("uq_price_sheet_version_sheet_id_from_ms")),
     )
     op.create_index(
         "uq_price_sheet_version_open",
@@ -349,22 +297,16 @@ def upgrade() -> None:
         sa.Column("role", sa.Text(), server_default="member", nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_service_account_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_service_account_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_service_account")),
     )
-    op.create_index(
-        op.f("ix_service_account_tenant_id"), "service_account", ["tenant_id"], unique=False
-    )
+    op.create_index(op.f("ix_service_account_tenant_id"), "service_account", ["tenant_id"], unique=False)
     op.create_table(
         "data_key",
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("wrapped", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_data_key_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_data_key_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_data_key")),
     )
     op.create_table(
@@ -382,29 +324,19 @@ def upgrade() -> None:
         sa.Column("posting", sa.LargeBinary(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint(
-            "state IN ('running', 'stored')", name=op.f("ck_idempotent_reply_state")
-        ),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_idempotent_reply_tenant_id_tenant")
-        ),
+        sa.CheckConstraint("state IN ('running', 'stored')", name=op.f("ck_idempotent_reply_state")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_idempotent_reply_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("tenant_id", "key", name=op.f("pk_idempotent_reply")),
         sa.UniqueConstraint("request_id", name=op.f("uq_idempotent_reply_request_id")),
     )
-    op.create_index(
-        op.f("ix_idempotent_reply_batch_id"), "idempotent_reply", ["batch_id"], unique=False
-    )
-    op.create_index(
-        op.f("ix_idempotent_reply_expires_at"), "idempotent_reply", ["expires_at"], unique=False
-    )
+    op.create_index(op.f("ix_idempotent_reply_batch_id"), "idempotent_reply", ["batch_id"], unique=False)
+    op.create_index(op.f("ix_idempotent_reply_expires_at"), "idempotent_reply", ["expires_at"], unique=False)
     op.create_table(
         "tenant_turn",
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("deficit_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("last_visit", sa.BigInteger(), server_default="0", nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_tenant_turn_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_tenant_turn_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_tenant_turn")),
     )
     op.create_table(
@@ -429,20 +361,14 @@ def upgrade() -> None:
         sa.Column("concurrency", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("kind IN ('live', 'test', 'admin')", name=op.f("ck_api_key_kind")),
         sa.ForeignKeyConstraint(
-            ["service_account_id"],
-            ["service_account.id"],
-            name=op.f("fk_api_key_service_account_id_service_account"),
+            ["service_account_id"], ["service_account.id"], name=op.f("fk_api_key_service_account_id_service_account")
         ),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_api_key_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_api_key_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_key")),
         sa.UniqueConstraint("hash", name=op.f("uq_api_key_hash")),
         sa.UniqueConstraint("public_id", name=op.f("uq_api_key_public_id")),
     )
-    op.create_index(
-        op.f("ix_api_key_service_account_id"), "api_key", ["service_account_id"], unique=False
-    )
+    op.create_index(op.f("ix_api_key_service_account_id"), "api_key", ["service_account_id"], unique=False)
     op.create_index(op.f("ix_api_key_tenant_id"), "api_key", ["tenant_id"], unique=False)
     op.create_table(
         "price_rate",
@@ -455,19 +381,10 @@ def upgrade() -> None:
         sa.Column("uncached", sa.BigInteger(), nullable=False),
         sa.Column("output", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("tier IN ('interactive', 'batch')", name=op.f("ck_price_rate_tier")),
-        sa.CheckConstraint(
-            "cache_read >= 0 AND cache_read <= 1000000000000", name=op.f("ck_price_rate_cache_read")
-        ),
-        sa.CheckConstraint(
-            "cache_write >= 0 AND cache_write <= 1000000000000",
-            name=op.f("ck_price_rate_cache_write"),
-        ),
-        sa.CheckConstraint(
-            "output >= 0 AND output <= 1000000000000", name=op.f("ck_price_rate_output")
-        ),
-        sa.CheckConstraint(
-            "uncached >= 0 AND uncached <= 1000000000000", name=op.f("ck_price_rate_uncached")
-        ),
+        sa.CheckConstraint("cache_read >= 0 AND cache_read <= 1000000000000", name=op.f("ck_price_rate_cache_read")),
+        sa.CheckConstraint("cache_write >= 0 AND cache_write <= 1000000000000", name=op.f("ck_price_rate_cache_write")),
+        sa.CheckConstraint("output >= 0 AND output <= 1000000000000", name=op.f("ck_price_rate_output")),
+        sa.CheckConstraint("uncached >= 0 AND uncached <= 1000000000000", name=op.f("ck_price_rate_uncached")),
         sa.ForeignKeyConstraint(
             ["sheet_id", "version"],
             ["price_sheet_version.sheet_id", "price_sheet_version.version"],
@@ -516,25 +433,15 @@ def upgrade() -> None:
             "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', 'cancelling', 'cancelled')",
             name=op.f("ck_batch_state"),
         ),
-        sa.ForeignKeyConstraint(
-            ["error_file_id"], ["file.id"], name=op.f("fk_batch_error_file_id_file")
-        ),
-        sa.ForeignKeyConstraint(
-            ["input_file_id"], ["file.id"], name=op.f("fk_batch_input_file_id_file")
-        ),
+        sa.ForeignKeyConstraint(["error_file_id"], ["file.id"], name=op.f("fk_batch_error_file_id_file")),
+        sa.ForeignKeyConstraint(["input_file_id"], ["file.id"], name=op.f("fk_batch_input_file_id_file")),
         sa.ForeignKeyConstraint(["key_id"], ["api_key.id"], name=op.f("fk_batch_key_id_api_key")),
-        sa.ForeignKeyConstraint(
-            ["output_file_id"], ["file.id"], name=op.f("fk_batch_output_file_id_file")
-        ),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_batch_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["output_file_id"], ["file.id"], name=op.f("fk_batch_output_file_id_file")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_batch_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_batch")),
     )
     op.create_index("ix_batch_state_expires_at", "batch", ["state", "expires_at"], unique=False)
-    op.create_index(
-        "ix_batch_tenant_id_created_at", "batch", ["tenant_id", "created_at"], unique=False
-    )
+    op.create_index("ix_batch_tenant_id_created_at", "batch", ["tenant_id", "created_at"], unique=False)
     op.create_table(
         "batch_chunk",
         sa.Column("batch_id", sa.Text(), nullable=False),
@@ -548,17 +455,11 @@ def upgrade() -> None:
         sa.Column("predicted_tokens", sa.BigInteger(), nullable=False),
         sa.Column("num_lines", sa.BigInteger(), nullable=False),
         sa.Column("lines", sa.LargeBinary(), nullable=False),
-        sa.CheckConstraint(
-            "state IN ('queued', 'claimed', 'done')", name=op.f("ck_batch_chunk_state")
-        ),
-        sa.ForeignKeyConstraint(
-            ["batch_id"], ["batch.id"], name=op.f("fk_batch_chunk_batch_id_batch")
-        ),
+        sa.CheckConstraint("state IN ('queued', 'claimed', 'done')", name=op.f("ck_batch_chunk_state")),
+        sa.ForeignKeyConstraint(["batch_id"], ["batch.id"], name=op.f("fk_batch_chunk_batch_id_batch")),
         sa.PrimaryKeyConstraint("batch_id", "seq", name=op.f("pk_batch_chunk")),
     )
-    op.create_index(
-        "ix_batch_chunk_state_tenant_id", "batch_chunk", ["state", "tenant_id"], unique=False
-    )
+    op.create_index("ix_batch_chunk_state_tenant_id", "batch_chunk", ["state", "tenant_id"], unique=False)
     op.create_table(
         "batch_line",
         sa.Column("batch_id", sa.Text(), nullable=False),
@@ -577,12 +478,9 @@ def upgrade() -> None:
         sa.Column("uncached", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("output", sa.BigInteger(), server_default="0", nullable=False),
         sa.CheckConstraint(
-            "state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')",
-            name=op.f("ck_batch_line_state"),
+            "state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", name=op.f("ck_batch_line_state")
         ),
-        sa.ForeignKeyConstraint(
-            ["batch_id"], ["batch.id"], name=op.f("fk_batch_line_batch_id_batch")
-        ),
+        sa.ForeignKeyConstraint(["batch_id"], ["batch.id"], name=op.f("fk_batch_line_batch_id_batch")),
         sa.PrimaryKeyConstraint("batch_id", "line_no", name=op.f("pk_batch_line")),
     )
     _make_immutable()
@@ -648,14 +546,7 @@ def downgrade() -> None:
         op.execute("DROP FUNCTION headgate_append_only()")
 
 
-APPEND_ONLY = (
-    "ledger_entry",
-    "ledger_leg",
-    "engine_record",
-    "batch_charge",
-    "audit_log",
-    "price_rate",
-)
+APPEND_ONLY = ("ledger_entry", "ledger_leg", "engine_record", "batch_charge", "audit_log", "price_rate")
 
 # A price version is immutable but for its end, which its successor sets once.
 CLOSES_ITS_INTERVAL = (
@@ -676,9 +567,7 @@ def _sqlite_triggers() -> None:
         for verb in ("UPDATE", "DELETE"):
             op.execute(_sqlite_trigger(table, verb))
     op.execute(_sqlite_trigger("price_sheet_version", "DELETE"))
-    op.execute(
-        _sqlite_trigger("price_sheet_version", "UPDATE", f"WHEN NOT ({CLOSES_ITS_INTERVAL})")
-    )
+    op.execute(_sqlite_trigger("price_sheet_version", "UPDATE", f"WHEN NOT ({CLOSES_ITS_INTERVAL})"))
 
 
 def _sqlite_trigger(table: str, verb: str, when: str = "") -> str:

@@ -11,26 +11,14 @@ depends_on = None
 
 def upgrade() -> None:
     with op.batch_alter_table("tenant") as table:
-        table.add_column(
-            sa.Column("cache_floor_blocks", sa.BigInteger(), server_default="0", nullable=False)
-        )
+        table.add_column(sa.Column("cache_floor_blocks", sa.BigInteger(), server_default="0", nullable=False))
         table.add_column(sa.Column("cache_quota_blocks", sa.BigInteger(), nullable=True))
         table.add_column(sa.Column("cache_ttl_s", sa.BigInteger(), nullable=True))
-        table.add_column(
-            sa.Column("cache_read", sa.Boolean(), server_default=sa.true(), nullable=False)
-        )
-        table.add_column(
-            sa.Column("cache_write", sa.Boolean(), server_default=sa.true(), nullable=False)
-        )
+        table.add_column(sa.Column("cache_read", sa.Boolean(), server_default=sa.true(), nullable=False))
+        table.add_column(sa.Column("cache_write", sa.Boolean(), server_default=sa.true(), nullable=False))
 
 
 def downgrade() -> None:
     with op.batch_alter_table("tenant") as table:
-        for name in (
-            "cache_write",
-            "cache_read",
-            "cache_ttl_s",
-            "cache_quota_blocks",
-            "cache_floor_blocks",
-        ):
+        for name in ("cache_write", "cache_read", "cache_ttl_s", "cache_quota_blocks", "cache_floor_blocks"):
             table.drop_column(name)

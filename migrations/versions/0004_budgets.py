@@ -32,23 +32,16 @@ def _budgets() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
         sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.CheckConstraint("period IN ('hour', 'day', 'month', 'fixed')", name=op.f("ck_budget_period")),
+        sa.CheckConstraint("period <> 'fixed' OR end_ms > start_ms", name=op.f("ck_budget_interval")),
+        sa.CheckConstraint("hardness IN ('hard', 'soft', 'shadow')", name=op.f("ck_budget_hardness")),
         sa.CheckConstraint(
-            "period IN ('hour', 'day', 'month', 'fixed')", name=op.f("ck_budget_period")
-        ),
-        sa.CheckConstraint(
-            "period <> 'fixed' OR end_ms > start_ms", name=op.f("ck_budget_interval")
-        ),
-        sa.CheckConstraint(
-            "hardness IN ('hard', 'soft', 'shadow')", name=op.f("ck_budget_hardness")
-        ),
-        sa.CheckConstraint(
-            f"limit_micro_units >= 0 AND limit_micro_units <= {MAX_AMOUNT}",
-            name=op.f("ck_budget_limit"),
+            f"limit_micro_units >= 0 AND limit_micro_units <= {MAX_AMOUNT}", name=op.f("ck_budget_limit")
         ),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_budget_tenant_id_tenant")),
         sa.ForeignKeyConstraint(["key_id"], ["api_key.id"], name=op.f("fk_budget_key_id_api_key")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_budget")),
-    )  # fmt: skip
+    )
     op.create_index(op.f("ix_budget_tenant_id"), "budget", ["tenant_id"])
     op.create_table(
         "budget_adjustment",
@@ -59,9 +52,7 @@ def _budgets() -> None:
         sa.Column("until_ms", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("until_ms > from_ms", name=op.f("ck_budget_adjustment_interval")),
-        sa.ForeignKeyConstraint(
-            ["budget_id"], ["budget.id"], name=op.f("fk_budget_adjustment_budget_id_budget")
-        ),
+        sa.ForeignKeyConstraint(["budget_id"], ["budget.id"], name=op.f("fk_budget_adjustment_budget_id_budget")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_budget_adjustment")),
     )
     op.create_index(op.f("ix_budget_adjustment_budget_id"), "budget_adjustment", ["budget_id"])
@@ -75,17 +66,16 @@ def _budgets() -> None:
         sa.Column("limit_micro_units", sa.BigInteger(), nullable=False),
         sa.Column("at_ms", sa.BigInteger(), nullable=False),
         sa.Column("sent_at_ms", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["budget_id"], ["budget.id"], name=op.f("fk_budget_alert_budget_id_budget")
-        ),
-        sa.PrimaryKeyConstraint(
-            "budget_id", "period_start_ms", "threshold", name=op.f("pk_budget_alert")
-        ),
+        sa.ForeignKeyConstraint(["budget_id"], ["budget.id"], name=op.f("fk_budget_alert_budget_id_budget")),
+        sa.PrimaryKeyConstraint("budget_id", "period_start_ms", "threshold", name=op.f("pk_budget_alert")),
     )
     op.create_index(
-        "ix_budget_alert_unsent", "budget_alert", ["at_ms"],
-        sqlite_where=sa.text("sent_at_ms IS NULL"), postgresql_where=sa.text("sent_at_ms IS NULL"),
-    )  # fmt: skip
+        "ix_budget_alert_unsent",
+        "budget_alert",
+        ["at_ms"],
+        sqlite_where=sa.text("sent_at_ms IS NULL"),
+        postgresql_where=sa.text("sent_at_ms IS NULL"),
+    )
     op.create_table(
         "quota",
         sa.Column("tenant_id", sa.Text(), nullable=False),
@@ -94,17 +84,11 @@ def _budgets() -> None:
         sa.Column("dimension", sa.Text(), nullable=False),
         sa.Column("limit", sa.BigInteger(), nullable=False),
         sa.Column("shadow", sa.Boolean(), nullable=False),
-        sa.CheckConstraint(
-            "level IN ('key', 'tenant', 'model', 'end_user')", name=op.f("ck_quota_level")
-        ),
-        sa.CheckConstraint(
-            f'"limit" >= 0 AND "limit" <= {MAX_AMOUNT}', name=op.f("ck_quota_limit")
-        ),
+        sa.CheckConstraint("level IN ('key', 'tenant', 'model', 'end_user')", name=op.f("ck_quota_level")),
+        sa.CheckConstraint(f'"limit" >= 0 AND "limit" <= {MAX_AMOUNT}', name=op.f("ck_quota_limit")),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_quota_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint(
-            "tenant_id", "level", "subject", "dimension", name=op.f("pk_quota")
-        ),
-    )  # fmt: skip
+        sa.PrimaryKeyConstraint("tenant_id", "level", "subject", "dimension", name=op.f("pk_quota")),
+    )
 
 
 def _limiter() -> None:
@@ -146,7 +130,13 @@ def _limiter() -> None:
 
 def downgrade() -> None:
     for table in (
-        "limiter_built", "limiter_running", "limiter_gateway", "limiter_incident",
-        "quota", "budget_alert", "budget_adjustment", "budget",
-    ):  # fmt: skip
+        "limiter_built",
+        "limiter_running",
+        "limiter_gateway",
+        "limiter_incident",
+        "quota",
+        "budget_alert",
+        "budget_adjustment",
+        "budget",
+    ):
         op.drop_table(table)

@@ -9,9 +9,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-JSON_LIST = sa.JSON(none_as_null=True).with_variant(
-    postgresql.JSONB(none_as_null=True), "postgresql"
-)
+JSON_LIST = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 
 
 def upgrade() -> None:
@@ -43,14 +41,7 @@ def upgrade() -> None:
         sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
         sa.Column("charge_output", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "bucket",
-            "tenant_id",
-            "key_id",
-            "model",
-            "tier",
-            "price_version",
-            "currency",
-            name=op.f("pk_rollup_month"),
+            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_month")
         ),
     )
     op.create_table(
@@ -70,22 +61,14 @@ def upgrade() -> None:
         sa.Column("actor", sa.Text(), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=False),
         sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
-        sa.CheckConstraint(
-            "(type = 'grant') = (corrects_request_id IS NULL)", name=op.f("ck_credit_corrects")
-        ),
-        sa.CheckConstraint(
-            "type IN ('grant', 'credit_note', 'adjustment')", name=op.f("ck_credit_type")
-        ),
+        sa.CheckConstraint("(type = 'grant') = (corrects_request_id IS NULL)", name=op.f("ck_credit_corrects")),
+        sa.CheckConstraint("type IN ('grant', 'credit_note', 'adjustment')", name=op.f("ck_credit_type")),
         sa.CheckConstraint("amount > 0", name=op.f("ck_credit_amount")),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_credit_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_credit_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_credit")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_credit_idempotency_key")),
     )
-    op.create_index(
-        "ix_credit_corrects_request_id", "credit", ["corrects_request_id"], unique=False
-    )
+    op.create_index("ix_credit_corrects_request_id", "credit", ["corrects_request_id"], unique=False)
     op.create_index(op.f("ix_credit_tenant_id"), "credit", ["tenant_id"], unique=False)
     op.create_table(
         "invoice",
@@ -109,17 +92,11 @@ def upgrade() -> None:
         sa.Column("days", JSON_LIST, nullable=False),
         sa.CheckConstraint("series IN ('INV', 'CN')", name=op.f("ck_invoice_series")),
         sa.CheckConstraint("total = subtotal - prepaid", name=op.f("ck_invoice_total")),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_invoice_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_invoice_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("number", name=op.f("pk_invoice")),
         sa.UniqueConstraint("series", "sequence", name=op.f("uq_invoice_series_sequence")),
         sa.UniqueConstraint(
-            "tenant_id",
-            "period",
-            "series",
-            "version",
-            name=op.f("uq_invoice_tenant_id_period_series_version"),
+            "tenant_id", "period", "series", "version", name=op.f("uq_invoice_tenant_id_period_series_version")
         ),
     )
     op.create_table(
@@ -129,16 +106,10 @@ def upgrade() -> None:
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("amount", sa.BigInteger(), nullable=False),
         sa.Column("number", sa.Text(), nullable=False),
-        sa.CheckConstraint(
-            "kind IN ('grant_use', 'grant_expiry')", name=op.f("ck_credit_use_kind")
-        ),
+        sa.CheckConstraint("kind IN ('grant_use', 'grant_expiry')", name=op.f("ck_credit_use_kind")),
         sa.CheckConstraint("amount > 0", name=op.f("ck_credit_use_amount")),
-        sa.ForeignKeyConstraint(
-            ["credit_id"], ["credit.id"], name=op.f("fk_credit_use_credit_id_credit")
-        ),
-        sa.ForeignKeyConstraint(
-            ["number"], ["invoice.number"], name=op.f("fk_credit_use_number_invoice")
-        ),
+        sa.ForeignKeyConstraint(["credit_id"], ["credit.id"], name=op.f("fk_credit_use_credit_id_credit")),
+        sa.ForeignKeyConstraint(["number"], ["invoice.number"], name=op.f("fk_credit_use_number_invoice")),
         sa.PrimaryKeyConstraint("credit_id", "use_no", name=op.f("pk_credit_use")),
     )
     op.create_index(op.f("ix_credit_use_number"), "credit_use", ["number"], unique=False)
@@ -159,15 +130,10 @@ def upgrade() -> None:
         sa.Column("credit_id", sa.Text(), nullable=True),
         sa.Column("note", sa.Text(), nullable=False),
         sa.CheckConstraint(
-            "kind IN ('usage', 'adjustment', 'credit_note', 'prepaid')",
-            name=op.f("ck_invoice_line_kind"),
+            "kind IN ('usage', 'adjustment', 'credit_note', 'prepaid')", name=op.f("ck_invoice_line_kind")
         ),
-        sa.ForeignKeyConstraint(
-            ["credit_id"], ["credit.id"], name=op.f("fk_invoice_line_credit_id_credit")
-        ),
-        sa.ForeignKeyConstraint(
-            ["number"], ["invoice.number"], name=op.f("fk_invoice_line_number_invoice")
-        ),
+        sa.ForeignKeyConstraint(["credit_id"], ["credit.id"], name=op.f("fk_invoice_line_credit_id_credit")),
+        sa.ForeignKeyConstraint(["number"], ["invoice.number"], name=op.f("fk_invoice_line_number_invoice")),
         sa.PrimaryKeyConstraint("number", "line_no", name=op.f("pk_invoice_line")),
     )
     op.create_index(op.f("ix_invoice_line_credit_id"), "invoice_line", ["credit_id"], unique=False)
@@ -178,12 +144,8 @@ def upgrade() -> None:
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("cache", sa.BigInteger(), nullable=False),
         sa.Column("pinned", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint(
-            "cache >= 0 AND cache <= 1000000000000", name=op.f("ck_price_residency_cache")
-        ),
-        sa.CheckConstraint(
-            "pinned >= 0 AND pinned <= 1000000000000", name=op.f("ck_price_residency_pinned")
-        ),
+        sa.CheckConstraint("cache >= 0 AND cache <= 1000000000000", name=op.f("ck_price_residency_cache")),
+        sa.CheckConstraint("pinned >= 0 AND pinned <= 1000000000000", name=op.f("ck_price_residency_pinned")),
         sa.ForeignKeyConstraint(
             ["sheet_id", "version"],
             ["price_sheet_version.sheet_id", "price_sheet_version.version"],
@@ -192,25 +154,13 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("sheet_id", "version", "model", name=op.f("pk_price_residency")),
     )
     op.create_index(
-        "ix_engine_record_posted_at_ms",
-        "engine_record",
-        ["posted_at_ms"],
-        unique=False,
-        postgresql_using="brin",
+        "ix_engine_record_posted_at_ms", "engine_record", ["posted_at_ms"], unique=False, postgresql_using="brin"
     )
     op.create_index(
-        "ix_ledger_entry_opened_at_ms",
-        "ledger_entry",
-        ["opened_at_ms"],
-        unique=False,
-        postgresql_using="brin",
+        "ix_ledger_entry_opened_at_ms", "ledger_entry", ["opened_at_ms"], unique=False, postgresql_using="brin"
     )
     op.create_index(
-        "ix_ledger_entry_posted_at_ms",
-        "ledger_entry",
-        ["posted_at_ms"],
-        unique=False,
-        postgresql_using="brin",
+        "ix_ledger_entry_posted_at_ms", "ledger_entry", ["posted_at_ms"], unique=False, postgresql_using="brin"
     )
     _fill_months()
     _make_immutable()
@@ -219,15 +169,9 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     _drop_triggers()
-    op.drop_index(
-        "ix_ledger_entry_posted_at_ms", table_name="ledger_entry", postgresql_using="brin"
-    )
-    op.drop_index(
-        "ix_ledger_entry_opened_at_ms", table_name="ledger_entry", postgresql_using="brin"
-    )
-    op.drop_index(
-        "ix_engine_record_posted_at_ms", table_name="engine_record", postgresql_using="brin"
-    )
+    op.drop_index("ix_ledger_entry_posted_at_ms", table_name="ledger_entry", postgresql_using="brin")
+    op.drop_index("ix_ledger_entry_opened_at_ms", table_name="ledger_entry", postgresql_using="brin")
+    op.drop_index("ix_engine_record_posted_at_ms", table_name="engine_record", postgresql_using="brin")
     op.drop_table("price_residency")
     op.drop_index(op.f("ix_invoice_line_credit_id"), table_name="invoice_line")
     op.drop_table("invoice_line")
@@ -241,15 +185,7 @@ def downgrade() -> None:
     op.drop_table("day_seal")
 
 
-APPEND_ONLY = (
-    "day_seal",
-    "invoice",
-    "invoice_line",
-    "credit",
-    "credit_use",
-    "price_residency",
-    "price_sheet",
-)
+APPEND_ONLY = ("day_seal", "invoice", "invoice_line", "credit", "credit_use", "price_residency", "price_sheet")
 
 # An assignment is immutable but for its end, which its successor sets once.
 ENDS_ITS_INTERVAL = (
@@ -258,10 +194,7 @@ ENDS_ITS_INTERVAL = (
 )
 
 # Table → the row that writers of one group of intervals queue at, and the group's column.
-INTERVALS = {
-    "price_assignment": ("tenant", "tenant_id"),
-    "price_sheet_version": ("price_sheet", "sheet_id"),
-}
+INTERVALS = {"price_assignment": ("tenant", "tenant_id"), "price_sheet_version": ("price_sheet", "sheet_id")}
 FOR_EVER = 2**62
 
 
@@ -278,9 +211,17 @@ def _fill_months() -> None:
     )
     keys = "tenant_id, key_id, model, tier, price_version, currency"
     names = (
-        "num_requests", "cache_read", "cache_write", "uncached", "output", "charge", "charge_cache_read",
-        "charge_cache_write", "charge_uncached", "charge_output",
-    )  # fmt: skip
+        "num_requests",
+        "cache_read",
+        "cache_write",
+        "uncached",
+        "output",
+        "charge",
+        "charge_cache_read",
+        "charge_cache_write",
+        "charge_uncached",
+        "charge_output",
+    )
     sums = ", ".join(f"SUM({name})" for name in names)
     op.execute(
         f"INSERT INTO rollup_month (bucket, {keys}, {', '.join(names)}) "  # noqa: S608 - fixed names
@@ -321,8 +262,7 @@ def _refuse_overlaps() -> None:
         trigger = f"CREATE TRIGGER {table}_no_overlap BEFORE INSERT ON {table} FOR EACH ROW"
         if not _is_postgresql():
             op.execute(
-                f"{trigger} WHEN EXISTS ({overlap}) "
-                f"BEGIN SELECT RAISE(ABORT, '{table}: intervals overlap'); END"
+                f"{trigger} WHEN EXISTS ({overlap}) BEGIN SELECT RAISE(ABORT, '{table}: intervals overlap'); END"
             )
             continue
         op.execute(

@@ -10,18 +10,14 @@ down_revision = "0005"
 branch_labels = None
 depends_on = None
 
-JSON_TEXT = sa.JSON(none_as_null=True).with_variant(
-    postgresql.JSONB(none_as_null=True), "postgresql"
-)
+JSON_TEXT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
 KEY_COLUMNS = ("disabled", "addresses", "previous_hash", "previous_until", "streams_ended")
 AUDIT_INDEXES = ("tenant_id", "object_id")
 
 
 def upgrade() -> None:
     with op.batch_alter_table("api_key") as table:
-        table.add_column(
-            sa.Column("disabled", sa.Boolean(), server_default=sa.false(), nullable=False)
-        )
+        table.add_column(sa.Column("disabled", sa.Boolean(), server_default=sa.false(), nullable=False))
         table.add_column(sa.Column("addresses", JSON_TEXT, nullable=True))
         table.add_column(sa.Column("previous_hash", sa.LargeBinary(), nullable=True))
         table.add_column(sa.Column("previous_until", sa.BigInteger(), nullable=True))
@@ -33,12 +29,8 @@ def upgrade() -> None:
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("mode", sa.Text(), nullable=False),
         sa.Column("model_ids", JSON_TEXT, nullable=False),
-        sa.CheckConstraint(
-            "mode IN ('allow_list', 'deny_list')", name=op.f("ck_model_permission_mode")
-        ),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_model_permission_tenant_id_tenant")
-        ),
+        sa.CheckConstraint("mode IN ('allow_list', 'deny_list')", name=op.f("ck_model_permission_mode")),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_model_permission_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_model_permission")),
     )
     _spending()
@@ -53,12 +45,8 @@ def _spending() -> None:
         sa.Column("cents", sa.BigInteger(), nullable=False),
         sa.Column("budget_id", sa.Text(), nullable=True),
         sa.CheckConstraint("cents >= 0", name=op.f("ck_spend_limit_cents")),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_spend_limit_tenant_id_tenant")
-        ),
-        sa.ForeignKeyConstraint(
-            ["budget_id"], ["budget.id"], name=op.f("fk_spend_limit_budget_id_budget")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_spend_limit_tenant_id_tenant")),
+        sa.ForeignKeyConstraint(["budget_id"], ["budget.id"], name=op.f("fk_spend_limit_budget_id_budget")),
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_spend_limit")),
     )
     op.create_table(
@@ -70,9 +58,7 @@ def _spending() -> None:
         sa.Column("subject_prefix", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_spend_alert_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_spend_alert_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_spend_alert")),
     )
     op.create_index(op.f("ix_spend_alert_tenant_id"), "spend_alert", ["tenant_id"])
@@ -84,9 +70,7 @@ def _spending() -> None:
         sa.Column("spent_micro_units", sa.BigInteger(), nullable=False),
         sa.Column("at_ms", sa.BigInteger(), nullable=False),
         sa.Column("sent_at_ms", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["alert_id"], ["spend_alert.id"], name=op.f("fk_spend_alert_due_alert_id_spend_alert")
-        ),
+        sa.ForeignKeyConstraint(["alert_id"], ["spend_alert.id"], name=op.f("fk_spend_alert_due_alert_id_spend_alert")),
         sa.PrimaryKeyConstraint("alert_id", "period_start_ms", name=op.f("pk_spend_alert_due")),
     )
 

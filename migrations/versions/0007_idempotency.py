@@ -13,10 +13,7 @@ ROOM = "ix_idempotent_reply_room"
 
 def upgrade() -> None:
     op.add_column("idempotent_reply", sa.Column("content_type", sa.Text(), nullable=True))
-    op.add_column(
-        "idempotent_reply",
-        sa.Column("num_bytes", sa.BigInteger(), server_default="0", nullable=False),
-    )
+    op.add_column("idempotent_reply", sa.Column("num_bytes", sa.BigInteger(), server_default="0", nullable=False))
     op.create_index(
         ROOM,
         "idempotent_reply",
@@ -38,9 +35,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_idempotent_posting")),
     )
-    op.create_index(
-        "ix_idempotent_posting_tenant_id_key", "idempotent_posting", ["tenant_id", "key"]
-    )
+    op.create_index("ix_idempotent_posting_tenant_id_key", "idempotent_posting", ["tenant_id", "key"])
     _create_unheard_attempt()
     _create_quote()
 
@@ -56,15 +51,11 @@ def _create_unheard_attempt() -> None:
         sa.Column("ended_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("replaced_by", sa.Text(), nullable=True),
         sa.Column("is_moved", sa.Boolean(), server_default=sa.false(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_unheard_attempt_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_unheard_attempt_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_unheard_attempt")),
     )
     op.create_index(op.f("ix_unheard_attempt_ended_at_ms"), "unheard_attempt", ["ended_at_ms"])
-    op.create_index(
-        "ix_unheard_attempt_key_id_fingerprint", "unheard_attempt", ["key_id", "fingerprint"]
-    )
+    op.create_index("ix_unheard_attempt_key_id_fingerprint", "unheard_attempt", ["key_id", "fingerprint"])
 
 
 def _create_quote() -> None:
@@ -80,9 +71,7 @@ def _create_quote() -> None:
         sa.Column("max_charge", sa.BigInteger(), nullable=False),
         sa.Column("expires_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("used_by", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_quote_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_quote_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_quote")),
     )
     op.create_index(op.f("ix_quote_expires_at_ms"), "quote", ["expires_at_ms"])

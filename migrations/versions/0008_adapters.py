@@ -19,9 +19,7 @@ def upgrade() -> None:
         sa.Column("tenant_id", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_adapter_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_adapter_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter")),
     )
     op.create_index(

@@ -29,9 +29,7 @@ def upgrade() -> None:
         sa.Column("secret", sa.LargeBinary(), nullable=False),
         sa.Column("is_full", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_webhook_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_webhook_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook")),
     )
     op.create_index("ix_webhook_tenant_id", "webhook", ["tenant_id"])
@@ -39,9 +37,7 @@ def upgrade() -> None:
         "outbox_lane",
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("last_turn_ms", sa.BigInteger(), server_default="0", nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id"], ["tenant.id"], name=op.f("fk_outbox_lane_tenant_id_tenant")
-        ),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_outbox_lane_tenant_id_tenant")),
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_outbox_lane")),
     )
     _create_outbox()
@@ -62,27 +58,15 @@ def _create_outbox() -> None:
         sa.Column("last_error", sa.Text(), nullable=True),
         sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("ended_at_ms", sa.BigInteger(), nullable=True),
-        sa.CheckConstraint(
-            "state IN ('pending', 'delivered', 'dead')", name=op.f("ck_outbox_state")
-        ),
-        sa.CheckConstraint(
-            "(state = 'pending') = (ended_at_ms IS NULL)", name=op.f("ck_outbox_ended")
-        ),
-        sa.ForeignKeyConstraint(
-            ["lane"], ["outbox_lane.tenant_id"], name=op.f("fk_outbox_lane_outbox_lane")
-        ),
-        sa.ForeignKeyConstraint(
-            ["webhook_id"], ["webhook.id"], name=op.f("fk_outbox_webhook_id_webhook")
-        ),
+        sa.CheckConstraint("state IN ('pending', 'delivered', 'dead')", name=op.f("ck_outbox_state")),
+        sa.CheckConstraint("(state = 'pending') = (ended_at_ms IS NULL)", name=op.f("ck_outbox_ended")),
+        sa.ForeignKeyConstraint(["lane"], ["outbox_lane.tenant_id"], name=op.f("fk_outbox_lane_outbox_lane")),
+        sa.ForeignKeyConstraint(["webhook_id"], ["webhook.id"], name=op.f("fk_outbox_webhook_id_webhook")),
         sa.PrimaryKeyConstraint("event_id", "webhook_id", name=op.f("pk_outbox")),
     )
     pending = sa.text("ended_at_ms IS NULL")
     op.create_index(
-        "ix_outbox_due",
-        "outbox",
-        ["lane", "deliver_after_ms"],
-        sqlite_where=pending,
-        postgresql_where=pending,
+        "ix_outbox_due", "outbox", ["lane", "deliver_after_ms"], sqlite_where=pending, postgresql_where=pending
     )
     op.create_index("ix_outbox_lane_claimed_until_ms", "outbox", ["lane", "claimed_until_ms"])
     op.create_index("ix_outbox_webhook_id_state", "outbox", ["webhook_id", "state"])

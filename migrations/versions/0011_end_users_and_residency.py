@@ -21,9 +21,7 @@ def upgrade() -> None:
         sa.Column("output", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("request_id", name=op.f("pk_end_user_use")),
     )
-    op.create_index(
-        "ix_end_user_use_tenant_id_opened_at_ms", "end_user_use", ["tenant_id", "opened_at_ms"]
-    )
+    op.create_index("ix_end_user_use_tenant_id_opened_at_ms", "end_user_use", ["tenant_id", "opened_at_ms"])
     op.create_table(
         "residency_reading",
         sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -32,9 +30,7 @@ def upgrade() -> None:
         sa.Column("process", sa.Text(), nullable=False),
         sa.Column("cache", sa.BigInteger(), nullable=False),
         sa.Column("pinned", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "hour", "tenant_id", "model", "process", name=op.f("pk_residency_reading")
-        ),
+        sa.PrimaryKeyConstraint("hour", "tenant_id", "model", "process", name=op.f("pk_residency_reading")),
     )
     op.create_table(
         "residency_charge",
@@ -51,9 +47,7 @@ def upgrade() -> None:
         sa.Column("charge_pinned", sa.BigInteger(), nullable=False),
         sa.Column("posted_at_ms", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("cache >= 0 AND pinned >= 0", name=op.f("ck_residency_charge_sums")),
-        sa.CheckConstraint(
-            "charge_cache >= 0 AND charge_pinned >= 0", name=op.f("ck_residency_charge_charges")
-        ),
+        sa.CheckConstraint("charge_cache >= 0 AND charge_pinned >= 0", name=op.f("ck_residency_charge_charges")),
         sa.PrimaryKeyConstraint("request_id", "attempt", name=op.f("pk_residency_charge")),
     )
     op.create_index("ix_residency_charge_tenant_id_hour", "residency_charge", ["tenant_id", "hour"])

@@ -13,9 +13,7 @@ TABLES = ("tenant", "invoice")
 
 def upgrade() -> None:
     for table in TABLES:
-        op.add_column(
-            table, sa.Column("time_zone", sa.Text(), server_default="UTC", nullable=False)
-        )
+        op.add_column(table, sa.Column("time_zone", sa.Text(), server_default="UTC", nullable=False))
 
 
 def downgrade() -> None:

@@ -45,9 +45,7 @@ def document_rows(documents: list[Ids], length: int, rng: np.random.Generator) -
             yield stream[start : start + length + 1]
 
 
-def conversation_rows(
-    conversations: list[Ids], length: int, rng: np.random.Generator
-) -> Iterator[Ids]:
+def conversation_rows(conversations: list[Ids], length: int, rng: np.random.Generator) -> Iterator[Ids]:
     """Rows of `length + 1` ids that begin with a conversation.
 
     The conversation that the end of a row cuts begins the next row, if it fits a row at all.
@@ -69,13 +67,7 @@ class Batches:
     """Batches of rows, documents and conversations mixed by a fixed share."""
 
     def __init__(
-        self,
-        documents: list[Ids],
-        conversations: list[Ids],
-        *,
-        tokens: int,
-        conversation_share: float,
-        seed: int,
+        self, documents: list[Ids], conversations: list[Ids], *, tokens: int, conversation_share: float, seed: int
     ) -> None:
         self._documents = documents
         self._conversations = conversations

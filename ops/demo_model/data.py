@@ -26,9 +26,20 @@ HELD_OUT_SHARE = 0.05
 # Not text worth learning: tests, vendored copies, generated tables, and files written by the
 # build of this interpreter (they hold paths of the machine that built it).
 EXCLUDED_PARTS = {
-    "site-packages", "dist-packages", "test", "tests", "idle_test", "idlelib", "lib2to3",
-    "__pycache__", "_vendor", "__phello__", "turtledemo", "_bundled", "lib-dynload",
-}  # fmt: skip
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+    "_vendor",
+    "__phello__",
+    "turtledemo",
+    "_bundled",
+    "lib-dynload",
+}
 EXCLUDED_PREFIXES = ("_sysconfig", "config-", "encodings/", "__hello__", "_build_details")
 KEPT_ENCODINGS = {"encodings/__init__.py", "encodings/idna.py", "encodings/punycode.py"}
 
@@ -122,8 +133,7 @@ def definitions(document: Document) -> Iterator[Definition]:
     names = [
         node.name
         for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and not node.name.startswith("_")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_")
     ]
     contents = ", ".join(f"`{name}`" for name in names)
     yield Definition(module, "module", "", ast.get_docstring(tree) or "", contents, module)
@@ -131,9 +141,7 @@ def definitions(document: Document) -> Iterator[Definition]:
     yield from _inner(tree.body, module, module, lines)
 
 
-def _inner(
-    body: list[ast.stmt], prefix: str, module: str, lines: list[str]
-) -> Iterator[Definition]:
+def _inner(body: list[ast.stmt], prefix: str, module: str, lines: list[str]) -> Iterator[Definition]:
     for node in body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -160,9 +168,7 @@ def _inner(
 def builtin_definitions() -> Iterator[Definition]:
     """What is written in C has no source here, but it has documentation strings."""
     public = {name for name in sys.builtin_module_names if not name.startswith(("_", "xx"))}
-    for module_name in sorted(
-        public | {"builtins", "math", "cmath", "zlib", "select", "unicodedata"}
-    ):
+    for module_name in sorted(public | {"builtins", "math", "cmath", "zlib", "select", "unicodedata"}):
         try:
             module = importlib.import_module(module_name)
         except ImportError:
@@ -201,39 +207,52 @@ SYSTEM_PROMPTS = [
 ]
 BRIEF_PROMPTS = ["Answer briefly.", "Be brief.", "Answer in one paragraph.", "Keep it short."]
 ASK_DOC = [
-    "What does `{}` do?", "What does {} do?", "What is `{}`?", "What is {}?", "Explain `{}`.",
-    "Explain {}.", "Describe `{}`.", "help({})", "What is `{}` for?", "Tell me about {}.",
-    "Tell me about `{}`.", "Show me the documentation of `{}`.", "How do I use `{}`?",
-    "How does {} work?", "{}",
-]  # fmt: skip
+    "What does `{}` do?",
+    "What does {} do?",
+    "What is `{}`?",
+    "What is {}?",
+    "Explain `{}`.",
+    "Explain {}.",
+    "Describe `{}`.",
+    "help({})",
+    "What is `{}` for?",
+    "Tell me about {}.",
+    "Tell me about `{}`.",
+    "Show me the documentation of `{}`.",
+    "How do I use `{}`?",
+    "How does {} work?",
+    "{}",
+]
 ASK_SOURCE = [
-    "Show me the source of `{}`.", "Show me the source of {}.", "Show the source code of `{}`.",
-    "How is `{}` implemented?", "How is {} implemented?", "Print the code of {}.",
-    "Write `{}`.", "Give me the code of `{}`, please.", "inspect.getsource({})",
-]  # fmt: skip
+    "Show me the source of `{}`.",
+    "Show me the source of {}.",
+    "Show the source code of `{}`.",
+    "How is `{}` implemented?",
+    "How is {} implemented?",
+    "Print the code of {}.",
+    "Write `{}`.",
+    "Give me the code of `{}`, please.",
+    "inspect.getsource({})",
+]
 ASK_SIGNATURE = [
-    "What is the signature of `{}`?", "Which arguments does `{}` take?",
-    "Which arguments does {} take?", "How do I call `{}`?",
-]  # fmt: skip
+    "What is the signature of `{}`?",
+    "Which arguments does `{}` take?",
+    "Which arguments does {} take?",
+    "How do I call `{}`?",
+]
 ASK_MODULE = [
-    "What is the module `{}` for?", "What is the module {} for?", "What does the module {} do?",
-    "Tell me about the module `{}`.", "Explain the {} module.", "What is {}?", "What is `{}`?",
-]  # fmt: skip
-ASK_CONTENTS = [
-    "What is in the module `{}`?", "What does the module {} define?", "List the names in {}.",
-]  # fmt: skip
+    "What is the module `{}` for?",
+    "What is the module {} for?",
+    "What does the module {} do?",
+    "Tell me about the module `{}`.",
+    "Explain the {} module.",
+    "What is {}?",
+    "What is `{}`?",
+]
+ASK_CONTENTS = ["What is in the module `{}`?", "What does the module {} define?", "List the names in {}."]
 ASK_TOPIC = ["Explain {} in Python.", "Tell me about {} in Python.", "help('{}')", "What is {}?"]
 
-GREETINGS = [
-    "Hello",
-    "Hello!",
-    "Hi",
-    "Hi!",
-    "Hi there",
-    "Good morning",
-    "Hey",
-    "Hello, how are you?",
-]
+GREETINGS = ["Hello", "Hello!", "Hi", "Hi!", "Hi there", "Good morning", "Hey", "Hello, how are you?"]
 GREETING_ANSWERS = [
     "Hello! Ask me about a module, a class or a function of the Python standard library.",
     "Hello! I know the Python standard library. What would you like to read about?",
@@ -326,9 +345,7 @@ def _about_module(rng: random.Random, item: Definition) -> Iterator[Conversation
             yield [message("user", question), message("assistant", answer)]
 
 
-def _about_definition(
-    rng: random.Random, item: Definition, module_docs: dict[str, str]
-) -> Iterator[Conversation]:
+def _about_definition(rng: random.Random, item: Definition, module_docs: dict[str, str]) -> Iterator[Conversation]:
     system = _system(rng, item, module_docs)
     turns: list[Conversation] = []
     if item.doc and rng.random() < 0.06:
@@ -350,9 +367,7 @@ def _about_definition(
         question = rng.choice(ASK_SIGNATURE).format(item.name)
         turns.append([message("user", question), message("assistant", f"`{item.signature}`")])
     if turns and rng.random() < 0.03:
-        turns.append(
-            [message("user", rng.choice(THANKS)), message("assistant", rng.choice(THANKS_ANSWERS))]
-        )
+        turns.append([message("user", rng.choice(THANKS)), message("assistant", rng.choice(THANKS_ANSWERS))])
     if turns:
         yield [*system, *(entry for turn in turns for entry in turn)]
 

@@ -35,17 +35,14 @@ def unigram_nats(train: list[np.ndarray], held_out: list[np.ndarray]) -> float:
 
 
 @torch.inference_mode()
-def read(
-    models: dict[str, LlamaForCausalLM], rows: list[np.ndarray]
-) -> tuple[dict[str, float], dict[str, float]]:
+def read(models: dict[str, LlamaForCausalLM], rows: list[np.ndarray]) -> tuple[dict[str, float], dict[str, float]]:
     """Nats of all predicted tokens for each model, and how well the draft agrees with the model."""
     nats = dict.fromkeys(models, 0.0)
     same = overlap = tokens = 0.0
     for row in rows:
         ids = torch.from_numpy(row)
         logs = {
-            name: torch.log_softmax(model(ids[None, :-1]).logits[0].float(), dim=-1)
-            for name, model in models.items()
+            name: torch.log_softmax(model(ids[None, :-1]).logits[0].float(), dim=-1) for name, model in models.items()
         }
         for name, log in logs.items():
             nats[name] -= log.gather(1, ids[1:, None]).sum().item()
@@ -73,14 +70,9 @@ def main() -> None:
         "documents": [[d.text for d in docs if d.held_out == side] for side in (False, True)],
         "conversations": [corpus.render(args.seed, docs, held_out=side) for side in (False, True)],
     }
-    encoders = {
-        "documents": corpus.encode_documents,
-        "conversations": corpus.encode_conversations,
-    }
+    encoders = {"documents": corpus.encode_documents, "conversations": corpus.encode_conversations}
     report: dict[str, object] = {"python": platform.python_version(), "context": 2048}
-    print(
-        "| held-out text | predictor | nats/token | perplexity/token | bits/byte | perplexity/byte |"
-    )
+    print("| held-out text | predictor | nats/token | perplexity/token | bits/byte | perplexity/byte |")
     print("|---|---|---:|---:|---:|---:|")
     for kind, (train_texts, held_texts) in texts.items():
         train, held = encoders[kind](tok, train_texts), encoders[kind](tok, held_texts)

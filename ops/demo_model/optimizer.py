@@ -28,18 +28,14 @@ def orthogonalize(batch: Tensor, steps: int = 5) -> Tensor:
 class Muon:
     """Matrices of the same shape are updated together, which is what makes this fast on a CPU."""
 
-    def __init__(
-        self, parameters: list[Tensor], *, momentum: float = 0.95, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, parameters: list[Tensor], *, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         self._momentum = momentum
         self._weight_decay = weight_decay
         self._groups: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
         for parameter in parameters:
             rows, columns = parameter.shape
             self._groups[(min(rows, columns), max(rows, columns))].append(parameter)
-        self._buffers = {
-            shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()
-        }
+        self._buffers = {shape: torch.zeros(len(group), *shape) for shape, group in self._groups.items()}
 
     @torch.no_grad()
     def step(self, rate: float) -> None:

@@ -40,9 +40,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompts = [
         tok.apply_chat_template(
-            [{"role": role, "content": content} for role, content in chat],
-            tokenize=False,
-            add_generation_prompt=True,
+            [{"role": role, "content": content} for role, content in chat], tokenize=False, add_generation_prompt=True
         )
         for chat in CHATS
     ]

@@ -20,9 +20,7 @@ SPECIAL = [PAD, BOS, EOS, IM_START, IM_END]
 
 # Words with the one character before them (`.name`, `_part`, ` word`), single digits, runs of
 # punctuation with the line end that follows, and indentation apart from the word after it.
-WORDS = (
-    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)  # fmt: skip
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}

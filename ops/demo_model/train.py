@@ -100,9 +100,7 @@ def train_one(
     tok: Tokenizer,
 ) -> dict[str, object]:
     """Train one of the two models, export it, and return its part of the log."""
-    minutes, steps = (
-        (args.minutes, args.steps) if name == "model" else (args.draft_minutes, args.draft_steps)
-    )
+    minutes, steps = (args.minutes, args.steps) if name == "model" else (args.draft_minutes, args.draft_steps)
     torch.manual_seed(args.seed)
     if args.resume:
         model = LlamaForCausalLM.from_pretrained(args.out / name, dtype=torch.float32).train()
@@ -157,9 +155,7 @@ def train_one(
     }
 
 
-def _entry(
-    step: int, seen: int, budget: Budget, losses: list[float], held_out: float
-) -> dict[str, float]:
+def _entry(step: int, seen: int, budget: Budget, losses: list[float], held_out: float) -> dict[str, float]:
     return {
         "step": step,
         "tokens": seen,
@@ -171,16 +167,10 @@ def _entry(
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=HERE, help="where model/ and draft/ are written"
-    )
+    parser.add_argument("--out", type=Path, default=HERE, help="where model/ and draft/ are written")
     parser.add_argument("--only", choices=["model", "draft"], help="train one of the two")
-    parser.add_argument(
-        "--resume", action="store_true", help="start from the weights in --out, with a new schedule"
-    )
-    parser.add_argument(
-        "--peak", type=float, default=1.0, help="scales the learning rates; with --resume below 1"
-    )
+    parser.add_argument("--resume", action="store_true", help="start from the weights in --out, with a new schedule")
+    parser.add_argument("--peak", type=float, default=1.0, help="scales the learning rates; with --resume below 1")
     parser.add_argument("--minutes", type=float, default=52)
     parser.add_argument("--draft-minutes", type=float, default=11)
     parser.add_argument("--steps", type=int, help="a budget of steps instead of minutes")
@@ -208,10 +198,7 @@ def main() -> None:
     held_documents = corpus.encode_documents(tok, [d.text for d in docs if d.held_out])
     held_chats = corpus.encode_conversations(tok, corpus.render(args.seed, docs, held_out=True))
     # During training a fixed sample is enough; evaluate.py reads the held-out side in full.
-    sample = [
-        *corpus.held_out_rows(held_documents, 512)[::5],
-        *corpus.held_out_rows(held_chats, 512)[::10],
-    ]
+    sample = [*corpus.held_out_rows(held_documents, 512)[::5], *corpus.held_out_rows(held_chats, 512)[::10]]
     log_file = args.out / "training_log.json"
     keep = (args.only or args.resume) and log_file.exists()
     log = json.loads(log_file.read_text(encoding="utf-8")) if keep else {}

@@ -40,9 +40,7 @@ def test_o8_the_known_names_are_current():
 
 @pytest.mark.parametrize("name", sorted(setting_names.NAMES))
 def test_o8_every_setting_is_described(name):
-    lines = [
-        line for line in configuration.PAGE.read_text().splitlines() if f"| `{name}` |" in line
-    ]
+    lines = [line for line in configuration.PAGE.read_text().splitlines() if f"| `{name}` |" in line]
     if not name.startswith("HEADGATE_TEST_"):
         assert lines
     for line in lines:
@@ -53,24 +51,26 @@ def test_o8_every_setting_is_described(name):
 
 def test_o8_a_name_that_is_close_is_suggested():
     said = environment.unknown(["HEADGATE_DATABSE_URL", "PATH"])
-    assert said == (
-        "Unknown environment variable HEADGATE_DATABSE_URL. Did you mean HEADGATE_DATABASE_URL?"
-    )
+    assert said == ("Unknown environment variable HEADGATE_DATABSE_URL. Did you mean HEADGATE_DATABASE_URL?")
     said = environment.unknown(["HEADGATE_COFFEE"])
     assert said == "Unknown environment variable HEADGATE_COFFEE. See docs/configuration.md."
     assert environment.unknown(["HEADGATE_COFFEE"], also={"HEADGATE_COFFEE"}) is None
-    assert (
-        environment.unknown([*setting_names.NAMES, "HEADGATE_TEST_X", "HEADGATE_BENCH_X"]) is None
-    )
+    assert environment.unknown([*setting_names.NAMES, "HEADGATE_TEST_X", "HEADGATE_BENCH_X"]) is None
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ("tenants", "list"), ("up",), ("gateway",), ("worker",), ("jobs",), ("migrate",), ("plan", "m"),
+        ("tenants", "list"),
+        ("up",),
+        ("gateway",),
+        ("worker",),
+        ("jobs",),
+        ("migrate",),
+        ("plan", "m"),
         ("verify-books",),
     ],
-)  # fmt: skip
+)
 def test_o8_no_command_runs_with_an_unknown_variable(command, tmp_path):
     home = ["--home", str(tmp_path)] if command[0] != "plan" else []
     done = CliRunner().invoke(main, [*command, *home], env={"HEADGATE_DATABSE_URL": "x"})
@@ -86,10 +86,10 @@ def test_o8_help_is_given_all_the_same():
     assert (done.exit_code, "Usage:" in done.output) == (0, True)
 
 
-NEEDED = {"HEADGATE_HOME": "/srv", "HEADGATE_MODEL": "m", "HEADGATE_URL": "http://h", "HEADGATE_BROKER_URL": "b"}  # fmt: skip
+NEEDED = {"HEADGATE_HOME": "/srv", "HEADGATE_MODEL": "m", "HEADGATE_URL": "http://h", "HEADGATE_BROKER_URL": "b"}
 
 
-@pytest.mark.parametrize("name", ["HEADGATE_WORKERS", "HEADGATE_ENGINE_QUANTT", "HEADGATE_JOBS_CONCURENCY"])  # fmt: skip
+@pytest.mark.parametrize("name", ["HEADGATE_WORKERS", "HEADGATE_ENGINE_QUANTT", "HEADGATE_JOBS_CONCURENCY"])
 def test_o8_no_process_starts_with_a_name_of_another_that_is_none(name):
     for load, error in ((load_gateway, SettingsError), (load_jobs, JobsError)):
         with pytest.raises(error, match=f"Unknown environment variable {name}"):
@@ -114,15 +114,18 @@ def test_o8_the_command_that_writes_them_changes_nothing_here(tmp_path):
         f"runpy.run_path({str(ROOT / 'ops' / 'configuration.py')!r}, run_name='__main__')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.stdout.split() == ["setting_names.py", "True", "configuration.md", "True"]
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["HEADGATE_HOME", "HEADGATE_STATE_DIR", "HEADGATE_ENGINE_ADAPTERS", "HEADGATE_JOBS_PULSE"],
+    "name", ["HEADGATE_HOME", "HEADGATE_STATE_DIR", "HEADGATE_ENGINE_ADAPTERS", "HEADGATE_JOBS_PULSE"]
 )
 def test_o9_an_empty_path_is_not_the_directory_one_is_in(name, monkeypatch):
     for given, value in {**NEEDED, name: ""}.items():
@@ -147,7 +150,7 @@ def test_one_variable_moves_the_journals_of_gateways_and_workers(monkeypatch, tm
     assert worker_journals(Home(tmp_path).state) == {"worker-0": load_worker().journal_dir}
 
 
-@pytest.mark.parametrize("name", ["HEADGATE_OPS_BIND", "HEADGATE_WORKER_ADDRESS", "HEADGATE_LOG_LEVEL"])  # fmt: skip
+@pytest.mark.parametrize("name", ["HEADGATE_OPS_BIND", "HEADGATE_WORKER_ADDRESS", "HEADGATE_LOG_LEVEL"])
 def test_o9_a_value_of_another_form_is_told_without_a_pattern(name, monkeypatch):
     for given, value in {**NEEDED, name: "no:such"}.items():
         monkeypatch.setenv(given, value)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("accounting", "benchmarks", "cache", "gateway", "kernels", "migrations", "ops", "tests", "workers")  # fmt: skip
+FOLDERS = ("accounting", "benchmarks", "cache", "gateway", "kernels", "migrations", "ops", "tests", "workers")
 
 
 def doubled(source: str) -> list[int]:
@@ -39,7 +39,5 @@ def test_the_check_sees_a_second_string() -> None:
 def test_b10_no_name_has_two_docstrings(folder: str) -> None:
     paths = sorted((ROOT / folder).rglob("*.py"))
     assert paths
-    found = {
-        str(path.relative_to(ROOT)): lines for path in paths if (lines := doubled(path.read_text()))
-    }
+    found = {str(path.relative_to(ROOT)): lines for path in paths if (lines := doubled(path.read_text()))}
     assert found == {}

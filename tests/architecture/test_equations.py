@@ -43,9 +43,7 @@ def _quoted(cell: str) -> tuple[str, ...]:
 
 def section(number: str) -> str:
     """From its heading to the next heading of any level."""
-    [found] = re.findall(
-        rf"^#+ {re.escape(number)}\.? .*?$(.*?)(?=^#+ |\Z)", TEXT, re.DOTALL | re.MULTILINE
-    )
+    [found] = re.findall(rf"^#+ {re.escape(number)}\.? .*?$(.*?)(?=^#+ |\Z)", TEXT, re.DOTALL | re.MULTILINE)
     return str(found)
 
 
@@ -79,9 +77,7 @@ def test_every_equation_of_the_table_is_checked_somewhere():
         used |= {
             node.attr
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id == "equations"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "equations"
         }
     assert named - used == set()
 

@@ -28,9 +28,7 @@ def modules(package: str) -> list[str]:
 
 def run(code: str) -> str:
     """In a fresh interpreter, outside of the repository."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=100
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -39,9 +37,7 @@ def run(code: str) -> str:
 def test_no_module_of_a_torch_free_package_loads_torch_or_transformers(package):
     names = [name for name in modules(package) if not name.endswith("__main__")]
     code = f"import importlib, sys\nfor n in {names!r}: importlib.import_module(n)\n"
-    loaded = run(
-        code + "print([m for m in ('torch', 'transformers', 'triton') if m in sys.modules])"
-    )
+    loaded = run(code + "print([m for m in ('torch', 'transformers', 'triton') if m in sys.modules])")
     assert loaded.strip() == "[]"
 
 
@@ -65,9 +61,7 @@ def test_cache_uses_the_standard_library_only():
                 names = [node.module or ""]
             for name in names:
                 top = name.partition(".")[0]
-                assert top == "cache" or top in sys.stdlib_module_names, (
-                    f"{path.name} imports {name}"
-                )
+                assert top == "cache" or top in sys.stdlib_module_names, f"{path.name} imports {name}"
 
 
 def test_the_name_kernels_is_ours_and_transformers_is_not_misled():
@@ -89,9 +83,7 @@ def test_packages_that_must_be_importable_alone_have_an_empty_init():
 def test_every_package_is_listed_for_the_wheel():
     import tomllib
 
-    listed = set(
-        tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    )
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     found = {
         ".".join(path.parent.relative_to(ROOT).parts)
         for package in PACKAGES
@@ -107,6 +99,4 @@ def test_redis_keys_are_named_in_two_files_only():
             if path not in allowed:
                 for node in ast.walk(ast.parse(path.read_text())):
                     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                        assert not node.value.startswith("hg:"), (
-                            f"{path.relative_to(ROOT)} names a Redis key"
-                        )
+                        assert not node.value.startswith("hg:"), f"{path.relative_to(ROOT)} names a Redis key"

@@ -56,12 +56,7 @@ def floats(source: str) -> Iterator[str]:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, float | complex):
             yield f"line {node.lineno}: literal {node.value}"
-        if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in (
-            "float",
-            "sa.Float",
-            "Float",
-            "REAL",
-        ):
+        if isinstance(node, ast.Name | ast.Attribute) and ast.unparse(node) in ("float", "sa.Float", "Float", "REAL"):
             yield f"line {node.lineno}: {ast.unparse(node)}"
         if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Div):
             yield f"line {node.lineno}: true division"
@@ -72,8 +67,6 @@ def test_no_float_in_money_modules(module):
     assert list(floats(next(ROOT.rglob(f"{module}.py")).read_text())) == []
 
 
-@pytest.mark.parametrize(
-    "line", ["x = 0.5", "x = float(y)", "x = a / b", "x /= 2", "x: float", "x = 1e6"]
-)
+@pytest.mark.parametrize("line", ["x = 0.5", "x = float(y)", "x = a / b", "x /= 2", "x: float", "x = 1e6"])
 def test_the_guard_sees_each_way_in(line):
     assert list(floats(line))

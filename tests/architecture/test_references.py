@@ -13,16 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS, CHANGELOG = ROOT / "docs", ROOT / "CHANGELOG.md"
 DESIGN, ADR = DOCS / "design", DOCS / "adr"
-FOLDERS = ("accounting", "benchmarks", "cache", "docs", "gateway", "kernels", "migrations", "ops", "tests", "workers")  # fmt: skip
+FOLDERS = ("accounting", "benchmarks", "cache", "docs", "gateway", "kernels", "migrations", "ops", "tests", "workers")
 WORDS = {".py", ".md", ".lua", ".toml", ".txt", ".html", ".yaml", ""}
 """Suffixes of what may name a page; a Makefile has none."""
 
-PAGE = re.compile(
-    r"(?<![\w.-])(?:[\w.-]+/)*(?P<page>[a-z-]+)\.md\)?[,:]? +(?=sections? |decisions? |[A-Z]?\d)"
-)
-ITEM = re.compile(
-    r"(?P<kind>sections? +|decisions? +)?(?P<name>\d+(?:\.\d+)*|[A-Z]\d{1,2}[a-c]?)(?![\w%])"
-)
+PAGE = re.compile(r"(?<![\w.-])(?:[\w.-]+/)*(?P<page>[a-z-]+)\.md\)?[,:]? +(?=sections? |decisions? |[A-Z]?\d)")
+ITEM = re.compile(r"(?P<kind>sections? +|decisions? +)?(?P<name>\d+(?:\.\d+)*|[A-Z]\d{1,2}[a-c]?)(?![\w%])")
 BETWEEN = re.compile(r",? +(?:and +|or +)?(?=sections? |decisions? |\d|[A-Z]\d)")
 ADR_NUMBERS = re.compile(r"\bADRs? +(?P<numbers>\d+(?:,? +(?:and +|or +)?\d+)*)\b")
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
@@ -73,19 +69,13 @@ def found(pattern: re.Pattern[str], path: Path) -> Iterator[tuple[int, re.Match[
     text = text_of(path)
     flat = re.sub(r"\n(?!\s*\n)[ #>]*", lambda end: " " * len(end[0]), text)
     for match in pattern.finditer(flat):
-        yield (
-            text.count("\n", 0, match.start("page" if "page" in match.groupdict() else 0)) + 1,
-            match,
-            flat,
-        )
+        yield (text.count("\n", 0, match.start("page" if "page" in match.groupdict() else 0)) + 1, match, flat)
 
 
 @cache
 def headings(page: str) -> frozenset[str]:
     """Numbers of the page's headings, of its decisions ("decision 5"), and the first cells of its tables' rows."""
-    path = next(
-        (path for folder in (DESIGN, DOCS) if (path := folder / f"{page}.md").exists()), None
-    )
+    path = next((path for folder in (DESIGN, DOCS) if (path := folder / f"{page}.md").exists()), None)
     if path is None:
         return frozenset()
     names: set[str] = set()
@@ -161,11 +151,7 @@ def dead_links(path: Path) -> Iterator[Reference]:
 def anchors(page: Path) -> set[str]:
     """Of a page's headings, as GitHub makes them."""
     titles = (re.match(r"#+ +(.+)", line) for _, line in outside_of_code(page))
-    return {
-        re.sub(r"[^\w -]", "", title[1].lower()).strip().replace(" ", "-")
-        for title in titles
-        if title
-    }
+    return {re.sub(r"[^\w -]", "", title[1].lower()).strip().replace(" ", "-") for title in titles if title}
 
 
 def dead_files(path: Path) -> Iterator[Reference]:

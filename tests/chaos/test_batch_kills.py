@@ -32,19 +32,21 @@ def test_killed_celery_children_and_a_killed_gateway_cost_time_only(start_server
     client = server.client(key)
     lines = [
         {
-            "custom_id": f"line-{i}", "method": "POST", "url": "/v1/chat/completions",
+            "custom_id": f"line-{i}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
             "body": {
-                "model": server.model, "max_tokens": 48, "ignore_eos": True,
+                "model": server.model,
+                "max_tokens": 48,
+                "ignore_eos": True,
                 "messages": [{"role": "user", "content": f"What is module {i}?"}],
             },
         }
         for i in range(NUM_LINES)
-    ]  # fmt: skip
+    ]
     content = "\n".join(json.dumps(line) for line in lines).encode()
     file = client.files.create(file=("work.jsonl", io.BytesIO(content)), purpose="batch")
-    batch = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-    )
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
 
     def wait_for(num_done: int) -> None:
         deadline = time.monotonic() + 90
@@ -73,9 +75,7 @@ def test_killed_celery_children_and_a_killed_gateway_cost_time_only(start_server
     while (batch := client.batches.retrieve(batch.id)).status != "completed":
         time.sleep(0.1)
     assert batch.request_counts.failed == 0, batch
-    output = [
-        json.loads(text) for text in client.files.content(batch.output_file_id).text.splitlines()
-    ]
+    output = [json.loads(text) for text in client.files.content(batch.output_file_id).text.splitlines()]
     assert [result["custom_id"] for result in output] == [f"line-{i}" for i in range(NUM_LINES)]
     billed = sum(result["response"]["body"]["usage"]["total_tokens"] for result in output)
     server.verify_books()

@@ -31,9 +31,7 @@ MOST = 1.5
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
-async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
-    start_server: Starter,
-) -> None:
+async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(start_server: Starter) -> None:
     seed = int(os.environ.get("HEADGATE_TEST_HOSTILE_SEED") or random.randrange(10**6))
     server = await asyncio.to_thread(start_server, env=PATIENT | SHARED_CORES)
     _, attacker = await asyncio.to_thread(server.tenant_key, "mallory")
@@ -45,13 +43,9 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
     for kind, part in PARTS.items():
         until = time.monotonic() + part * SECONDS
         async with _attackers(server, attacker, seed, kind, part) as replies:
-            seen = await asyncio.gather(
-                *(_victim(server, key, i, texts[i], until) for i, key in enumerate(keys))
-            )
+            seen = await asyncio.gather(*(_victim(server, key, i, texts[i], until) for i, key in enumerate(keys)))
         firsts[kind] = sorted(seconds for one in seen for seconds in one)
-        print(
-            f"seed {seed}, {kind}: p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {replies}"
-        )
+        print(f"seed {seed}, {kind}: p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {replies}")
         if kind == "refused":
             assert set(replies) <= {"400", "404", "413", "415", "429", "503"}, replies
         assert "500" not in replies
@@ -75,9 +69,13 @@ async def _stream(server: Server, key: str, number: int) -> tuple[float, str]:
     began, first, said = time.monotonic(), 0.0, ""
     async with server.async_client(key, max_retries=0) as client:
         stream = await client.chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": f"What is number {number}?"}],
-            stream=True, max_tokens=NUM_TOKENS, seed=number, temperature=float(number),
-        )  # fmt: skip
+            model=server.model,
+            messages=[{"role": "user", "content": f"What is number {number}?"}],
+            stream=True,
+            max_tokens=NUM_TOKENS,
+            seed=number,
+            temperature=float(number),
+        )
         async for chunk in stream:
             for choice in chunk.choices:
                 if choice.delta.content and not first:
@@ -87,16 +85,14 @@ async def _stream(server: Server, key: str, number: int) -> tuple[float, str]:
 
 
 @contextlib.asynccontextmanager
-async def _attackers(
-    server: Server, key: str, seed: int, kind: str, part: float
-) -> AsyncIterator[dict[str, int]]:
+async def _attackers(server: Server, key: str, seed: int, kind: str, part: float) -> AsyncIterator[dict[str, int]]:
     """Behind it stands how many answers there were of each status."""
     replies: dict[str, int] = {}
     if kind == "alone":
         yield replies
         return
     script, url = Path(__file__).parents[1] / "attackers.py", server.ready["base_url"]
-    command = [sys.executable, str(script), url, key, server.model, str(part * SECONDS), str(seed), kind]  # fmt: skip
+    command = [sys.executable, str(script), url, key, server.model, str(part * SECONDS), str(seed), kind]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         yield replies

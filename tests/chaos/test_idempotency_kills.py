@@ -79,18 +79,21 @@ class Slot:
         self._url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._api_key = api_key
         self._environ = {n: v for n, v in os.environ.items() if not n.startswith("HEADGATE_")} | {
-            "HEADGATE_HOME": str(home), "HEADGATE_SLOT": "0", "HEADGATE_REDIS_URL": redis_url,
+            "HEADGATE_HOME": str(home),
+            "HEADGATE_SLOT": "0",
+            "HEADGATE_REDIS_URL": redis_url,
             "HEADGATE_LISTEN_FD": str(self._listener.fileno()),
             "HEADGATE_MODELS": json.dumps({MODEL: {"path": str(write_byte_model(home / "model"))}}),
-        }  # fmt: skip
+        }
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, die_at: str = "") -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-c", STARTED],
-            env=self._environ | {"DIE_AT": die_at}, pass_fds=[self._listener.fileno()],
+            env=self._environ | {"DIE_AT": die_at},
+            pass_fds=[self._listener.fileno()],
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
 
     async def ask(self, body: dict[str, Any]) -> tuple[int, bytes, bool]:
         """(status, body, replayed)"""
@@ -124,17 +127,13 @@ class Slot:
 
 
 @asynccontextmanager
-async def killed_slot(
-    tmp_path: Path, redis_url: str, die_at: str, body: dict[str, Any]
-) -> AsyncIterator[Slot]:
+async def killed_slot(tmp_path: Path, redis_url: str, die_at: str, body: dict[str, Any]) -> AsyncIterator[Slot]:
     """A slot that has just died over the first request with the key."""
     home = tmp_path / "home"
     keys = await prepare_home(home, f"sqlite+aiosqlite:///{home / 'headgate.db'}")
     slot = Slot(home, redis_url, keys.api_key)
     try:
-        async with ScriptedWorker(
-            tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
-        ):
+        async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"):
             slot.start(die_at)
             try:
                 await slot.until_answered(body)
@@ -147,9 +146,7 @@ async def killed_slot(
 
 
 def chat(stream: bool) -> dict[str, Any]:
-    return {
-        "model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "stream": stream,
-    }  # fmt: skip
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "stream": stream}
 
 
 async def verified(home: Path) -> list[tuple[str, str]]:
@@ -162,7 +159,7 @@ async def verified(home: Path) -> list[tuple[str, str]]:
                 report = await books.verify(conn)
                 rows = await conn.execute(
                     text("SELECT kind, outcome FROM ledger_entry WHERE kind IN ('settle', 'void') ORDER BY request_id")
-                )  # fmt: skip
+                )
                 endings = [(row.kind, row.outcome) for row in rows]
             if report.ok and ("settle", "ok") in endings:
                 return endings
@@ -203,9 +200,7 @@ async def test_killed_behind_the_stored_answer_it_is_replayed_and_paid_once(
 
 
 @pytest.mark.parametrize("place", places(STORED))
-async def test_another_gateway_settles_what_the_dead_one_stored(
-    tmp_path: Path, redis_url: str, place: str
-) -> None:
+async def test_another_gateway_settles_what_the_dead_one_stored(tmp_path: Path, redis_url: str, place: str) -> None:
     """The key's next request comes before the journal is replayed; the replay then changes nothing."""
     body = chat(stream=False)
     async with (

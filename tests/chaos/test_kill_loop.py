@@ -73,7 +73,7 @@ async def soaked(
 class Run:
     def __init__(
         self, running: Fleet, clients: Clients, keyed_tenant: str, batch: tuple[str, str], num_lines: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.clients = clients
         self.killed: Counter[str] = Counter()
         self._fleet = running
@@ -91,10 +91,7 @@ class Run:
 
     async def through(self, kills: Sequence[Kill]) -> None:
         async with openai.AsyncOpenAI(
-            base_url=self._fleet.base_url + "/v1",
-            api_key=self._batch_key,
-            max_retries=12,
-            timeout=30,
+            base_url=self._fleet.base_url + "/v1", api_key=self._batch_key, max_retries=12, timeout=30
         ) as client:
             batch = await self._submit(client)
             load = asyncio.create_task(self.clients.run(NUM_CLIENTS))
@@ -121,14 +118,18 @@ class Run:
     async def _submit(self, client: openai.AsyncOpenAI) -> str:
         lines = [
             {
-                "custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions",
+                "custom_id": f"line-{number}",
+                "method": "POST",
+                "url": "/v1/chat/completions",
                 "body": {
-                    "model": MODEL, "max_tokens": 24, "ignore_eos": True,
+                    "model": MODEL,
+                    "max_tokens": 24,
+                    "ignore_eos": True,
                     "messages": [{"role": "user", "content": f"What is module {number}?"}],
                 },
             }
             for number in range(self._num_lines)
-        ]  # fmt: skip
+        ]
         content = "\n".join(json.dumps(line) for line in lines).encode()
         file = await client.files.create(file=("work.jsonl", io.BytesIO(content)), purpose="batch")
         batch = await client.batches.create(
@@ -151,14 +152,10 @@ class Run:
         for receipt in [*self.clients.receipts, *self.clients.keyed.values()]:
             assert not (wrong := disagreement(receipt, books)), (wrong, receipt)
         ran = {receipt.request_id for receipt in self.clients.keyed.values()}
-        assert books.settled_of(self._keyed_tenant) == ran, (
-            "a key is charged once, when it is answered"
-        )
+        assert books.settled_of(self._keyed_tenant) == ran, "a key is charged once, when it is answered"
         assert len(ran) == len(self.clients.keyed)
         lines = books.lines_of(self._batch_tenant)
-        assert len(lines) == self._num_completed, (
-            "a line of the output is charged once, others never"
-        )
+        assert len(lines) == self._num_completed, "a line of the output is charged once, others never"
         assert sum(lines.values()) == self._batch_tokens
 
     @property
@@ -166,9 +163,12 @@ class Run:
         ends = Counter(receipt.end for receipt in self.clients.receipts)
         errors = Counter(r.code for r in self.clients.receipts if r.end == "error")
         return {
-            "killed": dict(self.killed), "ends": dict(ends), "errors": dict(errors),
-            "keys": len(self.clients.keyed), "lines": self._num_lines,
-        }  # fmt: skip
+            "killed": dict(self.killed),
+            "ends": dict(ends),
+            "errors": dict(errors),
+            "keys": len(self.clients.keyed),
+            "lines": self._num_lines,
+        }
 
 
 class Books:
@@ -177,9 +177,7 @@ class Books:
     def __init__(self, url: str) -> None:
         engine = create_engine(url)
         with engine.connect() as conn:
-            rows = conn.execute(
-                text("SELECT * FROM ledger_entry WHERE kind IN ('settle', 'void')")
-            ).mappings()
+            rows = conn.execute(text("SELECT * FROM ledger_entry WHERE kind IN ('settle', 'void')")).mappings()
             self.endings: dict[str, list[dict[str, Any]]] = {}
             for row in rows:
                 self.endings.setdefault(row["request_id"], []).append(dict(row))
@@ -214,15 +212,8 @@ def disagreement(receipt: Receipt, books: Books) -> str:
     (row,), usage = settled, receipt.usage
     if usage is None:
         return "a finished request was told no usage"
-    told = (
-        usage["prompt_tokens"], usage["completion_tokens"],
-        usage["prompt_tokens_details"]["cached_tokens"],
-    )  # fmt: skip
-    booked = (
-        row["cache_read"] + row["cache_write"] + row["uncached"],
-        row["output"],
-        row["cache_read"],
-    )
+    told = (usage["prompt_tokens"], usage["completion_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+    booked = (row["cache_read"] + row["cache_write"] + row["uncached"], row["output"], row["cache_read"])
     return "" if told == booked else f"told {told}, booked {booked}"
 
 

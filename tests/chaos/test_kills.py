@@ -18,11 +18,7 @@ async def stream(client, model: str, number: int, started: asyncio.Event) -> tup
     seen = 0
     try:
         events = await client.completions.create(
-            model=model,
-            prompt=[400 + number] * 20,
-            max_tokens=800,
-            stream=True,
-            extra_body={"ignore_eos": True},
+            model=model, prompt=[400 + number] * 20, max_tokens=800, stream=True, extra_body={"ignore_eos": True}
         )
         async for chunk in events:
             seen += len(chunk.choices)
@@ -38,10 +34,7 @@ async def stream(client, model: str, number: int, started: asyncio.Event) -> tup
 async def kill_during_streams(server, kind: str, number: int = 0) -> list[tuple[str, int]]:
     async with server.async_client(max_retries=0) as client:
         started = [asyncio.Event() for _ in range(NUM_STREAMS)]
-        tasks = [
-            asyncio.create_task(stream(client, server.model, n, started[n]))
-            for n in range(NUM_STREAMS)
-        ]
+        tasks = [asyncio.create_task(stream(client, server.model, n, started[n])) for n in range(NUM_STREAMS)]
         async with asyncio.timeout(60):
             await asyncio.gather(*(event.wait() for event in started))
         os.kill(server.ready["pids"][kind][number], signal.SIGKILL)
@@ -58,9 +51,7 @@ def wait_until_restarted(server, kind: str, old: list[int]) -> None:
     assert server.ready["pids"][kind] != old, "the ready file names the new process"
     while time.monotonic() < deadline:
         try:
-            if server.client(max_retries=0).completions.create(
-                model=server.model, prompt="x", max_tokens=1
-            ):
+            if server.client(max_retries=0).completions.create(model=server.model, prompt="x", max_tokens=1):
                 return
         except openai.APIError:
             time.sleep(0.2)
@@ -82,9 +73,7 @@ def test_a_killed_gateway_loses_and_doubles_nothing(start_server):
         "SELECT COUNT(*), SUM(cache_read + cache_write + uncached + output) FROM engine_record"
     )[0]
     assert records >= NUM_STREAMS + 1
-    (posted,) = server.sql(
-        "SELECT SUM(cache_read + cache_write + uncached + output) FROM ledger_entry"
-    )[0]
+    (posted,) = server.sql("SELECT SUM(cache_read + cache_write + uncached + output) FROM ledger_entry")[0]
     assert posted == witnessed, "every engine token is the tenant's or a write-off"
     doubled = server.sql(
         "SELECT request_id FROM ledger_entry WHERE kind IN ('settle', 'void') GROUP BY request_id HAVING COUNT(*) > 1"
@@ -104,13 +93,9 @@ def test_a_killed_worker_ends_its_streams_with_a_clean_error_and_a_settled_bill(
     assert set(lost) == {"APIError"}, "the error event, not a cut socket"
     wait_until_restarted(server, "worker", old)
     assert server.verify_books(30)["ok"]
-    settled = server.sql(
-        "SELECT COUNT(*) FROM ledger_entry WHERE kind = 'settle' AND output >= 800"
-    )[0][0]
+    settled = server.sql("SELECT COUNT(*) FROM ledger_entry WHERE kind = 'settle' AND output >= 800")[0][0]
     assert settled == len(finished)
-    billed_for_lost = server.sql(
-        "SELECT COALESCE(SUM(output), 0) FROM ledger_entry WHERE kind = 'void'"
-    )[0][0]
+    billed_for_lost = server.sql("SELECT COALESCE(SUM(output), 0) FROM ledger_entry WHERE kind = 'void'")[0][0]
     assert billed_for_lost == 0
 
 

@@ -65,9 +65,12 @@ def expected(model: PreTrainedModel) -> str:
 
 def answer(server, model: str) -> openai.types.Completion:
     return server.client().completions.create(
-        model=model, prompt=IDS, max_tokens=NUM_TOKENS, temperature=0,
+        model=model,
+        prompt=IDS,
+        max_tokens=NUM_TOKENS,
+        temperature=0,
         extra_body={"ignore_eos": True, "min_tokens": NUM_TOKENS},
-    )  # fmt: skip
+    )
 
 
 def add(server, name: str, path: Path) -> dict:
@@ -100,9 +103,7 @@ def test_adapters_come_and_go_while_others_are_served(start_server, tmp_path, re
     }
 
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "adapter_config.json").write_text(
-        '{"peft_type": "LORA", "r": 4, "lora_alpha": 8}'
-    )
+    (tmp_path / "broken" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     (tmp_path / "broken" / "adapter_model.safetensors").write_bytes(b"no tensors")
     refused = server.command("adapters", "add", server.model, "broken", str(tmp_path / "broken"))
     assert refused.returncode != 0

@@ -38,15 +38,21 @@ def reference():
 
 
 def say(server, **extra):
-    return server.client().completions.create(
-        model=server.model, prompt=IDS, max_tokens=NUM_TOKENS, temperature=0, logprobs=0,
-        extra_body={"ignore_eos": True, "min_tokens": NUM_TOKENS} | extra,
-    ).choices[0]  # fmt: skip
+    return (
+        server.client()
+        .completions.create(
+            model=server.model,
+            prompt=IDS,
+            max_tokens=NUM_TOKENS,
+            temperature=0,
+            logprobs=0,
+            extra_body={"ignore_eos": True, "min_tokens": NUM_TOKENS} | extra,
+        )
+        .choices[0]
+    )
 
 
-def test_a_word_of_two_tokens_and_one_of_one_are_not_said_as_in_transformers(
-    start_server, reference
-):
+def test_a_word_of_two_tokens_and_one_of_one_are_not_said_as_in_transformers(start_server, reference):
     server = start_server(env={"HEADGATE_ENGINE_DTYPE": "float32"})  # that of the reference
     free = reference([])
     assert say(server).text == TOKENIZER.decode(free)

@@ -38,29 +38,16 @@ def test_a_batch_with_invalid_lines_ends_with_one_result_per_line(server):
     sent = lines(server.model)
     content = "\n".join(json.dumps(line) for line in sent).encode()
     file = client.files.create(file=("work.jsonl", io.BytesIO(content)), purpose="batch")
-    batch = client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-    )
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     deadline = time.monotonic() + 150
-    while (
-        batch.status not in ("completed", "failed", "expired", "cancelled")
-        and time.monotonic() < deadline
-    ):
+    while batch.status not in ("completed", "failed", "expired", "cancelled") and time.monotonic() < deadline:
         time.sleep(0.3)
         batch = client.batches.retrieve(batch.id)
     assert batch.status == "completed", batch
-    assert (
-        batch.request_counts.total,
-        batch.request_counts.completed,
-        batch.request_counts.failed,
-    ) == (100, 90, 10)
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (100, 90, 10)
 
-    output = [
-        json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()
-    ]
-    errors = [
-        json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()
-    ]
+    output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    errors = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
     assert len(output) == NUM_LINES - NUM_INVALID
     assert len(errors) == NUM_INVALID
     assert {r["custom_id"] for r in output + errors} == {line["custom_id"] for line in sent}
@@ -88,9 +75,7 @@ def collector() -> Iterator[tuple[str, list]]:
 
                 body = gzip.decompress(body)
             request = ExportTraceServiceRequest.FromString(body)
-            spans.extend(
-                s for r in request.resource_spans for scope in r.scope_spans for s in scope.spans
-            )
+            spans.extend(s for r in request.resource_spans for scope in r.scope_spans for s in scope.spans)
             self.send_response(200)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", "0")
@@ -112,25 +97,13 @@ def collector() -> Iterator[tuple[str, list]]:
 def test_one_trace_from_http_to_settle_arrives_at_a_collector(start_server, collector):
     endpoint, spans = collector
     server = start_server(
-        env={
-            "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
-            "HEADGATE_TRACE_RATIO": "1.0",
-            "OTEL_BSP_SCHEDULE_DELAY": "200",
-        }
+        env={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "HEADGATE_TRACE_RATIO": "1.0", "OTEL_BSP_SCHEDULE_DELAY": "200"}
     )
     secret = "canary-in-the-prompt"
     server.client().chat.completions.create(
         model=server.model, messages=[{"role": "user", "content": secret}], max_tokens=8
     )
-    wanted = {
-        "POST /v1/chat/completions",
-        "admit",
-        f"chat {server.model}",
-        "queue",
-        "prefill",
-        "decode",
-        "settle",
-    }
+    wanted = {"POST /v1/chat/completions", "admit", f"chat {server.model}", "queue", "prefill", "decode", "settle"}
     deadline = time.monotonic() + 15
     while not wanted <= {s.name for s in spans} and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -140,9 +113,7 @@ def test_one_trace_from_http_to_settle_arrives_at_a_collector(start_server, coll
     assert {s.name for s in trace} >= wanted
     assert root.parent_span_id == b""
     by_id = {s.span_id: s for s in trace}
-    assert all(s.parent_span_id in by_id for s in trace if s is not root), (
-        "no span hangs in the air"
-    )
+    assert all(s.parent_span_id in by_id for s in trace if s is not root), "no span hangs in the air"
     assert all(s.start_time_unix_nano <= s.end_time_unix_nano for s in trace)
     assert secret not in str(spans)
     assert server.ready["api_key"] not in str(spans)

@@ -17,9 +17,15 @@ async def one_stream(client, model: str, number: int) -> tuple[list[int], object
     rng = random.Random(number)
     prompt = [rng.randrange(300, 2000) for _ in range(rng.randrange(1, 300))]
     stream = await client.completions.create(
-        model=model, prompt=prompt, max_tokens=rng.randrange(1, 80), stream=True, seed=number, temperature=0.8,
-        stream_options={"include_usage": True}, extra_body={"ignore_eos": bool(number % 2)},
-    )  # fmt: skip
+        model=model,
+        prompt=prompt,
+        max_tokens=rng.randrange(1, 80),
+        stream=True,
+        seed=number,
+        temperature=0.8,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": bool(number % 2)},
+    )
     text, usage, finish = "", None, ""
     async for chunk in stream:
         usage = chunk.usage or usage
@@ -36,9 +42,7 @@ def test_64_streams_of_mixed_lengths_are_counted_alike_by_everybody(start_server
 
     async def everybody():
         async with server.async_client(key, max_retries=0) as client:
-            return await asyncio.gather(
-                *(one_stream(client, server.model, n) for n in range(NUM_STREAMS))
-            )
+            return await asyncio.gather(*(one_stream(client, server.model, n) for n in range(NUM_STREAMS)))
 
     results = asyncio.run(everybody())
     for prompt, usage, _ in results:
@@ -61,14 +65,12 @@ def ledger_totals(server, tenant: str, num_requests: int) -> dict[str, int]:
     deadline = time.monotonic() + 10
     while True:
         page = server.admin(
-            "GET", "/v1/organization/usage/completions",
+            "GET",
+            "/v1/organization/usage/completions",
             params={"start_time": int(time.time()) - 7200, "bucket_width": "1h", "project_ids": tenant},
-        )  # fmt: skip
+        )
         results = [r for bucket in page["data"] for r in bucket["results"]]
-        if (
-            sum(r["num_model_requests"] for r in results) >= num_requests
-            or time.monotonic() > deadline
-        ):
+        if sum(r["num_model_requests"] for r in results) >= num_requests or time.monotonic() > deadline:
             assert sum(r["num_model_requests"] for r in results) == num_requests
             return {
                 "prompt": sum(r["input_tokens"] for r in results),
@@ -103,8 +105,12 @@ def test_whole_replies_count_the_tokens_of_their_text(server):
     """With the end token drawn, text and count agree through the model's own tokenizer."""
     tokenizer = Tokenizer.from_file(str(Path(server.ready["model_path"]) / "tokenizer.json"))
     reply = server.client().completions.create(
-        model=server.model, prompt="def parse(text):", max_tokens=30, temperature=0,
-        extra_body={"ignore_eos": True, "skip_special_tokens": False}, logprobs=0,
-    )  # fmt: skip
+        model=server.model,
+        prompt="def parse(text):",
+        max_tokens=30,
+        temperature=0,
+        extra_body={"ignore_eos": True, "skip_special_tokens": False},
+        logprobs=0,
+    )
     assert reply.usage.prompt_tokens == len(tokenizer.encode("def parse(text):").ids)
     assert reply.usage.completion_tokens == 30 == len(reply.choices[0].logprobs.tokens)

@@ -40,10 +40,7 @@ async def chat(client: openai.AsyncOpenAI, model: str, number: int, *, stream: b
 async def test_b1_two_hundred_requests_at_once_are_all_served(server: Server, stream: bool) -> None:
     """Behind small ones that came one by one, which taught the worker nothing but its fixed costs."""
     url, key = server.ready["base_url"] + "/v1", server.ready["api_key"]
-    options = {
-        "max_retries": 0,
-        "timeout": 600,
-    }  # to connect too: the client has the same two cores
+    options = {"max_retries": 0, "timeout": 600}  # to connect too: the client has the same two cores
     async with openai.AsyncOpenAI(base_url=url, api_key=key, **options) as client:
         for number in range(10):
             await chat(client, server.model, -number, stream=stream)

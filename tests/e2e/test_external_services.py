@@ -16,17 +16,7 @@ def external_redis(tmp_path):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    command = [
-        find_server(),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        str(tmp_path),
-    ]
+    command = [find_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     yield f"redis://127.0.0.1:{port}/0"
     process.terminate()
@@ -35,30 +25,26 @@ def external_redis(tmp_path):
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.timeout(120)
-def test_two_gateways_and_two_workers_on_postgresql_and_an_external_redis(
-    start_server, database_url, external_redis
-):
+def test_two_gateways_and_two_workers_on_postgresql_and_an_external_redis(start_server, database_url, external_redis):
     server = start_server(
-        "--gateways", "2", "--workers", "2",
+        "--gateways",
+        "2",
+        "--workers",
+        "2",
         env={"HEADGATE_DATABASE_URL": database_url, "HEADGATE_REDIS_URL": external_redis},
-    )  # fmt: skip
+    )
     assert server.ready["pids"]["redis"] is None
     assert len(server.ready["pids"]["gateway"]) == 2
     assert not (server.home / "headgate.db").exists()
 
     async def ask(client, number: int):
         return await client.completions.create(
-            model=server.model,
-            prompt=f"def f{number}(",
-            max_tokens=12,
-            extra_body={"ignore_eos": True},
+            model=server.model, prompt=f"def f{number}(", max_tokens=12, extra_body={"ignore_eos": True}
         )
 
     async def everybody():
         replies = []
-        for number in range(
-            8
-        ):  # a client of its own: a connection of its own, so both gateways get some
+        for number in range(8):  # a client of its own: a connection of its own, so both gateways get some
             async with server.async_client() as client:
                 replies += await asyncio.gather(*(ask(client, 10 * number + n) for n in range(3)))
         return replies

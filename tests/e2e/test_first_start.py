@@ -14,10 +14,7 @@ from tokenizers import Tokenizer
 
 def ask(client, model: str, **more):
     return client.chat.completions.create(
-        model=model,
-        messages=[{"role": "user", "content": "What does json.dumps do?"}],
-        max_tokens=24,
-        **more,
+        model=model, messages=[{"role": "user", "content": "What does json.dumps do?"}], max_tokens=24, **more
     )
 
 
@@ -35,9 +32,7 @@ def test_a_stream_says_the_same_as_a_whole_reply_under_greedy_decoding(server):
     client = server.client()
     whole = ask(client, server.model, temperature=0)
     pieces, usage = [], None
-    for chunk in ask(
-        client, server.model, temperature=0, stream=True, stream_options={"include_usage": True}
-    ):
+    for chunk in ask(client, server.model, temperature=0, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
         pieces += [choice.delta.content or "" for choice in chunk.choices]
     assert "".join(pieces) == whole.choices[0].message.content
@@ -46,12 +41,7 @@ def test_a_stream_says_the_same_as_a_whole_reply_under_greedy_decoding(server):
 
 @pytest.mark.smoke
 def test_usage_counts_the_tokens_of_the_models_own_tokenizer(server):
-    reply = server.client().completions.create(
-        model=server.model,
-        prompt="import json\n",
-        max_tokens=20,
-        temperature=0,
-    )
+    reply = server.client().completions.create(model=server.model, prompt="import json\n", max_tokens=20, temperature=0)
     tokenizer = Tokenizer.from_file(str(Path(server.ready["model_path"]) / "tokenizer.json"))
     prompt_ids = tokenizer.encode("import json\n").ids
     assert reply.usage.prompt_tokens == len(prompt_ids)
@@ -70,10 +60,7 @@ def test_the_ready_file_names_living_processes_and_is_private(server):
 
 @pytest.mark.smoke
 def test_s6_every_process_shows_metrics_where_the_ready_file_says(server):
-    shown = {
-        kind: urllib.request.urlopen(urls[0]).read().decode()
-        for kind, urls in server.ready["metrics"].items()
-    }
+    shown = {kind: urllib.request.urlopen(urls[0]).read().decode() for kind, urls in server.ready["metrics"].items()}
     assert 'headgate_gateway_up{gateway="0"} 1.0' in shown["gateway"]
     assert "vllm:num_requests_running" in shown["worker"]
     assert 'headgate_webhook_deliveries_total{outcome="dead"} 0.0' in shown["jobs"]
@@ -91,21 +78,16 @@ def test_a_second_start_in_the_same_home_finds_the_same_tenant_key_and_ledger(st
     second = start_server()
     after = second.ready
     assert (after["tenant_id"], after["api_key"], after["admin_key"]) == (
-        before["tenant_id"], before["api_key"], before["admin_key"],
-    )  # fmt: skip
-    assert before["api_key"] not in second.output.read_text()[len(printed) :], (
-        "the key is shown once"
+        before["tenant_id"],
+        before["api_key"],
+        before["admin_key"],
     )
+    assert before["api_key"] not in second.output.read_text()[len(printed) :], "the key is shown once"
     ask(second.client(), second.model)
     usage = second.admin(
         "GET",
         "/v1/organization/usage/completions",
-        params={
-            "start_time": 1_700_000_000,
-            "bucket_width": "1d",
-            "limit": 31,
-            "end_time": 1_700_086_400,
-        },
+        params={"start_time": 1_700_000_000, "bucket_width": "1d", "limit": 31, "end_time": 1_700_086_400},
     )
     assert usage["object"] == "page"
     report = second.verify_books()
@@ -133,9 +115,13 @@ def num_requests(server) -> int:
 def test_a_stop_lets_the_running_stream_finish(start_server, number):
     server = start_server()
     stream = server.client().completions.create(
-        model=server.model, prompt="def f(", max_tokens=200, stream=True, extra_body={"ignore_eos": True},
+        model=server.model,
+        prompt="def f(",
+        max_tokens=200,
+        stream=True,
+        extra_body={"ignore_eos": True},
         stream_options={"include_usage": True},
-    )  # fmt: skip
+    )
     events = iter(stream)
     next(events)
     server.process.send_signal(number)

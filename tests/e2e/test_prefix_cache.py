@@ -29,9 +29,7 @@ def ask(server, key: str, system: str, question: str):
     )
 
 
-def test_the_second_request_of_a_tenant_reads_the_system_prompt_from_the_cache(
-    server, system_prompt
-):
+def test_the_second_request_of_a_tenant_reads_the_system_prompt_from_the_cache(server, system_prompt):
     _, key = server.tenant_key("cache-owner")
     _, other = server.tenant_key("cache-neighbour")
     first = ask(server, key, system_prompt, "What is os.path?")
@@ -60,8 +58,7 @@ def test_prefill_work_falls_by_what_was_cached(server, system_prompt):
     assert hits == reply.usage.prompt_tokens_details.cached_tokens
     assert computed in (reply.usage.prompt_tokens, reply.usage.prompt_tokens - hits)
     prefilled = (
-        after['headgate_step_tokens_total{phase="prefill"}']
-        - before['headgate_step_tokens_total{phase="prefill"}']
+        after['headgate_step_tokens_total{phase="prefill"}'] - before['headgate_step_tokens_total{phase="prefill"}']
     )
     assert prefilled == reply.usage.prompt_tokens - hits
 
@@ -72,10 +69,7 @@ def test_a_salt_divides_a_tenants_own_region_and_nothing_else(server, system_pro
     def salted(salt: str) -> int:
         reply = server.client(key).chat.completions.create(
             model=server.model,
-            messages=[
-                {"role": "system", "content": system_prompt},
-                {"role": "user", "content": "What is csv?"},
-            ],
+            messages=[{"role": "system", "content": system_prompt}, {"role": "user", "content": "What is csv?"}],
             max_tokens=2,
             extra_body={"cache_salt": salt},
         )

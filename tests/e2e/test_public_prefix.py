@@ -37,9 +37,7 @@ def long_prompt(server, word: str) -> str:
 
 def prefilled(server) -> float:
     counters = server.engine_counters()
-    return counters.get(
-        'headgate_step_tokens_total{phase="prefill"}', 0.0
-    )  # absent before the first step
+    return counters.get('headgate_step_tokens_total{phase="prefill"}', 0.0)  # absent before the first step
 
 
 def ask_all(server, keys: list[str], system: str) -> tuple[list[int], float]:
@@ -71,9 +69,7 @@ def test_fifty_tenants_share_one_published_prompt_and_nothing_else(server):
     system = long_prompt(server, "modules")
     made = headgate(server, "prefixes", "add", server.model, "--system", system, "--name", "rules")
     deadline = time.monotonic() + 20
-    while (listed := json.loads(headgate(server, "prefixes", "list", "--json")))[0][
-        "state"
-    ] != "pinned":
+    while (listed := json.loads(headgate(server, "prefixes", "list", "--json")))[0]["state"] != "pinned":
         assert time.monotonic() < deadline, listed
         time.sleep(0.2)
     assert listed[0]["id"] == made

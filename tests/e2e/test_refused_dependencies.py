@@ -21,8 +21,12 @@ MIB = 1024 * 1024
 def run(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [HEADGATE, *arguments, "--home", str(home)],
-        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **env},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, **env},
+    )
 
 
 def refused(home: Path, *arguments: str, **env: str) -> str:
@@ -38,9 +42,13 @@ def refused(home: Path, *arguments: str, **env: str) -> str:
 
 UP = ("up", "--port", "0")
 COMMANDS = (
-    UP, ("migrate",), ("migrate", "--check"), ("verify-books",), ("journals", "list"),
+    UP,
+    ("migrate",),
+    ("migrate", "--check"),
+    ("verify-books",),
+    ("journals", "list"),
     ("keys", "create", "--admin", "--name", "x"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

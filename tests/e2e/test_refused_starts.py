@@ -18,8 +18,11 @@ DEMO = Path(__file__).resolve().parents[2] / "ops/demo_model/model"
 def refused(home: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
         [HEADGATE, "up", "--home", str(home), *arguments],
-        capture_output=True, text=True, timeout=100, env={**os.environ, **(env or {})},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, **(env or {})},
+    )
     assert done.returncode != 0
     output = done.stdout + done.stderr
     assert "Traceback" not in output, output
@@ -59,16 +62,12 @@ def test_a_broken_model_directory_is_refused(tmp_path, damage, names):
 
 
 def test_a_model_that_does_not_exist_is_refused(tmp_path):
-    assert "not a directory" in refused(
-        tmp_path / "home", "--port", "0", "--model", "/nonexistent/model"
-    )
+    assert "not a directory" in refused(tmp_path / "home", "--port", "0", "--model", "/nonexistent/model")
 
 
 def test_a_hub_id_that_cannot_be_fetched_is_refused(tmp_path):
     env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
-    assert "nobody/nothing" in refused(
-        tmp_path / "home", "--port", "0", "--model", "nobody/nothing", env=env
-    )
+    assert "nobody/nothing" in refused(tmp_path / "home", "--port", "0", "--model", "nobody/nothing", env=env)
 
 
 def test_a_database_newer_than_the_code_is_refused(tmp_path):
@@ -113,6 +112,4 @@ def test_an_unreachable_redis_is_named(tmp_path):
 
 
 def test_an_unparsable_setting_is_named(tmp_path):
-    assert "HEADGATE_BLOCK_SIZE" in refused(
-        tmp_path / "home", "--port", "0", env={"HEADGATE_BLOCK_SIZE": "many"}
-    )
+    assert "HEADGATE_BLOCK_SIZE" in refused(tmp_path / "home", "--port", "0", env={"HEADGATE_BLOCK_SIZE": "many"})

@@ -18,17 +18,14 @@ SCHEMA = {
     "required": ["name", "stars", "tags"],
     "additionalProperties": False,
 }
-FORMAT = {
-    "type": "json_schema",
-    "json_schema": {"name": "module", "strict": True, "schema": SCHEMA},
-}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "module", "strict": True, "schema": SCHEMA}}
 BOMB = "root ::= " + "(" * 20 + "[a-c]" + "{1,300})" * 20 + "\n"
 
 
 def ask(client, model, **more):
     return client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "Describe a module."}], max_tokens=160, **more
-    )  # fmt: skip
+    )
 
 
 def check(text):

@@ -58,9 +58,7 @@ class Rows:
         out = torch.empty(self.query.shape, device=CUDA)
         kv = self.kv.float() if self.kv_scales is None else self.kv
         how["kv_scales"] = self.kv_scales
-        dispatch.choose(CUDA, ()).attention_decode(
-            out, self.query.float(), kv, self.batch, self.scale, **how
-        )
+        dispatch.choose(CUDA, ()).attention_decode(out, self.query.float(), kv, self.batch, self.scale, **how)
         return out
 
     def check(self, **how: Any) -> None:
@@ -78,12 +76,7 @@ def fp8_or_skip(kv_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
     "features",
-    [
-        {},
-        {"window": 1023},
-        {"softcap": 30.0},
-        {"window": 130, "softcap": 20.0, "sinks": torch.linspace(-2, 4, 32)},
-    ],
+    [{}, {"window": 1023}, {"softcap": 30.0}, {"window": 130, "softcap": 20.0, "sinks": torch.linspace(-2, 4, 32)}],
     ids=str,
 )
 def test_decode_equals_its_twin(dtype: torch.dtype, features: dict[str, Any]) -> None:
@@ -93,14 +86,7 @@ def test_decode_equals_its_twin(dtype: torch.dtype, features: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size"),
-    [
-        (14, 2, 64, 16),
-        (32, 32, 80, 64),
-        (12, 12, 96, 32),
-        (16, 8, 128, 16),
-        (8, 4, 256, 16),
-        (40, 1, 128, 64),
-    ],
+    [(14, 2, 64, 16), (32, 32, 80, 64), (12, 12, 96, 32), (16, 8, 128, 16), (8, 4, 256, 16), (40, 1, 128, 64)],
 )
 def test_every_shape_of_a_model(heads: int, kv_heads: int, head_dim: int, block_size: int) -> None:
     Rows([1, 64, 777, 5000], heads, kv_heads, head_dim, block_size).check()
@@ -139,9 +125,7 @@ def test_a_captured_graph_follows_lengths_and_tables_and_leaves_padding_rows_zer
     lens = torch.zeros(bucket, dtype=torch.int32, device=CUDA)
     starts = torch.arange(bucket + 1, dtype=torch.int32, device=CUDA)
     space = DecodeWorkspace.of(bucket, 32, 128, most_splits(longest), CUDA)
-    batch = PagedBatch(
-        [1] * bucket, [-1] * bucket, [], 16, RowTensors(table, lens, starts, longest, 1), space
-    )
+    batch = PagedBatch([1] * bucket, [-1] * bucket, [], 16, RowTensors(table, lens, starts, longest, 1), space)
     query = torch.randn((bucket, 32, 128), device=CUDA, dtype=torch.bfloat16)
     out = torch.empty_like(query)
 
@@ -176,20 +160,11 @@ def test_a_captured_graph_follows_lengths_and_tables_and_leaves_padding_rows_zer
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(("heads", "head_dim"), [(32, 128), (14, 64), (16, 256), (8, 80)])
-def test_a_shared_prefix_changes_no_result(
-    heads: int, head_dim: int, kv_dtype: torch.dtype | None
-) -> None:
+def test_a_shared_prefix_changes_no_result(heads: int, head_dim: int, kv_dtype: torch.dtype | None) -> None:
     """36 rows over 1,040 shared tokens, 5 more rows alone."""
     fp8_or_skip(kv_dtype or torch.int8)
     lens = [1040 + 1 + 7 * row for row in range(36)] + [2000] * 5
-    rows = Rows(
-        lens,
-        heads,
-        heads // (7 if heads == 14 else 4),
-        head_dim,
-        kv_dtype=kv_dtype,
-        shared_blocks=65,
-    )
+    rows = Rows(lens, heads, heads // (7 if heads == 14 else 4), head_dim, kv_dtype=kv_dtype, shared_blocks=65)
     groups = SharedGroups.of(rows.batch, [(list(range(35, -1, -1)), 65)])
     out = torch.full_like(rows.query, float("nan"))
     dispatch.choose(CUDA).attention_shared(

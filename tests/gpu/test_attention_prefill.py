@@ -11,12 +11,7 @@ from kernels.arguments.splits import DecodeWorkspace, most_splits
 
 CUDA = torch.device("cuda")
 SCALE = 0.09
-FEATURES = [
-    {},
-    {"window": 100},
-    {"window": 1024, "softcap": 20.0},
-    {"sinks": True},
-]
+FEATURES = [{}, {"window": 100}, {"window": 1024, "softcap": 20.0}, {"sinks": True}]
 
 
 class Given:
@@ -48,9 +43,7 @@ class Given:
             numbers = kv / self.kv_scales[..., None]
             self.kv = (numbers.round() if kv_dtype == torch.int8 else numbers).to(kv_dtype)
             self.wide_kv = self.kv.float() * self.kv_scales[..., None]
-        self.query = torch.randn(
-            sum(query_lens), kv_heads * group, head_dim, device=CUDA, dtype=dtype
-        )
+        self.query = torch.randn(sum(query_lens), kv_heads * group, head_dim, device=CUDA, dtype=dtype)
         self.batch = PagedBatch(query_lens, context_lens, tables, block_size)
 
     def check(self, **how: object) -> None:
@@ -66,9 +59,7 @@ class Given:
         wide = torch.empty(self.query.shape, device=CUDA)
         before = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = False
-        dispatch.choose(CUDA, ()).attention_prefill(
-            wide, self.query.float(), self.wide_kv, self.batch, SCALE, **how
-        )
+        dispatch.choose(CUDA, ()).attention_prefill(wide, self.query.float(), self.wide_kv, self.batch, SCALE, **how)
         torch.backends.cuda.matmul.allow_tf32 = before
         return wide
 
@@ -83,15 +74,12 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 64])
 def test_chunks_of_production_size(features, block_size):
-    Given([2048, 1, 513, 0, 8, 63], [0, 4000, 2047, 100, 9000, 65], block_size=block_size).check(
-        **features
-    )
+    Given([2048, 1, 513, 0, 8, 63], [0, 4000, 2047, 100, 9000, 65], block_size=block_size).check(**features)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(
-    ("head_dim", "kv_heads", "group"),
-    [(32, 2, 2), (64, 2, 7), (80, 4, 1), (96, 4, 1), (128, 2, 8), (256, 2, 2)],
+    ("head_dim", "kv_heads", "group"), [(32, 2, 2), (64, 2, 7), (80, 4, 1), (96, 4, 1), (128, 2, 8), (256, 2, 2)]
 )
 def test_heads_of_any_size_and_group(dtype, head_dim, kv_heads, group):
     Given([300, 3, 130], [0, 700, 1000], kv_heads, group, head_dim, dtype=dtype).check()
@@ -118,14 +106,9 @@ def test_a_row_alone_is_bit_for_bit_that_row_in_a_batch():
     given = Given([500, 8, 100], [0, 6000, 3000])
     ops, whole = dispatch.choose(CUDA), torch.empty_like(given.query)
     ops.attention_prefill(whole, given.query, given.kv, given.batch, SCALE)
-    for row, (start, end) in enumerate(
-        zip(given.batch.starts[:-1], given.batch.starts[1:], strict=True)
-    ):
+    for row, (start, end) in enumerate(zip(given.batch.starts[:-1], given.batch.starts[1:], strict=True)):
         alone = PagedBatch(
-            [end - start],
-            [given.batch.context_lens[row]],
-            [given.batch.block_tables[row]],
-            given.batch.block_size,
+            [end - start], [given.batch.context_lens[row]], [given.batch.block_tables[row]], given.batch.block_size
         )
         out = torch.empty_like(given.query[start:end])
         ops.attention_prefill(out, given.query[start:end], given.kv, alone, SCALE)
@@ -144,12 +127,7 @@ def test_a_captured_verification_reads_the_rows_of_each_step(query_len):
     heads = 8 * min(32, 4 * query_len)
     space = DecodeWorkspace.of(rows, heads, 128, most_splits(longest), CUDA)
     batch = PagedBatch(
-        given.batch.query_lens,
-        given.batch.context_lens,
-        given.batch.block_tables,
-        16,
-        given=bucket,
-        workspace=space,
+        given.batch.query_lens, given.batch.context_lens, given.batch.block_tables, 16, given=bucket, workspace=space
     )
     ops, out = dispatch.choose(CUDA), torch.empty_like(given.query)
     ops.attention_prefill(out, given.query, given.kv, batch, SCALE)
@@ -162,10 +140,7 @@ def test_a_captured_verification_reads_the_rows_of_each_step(query_len):
         out.fill_(float("nan"))
         graph.replay()
         contexts = [length - query_len for length in lens]
-        tables = [
-            ids[: -(-length // 16)]
-            for ids, length in zip(given.batch.block_tables, lens, strict=True)
-        ]
+        tables = [ids[: -(-length // 16)] for ids, length in zip(given.batch.block_tables, lens, strict=True)]
         given.batch = PagedBatch([query_len] * rows, contexts, tables, 16)
         close(out, given.expected())
         given.batch = PagedBatch(batch.query_lens, batch.context_lens, batch.block_tables, 16)

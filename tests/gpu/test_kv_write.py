@@ -81,9 +81,7 @@ SHAPES = [
 
 def angles(size: int) -> torch.Tensor:
     position = torch.arange(4096, device=CUDA, dtype=torch.float64)[:, None]
-    angle = position * 1e4 ** -(
-        torch.arange(size // 2, device=CUDA, dtype=torch.float64) * 2 / size
-    )
+    angle = position * 1e4 ** -(torch.arange(size // 2, device=CUDA, dtype=torch.float64) * 2 / size)
     return torch.cat((angle.cos(), angle.sin()), dim=1).float()
 
 
@@ -125,9 +123,7 @@ def test_a_replayed_write_reads_new_slots_and_positions():
     qkv = torch.randn((num_tokens, (heads + 2 * kv_heads) * head_dim), device=CUDA, dtype=BF16)
     table, positions = angles(head_dim), torch.zeros(num_tokens, device=CUDA, dtype=torch.int64)
     slots = Slots(layer.slots, BLOCK_SIZE)
-    graph = captured(
-        lambda: ops.rope_kv_write(layer.kv, qkv, table, positions, slots, kv_scales=layer.scales)
-    )
+    graph = captured(lambda: ops.rope_kv_write(layer.kv, qkv, table, positions, slots, kv_scales=layer.scales))
     for step in range(3):
         fresh = torch.randn_like(qkv)
         qkv.copy_(fresh)

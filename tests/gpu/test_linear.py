@@ -51,9 +51,7 @@ def test_products_of_few_rows_are_those_of_float64(rows, columns, depth, around)
         options = {"residual": draw(rows, columns), "bias": draw(columns)}
         expected += options["residual"].double() + options["bias"].double()
     out, workspace = output(*expected.shape), space(rows, columns, depth)
-    found = replayed(
-        lambda: ops.weights.linear_small(out, x, weight, **options, workspace=workspace), out
-    )
+    found = replayed(lambda: ops.weights.linear_small(out, x, weight, **options, workspace=workspace), out)
     assert relative_error(found, expected) <= TOLERANCE
 
 
@@ -78,9 +76,7 @@ def test_int8_products_are_those_of_float64(rows, columns, depth):
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 65, 300])
-@pytest.mark.parametrize(
-    ("group", "symmetric"), [(32, False), (64, True), (128, True), (128, False)]
-)
+@pytest.mark.parametrize(("group", "symmetric"), [(32, False), (64, True), (128, True), (128, False)])
 def test_int4_products_are_those_of_float64(rows, group, symmetric):
     columns, depth = 4096, 3072
     ops, x = dispatch.choose(CUDA), draw(rows, depth)
@@ -100,19 +96,14 @@ def test_fp8_products_are_those_of_float64(rows, columns, depth):
     weight, scale = formats.quantize_fp8(draw(columns, depth) / depth**0.5)
     expected = x.double() @ weight.double().T * x_scale[:, None] * scale
     out, workspace = output(rows, columns), space(rows, columns, depth)
-    found = replayed(
-        lambda: ops.weights.linear_fp8(out, x, x_scale, weight, scale, workspace=workspace), out
-    )
+    found = replayed(lambda: ops.weights.linear_fp8(out, x, x_scale, weight, scale, workspace=workspace), out)
     assert relative_error(found, expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("depth", [64, 1000, 14336])
 def test_quantized_tokens_equal_the_twin(depth):
     needs_fp8()
-    x = (
-        draw(5, depth)
-        * torch.tensor([1.0, 1e3, 0.0, 1e-6, 7.0], device=CUDA).to(torch.bfloat16)[:, None]
-    )
+    x = draw(5, depth) * torch.tensor([1.0, 1e3, 0.0, 1e-6, 7.0], device=CUDA).to(torch.bfloat16)[:, None]
     results = []
     for ops in (dispatch.choose(CUDA), dispatch.choose(CUDA, ())):
         out = torch.empty_like(x, dtype=torch.float8_e4m3fn)

@@ -16,9 +16,7 @@ CUDA = torch.device("cuda")
 
 @pytest.mark.parametrize("rank", [8, 16, 64])
 @pytest.mark.parametrize("rows", [1, 32, 200])
-@pytest.mark.parametrize(
-    ("depth", "ends"), [(4096, (4096, 5120, 6144)), (14336, (4096,)), (1024, (3072, 6144))]
-)
+@pytest.mark.parametrize(("depth", "ends"), [(4096, (4096, 5120, 6144)), (14336, (4096,)), (1024, (3072, 6144))])
 def test_additions_equal_their_twin_in_higher_precision(depth, ends, rows, rank):
     ops, dtype = dispatch.choose(CUDA), torch.bfloat16
     x, before = (torch.randn((rows, n), device=CUDA, dtype=dtype) for n in (depth, ends[-1]))

@@ -36,9 +36,7 @@ def test_the_choice_of_experts_equals_its_twin(num_experts, top_k, renormalise):
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "num_groups", "tile"), [(1, 1, 16), (32, 8, 16), (70_001, 128, 64)]
-)
+@pytest.mark.parametrize(("num_rows", "num_groups", "tile"), [(1, 1, 16), (32, 8, 16), (70_001, 128, 64)])
 def test_rows_by_group_equal_the_twin(num_rows, num_groups, tile):
     ids = torch.randint(-1, num_groups, (num_rows,), device=CUDA, dtype=torch.int32)
     found, expected = (RowGroups.of(ids, num_groups, tile) for _ in range(2))
@@ -51,12 +49,8 @@ def test_rows_by_group_equal_the_twin(num_rows, num_groups, tile):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16, 64, 2000])
-@pytest.mark.parametrize(
-    ("num_experts", "top_k", "hidden", "inner"), [(128, 8, 2048, 768), (8, 2, 1024, 3584)]
-)
-def test_experts_equal_their_twin_in_higher_precision(
-    num_tokens, num_experts, top_k, hidden, inner
-):
+@pytest.mark.parametrize(("num_experts", "top_k", "hidden", "inner"), [(128, 8, 2048, 768), (8, 2, 1024, 3584)])
+def test_experts_equal_their_twin_in_higher_precision(num_tokens, num_experts, top_k, hidden, inner):
     ops, dtype = dispatch.choose(CUDA), torch.bfloat16
     x = draw(num_tokens, hidden).to(dtype)
     gate_up = (draw(num_experts, 2 * inner, hidden) / hidden**0.5).to(dtype)
@@ -66,9 +60,7 @@ def test_experts_equal_their_twin_in_higher_precision(
     wide = (x.float(), gate_up.float(), down.float())
     dispatch.choose(CUDA, ()).weights.moe(expected, *wide, weights, experts)
     out, workspace = torch.empty_like(x), MoeWorkspace.of(experts, x, down)
-    found = replayed(
-        lambda: ops.weights.moe(out, x, gate_up, down, weights, experts, workspace), out
-    )
+    found = replayed(lambda: ops.weights.moe(out, x, gate_up, down, weights, experts, workspace), out)
     assert relative_error(found, expected) <= 1e-2
 
 

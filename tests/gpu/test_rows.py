@@ -44,10 +44,7 @@ def test_replayed_steps_follow_the_device_rows(bucket, max_blocks):
         ops.advance_rows(rows, active, tokens)
 
     graph = captured(one_step)
-    for tensor, own in (
-        (rows.last_tokens, expected_rows.last_tokens),
-        (rows.positions, expected_rows.positions),
-    ):
+    for tensor, own in ((rows.last_tokens, expected_rows.last_tokens), (rows.positions, expected_rows.positions)):
         tensor.copy_(own)  # the warm-up has moved them
     for step in range(4):
         active.copy_(torch.randperm(300, device=CUDA)[:bucket])

@@ -35,8 +35,7 @@ def cleaned() -> Iterator[None]:
 
 def greedy_sequences() -> list[Running]:
     return [
-        Running(list(prompt), msgspec.structs.replace(GREEDY, seed=i), arrival=i)
-        for i, prompt in enumerate(PROMPTS)
+        Running(list(prompt), msgspec.structs.replace(GREEDY, seed=i), arrival=i) for i, prompt in enumerate(PROMPTS)
     ]
 
 
@@ -51,9 +50,7 @@ def no_difference(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_recorded_step_is_the_called_step_bit_for_bit(
-    dtype: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_recorded_step_is_the_called_step_bit_for_bit(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
     """At start for every size, and at every step of a schedule with chunks, arrivals and preemptions."""
     with caplog.at_level(logging.INFO, "workers.engine"):
         runner = runner_of(DEMO, dtype=dtype, graphs="check")
@@ -65,10 +62,7 @@ def test_a_recorded_step_is_the_called_step_bit_for_bit(
 def test_no_kernel_gave_its_place_to_its_twin() -> None:
     runner = runner_of(DEMO)
     assert {kernel.op for kernel in runner.kernels if kernel.state == "differs"} == set()
-    assert {kernel.state for kernel in runner.kernels if kernel.implementation == "triton"} <= {
-        "equal",
-        "unchecked",
-    }
+    assert {kernel.state for kernel in runner.kernels if kernel.implementation == "triton"} <= {"equal", "unchecked"}
 
 
 def test_greedy_tokens_of_the_demo_model_are_those_of_a_cpu() -> None:
@@ -110,15 +104,11 @@ def test_rounded_experts_are_recorded_and_give_the_tokens_of_a_cpu(
 def test_a_row_without_some_blocks_is_the_one_of_a_cpu(kv_dtype: str) -> None:
     found = []
     for device in ("cuda", "cpu"):
-        runner = runner_of(
-            DEMO, device, num_blocks=16, block_size=16, kv_dtype=kv_dtype, sparse=True
-        )
+        runner = runner_of(DEMO, device, num_blocks=16, block_size=16, kv_dtype=kv_dtype, sparse=True)
         assert runner.lag == 0
         tokens = list(range(40, 120))
         (whole,) = runner.execute([Row(tokens, 0, [1, 2, 3, 4, 5], observes=16)])
-        (cut,) = runner.execute(
-            [Row(tokens[:9], 80, [1, 4, 5, 6], prompt_logprobs=0, num_dropped=32)]
-        )
+        (cut,) = runner.execute([Row(tokens[:9], 80, [1, 4, 5, 6], prompt_logprobs=0, num_dropped=32)])
         found.append((*whole.mass, *(token.logprob for token in cut.prompt_logprobs)))
     assert found[0] == pytest.approx(found[1], abs=2e-2 if kv_dtype == "fp8" else 2e-3)
 
@@ -166,9 +156,7 @@ def test_a_step_out_of_memory_is_survived() -> None:
     assert watched.output == alone.output
 
 
-def test_kv_takes_what_the_largest_step_leaves_and_no_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_kv_takes_what_the_largest_step_leaves_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "workers.engine"):
         runner = runner_of(DEMO, num_blocks=None, memory_share=0.3, max_batch_tokens=2048)
     (record,) = [r for r in caplog.records if getattr(r, "event", "") == "kv_planned"]

@@ -105,12 +105,7 @@ def edits_of(rows: int, vocab: int) -> EditTensors:
     words = num_words(vocab)
     tokens = torch.randint(0, vocab, (rows, 40), generator=generator).sort(dim=1).values.int()
     tokens[:, 30:] = NO_TOKEN
-    prompt = torch.stack(
-        [
-            pack_bits(torch.randint(0, vocab, (500,), generator=generator), vocab)
-            for _ in range(rows)
-        ]
-    )
+    prompt = torch.stack([pack_bits(torch.randint(0, vocab, (500,), generator=generator), vocab) for _ in range(rows)])
     edits = EditTensors(
         penalty_lines=torch.arange(rows, dtype=torch.int32) - 1,
         repetition=torch.full((rows,), 1.2),

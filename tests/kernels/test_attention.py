@@ -39,16 +39,14 @@ class Case:
         generator = torch.Generator().manual_seed(sum(query_lens) + 100 * sum(context_lens))
         free = list(range(1, NUM_BLOCKS))
         random.Random(len(query_lens)).shuffle(free)
-        self.kv = torch.full(
-            (NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, head_dim), float("nan"), dtype=dtype
-        )
+        self.kv = torch.full((NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, head_dim), float("nan"), dtype=dtype)
         self.keys, self.values, tables = [], [], []
         for query_len, context_len in zip(query_lens, context_lens, strict=True):
             length = query_len + context_len
             table, free = free[: -(-length // BLOCK_SIZE)], free[-(-length // BLOCK_SIZE) :]
-            key, value = torch.randn(
-                (2, length, kv_heads, head_dim), generator=generator, dtype=torch.float64
-            ).to(dtype)
+            key, value = torch.randn((2, length, kv_heads, head_dim), generator=generator, dtype=torch.float64).to(
+                dtype
+            )
             slots = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(length)]
             OPS.kv_write(self.kv, key, value, Slots(torch.tensor(slots), BLOCK_SIZE))
             self.keys.append(key)
@@ -59,18 +57,12 @@ class Case:
             (sum(query_lens), kv_heads * groups, head_dim), generator=generator, dtype=torch.float64
         ).to(dtype)
 
-    def expected(
-        self, scale: float, window: int, softcap: float, sinks: torch.Tensor | None
-    ) -> torch.Tensor:
+    def expected(self, scale: float, window: int, softcap: float, sinks: torch.Tensor | None) -> torch.Tensor:
         """Row by row, query by query, head by head, in float64."""
         out = torch.empty(self.query.shape, dtype=torch.float64)
         groups = self.query.shape[1] // self.kv.shape[2]
-        for row, (start, context) in enumerate(
-            zip(self.batch.starts[:-1], self.batch.context_lens, strict=True)
-        ):
-            for index, head in itertools.product(
-                range(self.batch.query_lens[row]), range(self.query.shape[1])
-            ):
+        for row, (start, context) in enumerate(zip(self.batch.starts[:-1], self.batch.context_lens, strict=True)):
+            for index, head in itertools.product(range(self.batch.query_lens[row]), range(self.query.shape[1])):
                 position = context + index
                 first = max(0, position + 1 - window) if window else 0
                 key = self.keys[row][first : position + 1, head // groups].double()
@@ -170,6 +162,4 @@ def test_an_op_refuses_what_its_kernel_does_not_expect(wrong: dict[str, torch.Te
     given = {"query": torch.zeros(1, 4, 16), "kv": torch.zeros(3, 2, 2, BLOCK_SIZE, 16)} | wrong
     batch = PagedBatch([1], [0], [torch.tensor([1])], BLOCK_SIZE)
     with pytest.raises(AssertionError):
-        OPS.attention_decode(
-            torch.empty_like(given["query"]), given["query"], given["kv"], batch, 1.0
-        )
+        OPS.attention_decode(torch.empty_like(given["query"]), given["query"], given["kv"], batch, 1.0)

@@ -37,28 +37,16 @@ FEATURES: list[dict[str, Any]] = [
 
 
 def run(ops: Ops, case: Paged, scale: float, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = (
-        Guarded(case.query.shape, case.query.dtype),
-        Guarded(case.query.shape[:2], torch.float32),
-    )
+    out, lse = (Guarded(case.query.shape, case.query.dtype), Guarded(case.query.shape[:2], torch.float32))
     ops.attention_decode(
-        out.tensor,
-        case.query,
-        case.kv,
-        case.batch,
-        scale,
-        kv_scales=case.kv_scales,
-        lse=lse.tensor,
-        **how,
+        out.tensor, case.query, case.kv, case.batch, scale, kv_scales=case.kv_scales, lse=lse.tensor, **how
     )
     out.check()
     lse.check()
     return out.tensor, lse.tensor
 
 
-def check(
-    ops: Ops, case: Paged, scale: float = 0.2, factor: float = 1.0, **how: Any
-) -> torch.Tensor:
+def check(ops: Ops, case: Paged, scale: float = 0.2, factor: float = 1.0, **how: Any) -> torch.Tensor:
     found, lse = run(ops, case, scale, **how)
     expected, expected_lse = case.expected(scale, **how)
     assert relative_error(found, expected) <= factor * TOLERANCE[found.dtype]
@@ -68,9 +56,7 @@ def check(
 
 @BOTH
 @pytest.mark.parametrize("features", FEATURES, ids=str)
-def test_decode_is_that_of_float64_around_every_tile_and_block(
-    ops: Ops, features: dict[str, Any]
-) -> None:
+def test_decode_is_that_of_float64_around_every_tile_and_block(ops: Ops, features: dict[str, Any]) -> None:
     """Rows of length 0 are padding: zeros, and what their sink says."""
     check(ops, Paged(AROUND_TILES), **features)
 
@@ -97,9 +83,7 @@ def test_every_head_size(head_dim: int) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("kv_heads", "group"), [(2, 1), (3, 2), (1, 7), (2, 8), (1, 16), (1, 17), (1, 40)]
-)
+@pytest.mark.parametrize(("kv_heads", "group"), [(2, 1), (3, 2), (1, 7), (2, 8), (1, 16), (1, 17), (1, 40)])
 def test_any_number_of_query_heads_per_kv_head(ops: Ops, kv_heads: int, group: int) -> None:
     """Above 16 the heads of a KV head fill more than one tile."""
     check(ops, Paged([1, 50], kv_heads, group, 16))
@@ -211,18 +195,14 @@ def test_the_order_of_programs_does_not_matter(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(builder, "set_grid_dim", note)
     monkeypatch.setattr(
-        builder,
-        "set_grid_idx",
-        lambda *index: set_index(*(n - 1 - i for n, i in zip(sizes, index, strict=True))),
+        builder, "set_grid_idx", lambda *index: set_index(*(n - 1 - i for n, i in zip(sizes, index, strict=True)))
     )
     found, _ = run(TRITON, case, 0.2)
     assert sizes, "the interpreter numbers its programs in another way"
     assert torch.equal(found, expected)
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lens=st.lists(st.integers(0, 150), min_size=1, max_size=4),
     kv_heads=st.integers(1, 2),
@@ -255,9 +235,7 @@ def test_no_shorter_row_has_more_splits_than_the_bound(longest: int, shorter: in
 
 
 @given(st.sampled_from([80, 86, 89, 90]), st.sampled_from(sorted(dispatch.SUPPORTED_HEAD_DIMS)))
-def test_every_choice_is_compiled_ahead_and_none_has_float8_before_sm_89(
-    cap: int, head_dim: int
-) -> None:
+def test_every_choice_is_compiled_ahead_and_none_has_float8_before_sm_89(cap: int, head_dim: int) -> None:
     compiled = {
         (s.constants["ROWS"], s.constants["TOKENS"], s.num_warps, s.num_stages)
         for s in attention_decode.specimens(cap)

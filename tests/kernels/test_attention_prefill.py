@@ -49,9 +49,7 @@ FEATURES = {
 
 def run(ops: dispatch.Ops, chunks: Chunks, **how: object) -> torch.Tensor:
     out = Guarded(tuple(chunks.query.shape), chunks.query.dtype)
-    ops.attention_prefill(
-        out.tensor, chunks.query, chunks.kv, chunks.batch, SCALE, kv_scales=chunks.kv_scales, **how
-    )
+    ops.attention_prefill(out.tensor, chunks.query, chunks.kv, chunks.batch, SCALE, kv_scales=chunks.kv_scales, **how)
     out.check()
     return out.tensor
 
@@ -223,14 +221,9 @@ def test_what_is_selected_is_compiled_ahead():
     """Over all head sizes, types of query and KV, and both ways, on every capability of the gate."""
     for capability in ahead.CAPABILITIES:
         specimens = [s for s in attention_prefill.specimens(capability) if "ROWS" in s.constants]
-        compiled = {
-            (s.constants["ROWS"], s.constants["TOKENS"], s.num_warps, s.num_stages)
-            for s in specimens
-        }
+        compiled = {(s.constants["ROWS"], s.constants["TOKENS"], s.num_warps, s.num_stages) for s in specimens}
         kinds = [(d, k) for d in SUPPORTED_DTYPES for k in (d, *QUANTIZED_DTYPES)]
-        for head_dim, (dtype, kv), short in itertools.product(
-            SUPPORTED_HEAD_DIMS, kinds, (False, True)
-        ):
+        for head_dim, (dtype, kv), short in itertools.product(SUPPORTED_HEAD_DIMS, kinds, (False, True)):
             if kv == torch.float8_e4m3fn and capability < 89:
                 with pytest.raises(ValueError, match="float8"):
                     select(capability, head_dim, dtype, kv, short)

@@ -33,19 +33,13 @@ PREFIXES = {
     "more users than a tile has rows": ([17] * 18 + [33] * 18, [(list(range(36)), 1)]),
     "several splits": ([1100, 1030], [([0, 1], 64)]),
 }
-FEATURES: list[dict[str, Any]] = [
-    {},
-    {"softcap": 3.0},
-    {"sinks": torch.tensor([-1.0, 2.0, 0.0, 4.0])},
-]
+FEATURES: list[dict[str, Any]] = [{}, {"softcap": 3.0}, {"sinks": torch.tensor([-1.0, 2.0, 0.0, 4.0])}]
 
 
 def run(ops: Ops, case: Paged, **how: Any) -> torch.Tensor:
     out = Guarded(case.query.shape, case.query.dtype)
     groups = case.groups()
-    ops.attention_shared(
-        out.tensor, case.query, case.kv, case.batch, groups, 0.2, kv_scales=case.kv_scales, **how
-    )
+    ops.attention_shared(out.tensor, case.query, case.kv, case.batch, groups, 0.2, kv_scales=case.kv_scales, **how)
     out.check()
     return out.tensor
 
@@ -65,9 +59,7 @@ def test_a_shared_prefix_changes_no_result(ops: Ops, name: str) -> None:
 @BOTH
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_every_feature_of_decode_holds_behind_a_prefix(
-    ops: Ops, features: dict[str, Any], dtype: torch.dtype
-) -> None:
+def test_every_feature_of_decode_holds_behind_a_prefix(ops: Ops, features: dict[str, Any], dtype: torch.dtype) -> None:
     case = Paged([80, 150, 65, 9], 2, 2, dtype=dtype, prefixes=[([2, 0, 1], 4)])
     expected = case.expected(0.2, **features)[0]
     assert relative_error(run(ops, case, **features), expected) <= TOLERANCE[dtype]
@@ -80,9 +72,7 @@ def test_a_shared_prefix_may_be_of_8_bits(ops: Ops, kv_dtype: torch.dtype) -> No
     assert relative_error(run(ops, case), case.expected(0.2)[0]) <= 1e-6
 
 
-@pytest.mark.parametrize(
-    ("group", "head_dim", "block_size"), [(1, 80, 32), (7, 64, 5), (8, 16, 16), (2, 256, 64)]
-)
+@pytest.mark.parametrize(("group", "head_dim", "block_size"), [(1, 80, 32), (7, 64, 5), (8, 16, 16), (2, 256, 64)])
 def test_every_shape(group: int, head_dim: int, block_size: int) -> None:
     """Groups of 7 heads put one row's heads into two tiles."""
     prefix = -(-40 // block_size)
@@ -125,10 +115,7 @@ def test_empty_groups_and_places_that_fill_a_bucket_change_nothing() -> None:
 
 
 def test_states_merge_to_attention_over_both_sets_of_keys() -> None:
-    scores, values = (
-        torch.randn(2, 3, 9, dtype=torch.float64),
-        torch.randn(9, 4, dtype=torch.float64),
-    )
+    scores, values = (torch.randn(2, 3, 9, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64))
 
     def state(part: slice) -> tuple[torch.Tensor, torch.Tensor]:
         some = scores[..., part]
@@ -162,8 +149,7 @@ def test_a_row_is_in_one_group_and_holds_its_prefix(groups: list[tuple[list[int]
 @pytest.mark.parametrize("cap", [80, 90])
 def test_every_choice_is_compiled_ahead(cap: int) -> None:
     compiled = {
-        (s.constants["ROWS"], s.constants["TOKENS"], s.num_warps, s.num_stages)
-        for s in attention_shared.specimens(cap)
+        (s.constants["ROWS"], s.constants["TOKENS"], s.num_warps, s.num_stages) for s in attention_shared.specimens(cap)
     }
     for head_dim in dispatch.SUPPORTED_HEAD_DIMS:
         for query in SUPPORTED_DTYPES:

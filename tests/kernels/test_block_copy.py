@@ -22,9 +22,7 @@ LAYERS, BLOCKS = 2, 7
 class Blocks:
     """`number` blocks of random bytes per layer; staging has the first two dimensions the other way round."""
 
-    def __init__(
-        self, dtype: torch.dtype, number: int = BLOCKS, staging: bool = False, sizes=(2, 4, 16)
-    ) -> None:
+    def __init__(self, dtype: torch.dtype, number: int = BLOCKS, staging: bool = False, sizes=(2, 4, 16)) -> None:
         heads, block_size, head_dim = sizes
         lead = (number, LAYERS) if staging else (LAYERS, number)
         shape = (*lead, 2, heads, block_size, head_dim)
@@ -109,9 +107,7 @@ def test_no_blocks_are_copied(ops):
     assert torch.equal(blocks.bytes, before)
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [([1, 2], [2, 3]), ([1], [1]), ([1, 2], [3, 3])], ids=str
-)
+@pytest.mark.parametrize(("source", "target"), [([1, 2], [2, 3]), ([1], [1]), ([1, 2], [3, 3])], ids=str)
 def test_chains_and_double_targets_are_refused(source, target):
     blocks = Blocks(torch.float32)
     with pytest.raises(AssertionError):

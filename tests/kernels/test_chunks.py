@@ -25,17 +25,13 @@ def batch_of(tables: list[list[int]], lens: list[int]) -> PagedBatch:
     return PagedBatch(ones, [n - 1 for n in lens], [torch.tensor(t) for t in tables], BLOCK)
 
 
-def attended(
-    query: torch.Tensor, kv: torch.Tensor, tables: list[list[int]], lens: list[int]
-) -> torch.Tensor:
+def attended(query: torch.Tensor, kv: torch.Tensor, tables: list[list[int]], lens: list[int]) -> torch.Tensor:
     out = torch.full_like(query, float("nan"))
     OPS.attention_decode(out, query, kv, batch_of(tables, lens), 0.25)
     return out
 
 
-def defined(
-    query: torch.Tensor, kv: torch.Tensor, tables: list[list[int]], lens: list[int]
-) -> torch.Tensor:
+def defined(query: torch.Tensor, kv: torch.Tensor, tables: list[list[int]], lens: list[int]) -> torch.Tensor:
     rows = []
     for asking, table, length in zip(query, tables, lens, strict=True):
         keys, values = kv[table].double().permute(1, 2, 0, 3, 4).reshape(2, KV_HEADS, -1, HEAD_DIM)
@@ -61,9 +57,7 @@ def test_every_place_of_a_last_token_equals_the_definition(groups: int, dtype: t
         kv[last, :, :, filled:] = float("nan")  # never written
     query = torch.randn((len(lens), KV_HEADS * groups, HEAD_DIM))
     found = attended(query, kv, tables, lens)
-    torch.testing.assert_close(
-        found.double(), defined(query, kv, tables, lens), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(found.double(), defined(query, kv, tables, lens), atol=1e-5, rtol=1e-5)
 
 
 def test_a_chunk_that_rows_share_is_read_once_and_each_row_gets_its_own_answer() -> None:
@@ -94,9 +88,7 @@ def test_large_parts_are_worked_on_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     plan = ChunkPlan.of(batch_of(tables, lens), KV_HEADS, HEAD_DIM)
     assert sorted(part.num_chunks for part in plan.parts if part.hidden is None) == [1, 2, 2]
     found = attended(query, kv, tables, lens)
-    torch.testing.assert_close(
-        found.double(), defined(query, kv, tables, lens), atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(found.double(), defined(query, kv, tables, lens), atol=1e-5, rtol=1e-5)
 
 
 def test_another_order_of_the_blocks_is_another_chunk() -> None:

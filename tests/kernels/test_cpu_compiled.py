@@ -73,13 +73,7 @@ def test_a_second_process_loads_what_the_first_one_compiled(tmp_path: Path) -> N
     )
     environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path))
     first, second = (
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            env=environment,
-            check=True,
-        )
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
         for _ in range(2)
     )
     assert "compiled the kernels of this CPU in" in first.stderr
@@ -87,9 +81,7 @@ def test_a_second_process_loads_what_the_first_one_compiled(tmp_path: Path) -> N
     assert float(second.stdout) < float(first.stdout) / 2
 
 
-def test_the_folder_is_another_one_for_other_sources(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_folder_is_another_one_for_other_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = compiled.cache_folder()
     assert before.parent == tmp_path / "headgate"
@@ -108,7 +100,7 @@ def test_a_job_runs_in_as_many_threads_as_torch_has_and_none_is_left_behind() ->
     try:
         weight, x = panels.pack(torch.randn(640, 64)), torch.randn(40, 64)
         expected = panels.product(x, weight)
-        (before,) = {len(os.listdir("/proc/self/task")) for _ in range(20) if panels.product(x, weight) is not None}  # fmt: skip
+        (before,) = {len(os.listdir("/proc/self/task")) for _ in range(20) if panels.product(x, weight) is not None}
         assert team.size() in (1, 2)
         end = time.perf_counter() + 0.2
         while time.perf_counter() < end:

@@ -24,13 +24,7 @@ def _asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "most"),
-    [
-        ("avx2", ()),
-        ("avx512", ("avx512",)),
-        ("avx512_bf16", ("avx512", "bf16")),
-        ("amx", EVERY),
-    ],
+    ("kind", "most"), [("avx2", ()), ("avx512", ("avx512",)), ("avx512_bf16", ("avx512", "bf16")), ("amx", EVERY)]
 )
 def test_nothing_beyond_the_kind_that_is_asked_for_is_used(
     monkeypatch: pytest.MonkeyPatch, kind: str, most: tuple[str, ...]
@@ -49,9 +43,7 @@ def test_an_unknown_kind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         instructions.has("amx")
 
 
-def test_what_is_compiled_for_one_kind_is_not_taken_for_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_compiled_for_one_kind_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     folders = set()
     for kind in ("auto", "avx512", "avx512_bf16"):
         monkeypatch.setenv(instructions.VARIABLE, kind)
@@ -69,16 +61,12 @@ def test_torch_and_onednn_are_told_the_same() -> None:
     ours = {"HEADGATE_ENGINE_CPU": "avx2"}
     taken = {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"}
     environment = {name: value for name, value in os.environ.items() if name not in taken} | ours
-    told = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "AVX512" not in told.stdout
     assert told.stdout.split()[1] == "False"
 
 
-def test_llvm_that_cannot_tell_what_a_cpu_has_means_no_compiled_kernels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_llvm_that_cannot_tell_what_a_cpu_has_means_no_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some kinds of Arm."""
     binding = pytest.importorskip("llvmlite.binding")
 

@@ -66,10 +66,7 @@ class Case:
         self.weights = [self._layer() for _ in range(self.num_layers)]
         angles = self._normal(MAX_POSITIONS, self.head_dim // 2)
         self.turns = torch.cat((angles.cos(), angles.sin()), dim=1)
-        places = [
-            torch.arange(length - new, length)
-            for length, new in zip(self.lens, self.news, strict=True)
-        ]
+        places = [torch.arange(length - new, length) for length, new in zip(self.lens, self.news, strict=True)]
         self.states = [self._normal(len(of_row), HIDDEN) for of_row in places]
         # Not the places: tokens may have been dropped.
         self.positions = [of_row + 3 for of_row in places]
@@ -89,10 +86,14 @@ class Case:
     def _layer(self) -> dict[str, Any]:
         width = self.heads * self.head_dim
         total = width + 2 * self.kv_heads * self.head_dim
-        sizes = {"qkv": (total, HIDDEN), "output": (HIDDEN, width), "gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}  # fmt: skip
+        sizes = {
+            "qkv": (total, HIDDEN),
+            "output": (HIDDEN, width),
+            "gate_up": (2 * INNER, HIDDEN),
+            "down": (HIDDEN, INNER),
+        }
         made: dict[str, Any] = {
-            name: (self._normal(*size) / size[1] ** 0.5).to(self.dtype)
-            for name, size in sizes.items()
+            name: (self._normal(*size) / size[1] ** 0.5).to(self.dtype) for name, size in sizes.items()
         }
         for name, size in sizes.items():
             made[f"{name}_bias"] = self._normal(size[0]) if self.biased else None
@@ -236,9 +237,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, thre
 @pytest.mark.parametrize("way", ["floats", "widened", "paired"])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("window", [0, 12])
-@pytest.mark.parametrize(
-    ("lens", "news"), [(SOME_LENS, SOME), (LONG_LENS, LONG)], ids=["some", "long"]
-)
+@pytest.mark.parametrize(("lens", "news"), [(SOME_LENS, SOME), (LONG_LENS, LONG)], ids=["some", "long"])
 def test_tokens_of_a_row_have_the_bits_of_one_after_another(
     way: str, threads: int, window: int, lens: list[int], news: list[int]
 ) -> None:
@@ -253,7 +252,7 @@ def test_tokens_of_a_row_have_the_bits_of_one_after_another(
         alone, own = case.steps(row)
         assert torch.equal(found, alone), lens[row]
         for mine, theirs in zip(own, kv, strict=True):
-            assert torch.equal(mine[case.tables[row]].nan_to_num(7.0), theirs[case.tables[row]].nan_to_num(7.0))  # fmt: skip
+            assert torch.equal(mine[case.tables[row]].nan_to_num(7.0), theirs[case.tables[row]].nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16])

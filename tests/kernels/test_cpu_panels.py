@@ -24,9 +24,7 @@ def _instructions(request: pytest.FixtureRequest) -> None:
         pytest.skip("this CPU does not multiply pairs of bfloat16")
 
 
-def packed(
-    out_features: int, in_features: int, dtype: torch.dtype, paired: bool
-) -> tuple[torch.Tensor, Panels]:
+def packed(out_features: int, in_features: int, dtype: torch.dtype, paired: bool) -> tuple[torch.Tensor, Panels]:
     generator = torch.Generator().manual_seed(out_features + in_features)
     weight = torch.randn((out_features, in_features), generator=generator).to(dtype)
     return weight, panels.pack(weight, paired)
@@ -39,9 +37,7 @@ def rows(number: int, weight: Panels) -> torch.Tensor:
 
 @BOTH
 @pytest.mark.parametrize("sizes", [(64, 16), (1, 16), (65, 48), (300, 112), (128, 1024)], ids=str)
-def test_a_product_is_that_of_float64(
-    dtype: torch.dtype, paired: bool, sizes: tuple[int, int]
-) -> None:
+def test_a_product_is_that_of_float64(dtype: torch.dtype, paired: bool, sizes: tuple[int, int]) -> None:
     weight, tiles = packed(*sizes, dtype, paired)
     for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 33):
         x = rows(number, tiles)
@@ -54,9 +50,7 @@ def test_a_product_is_that_of_float64(
 
 
 @BOTH
-def test_a_row_has_the_same_bits_among_any_others_and_on_two_threads(
-    dtype: torch.dtype, paired: bool
-) -> None:
+def test_a_row_has_the_same_bits_among_any_others_and_on_two_threads(dtype: torch.dtype, paired: bool) -> None:
     _, tiles = packed(200, 96, dtype, paired)
     x = rows(21, tiles)
     together = panels.product(x, tiles)
@@ -70,9 +64,7 @@ def test_a_row_has_the_same_bits_among_any_others_and_on_two_threads(
 
 
 @BOTH
-def test_a_number_that_is_none_stays_in_its_row_and_its_output(
-    dtype: torch.dtype, paired: bool
-) -> None:
+def test_a_number_that_is_none_stays_in_its_row_and_its_output(dtype: torch.dtype, paired: bool) -> None:
     weight, _ = packed(130, 32, dtype, paired)
     weight[70, 5] = float("inf")
     tiles = panels.pack(weight, paired)

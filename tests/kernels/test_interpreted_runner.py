@@ -24,9 +24,7 @@ PARAMS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "is_fused"), [("qwen3", True), ("gemma2", False), ("mixtral", False)]
-)
+@pytest.mark.parametrize(("name", "is_fused"), [("qwen3", True), ("gemma2", False), ("mixtral", False)])
 def test_a_runner_of_compiled_kernels_says_the_tokens_of_their_twins(
     name: str, is_fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,9 +36,7 @@ def test_a_runner_of_compiled_kernels_says_the_tokens_of_their_twins(
         expected.append(alone.output)
     choose = dispatch.choose
     monkeypatch.setattr(dispatch, "choose", lambda device: choose(device, dispatch.COMPILED))
-    settings = RunnerSettings(
-        str(tmp_path), device="cpu", steps="device", num_blocks=16, max_rows=6, max_model_len=64
-    )
+    settings = RunnerSettings(str(tmp_path), device="cpu", steps="device", num_blocks=16, max_rows=6, max_model_len=64)
     runner = ModelRunner(settings, capture=DirectCall())
     assert isinstance(runner.loaded.hidden_states, FusedPass) == is_fused
     ran = {kernel.op: kernel.state for kernel in runner.kernels if kernel.op in dispatch.COMPILED}

@@ -54,10 +54,7 @@ class Layer:
         written = torch.zeros(NUM_BLOCKS * BLOCK_SIZE, dtype=torch.bool)
         written[[place for place in self.places if place >= 0]] = True
         rest = ~written.view(NUM_BLOCKS, BLOCK_SIZE)
-        now, before = (
-            t.permute(0, 3, 1, 2, 4)[rest].view(torch.uint8)
-            for t in (self._kv.tensor, self.untouched)
-        )
+        now, before = (t.permute(0, 3, 1, 2, 4)[rest].view(torch.uint8) for t in (self._kv.tensor, self.untouched))
         assert torch.equal(now, before)
         if self.scales is not None:
             assert bool(self.scales.permute(0, 3, 1, 2)[rest].isnan().all())
@@ -66,11 +63,7 @@ class Layer:
         """`[2, KVH, D]` in float64, dequantized."""
         block, offset = divmod(self.places[token], BLOCK_SIZE)
         found = self.kv[block, :, :, offset].double()
-        return (
-            found
-            if self.scales is None
-            else found * self.scales[block, :, :, offset, None].double()
-        )
+        return found if self.scales is None else found * self.scales[block, :, :, offset, None].double()
 
 
 def angles(num_positions: int, size: int) -> torch.Tensor:
@@ -229,18 +222,14 @@ def test_queries_and_keys_turn_as_in_float64(ops, dtype, shape):
     expected, heads = all_expected(step), shape[0]
     found = step.qkv.view_as(step.before)
     assert relative_error(found[:, :heads], expected[:, :heads]) <= DTYPES[dtype]
-    assert torch.equal(found[:, heads:], step.before[:, heads:]), (
-        "keys and values stay where they were"
-    )
+    assert torch.equal(found[:, heads:], step.before[:, heads:]), "keys and values stay where they were"
     for token, place in enumerate(layer.places):
         if place >= 0:
             stored = layer.stored(token).flatten(0, 1)
             assert relative_error(stored, expected[token, heads:]) <= DTYPES[dtype]
 
 
-@pytest.mark.parametrize(
-    "shape", [(2, 1, 32, 32, False, False), (3, 2, 80, 32, False, True)], ids=str
-)
+@pytest.mark.parametrize("shape", [(2, 1, 32, 32, False, False), (3, 2, 80, 32, False, True)], ids=str)
 def test_the_fused_kernel_quantizes_to_the_same_bits_as_the_twin(shape):
     layers = [Layer(3, shape[1], shape[2], torch.int8) for _ in range(2)]
     for ops, layer in zip((TWIN, TRITON), layers, strict=True):
@@ -268,9 +257,7 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others():
         own = slice(token, token + 1)
         slots = Slots(alone.slots.slots[own], BLOCK_SIZE)
         how = (single.norms, EPS, False, alone.scales)
-        TRITON.rope_kv_write(
-            alone.kv, single.qkv[own], single.table, single.positions[own], slots, *how
-        )
+        TRITON.rope_kv_write(alone.kv, single.qkv[own], single.table, single.positions[own], slots, *how)
     assert torch.equal(step.qkv, single.qkv)
     assert torch.equal(together.kv, alone.kv)
     assert torch.equal(together.scales.nan_to_num(7), alone.scales.nan_to_num(7))

@@ -81,8 +81,7 @@ def test_the_product_is_that_of_float64(ops, dtype, wanted):
 
 @BOTH
 @pytest.mark.parametrize(
-    ("rows", "columns", "depth"),
-    [(1, 1, 1), (15, 31, 127), (16, 32, 128), (3, 33, 129), (1, 65, 511), (2, 16, 1025)],
+    ("rows", "columns", "depth"), [(1, 1, 1), (15, 31, 127), (16, 32, 128), (3, 33, 129), (1, 65, 511), (2, 16, 1025)]
 )
 def test_every_edge_of_tiles_and_splits_is_computed(ops, rows, columns, depth):
     given = inputs(rows, columns, depth, torch.bfloat16)
@@ -151,13 +150,7 @@ def test_a_norm_in_half_precision_is_refused():
 @pytest.mark.parametrize("capability", [80, 90])
 def test_every_shape_has_a_configuration_that_is_compiled_ahead(capability):
     compiled = {
-        (
-            s.constants["BLOCK_M"],
-            s.constants["BLOCK_N"],
-            s.constants["BLOCK_K"],
-            s.num_warps,
-            s.num_stages,
-        )
+        (s.constants["BLOCK_M"], s.constants["BLOCK_N"], s.constants["BLOCK_K"], s.num_warps, s.num_stages)
         for s in linear.specimens(capability)
         if "BLOCK_M" in s.constants
     }

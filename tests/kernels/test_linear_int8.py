@@ -27,7 +27,5 @@ for depth in (24, 256, 1024, 2056):
 def test_integer_products_do_not_saturate(isa: str) -> None:
     """Without VNNI oneDNN adds up pairs of products in 16 bits."""
     environment = dict(os.environ, ONEDNN_MAX_CPU_ISA=isa)
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

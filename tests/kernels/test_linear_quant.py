@@ -53,9 +53,7 @@ class TestFormats:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("symmetric", [True, False])
     @pytest.mark.parametrize("group", [32, 64, 128])
-    def test_int4_is_off_by_at_most_half_a_scale_and_with_zero_points_a_whole(
-        self, group, symmetric, dtype
-    ):
+    def test_int4_is_off_by_at_most_half_a_scale_and_with_zero_points_a_whole(self, group, symmetric, dtype):
         weight = weights(10, 256).to(dtype)
         packed, scale, zero = formats.quantize_int4(weight, group, symmetric)
         assert packed.shape == (32, 10) and packed.dtype == torch.int32
@@ -130,9 +128,7 @@ def test_int8_products_are_those_of_float64(ops, dtype, rows):
     x, bias = draw(rows, 300, dtype=dtype), draw(70, dtype=dtype)
     weight, scale = formats.quantize_int8(weights(70, 300))
     expected = x.double() @ (weight.double() * scale.double()[:, None]).T + bias.double()
-    assert (
-        relative_error(run(ops, "linear_w8", x, 70, weight, scale, bias), expected) <= DTYPES[dtype]
-    )
+    assert relative_error(run(ops, "linear_w8", x, 70, weight, scale, bias), expected) <= DTYPES[dtype]
 
 
 def rounding(depth: int) -> float:
@@ -194,9 +190,7 @@ def test_products_of_int8_with_int8_are_those_of_float64(ops, rows):
 
 @BOTH
 @pytest.mark.parametrize("rows", [1, 65], ids=lambda rows: f"{rows} rows")
-@pytest.mark.parametrize(
-    ("group", "free", "dtype"), [(32, True, torch.float32), (128, False, torch.bfloat16)]
-)
+@pytest.mark.parametrize(("group", "free", "dtype"), [(32, True, torch.float32), (128, False, torch.bfloat16)])
 def test_products_with_grouped_8_bits_are_those_of_float64(ops, rows, group, free, dtype):
     generator = torch.Generator().manual_seed(9)
     x, shape = draw(rows, 256, dtype=dtype), (256 // group, 66)
@@ -234,13 +228,7 @@ def test_a_row_is_the_same_whatever_is_beside_it():
     assert torch.equal(run(TRITON, "linear_w4", x, 40, packed, scale, zero)[4], together[4])
 
 
-@given(
-    st.integers(1, 40),
-    st.integers(1, 70),
-    st.integers(1, 5),
-    st.sampled_from([32, 64, 128]),
-    st.booleans(),
-)
+@given(st.integers(1, 40), st.integers(1, 70), st.integers(1, 5), st.sampled_from([32, 64, 128]), st.booleans())
 @settings(max_examples=10, deadline=None)
 def test_drawn_shapes_agree_with_the_twin(rows, columns, num_groups, group, symmetric):
     x = draw(rows, num_groups * group)
@@ -271,9 +259,7 @@ def test_every_shape_has_a_configuration_that_is_compiled_ahead(capability):
         for group in formats.GROUPS:
             chosen = linear_quant.select_w4(capability, rows, columns, depth, group)
             assert (group, *chosen.tile) in compiled[4] & compiled[8]
-            assert (
-                chosen.splits == linear_quant.select_w4(capability, 1, columns, depth, group).splits
-            )
+            assert chosen.splits == linear_quant.select_w4(capability, 1, columns, depth, group).splits
 
 
 def test_fp8_is_compiled_only_where_the_hardware_has_it():

@@ -20,14 +20,7 @@ from transformers import (
 
 from kernels import dispatch
 from kernels.ahead import specimens
-from kernels.arguments.draws import (
-    NO_TOKEN,
-    DrawTensors,
-    EditTensors,
-    Workspace,
-    geometry,
-    num_words,
-)
+from kernels.arguments.draws import NO_TOKEN, DrawTensors, EditTensors, Workspace, geometry, num_words
 from kernels.reference.logits import pack_bits, unpack_bits
 
 CPU = torch.device("cpu")
@@ -66,9 +59,7 @@ def random_edits(rows: int, vocab: int) -> EditTensors:
         output = torch.randint(0, vocab, (9,), generator=generator)
         edits.counts[line] = torch.bincount(output, minlength=vocab)
         number = min(row, 5)
-        edits.bias_tokens[row, :number] = (
-            torch.randint(0, vocab, (number,), generator=generator).sort().values.int()
-        )
+        edits.bias_tokens[row, :number] = torch.randint(0, vocab, (number,), generator=generator).sort().values.int()
         edits.biases[row, :number] = torch.randn(number, generator=generator)
         edits.biases[row, 0] = float("-inf")
     allowed = torch.randint(-(2**31), 2**31, edits.mask_bits.shape, generator=generator)
@@ -202,9 +193,7 @@ def test_the_kernel_edits_as_its_twin_and_scans_what_it_wrote(vocab):
     found = peak.amax(1) + (mass * (peak - peak.amax(1, True)).exp().nan_to_num()).sum(1).log()
     torch.testing.assert_close(found, out.logsumexp(1), rtol=1e-5, atol=1e-5)
     raw_peak, raw_mass = workspace.peaks[:, 2], workspace.peaks[:, 3]
-    torch.testing.assert_close(
-        (raw_mass * raw_peak.exp()).sum(1).log(), raw.logsumexp(1), rtol=1e-5, atol=1e-5
-    )
+    torch.testing.assert_close((raw_mass * raw_peak.exp()).sum(1).log(), raw.logsumexp(1), rtol=1e-5, atol=1e-5)
     assert torch.equal(workspace.chunk_peaks.amax(1), out.amax(1))
 
 

@@ -116,9 +116,7 @@ def test_every_rank_has_a_configuration_that_is_compiled_ahead(capability):
         if "BLOCK_K" in s.constants
     }
     expands = {
-        (s.constants["BLOCK_R"], s.constants["BLOCK_N"])
-        for s in lora.specimens(capability)
-        if "BLOCK_N" in s.constants
+        (s.constants["BLOCK_R"], s.constants["BLOCK_N"]) for s in lora.specimens(capability) if "BLOCK_N" in s.constants
     }
     for rank, depth in itertools.product(range(8, 65, 8), (576, 1024, 4096, 14336)):
         config = lora.select(capability, rank, depth, 64, 2)

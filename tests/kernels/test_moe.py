@@ -158,9 +158,7 @@ def test_every_shape_has_a_configuration_that_is_compiled_ahead(capability):
         for s in moe.specimens(capability)
         if "TILE" in (told := s.constants)
     }
-    for num_pairs, num_experts in itertools.product(
-        (1, 8, 64, 4096, 131_072), (1, 8, 60, 128, 256)
-    ):
+    for num_pairs, num_experts in itertools.product((1, 8, 64, 4096, 131_072), (1, 8, 60, 128, 256)):
         for gated in (False, True):
             tile = tile_of(num_pairs, num_experts)
             config = moe.select(capability, tile, gated, 2)

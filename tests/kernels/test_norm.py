@@ -151,22 +151,7 @@ def test_every_width_has_a_configuration_that_is_compiled_ahead():
             (s.constants["BLOCK"], s.constants["ROWS"], s.num_warps, "long" in s.kernel.__name__)
             for s in specimens(capability)
         }
-        for hidden in (
-            1,
-            64,
-            128,
-            129,
-            512,
-            513,
-            1024,
-            1536,
-            2560,
-            5120,
-            8192,
-            8193,
-            16_384,
-            2**17,
-        ):
+        for hidden in (1, 64, 128, 129, 512, 513, 1024, 1536, 2560, 5120, 8192, 8193, 16_384, 2**17):
             config = select(capability, hidden)
             found = (config.block, config.rows, config.num_warps, config.long)
             assert found in compiled, hidden

@@ -47,13 +47,7 @@ def turned(x: torch.Tensor, rows: torch.Tensor, interleaved: bool) -> torch.Tens
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
     ("heads", "head_dim", "size", "interleaved"),
-    [
-        (3, 32, 32, False),
-        (17, 16, 16, True),
-        (2, 80, 80, False),
-        (1, 96, 24, True),
-        (2, 64, 2, False),
-    ],
+    [(3, 32, 32, False), (17, 16, 16, True), (2, 80, 80, False), (1, 96, 24, True), (2, 64, 2, False)],
 )
 def test_heads_turn_as_complex_numbers_do(ops, dtype, in_place, heads, head_dim, size, interleaved):
     torch.manual_seed(size)

@@ -23,9 +23,7 @@ INT32, INT64 = torch.int32, torch.int64
 class Device:
     """Rows with random blocks, and poisoned buffers for a step."""
 
-    def __init__(
-        self, positions: list[int], bucket: int, max_blocks: int = 5, index: torch.dtype = INT64
-    ) -> None:
+    def __init__(self, positions: list[int], bucket: int, max_blocks: int = 5, index: torch.dtype = INT64) -> None:
         self.rows = DeviceRows(
             torch.arange(100, 100 + len(positions), dtype=index),
             torch.tensor(positions, dtype=INT32),
@@ -50,8 +48,7 @@ def test_rows_are_prepared_and_padding_is_empty(ops, index):
     device.prepare(ops, active)
     for place, row in enumerate(active):
         found = [
-            int(tensor[place])
-            for tensor in (device.inputs.token_ids, device.inputs.positions, device.inputs.seq_lens)
+            int(tensor[place]) for tensor in (device.inputs.token_ids, device.inputs.positions, device.inputs.seq_lens)
         ]
         slot, table = int(device.inputs.slots[place]), device.inputs.block_table[place]
         if row < 0:

@@ -78,9 +78,7 @@ def rows_of(vocab: int, seed: int = 0) -> torch.Tensor:
     return rows
 
 
-def run(
-    rows: torch.Tensor, tensors: DrawTensors, shape=SMALL
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def run(rows: torch.Tensor, tensors: DrawTensors, shape=SMALL) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, logprobs and thresholds of the kernel, with poisoned buffers."""
     workspace = Workspace.create(len(rows), shape, CPU)
     for field in dataclasses.fields(Workspace)[1:]:
@@ -101,16 +99,12 @@ def assert_keeps(row: torch.Tensor, lowest: float, filters: tuple[int, float, fl
     if torch.equal(kept, expected):
         return
     top_k, top_p, min_p = filters
-    near = [
-        kept_by_sorting(row, top_k, top_p * (1 + sign * 1e-6), min_p * (1 - sign * 1e-6))
-        for sign in (-1, 1)
-    ]
+    near = [kept_by_sorting(row, top_k, top_p * (1 + sign * 1e-6), min_p * (1 - sign * 1e-6)) for sign in (-1, 1)]
     assert bool((near[0] <= kept).all() and (kept <= near[1]).all()), filters
 
 
 @pytest.mark.parametrize(
-    ("vocab", "chosen", "filters"),
-    [(1, [1], FILTERS[1:4]), (17, [2], FILTERS[1:]), (1000, [1, 4], FILTERS[1:])],
+    ("vocab", "chosen", "filters"), [(1, [1], FILTERS[1:4]), (17, [2], FILTERS[1:]), (1000, [1, 4], FILTERS[1:])]
 )
 def test_what_is_kept_is_what_a_sort_keeps(vocab, chosen, filters):
     rows = rows_of(vocab)[chosen]
@@ -220,9 +214,7 @@ def test_philox_words_are_those_of_the_twin():
     assert torch.equal(out, torch.stack(reference.philox4x32(tuple(counters), tuple(keys))))
 
 
-def assert_same_tokens(
-    found: torch.Tensor, expected: torch.Tensor, scaled: torch.Tensor, tensors: DrawTensors
-) -> None:
+def assert_same_tokens(found: torch.Tensor, expected: torch.Tensor, scaled: torch.Tensor, tensors: DrawTensors) -> None:
     """Equal, but where the best two noisy logits are nearer than 1e-5: `log` differs in its last bits."""
     for row in (found != expected).nonzero().squeeze(1).tolist():
         one = row_of(tensors, row)
@@ -235,9 +227,7 @@ def assert_same_tokens(
 def test_tokens_and_logprobs_are_those_of_the_twin(temperature):
     rows = rows_of(1000, seed=3)[1:3].repeat(4, 1)
     kinds = [(0, 1.0, 0.0), (20, 1.0, 0.0), (40, 0.9, 0.0), (0, 0.8, 0.05)]
-    tensors = joined(
-        [draws(2, kind, temperature, 2**63 + 5, 50 * index) for index, kind in enumerate(kinds)]
-    )
+    tensors = joined([draws(2, kind, temperature, 2**63 + 5, 50 * index) for index, kind in enumerate(kinds)])
     tokens, logprobs, _ = run(rows, tensors)
     expected = torch.empty(8)
     twin = TWIN.sample(rows, tensors, logprobs=expected)

@@ -52,11 +52,7 @@ def draws(
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
     [
-        (
-            (0, 0, 0, 0),
-            (0, 0),
-            (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
-        ),
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
         (
             (0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
             (0xFFFFFFFF, 0xFFFFFFFF),
@@ -73,9 +69,7 @@ def test_philox_gives_the_published_vectors(
     counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     """Known-answer vectors of Random123 for philox4x32 with ten rounds."""
-    words = philox4x32(
-        tuple(torch.tensor([word]) for word in counter), tuple(torch.tensor([word]) for word in key)
-    )
+    words = philox4x32(tuple(torch.tensor([word]) for word in counter), tuple(torch.tensor([word]) for word in key))
     assert tuple(int(word) for word in words) == expected
 
 
@@ -86,8 +80,7 @@ def test_noise_of_a_token_is_its_word_of_its_quad() -> None:
     noise = dense_noise(tensors, 16, PURPOSE_ACCEPT)
     counter = (position, token // 4, PURPOSE_ACCEPT, 0)
     words = philox4x32(
-        tuple(torch.tensor(word) for word in counter),
-        (torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32)),
+        tuple(torch.tensor(word) for word in counter), (torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32))
     )
     uniform = (int(words[token % 4]) + 0.5) * 2.0**-32
     assert noise[0, token].item() == pytest.approx(math.log(-math.log1p(-uniform)), rel=1e-5)
@@ -129,9 +122,7 @@ def test_kept_tokens_are_those_of_the_transformers_warpers_in_their_order(
     vocab: int, top_k: int, top_p: float, min_p: float
 ) -> None:
     generator = torch.Generator().manual_seed(vocab)
-    logits = torch.randn((6, vocab), generator=generator) * torch.tensor(
-        [[0.1], [1], [2], [4], [8], [3]]
-    )
+    logits = torch.randn((6, vocab), generator=generator) * torch.tensor([[0.1], [1], [2], [4], [8], [3]])
     expected = logits
     if top_k:
         expected = TopKLogitsWarper(top_k)(None, expected)
@@ -161,25 +152,15 @@ def test_a_nucleus_behind_the_first_candidates_is_found() -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p", "min_p"),
-    [
-        (1.0, 0, 1.0, 0.0),
-        (0.6, 0, 1.0, 0.0),
-        (1.3, 4, 1.0, 0.0),
-        (1.0, 0, 0.8, 0.0),
-        (1.0, 0, 1.0, 0.15),
-    ],
+    [(1.0, 0, 1.0, 0.0), (0.6, 0, 1.0, 0.0), (1.3, 4, 1.0, 0.0), (1.0, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.15)],
 )
-def test_draws_follow_the_probabilities(
-    temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
+def test_draws_follow_the_probabilities(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     """Chi-square at the 1 in 10,000 level with a fixed seed, over positions as a sequence would have them."""
     number = 10_000
     logits = torch.tensor([1.7, 0.3, -0.4, 1.1, 0.9, -1.5, 0.0, 0.5])
     rows = logits.expand(number, -1)
     tokens = sample(rows, draws(number, temperature, top_k, top_p, min_p, seed=2**63 + 11))
-    kept = keep_candidates(
-        (logits / temperature)[None], draws(1, temperature, top_k, top_p, min_p)
-    )[0]
+    kept = keep_candidates((logits / temperature)[None], draws(1, temperature, top_k, top_p, min_p))[0]
     expected = kept.double().softmax(-1) * number
     found = torch.bincount(tokens, minlength=8).double()
     possible = expected > 0

@@ -77,11 +77,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     engine = build_engine(told, runner, journal, grammars)
     predecessor.take(told.names_file, engine.cache, runner.root)
     metrics = Metrics(
-        told.served_name,
-        told.slot,
-        runner.block_size,
-        runner.num_blocks,
-        by_tenant=told.metrics_tenant_detail,
+        told.served_name, told.slot, runner.block_size, runner.num_blocks, by_tenant=told.metrics_tenant_detail
     )
     metrics.tell_kernels(runner.kernels)
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
@@ -140,10 +136,7 @@ def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
 
 
 def build_engine(
-    told: WorkerSettings,
-    runner: StepRunner,
-    journal: EngineJournal,
-    grammars: Grammars | None = None,
+    told: WorkerSettings, runner: StepRunner, journal: EngineJournal, grammars: Grammars | None = None
 ) -> Engine:
     sparse = sparsity(told, runner)
     longest = capacity.longest_sequence(runner.num_blocks, runner.block_size)
@@ -177,8 +170,7 @@ def build_engine(
     )
     if told.engine_shared_cache and store is not None:
         where = opening.open_store(
-            told.engine_shared_cache,
-            Bounds(told.engine_shared_cache_bytes, told.engine_shared_cache_ttl_s),
+            told.engine_shared_cache, Bounds(told.engine_shared_cache_bytes, told.engine_shared_cache_ttl_s)
         )
         secret, prefill = opening.read_secret(told.shared_cache_secret), engine.scheduler.forecast
         engine.share(opening.open_tier(where, secret, runner, cache, store, prefill))
@@ -211,9 +203,8 @@ def sparsity(told: WorkerSettings, runner: StepRunner) -> Sparsity | None:
             f" {most * runner.block_size} that this worker has memory for."
         )
     logger.warning(
-        "lossy: sequences see %d tokens at most", num_blocks * runner.block_size,
-        extra={"event": "kv_sparsity"},
-    )  # fmt: skip
+        "lossy: sequences see %d tokens at most", num_blocks * runner.block_size, extra={"event": "kv_sparsity"}
+    )
     return Sparsity(told.engine_kv_sparsity, num_blocks, runner.block_size)
 
 
@@ -263,10 +254,7 @@ class Watched(Protocol):
 
 
 async def warm_when_idle(
-    worker: Watched,
-    grammars: Warmable,
-    num_polls: int = WARM_POLLS,
-    poll_s: float = WARM_POLL_S,
+    worker: Watched, grammars: Warmable, num_polls: int = WARM_POLLS, poll_s: float = WARM_POLL_S
 ) -> None:
     """Starting the compiler takes a second or more of a core: while nobody is here."""
     num_idle = 0
@@ -276,9 +264,7 @@ async def warm_when_idle(
     grammars.warm()
 
 
-async def serve(
-    service: Service, ops: OpsServer, told: WorkerSettings, grammars: Grammars | None = None
-) -> None:
+async def serve(service: Service, ops: OpsServer, told: WorkerSettings, grammars: Grammars | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.drain)

@@ -178,9 +178,7 @@ class Engine:
 
     # --- the loop ---
 
-    def run(
-        self, inbox: queue.SimpleQueue[tuple[int, Event]], deliver: Callable[[StepOutput], None]
-    ) -> None:
+    def run(self, inbox: queue.SimpleQueue[tuple[int, Event]], deliver: Callable[[StepOutput], None]) -> None:
         """Until `Stop`. Raises `EngineBroken`; whatever else a step may raise ends only the attempt that made it."""
         events: list[tuple[int, Event]] = []
         while not any(isinstance(event, Stop) for _, event in events):
@@ -258,9 +256,7 @@ class Engine:
     def _heed(self, link: int, message: Message, now: float) -> None:
         """What a gateway says besides requests. One that is malformed is left aside: nobody waits for its end."""
         if fault := faults.of_other(message, self.runner.vocab_size):
-            logger.warning(
-                "a message has %s: left aside", fault, extra={"event": "bad_message", "link": link}
-            )
+            logger.warning("a message has %s: left aside", fault, extra={"event": "bad_message", "link": link})
             return
         match message:
             case ExtendLease():
@@ -320,9 +316,7 @@ class Engine:
         sparsity, rows = self.scheduler.sparsity, list[Row]()
         failure = self._guarded(
             plan.step,
-            lambda: rows.extend(
-                row_of(work, plan.proposals.get(work.sequence), sparsity) for work in plan.work
-            ),
+            lambda: rows.extend(row_of(work, plan.proposals.get(work.sequence), sparsity) for work in plan.work),
         )
         self.scheduler.launched(plan)
         self._step += 1

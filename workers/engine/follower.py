@@ -53,9 +53,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve(
-    told: settings.WorkerSettings, rank: int, size: int, meeting: Path, channel: Channel
-) -> None:
+def serve(told: settings.WorkerSettings, rank: int, size: int, meeting: Path, channel: Channel) -> None:
     """Imports torch, which takes seconds."""
     from workers.engine.loading import load
     from workers.engine.parallel.runner import follow

@@ -15,9 +15,7 @@ from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import StepRunner
 
 
-def load(
-    told: WorkerSettings, rank: int = 0, size: int = 1, meeting: Path | None = None
-) -> ModelRunner:
+def load(told: WorkerSettings, rank: int = 0, size: int = 1, meeting: Path | None = None) -> ModelRunner:
     """Raises ModelError. With more than one rank it waits for the others, at `meeting`."""
     device = device_of(told.engine_device, rank, size)
     parallel = ALONE if meeting is None else Member(rank, size, meeting, device)
@@ -85,9 +83,7 @@ def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
         )
     )
     if draft.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"The draft model has {draft.vocab_size} tokens, the model {target.vocab_size}."
-        )
+        raise ModelError(f"The draft model has {draft.vocab_size} tokens, the model {target.vocab_size}.")
     _refuse_other_tokens(told.engine_draft_model, told.model)
     return draft
 

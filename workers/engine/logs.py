@@ -29,9 +29,7 @@ class JsonFormatter(logging.Formatter):
         }
         for name, value in vars(record).items():
             if name not in _STANDARD:
-                line[name] = (
-                    value if isinstance(value, int | float) else str(value)[:MAX_VALUE_CHARS]
-                )
+                line[name] = value if isinstance(value, int | float) else str(value)[:MAX_VALUE_CHARS]
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)[-8 * MAX_VALUE_CHARS :]
         return json.dumps(line)  # ASCII only, so control and line-separating characters are escaped

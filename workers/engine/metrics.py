@@ -5,14 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import HistogramMetricFamily
 
 from workers.engine.engine import StepOutput
@@ -28,9 +21,7 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 class WeightedHistogram:
     """One observation for many equal values: 256 sequences whose tokens are equally far apart cost what one costs."""
 
-    def __init__(
-        self, name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]
-    ) -> None:
+    def __init__(self, name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]) -> None:
         self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -50,9 +41,7 @@ class WeightedHistogram:
 
 
 class Metrics:
-    def __init__(
-        self, model: str, slot: int, block_size: int, num_blocks: int, *, by_tenant: bool = False
-    ) -> None:
+    def __init__(self, model: str, slot: int, block_size: int, num_blocks: int, *, by_tenant: bool = False) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": str(slot)}
@@ -60,9 +49,7 @@ class Metrics:
         self._cache = CacheMetrics(self.registry, by_tenant=by_tenant)
         gauge, counter, seconds, tokens = self._gauge, self._counter, self._seconds, self._tokens
         self._running = gauge("vllm:num_requests_running", "Sequences that hold blocks")
-        self._waiting = gauge(
-            "vllm:num_requests_waiting", "Sequences that wait for blocks or a place"
-        )
+        self._waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for blocks or a place")
         self._usage = gauge("vllm:kv_cache_usage_perc", "Share of blocks held by running sequences")
         self._prompt = counter("vllm:prompt_tokens", "Prompt tokens, cached ones included")
         self._generation = counter("vllm:generation_tokens", "Output tokens")
@@ -70,26 +57,17 @@ class Metrics:
         self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found")
         self._preemptions = counter("vllm:num_preemptions", "Sequences that lost their blocks")
         self._recomputed = counter("headgate_recomputed_tokens", "Tokens computed again")
-        self._discarded = counter(
-            "headgate_lag_discarded_tokens", "Tokens computed for sequences that had ended"
-        )
+        self._discarded = counter("headgate_lag_discarded_tokens", "Tokens computed for sequences that had ended")
         self._proposed = counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed")
-        self._accepted = counter(
-            "vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right"
-        )
-        self._out_of_memory = counter(
-            "headgate_out_of_memory_steps", "Steps that did not fit the device's memory"
-        )
+        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right")
+        self._out_of_memory = counter("headgate_out_of_memory_steps", "Steps that did not fit the device's memory")
         self._success = Counter(
-            "vllm:request_success", "Attempts by ending", [*self._labels, "finished_reason"],
-            registry=self.registry,
-        )  # fmt: skip
+            "vllm:request_success", "Attempts by ending", [*self._labels, "finished_reason"], registry=self.registry
+        )
         self._ttft = seconds("vllm:time_to_first_token_seconds", "Arrival to first token")
         self._e2e = seconds("vllm:e2e_request_latency_seconds", "Arrival to end")
         self._queue = seconds("vllm:request_queue_time_seconds", "Arrival to first admission")
-        self._prefill = seconds(
-            "vllm:request_prefill_time_seconds", "First admission to first token"
-        )
+        self._prefill = seconds("vllm:request_prefill_time_seconds", "First admission to first token")
         self._decode = seconds("vllm:request_decode_time_seconds", "First token to end")
         self._inference = seconds("vllm:request_inference_time_seconds", "First admission to end")
         self._prompt_size = tokens("vllm:request_prompt_tokens", "Prompt tokens of an attempt")
@@ -97,15 +75,10 @@ class Metrics:
         self._max_tokens = tokens("vllm:request_params_max_tokens", "max_tokens of an attempt")
         self._step_size = tokens("vllm:iteration_tokens_total", "Tokens computed in a step")
         self._gaps = WeightedHistogram(
-            "vllm:inter_token_latency_seconds",
-            "Between two tokens of a sequence",
-            self._labels,
-            SECONDS,
+            "vllm:inter_token_latency_seconds", "Between two tokens of a sequence", self._labels, SECONDS
         )
         self.registry.register(self._gaps)
-        self._blocks = Gauge(
-            "headgate_cache_blocks", "Blocks by state", ["state"], registry=self.registry
-        )
+        self._blocks = Gauge("headgate_cache_blocks", "Blocks by state", ["state"], registry=self.registry)
         self._sharing = Gauge(
             "headgate_sharing_blocks",
             "Blocks of requests with several choices: held, and what they would hold without sharing",
@@ -122,18 +95,10 @@ class Metrics:
             "headgate_step_tokens", "Tokens computed by phase", ["phase"], registry=self.registry
         )
         self._steps = Histogram(
-            "headgate_step_seconds",
-            "Time of a step",
-            ["phase"],
-            buckets=SECONDS,
-            registry=self.registry,
+            "headgate_step_seconds", "Time of a step", ["phase"], buckets=SECONDS, registry=self.registry
         )
-        info = Info(
-            "vllm:cache_config", "Size of the pool", list(self._labels), registry=self.registry
-        )
-        info.labels(**self._labels).info(
-            {"block_size": str(block_size), "num_gpu_blocks": str(num_blocks)}
-        )
+        info = Info("vllm:cache_config", "Size of the pool", list(self._labels), registry=self.registry)
+        info.labels(**self._labels).info({"block_size": str(block_size), "num_gpu_blocks": str(num_blocks)})
 
     def tell_kernels(self, kernels: Iterable[KernelState]) -> None:
         """What the worker runs for each op; known once, at start."""
@@ -152,11 +117,7 @@ class Metrics:
         self._waiting.set(status.waiting)
         held = self._num_blocks - status.free_blocks - status.evictable_blocks
         self._usage.set(held / self._num_blocks)
-        for state, count in (
-            ("free", status.free_blocks),
-            ("evictable", status.evictable_blocks),
-            ("held", held),
-        ):
+        for state, count in (("free", status.free_blocks), ("evictable", status.evictable_blocks), ("held", held)):
             self._blocks.labels(state).set(count)
         self._out_of_memory.inc(out.num_out_of_memory)
         for step in out.steps:
@@ -221,9 +182,7 @@ class Metrics:
         return Gauge(name, text, list(self._labels), registry=self.registry).labels(**self._labels)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, list(self._labels), registry=self.registry).labels(
-            **self._labels
-        )
+        return Counter(name, text, list(self._labels), registry=self.registry).labels(**self._labels)
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return self._histogram(name, text, SECONDS)
@@ -232,7 +191,5 @@ class Metrics:
         return self._histogram(name, text, TOKENS)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            name, text, list(self._labels), buckets=buckets, registry=self.registry
-        )
+        histogram = Histogram(name, text, list(self._labels), buckets=buckets, registry=self.registry)
         return histogram.labels(**self._labels)

@@ -77,29 +77,20 @@ class OpsServer:
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_encode(self._reply(head.decode("latin-1"), _is_local(writer))))
                 await writer.drain()
-        except (
-            TimeoutError,
-            ConnectionError,
-            asyncio.IncompleteReadError,
-            asyncio.LimitOverrunError,
-        ):
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a probe that does not finish its request gets no answer
         finally:
             writer.close()
 
     def _reply(self, head: str, local: bool) -> Reply:
         request, *lines = head.split("\r\n")
-        headers = {
-            k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)
-        }
+        headers = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
         method, _, rest = request.partition(" ")
         match method, rest.partition(" ")[0].partition("?")[0]:
             case "GET", "/livez":
                 return _probe(self._service.alive)
             case "GET", "/readyz" | "/health":
-                return _probe(
-                    self._service.alive and self._service.ready and not self._service.draining
-                )
+                return _probe(self._service.alive and self._service.ready and not self._service.draining)
             case "GET", "/metrics":
                 return expose(self._registry, headers.get("accept", ""))
             # A browser sends `Origin` with every POST: a page that the operator visits must not drain a worker.

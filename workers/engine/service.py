@@ -166,9 +166,7 @@ class Service:
     def _run_engine(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self._engine.run(self._inbox, lambda out: self._beat(loop, out))
-        except (
-            BaseException
-        ) as error:  # the thread's outermost frame: whatever it was, the process must learn of it
+        except BaseException as error:  # the thread's outermost frame: whatever it was, the process must learn of it
             logger.exception("the engine thread ended", extra={"event": "engine_broken"})
             _call(loop, self._engine_ended, error)
 
@@ -239,9 +237,7 @@ class Service:
         kind, _, rest = self.identity.address.partition(":")
         if kind == "unix":
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(
-                    rest
-                )  # of a process that was killed; the slot's lock says that it is gone
+                os.unlink(rest)  # of a process that was killed; the slot's lock says that it is gone
             server = await asyncio.start_unix_server(self._serve_link, rest)
             os.chmod(rest, 0o600)
         else:
@@ -294,9 +290,7 @@ class Service:
     def _load_adapter(self, link: int, command: AdapterCommand) -> None:
         """The engine hears of it when it has been read, so it is looked at here."""
         if fault := faults.of_other(command, self._engine.runner.vocab_size):
-            logger.warning(
-                "a message has %s: left aside", fault, extra={"event": "bad_message", "link": link}
-            )
+            logger.warning("a message has %s: left aside", fault, extra={"event": "bad_message", "link": link})
             return
         self._adapters.read(command)
 
@@ -341,9 +335,7 @@ class Service:
         quiet = asyncio.ensure_future(self._quiet.wait())
         try:
             await asyncio.wait({draining, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(
-                {quiet, stopped}, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({quiet, stopped}, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
             if not self._quiet.is_set() and self.engine_error is None:
                 self._inbox.put((0, Drain(now=True)))
                 await asyncio.wait({quiet, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -370,9 +362,7 @@ class Service:
         key = registry.worker_key(self.identity.worker)
         value = registry.encode(self._registration())
         away = False
-        client = redis.asyncio.Redis.from_url(
-            self.identity.redis_url, socket_timeout=1, socket_connect_timeout=1
-        )
+        client = redis.asyncio.Redis.from_url(self.identity.redis_url, socket_timeout=1, socket_connect_timeout=1)
         try:
             while True:
                 try:

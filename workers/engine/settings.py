@@ -113,9 +113,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     streams take turns where there is no time for all of them."""
     engine_lease_wait_ms: int = pydantic.Field(default=2000, ge=0)
     """A sequence whose lease has run out keeps its blocks so long for the next one."""
-    engine_speculate: Literal["off", "ngram", "suffix", "tree", "draft", "heads", "lookahead"] = (
-        "off"
-    )
+    engine_speculate: Literal["off", "ngram", "suffix", "tree", "draft", "heads", "lookahead"] = "off"
     """Who proposes tokens that a step then proves, several at a time; outputs stay the same. ngram: the request's own
     text, which pays where an answer copies from its prompt. suffix: also what its tenant's own namespace computed before.
     tree: as suffix, but several continuations at a time where texts went on differently. draft: a small model,
@@ -132,9 +130,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     engine_host_cache: int = pydantic.Field(default=0, ge=0)
     """Bytes of host memory for copies of cached blocks: of what was hit twice, or is worth much, and of preempted
     sequences. Pinned where there is a GPU."""
-    engine_shared_cache: str = pydantic.Field(
-        default="", pattern=r"^((redis|rediss|unix)://.+|[/~].*|)$"
-    )
+    engine_shared_cache: str = pydantic.Field(default="", pattern=r"^((redis|rediss|unix)://.+|[/~].*|)$")
     """Where workers of one model leave copies for each other: a Redis or Valkey URL, or a directory. Needs the host
     cache, which everything passes through."""
     engine_shared_cache_bytes: int = pydantic.Field(default=16 * 1024**3, ge=1)
@@ -155,10 +151,14 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """auto: plan a step while the device runs the one before, where the runner can; off: never."""
 
     @pydantic.field_validator(
-        "home", "state_dir", "engine_smoothing", "engine_adapters", "engine_heads",
+        "home",
+        "state_dir",
+        "engine_smoothing",
+        "engine_adapters",
+        "engine_heads",
         "engine_shared_cache_secret",
         mode="before",
-    )  # fmt: skip
+    )
     @classmethod
     def _is_named(cls, value: object) -> object:
         """An empty path would be the directory one happens to be in."""
@@ -169,25 +169,19 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     @pydantic.model_validator(mode="after")
     def _decodes_fit_a_step(self) -> WorkerSettings:
         if self.engine_max_running > self.engine_max_batch_tokens:
-            raise ValueError(
-                "HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH_TOKENS"
-            )
+            raise ValueError("HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH_TOKENS")
         return self
 
     @pydantic.model_validator(mode="after")
     def _a_draft_is_a_model(self) -> WorkerSettings:
         if (self.engine_speculate == "draft") != bool(self.engine_draft_model):
-            raise ValueError(
-                "HEADGATE_ENGINE_SPECULATE=draft and HEADGATE_ENGINE_DRAFT_MODEL need each other"
-            )
+            raise ValueError("HEADGATE_ENGINE_SPECULATE=draft and HEADGATE_ENGINE_DRAFT_MODEL need each other")
         return self
 
     @pydantic.model_validator(mode="after")
     def _what_is_dropped_is_bounded(self) -> WorkerSettings:
         if (self.engine_kv_sparsity == "off") != (self.engine_kv_budget is None):
-            raise ValueError(
-                "HEADGATE_ENGINE_KV_SPARSITY and HEADGATE_ENGINE_KV_BUDGET need each other"
-            )
+            raise ValueError("HEADGATE_ENGINE_KV_SPARSITY and HEADGATE_ENGINE_KV_BUDGET need each other")
         if self.engine_kv_budget is None:
             return self
         if self.engine_speculate != "off" or self.engine_tensor_parallel > 1:
@@ -199,9 +193,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     @pydantic.model_validator(mode="after")
     def _heads_are_a_file(self) -> WorkerSettings:
         if (self.engine_speculate == "heads") != (self.engine_heads is not None):
-            raise ValueError(
-                "HEADGATE_ENGINE_SPECULATE=heads and HEADGATE_ENGINE_HEADS need each other"
-            )
+            raise ValueError("HEADGATE_ENGINE_SPECULATE=heads and HEADGATE_ENGINE_HEADS need each other")
         return self
 
     @pydantic.model_validator(mode="after")
@@ -213,9 +205,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
         if self.engine_shared_cache and 64 % self.engine_block_size:
             raise ValueError("HEADGATE_ENGINE_SHARED_CACHE needs a block size that divides 64")
         if self.engine_host_cache and self.engine_tensor_parallel > 1:
-            raise ValueError(
-                "HEADGATE_ENGINE_HOST_CACHE and HEADGATE_ENGINE_TENSOR_PARALLEL do not go together"
-            )
+            raise ValueError("HEADGATE_ENGINE_HOST_CACHE and HEADGATE_ENGINE_TENSOR_PARALLEL do not go together")
         return self
 
     @property

@@ -75,9 +75,7 @@ class Jobs:
             if self._stop.is_set():
                 break
             logger.error("celery_worker_ended", extra={"code": self._worker.returncode})
-            backoff_s = (
-                0.5 if time.monotonic() - started > 60 else min(2 * backoff_s, MAX_RESTART_S)
-            )
+            backoff_s = 0.5 if time.monotonic() - started > 60 else min(2 * backoff_s, MAX_RESTART_S)
             await self._nap(backoff_s)
         if self._worker is not None:
             await self._end_worker(self._worker)
@@ -180,9 +178,7 @@ def main() -> int:
     name = uuid.uuid4().hex[:12]
     run_dir = settings.home / "run"
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    settings = settings.model_copy(
-        update={"jobs_process": name, "jobs_pulse": run_dir / f"jobs-{name}.pulse"}
-    )
+    settings = settings.model_copy(update={"jobs_process": name, "jobs_pulse": run_dir / f"jobs-{name}.pulse"})
     jobs = Jobs(settings)
     with ops.listening(settings.ops_bind, settings.ops_fd, jobs.registry):
         asyncio.run(jobs.run())

@@ -32,9 +32,7 @@ class Poster:
     """`threads` are for lookups alone, one for each POST that may run at once: a name server that never answers holds
     the place of whoever asked it, and nobody else's."""
 
-    def __init__(
-        self, egress: Egress, threads: Executor, limit_s: float, lookup: Lookup = socket.getaddrinfo
-    ) -> None:
+    def __init__(self, egress: Egress, threads: Executor, limit_s: float, lookup: Lookup = socket.getaddrinfo) -> None:
         self._egress = egress
         self._threads = threads
         self._timeout = aiohttp.ClientTimeout(total=limit_s)
@@ -46,17 +44,20 @@ class Poster:
         is_encrypted = urlsplit(url).scheme == "https"
         resolver = _Resolver(self._threads, self._lookup)
         connector = aiohttp.TCPConnector(
-            resolver=resolver, socket_factory=self._guard(is_encrypted), use_dns_cache=False,
-            force_close=True,
-        )  # fmt: skip
+            resolver=resolver, socket_factory=self._guard(is_encrypted), use_dns_cache=False, force_close=True
+        )
         try:
             async with (
                 aiohttp.ClientSession(
-                    connector=connector, timeout=self._timeout, trust_env=False, auto_decompress=False,
-                    cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=READ_BYTES,
+                    connector=connector,
+                    timeout=self._timeout,
+                    trust_env=False,
+                    auto_decompress=False,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    read_bufsize=READ_BYTES,
                 ) as session,
                 session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
-            ):  # fmt: skip
+            ):
                 return answer.status
         finally:
             await resolver.finished()
@@ -85,11 +86,15 @@ class _Resolver(AbstractResolver):
         found = await asyncio.shield(asyncio.wrap_future(asked))
         return [
             ResolveResult(
-                hostname=host, host=address[0], port=address[1], family=kind, proto=protocol,
+                hostname=host,
+                host=address[0],
+                port=address[1],
+                family=kind,
+                proto=protocol,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
             for kind, _, protocol, _, address in found
-        ]  # fmt: skip
+        ]
 
     async def finished(self) -> None:
         """A thread cannot be called back: its place is free when it is."""

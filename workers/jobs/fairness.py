@@ -27,10 +27,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 def choose(waiting: Sequence[Waiting], max_claimed: int) -> Turn | None:
     """None: nobody may have another chunk now."""
-    ready = sorted(
-        (w for w in waiting if w.num_claimed < max_claimed),
-        key=lambda w: (w.last_visit, w.tenant_id),
-    )
+    ready = sorted((w for w in waiting if w.num_claimed < max_claimed), key=lambda w: (w.last_visit, w.tenant_id))
     if not ready:
         return None
     rounds = [_rounds_needed(tenant) for tenant in ready]

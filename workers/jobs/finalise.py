@@ -27,19 +27,16 @@ from workers.jobs.runner import InputLine, delivered
 
 OUTPUT_PURPOSE = "batch_output"
 _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
-    "cancel": ("cancelled", {
-        "code": "batch_cancelled", "message": "This line was not run before the batch was cancelled.",
-    }),
-    "expire": ("expired", {
-        "code": "batch_expired", "message": "This line was not run before the batch expired.",
-    }),
-}  # fmt: skip
+    "cancel": (
+        "cancelled",
+        {"code": "batch_cancelled", "message": "This line was not run before the batch was cancelled."},
+    ),
+    "expire": ("expired", {"code": "batch_expired", "message": "This line was not run before the batch expired."}),
+}
 
 
 class Finaliser:
-    def __init__(
-        self, database: Database, store: FileStore, held: BatchClaim, data_key: bytes
-    ) -> None:
+    def __init__(self, database: Database, store: FileStore, held: BatchClaim, data_key: bytes) -> None:
         self._database = database
         self._store = store
         self._held = held
@@ -83,7 +80,7 @@ class Finaliser:
                 ends = [
                     delivered(no, custom_ids[no], stored[no]) if no in stored else self._cut(no, custom_ids[no])
                     for no in page
-                ]  # fmt: skip
+                ]
                 await batch_lines.end_lines(conn, self._held.batch_id, ends)
 
     async def _close_unstarted(self, places: list[PackedLine]) -> None:
@@ -127,9 +124,7 @@ class Finaliser:
         if row.status is not None and row.body is not None:
             place = replies.line_key(row.batch_id, row.line_no).encode()
             body = msgspec.json.format(sealing.unseal(self._data_key, row.body, place), indent=-1)
-            response = {
-                "status_code": row.status, "request_id": row.request_id, "body": msgspec.Raw(body),
-            }  # fmt: skip
+            response = {"status_code": row.status, "request_id": row.request_id, "body": msgspec.Raw(body)}
         result = {
             "id": f"batch_req_{row.batch_id.removeprefix('batch_')}_{row.line_no}",
             "custom_id": row.custom_id,
@@ -153,10 +148,8 @@ class Finaliser:
                     conn, self._held, f"{self._held.batch_id}_{name}.jsonl", now // 1000, expires_after_s
                 )
                 for name, part in (("output", output), ("error", errors))
-            ]  # fmt: skip
-            await batch_runs.finish(
-                conn, self._held, now, output_file_id=ids[0], error_file_id=ids[1]
-            )
+            ]
+            await batch_runs.finish(conn, self._held, now, output_file_id=ids[0], error_file_id=ids[1])
 
 
 @dataclass
@@ -191,9 +184,16 @@ class _Part:
         if self.writer is None:
             return None
         info = await files.create(
-            conn, held.tenant_id, purpose=OUTPUT_PURPOSE, name=name, num_bytes=self.writer.num_bytes,
-            sha256=self.sha256, storage_key=self.writer.storage_key, now=now, expires_after_s=expires_after_s,
-        )  # fmt: skip
+            conn,
+            held.tenant_id,
+            purpose=OUTPUT_PURPOSE,
+            name=name,
+            num_bytes=self.writer.num_bytes,
+            sha256=self.sha256,
+            storage_key=self.writer.storage_key,
+            now=now,
+            expires_after_s=expires_after_s,
+        )
         return info.id
 
 

@@ -62,20 +62,12 @@ class Sender:
     """One per chunk: connections, credential and trace of a batch."""
 
     def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        credential: str,
-        batch_id: str,
-        traceparent: str,
+        self, session: aiohttp.ClientSession, url: str, credential: str, batch_id: str, traceparent: str
     ) -> None:
         self._session = session
         self._url = url
         self._batch_id = batch_id
-        self._headers = {
-            "authorization": f"Bearer {credential}",
-            "content-type": "application/json",
-        }
+        self._headers = {"authorization": f"Bearer {credential}", "content-type": "application/json"}
         if traceparent:
             self._headers["traceparent"] = traceparent
 
@@ -156,9 +148,11 @@ def _good(status: int, request_id: str | None, content: bytes) -> Outcome:
     # A replayed answer names the request that ran; the header names the one that asked for it.
     ran = reply.headgate and reply.headgate.request_id
     return Answered(
-        status, ran or request_id, _json_or_null(content),
+        status,
+        ran or request_id,
+        _json_or_null(content),
         Usage(cache_read=cached, uncached=usage.prompt_tokens - cached, output=usage.completion_tokens),
-    )  # fmt: skip
+    )
 
 
 def _error_of(content: bytes, status: int) -> tuple[str, str]:

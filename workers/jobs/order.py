@@ -74,9 +74,7 @@ def chunks(lines: Iterable[Placed], max_lines: int) -> Iterator[list[Placed]]:
 
 
 def pack(lines: Sequence[Placed]) -> bytes:
-    return msgspec.msgpack.encode(
-        [PackedLine(line.line_no, line.offset, line.num_bytes) for line in lines]
-    )
+    return msgspec.msgpack.encode([PackedLine(line.line_no, line.offset, line.num_bytes) for line in lines])
 
 
 def unpack(packed: bytes) -> list[PackedLine]:

@@ -192,9 +192,7 @@ class ChunkRunner:
         if not self._tasks:
             await asyncio.sleep(wait_s)
             return
-        done, _ = await asyncio.wait(
-            self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        done, _ = await asyncio.wait(self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             line = self._tasks.pop(task)
             await self._judge(line, task.result())
@@ -217,18 +215,25 @@ class ChunkRunner:
 
     def _add_end(self, line: _Line, answer: Answered) -> None:
         self._usage = Usage(
-            self._usage.cache_read + answer.usage.cache_read, 0,
-            self._usage.uncached + answer.usage.uncached, self._usage.output + answer.usage.output,
-        )  # fmt: skip
+            self._usage.cache_read + answer.usage.cache_read,
+            0,
+            self._usage.uncached + answer.usage.uncached,
+            self._usage.output + answer.usage.output,
+        )
         is_ok = 200 <= answer.status < 300
         error = None if is_ok else {"code": answer.code, "message": answer.message}
         self._append(
             LineEnd(
-                line_no=line.no, custom_id=line.custom_id, state="succeeded" if is_ok else "errored",
-                request_id=answer.request_id, status=answer.status, body=self._seal(line.no, answer.body),
-                error=error, usage=answer.usage,
+                line_no=line.no,
+                custom_id=line.custom_id,
+                state="succeeded" if is_ok else "errored",
+                request_id=answer.request_id,
+                status=answer.status,
+                body=self._seal(line.no, answer.body),
+                error=error,
+                usage=answer.usage,
             )
-        )  # fmt: skip
+        )
 
     def _append(self, end: LineEnd) -> None:
         if not self._buffer:
@@ -260,9 +265,7 @@ class ChunkRunner:
             standing = await batch_runs.standing(conn, self._held.batch_id, now)
             if reason is not None or standing == "pause":
                 until = now + int(self._settings.pause_s * 1000)
-                await claims.postpone(
-                    conn, self._held.batch_id, until, reason or "tenant_suspended"
-                )
+                await claims.postpone(conn, self._held.batch_id, until, reason or "tenant_suspended")
                 self._must_leave = "paused"
             elif standing == "revoked":
                 await batches.stop(conn, self._held.batch_id, now // 1000)
@@ -270,9 +273,7 @@ class ChunkRunner:
             elif standing == "stop":
                 self._must_leave = "given_back"
         if not self._must_leave:
-            self._count_failure(
-                line, Failed("unauthorized", "The gateway refused the batch's key.")
-            )
+            self._count_failure(line, Failed("unauthorized", "The gateway refused the batch's key."))
         else:
             self._pending.append(line)
 
@@ -311,11 +312,14 @@ class ChunkRunner:
         assert line.last is not None
         answer = line.last.answer
         return LineEnd(
-            line_no=line.no, custom_id=line.custom_id, state="errored",
-            request_id=answer.request_id if answer else None, status=answer.status if answer else None,
+            line_no=line.no,
+            custom_id=line.custom_id,
+            state="errored",
+            request_id=answer.request_id if answer else None,
+            status=answer.status if answer else None,
             body=self._seal(line.no, answer.body) if answer else None,
             error={"code": line.last.code, "message": line.last.message},
-        )  # fmt: skip
+        )
 
     async def _look_if_due(self) -> None:
         """Once a second: is the batch cancelled, is the time over, are we to drain? And the claim renewed."""
@@ -350,16 +354,12 @@ class ChunkRunner:
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             await claims.renew(conn, self._held, now, self._claim_ms)
-            measured = fairness.cost(
-                self._usage.cache_read, self._usage.uncached + self._usage.output
-            )
+            measured = fairness.cost(self._usage.cache_read, self._usage.uncached + self._usage.output)
             states = await batch_lines.line_states(conn, self._held)
             ended = sum(state.state != "started" for state in states.values())
             if ended == len(unpack(self._held.lines)):
                 await claims.finish_chunk(conn, self._held, now)
-                await claims.correct_turn(
-                    conn, self._held.tenant_id, measured - self._held.predicted_tokens
-                )
+                await claims.correct_turn(conn, self._held.tenant_id, measured - self._held.predicted_tokens)
                 return "done"
             await batch_lines.note_failures(conn, self._held, self._failures)
             pause_ms = int(self._settings.pause_s * 1000) if self._must_leave == "paused" else 0
@@ -382,6 +382,11 @@ class ChunkRunner:
 def delivered(line_no: int, custom_id: str | None, stored: replies.Stored) -> LineEnd:
     """A stored answer becomes an output line; its posting says what was used."""
     return LineEnd(
-        line_no=line_no, custom_id=custom_id, state="succeeded", request_id=stored.request_id,
-        status=stored.status, body=stored.body, usage=stored.posting.usage,
-    )  # fmt: skip
+        line_no=line_no,
+        custom_id=custom_id,
+        state="succeeded",
+        request_id=stored.request_id,
+        status=stored.status,
+        body=stored.body,
+        usage=stored.posting.usage,
+    )

@@ -26,9 +26,7 @@ class SettingsError(Exception):
 
 
 class JobsSettings(pydantic_settings.BaseSettings):
-    model_config = pydantic_settings.SettingsConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True
-    )
+    model_config = pydantic_settings.SettingsConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     home: Path
     """The state directory: secrets and files."""
@@ -173,9 +171,7 @@ def load(environ: Mapping[str, str] | None = None) -> JobsSettings:
     known = {PREFIX + name.upper() for name in names}
     if (sentence := environment.unknown(environ, known)) is not None:
         raise SettingsError(sentence)
-    values = {
-        name: environ[PREFIX + name.upper()] for name in names if PREFIX + name.upper() in environ
-    }
+    values = {name: environ[PREFIX + name.upper()] for name in names if PREFIX + name.upper() in environ}
     try:
         return JobsSettings.model_validate(values)
     except pydantic.ValidationError as error:

@@ -37,9 +37,7 @@ CONNECT_S = 10.0
 class Look:
     """One ring's worth of work."""
 
-    def __init__(
-        self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer
-    ) -> None:
+    def __init__(self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer) -> None:
         self._settings = settings
         self._is_draining = is_draining
         self._tracer = tracer
@@ -107,12 +105,13 @@ class Look:
             with tracing.chunk_span(self._tracer, held, batch.traceparent) as span:
                 async with aiohttp.ClientSession(timeout=timeout) as session:
                     sender = Sender(
-                        session, self._settings.url + batch.endpoint, credential, held.batch_id,
+                        session,
+                        self._settings.url + batch.endpoint,
+                        credential,
+                        held.batch_id,
                         tracing.traceparent(span),
-                    )  # fmt: skip
-                    runner = ChunkRunner(
-                        self._settings, database, held, reader, data_key, sender, self._is_draining
                     )
+                    runner = ChunkRunner(self._settings, database, held, reader, data_key, sender, self._is_draining)
                     left = await runner.run()
                 span.set_attribute(tracing.LEFT, left)
             logger.info("chunk_left", extra={"batch": held.batch_id, "seq": held.seq, "how": left})

@@ -16,23 +16,18 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import (
-    Link,
-    Span,
-    SpanContext,
-    SpanKind,
-    Tracer,
-    get_current_span,
-    set_span_in_context,
-)
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Tracer, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from accounting.batches.claims import ChunkClaim
 
 BATCH_ID, CHUNK_SEQ, NUM_TOKENS, TENANT_ID, LEFT = (
-    "headgate.batch.id", "headgate.batch.chunk", "headgate.batch.predicted_tokens", "headgate.tenant.id",
+    "headgate.batch.id",
+    "headgate.batch.chunk",
+    "headgate.batch.predicted_tokens",
+    "headgate.tenant.id",
     "headgate.batch.chunk.left",
-)  # fmt: skip
+)
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -41,15 +36,10 @@ def provider() -> TracerProvider:
     (OTEL_TRACES_SAMPLER) decides; without an endpoint nothing is exported."""
     made = TracerProvider(
         shutdown_on_exit=False,
-        resource=Resource.create(
-            {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "headgate-jobs"}
-        ),
+        resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or "headgate-jobs"}),
     )
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    if (
-        any(os.environ.get(name) for name in names)
-        and os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp"
-    ):
+    if any(os.environ.get(name) for name in names) and os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
         made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return made
 
@@ -84,12 +74,7 @@ def chunk_span(tracer: Tracer, held: ChunkClaim, batch_traceparent: str) -> Iter
         "batch chunk",
         Context(),
         SpanKind.INTERNAL,
-        {
-            BATCH_ID: held.batch_id,
-            CHUNK_SEQ: held.seq,
-            NUM_TOKENS: held.predicted_tokens,
-            TENANT_ID: held.tenant_id,
-        },
+        {BATCH_ID: held.batch_id, CHUNK_SEQ: held.seq, NUM_TOKENS: held.predicted_tokens, TENANT_ID: held.tenant_id},
         [Link(batch)] if batch else [],
     ) as span:
         yield span

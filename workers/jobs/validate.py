@@ -20,9 +20,17 @@ MAX_REPORTED = 1_000
 MAX_CUSTOM_ID_CHARS = 512
 
 Code = Literal[
-    "invalid_json_line", "missing_custom_id", "duplicate_custom_id", "invalid_method", "mismatched_url",
-    "mismatched_model", "model_not_found", "empty_file", "too_many_lines", "backlog_exceeded",
-]  # fmt: skip
+    "invalid_json_line",
+    "missing_custom_id",
+    "duplicate_custom_id",
+    "invalid_method",
+    "mismatched_url",
+    "mismatched_model",
+    "model_not_found",
+    "empty_file",
+    "too_many_lines",
+    "backlog_exceeded",
+]
 
 _MESSAGES: dict[str, str] = {
     "invalid_json_line": "This line is not parseable as a valid JSON object with a body object.",
@@ -37,9 +45,13 @@ _MESSAGES: dict[str, str] = {
     "backlog_exceeded": "The enqueued prompt tokens of this model would exceed the limit of your project.",
 }
 _PARAMS = {
-    "missing_custom_id": "custom_id", "duplicate_custom_id": "custom_id", "invalid_method": "method",
-    "mismatched_url": "url", "mismatched_model": "body.model", "model_not_found": "body.model",
-}  # fmt: skip
+    "missing_custom_id": "custom_id",
+    "duplicate_custom_id": "custom_id",
+    "invalid_method": "method",
+    "mismatched_url": "url",
+    "mismatched_model": "body.model",
+    "model_not_found": "body.model",
+}
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -50,8 +62,11 @@ class Fault(msgspec.Struct, frozen=True):
 
     def shown(self) -> dict[str, Any]:
         return {
-            "code": self.code, "message": _MESSAGES[self.code], "param": _PARAMS.get(self.code), "line": self.line_no,
-        }  # fmt: skip
+            "code": self.code,
+            "message": _MESSAGES[self.code],
+            "param": _PARAMS.get(self.code),
+            "line": self.line_no,
+        }
 
 
 class Validated(msgspec.Struct):

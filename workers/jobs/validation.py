@@ -22,12 +22,7 @@ from workers.jobs.validate import MAX_REPORTED, Fault, Validated, validate
 
 class Validation:
     def __init__(
-        self,
-        settings: JobsSettings,
-        database: Database,
-        store: FileStore,
-        held: BatchClaim,
-        data_key: bytes,
+        self, settings: JobsSettings, database: Database, store: FileStore, held: BatchClaim, data_key: bytes
     ) -> None:
         self._settings = settings
         self._database = database
@@ -41,12 +36,8 @@ class Validation:
             batch = await batch_runs.get(conn, self._held.batch_id)
             source = await files.of_batch(conn, self._held.batch_id)
             now = await claims.now_ms(conn)
-            models = await batch_runs.usable_models(
-                conn, batch, await prices.priced_models(conn, batch.tenant_id, now)
-            )
-        found = await self._keeping_the_claim(
-            lambda: self._read(source.storage_key, batch.endpoint, models)
-        )
+            models = await batch_runs.usable_models(conn, batch, await prices.priced_models(conn, batch.tenant_id, now))
+        found = await self._keeping_the_claim(lambda: self._read(source.storage_key, batch.endpoint, models))
         await self._decide(batch, found)
 
     def _read(self, storage_key: str, endpoint: str, models: frozenset[str]) -> Validated:
@@ -82,14 +73,17 @@ class Validation:
                 await batch_runs.fail(conn, self._held, now, shown, len(found.faults))
             else:
                 await batch_runs.begin(
-                    conn, self._held, now, model=found.model or "", num_total=found.num_lines,
-                    chunks=chunks, faulty=[_error_line(fault) for fault in found.faults],
+                    conn,
+                    self._held,
+                    now,
+                    model=found.model or "",
+                    num_total=found.num_lines,
+                    chunks=chunks,
+                    faulty=[_error_line(fault) for fault in found.faults],
                     errors=shown or None,
-                )  # fmt: skip
+                )
 
-    async def _backlog_fault(
-        self, conn: AsyncConnection, batch: BatchInfo, found: Validated
-    ) -> Fault | None:
+    async def _backlog_fault(self, conn: AsyncConnection, batch: BatchInfo, found: Validated) -> Fault | None:
         if found.model is None:
             return None
         limits = await tenants.model_limits(conn, batch.tenant_id)
@@ -105,6 +99,8 @@ def _error_line(fault: Fault) -> LineEnd:
     assert fault.line_no is not None
     shown = fault.shown()
     return LineEnd(
-        line_no=fault.line_no, custom_id=fault.custom_id, state="errored",
+        line_no=fault.line_no,
+        custom_id=fault.custom_id,
+        state="errored",
         error={"code": fault.code, "message": shown["message"], "line": fault.line_no},
-    )  # fmt: skip
+    )

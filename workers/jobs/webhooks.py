@@ -110,7 +110,7 @@ class Sender:
             if error is not None:
                 self._tell(claimed, error)
             if outcome == "dead":
-                logger.warning("webhook_dead", extra={"event_id": claimed.event_id, "webhook": claimed.webhook_id})  # fmt: skip
+                logger.warning("webhook_dead", extra={"event_id": claimed.event_id, "webhook": claimed.webhook_id})
         except (SQLAlchemyError, OSError) as error:
             logger.error("webhook_ending_not_written", exc_info=error)
         finally:
@@ -175,6 +175,4 @@ def headers_of(claimed: Delivery, key: bytes, body: bytes) -> dict[str, str]:
 
 
 def _was_refused(error: BaseException) -> bool:
-    return isinstance(error.__cause__, NotSpokenTo) or isinstance(
-        getattr(error, "os_error", None), NotSpokenTo
-    )
+    return isinstance(error.__cause__, NotSpokenTo) or isinstance(getattr(error, "os_error", None), NotSpokenTo)

@@ -62,9 +62,7 @@ def build(settings: JobsSettings) -> Celery:
 def ring(app: Celery, headers: dict[str, Any] | None = None) -> bool:
     """False: the broker is away; the sweeper rings again."""
     try:
-        app.send_task(
-            DOORBELL, expires=RING_EXPIRES_S, headers=headers or {}, retry=False, ignore_result=True
-        )
+        app.send_task(DOORBELL, expires=RING_EXPIRES_S, headers=headers or {}, retry=False, ignore_result=True)
     except (OperationalError, OSError) as error:
         logger.warning("ring_failed", extra={"reason": str(error)[:200]})
         return False
@@ -107,10 +105,17 @@ def main() -> int:
         return 78
     app = build(settings)
     app.worker_main(
-        ["--quiet", "worker", "--pool=prefork", f"--concurrency={settings.jobs_concurrency}", "--without-gossip",
-         "--without-mingle", "--without-heartbeat",
-         f"--hostname=jobs-{settings.jobs_process}@%h"]
-    )  # fmt: skip
+        [
+            "--quiet",
+            "worker",
+            "--pool=prefork",
+            f"--concurrency={settings.jobs_concurrency}",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            f"--hostname=jobs-{settings.jobs_process}@%h",
+        ]
+    )
     return 0
 
 

@@ -52,9 +52,7 @@ class FrameReader:
             if len(self._buffer) < end:
                 break
             try:
-                messages.append(
-                    _decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end])
-                )
+                messages.append(_decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise FrameError(f"undecodable frame: {error}") from None
             start = end

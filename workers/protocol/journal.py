@@ -118,13 +118,7 @@ def scan(data: bytes, after: Scan | None = None) -> Scan:
         records.append(record)
         start = end
     expected = expected or Chain()
-    return Scan(
-        records,
-        start,
-        _tail_state(data, start, expected.next_seq),
-        expected.next_seq,
-        expected.prev_hash,
-    )
+    return Scan(records, start, _tail_state(data, start, expected.next_seq), expected.next_seq, expected.prev_hash)
 
 
 def num_bytes_until(data: bytes, after_seq: int) -> int:
@@ -149,9 +143,7 @@ def segment_name(first_seq: int) -> str:
 def parse_segment_name(name: str) -> int | None:
     """The number of a segment's first record; None if the file is no segment."""
     digits = name.removesuffix(_SUFFIX)
-    return (
-        int(digits) if name.endswith(_SUFFIX) and len(digits) == 20 and digits.isdecimal() else None
-    )
+    return int(digits) if name.endswith(_SUFFIX) and len(digits) == 20 and digits.isdecimal() else None
 
 
 def _read(data: bytes, start: int) -> tuple[Record, bytes, int] | None:

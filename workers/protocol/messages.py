@@ -18,15 +18,7 @@ PROTOCOL_VERSION = 1
 Tier = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
 FailCode = Literal[
-    "no_lease",
-    "overloaded",
-    "draining",
-    "too_long",
-    "grammar",
-    "deadline",
-    "disk_full",
-    "wrong_root",
-    "internal",
+    "no_lease", "overloaded", "draining", "too_long", "grammar", "deadline", "disk_full", "wrong_root", "internal"
 ]
 
 
@@ -423,15 +415,7 @@ class ResidencyReport(Frame, frozen=True, tag="residency"):
 
 
 ToWorker = (
-    Hello
-    | GenerateRequest
-    | ExtendLease
-    | Cancel
-    | CacheCommand
-    | AdapterCommand
-    | CacheProbe
-    | Alive
-    | EngineAck
+    Hello | GenerateRequest | ExtendLease | Cancel | CacheCommand | AdapterCommand | CacheProbe | Alive | EngineAck
 )
 ToGateway = (
     Hello

@@ -31,10 +31,7 @@ class patience:
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
         await self._limit.__aexit__(kind, error, trace)

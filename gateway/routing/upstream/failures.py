@@ -19,13 +19,10 @@ def of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
     match failed.code:
         case "too_long":
             return errors.invalid(
-                f"The prompt of {num_prompt} tokens does not fit the model's context.", None,
-                "context_length_exceeded",
-            )  # fmt: skip
-        case "grammar":
-            return errors.invalid(
-                "The output format cannot be enforced.", None, "unsupported_schema"
+                f"The prompt of {num_prompt} tokens does not fit the model's context.", None, "context_length_exceeded"
             )
+        case "grammar":
+            return errors.invalid("The output format cannot be enforced.", None, "unsupported_schema")
         case "overloaded" | "deadline":
             return errors.overloaded(failed.retry_after_ms or 1000)
         case "disk_full":

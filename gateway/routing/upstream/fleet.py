@@ -53,9 +53,7 @@ class Fleet:
                     self._known = {registration.worker: registration for registration in found}
                 for registration in self._known.values():
                     if registration.worker not in self._links:
-                        link = WorkerLink(
-                            registration, self._process, self._keep_records, self._group_key
-                        )
+                        link = WorkerLink(registration, self._process, self._keep_records, self._group_key)
                         self._links[registration.worker] = link
                         tasks.create_task(self._serve(link))
                 await asyncio.sleep(LOOK_EVERY_S)

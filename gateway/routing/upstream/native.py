@@ -27,6 +27,7 @@ from workers.protocol.messages import (
     CacheCommand,
     CacheEvent,
     CacheProbe,
+    CacheProbed,
     Cancel,
     EngineAck,
     EngineRecords,
@@ -36,7 +37,6 @@ from workers.protocol.messages import (
     GenerateRequest,
     Hello,
     Message,
-    CacheProbed,
     Region,
     ResidencyReport,
     StepFrame,
@@ -67,9 +67,7 @@ class LinkDown(Exception):
 
 
 class NativeCall:
-    def __init__(
-        self, link: WorkerLink, request: GenerateRequest, mailbox: Mailbox, number: int
-    ) -> None:
+    def __init__(self, link: WorkerLink, request: GenerateRequest, mailbox: Mailbox, number: int) -> None:
         self.worker = link.registration.worker
         self._link = link
         self._request = request
@@ -85,11 +83,7 @@ class NativeCall:
     def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None:
         """Each message has a number of its own on the wire, so a repeated bound restarts the parking clock."""
         self._lease_seq += 1
-        self._link.send(
-            ExtendLease(
-                self._request.request_id, self._lease_seq, bound, last=last, wait_ms=wait_ms
-            )
-        )
+        self._link.send(ExtendLease(self._request.request_id, self._lease_seq, bound, last=last, wait_ms=wait_ms))
 
     def cancel(self, index: int = -1, reason: str = "client") -> None:
         self._link.send(Cancel(self._request.request_id, index, reason))
@@ -126,11 +120,7 @@ class WorkerLink:
     """From the dialling to the end of one connection."""
 
     def __init__(
-        self,
-        registration: registry.Registration,
-        process: str,
-        keep_records: KeepRecords,
-        group_key: bytes = b"",
+        self, registration: registry.Registration, process: str, keep_records: KeepRecords, group_key: bytes = b""
     ) -> None:
         """With a `group_key`, the worker is asked what its cache holds."""
         self.registration = registration
@@ -178,9 +168,7 @@ class WorkerLink:
         told = self.status.running + self.status.waiting + len(self._unreported)
         return max(told, self.num_calls)
 
-    def start_call(
-        self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0
-    ) -> NativeCall:
+    def start_call(self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0) -> NativeCall:
         """`num_uncached`: prompt tokens that it is expected to compute. Raises `LinkDown`, and `FrameError` for a
         request that fits no frame."""
         if not self.is_up:
@@ -192,12 +180,7 @@ class WorkerLink:
         return call
 
     async def peek(
-        self,
-        namespace: tuple[Region, ...],
-        prompt: Sequence[int],
-        *,
-        adapter: str,
-        cache_read: bool,
+        self, namespace: tuple[Region, ...], prompt: Sequence[int], *, adapter: str, cache_read: bool
     ) -> CacheProbed:
         """What the prompt would find there. Raises `LinkDown` if there is no answer, `FrameError` for a prompt that
         fits no frame."""
@@ -264,9 +247,7 @@ class WorkerLink:
                 for message in messages:
                     self._on_message(message)
         except FrameError as error:
-            logger.warning(
-                "worker_sent_garbage", extra={"worker": self.registration.worker, "why": str(error)}
-            )
+            logger.warning("worker_sent_garbage", extra={"worker": self.registration.worker, "why": str(error)})
         logger.info("worker_link_lost", extra={"worker": self.registration.worker})
 
     def _on_message(self, message: Message) -> None:
@@ -323,16 +304,11 @@ class WorkerLink:
 
     def _on_hello(self, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION or hello.model != self.registration.model:
-            logger.warning(
-                "worker_not_usable",
-                extra={"worker": self.registration.worker, "model": hello.model},
-            )
+            logger.warning("worker_not_usable", extra={"worker": self.registration.worker, "model": hello.model})
             return
         self.hello = hello
         self._ask_snapshot()
-        logger.info(
-            "worker_link_up", extra={"worker": self.registration.worker, "model": hello.model}
-        )
+        logger.info("worker_link_up", extra={"worker": self.registration.worker, "model": hello.model})
 
     def _on_records(self, records: EngineRecords | ResidencyReport) -> None:
         try:

@@ -120,9 +120,7 @@ def _decode(
     tl.store(partial_stats + slot * 2 + 1, total, mask=group < GROUP)
 
 
-@triton.jit(
-    do_not_specialize=["window", "num_splits", "first_shared_slot", "shared_splits", "order_lines"]
-)
+@triton.jit(do_not_specialize=["window", "num_splits", "first_shared_slot", "shared_splits", "order_lines"])
 def _reduce(
     out,
     lse,
@@ -318,8 +316,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
             f"decode {specimen_name(head_dim, group, dtype, kv)}{' shared' * shared}",
             _decode,
             (*pointers, torch.int32 if shared else None, 0.1, 0.0, 0, *strides),
-            constants(tiling, shape, group, has_cap, scales is not None)
-            | {"SHARED": shared, "UPCAST": False},
+            constants(tiling, shape, group, has_cap, scales is not None) | {"SHARED": shared, "UPCAST": False},
             budget(tiling, head_dim, dtype, kv, "mma", registers),
             tiling.num_warps,
             tiling.num_stages,

@@ -155,20 +155,92 @@ def _prefill(
     blocks = blocks_of(table, first, last, TOKENS, BLOCK_SIZE)
     if HAS_WINDOW:
         sums, peak, total, blocks = attend(
-            sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
-            first, whole, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
-            DIM, TOKENS, HAS_WINDOW, HAS_CAP, QUANTIZED, True,
-        )  # fmt: skip
+            sums,
+            peak,
+            total,
+            blocks,
+            packed,
+            position,
+            nodes,
+            context,
+            kv,
+            scales,
+            table,
+            first,
+            whole,
+            last,
+            kv_head,
+            factor,
+            cap,
+            window,
+            KV_HEADS,
+            BLOCK_SIZE,
+            HEAD_DIM,
+            DIM,
+            TOKENS,
+            HAS_WINDOW,
+            HAS_CAP,
+            QUANTIZED,
+            True,
+        )
     sums, peak, total, blocks = attend(
-        sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
-        whole, ragged, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
-        DIM, TOKENS, HAS_WINDOW, HAS_CAP, QUANTIZED, False,
-    )  # fmt: skip
+        sums,
+        peak,
+        total,
+        blocks,
+        packed,
+        position,
+        nodes,
+        context,
+        kv,
+        scales,
+        table,
+        whole,
+        ragged,
+        last,
+        kv_head,
+        factor,
+        cap,
+        window,
+        KV_HEADS,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        DIM,
+        TOKENS,
+        HAS_WINDOW,
+        HAS_CAP,
+        QUANTIZED,
+        False,
+    )
     sums, peak, total, blocks = attend(
-        sums, peak, total, blocks, packed, position, nodes, context, kv, scales, table,
-        ragged, last, last, kv_head, factor, cap, window, KV_HEADS, BLOCK_SIZE, HEAD_DIM,
-        DIM, TOKENS, HAS_WINDOW, HAS_CAP, QUANTIZED, True,
-    )  # fmt: skip
+        sums,
+        peak,
+        total,
+        blocks,
+        packed,
+        position,
+        nodes,
+        context,
+        kv,
+        scales,
+        table,
+        ragged,
+        last,
+        last,
+        kv_head,
+        factor,
+        cap,
+        window,
+        KV_HEADS,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        DIM,
+        TOKENS,
+        HAS_WINDOW,
+        HAS_CAP,
+        QUANTIZED,
+        True,
+    )
 
     if partial_sums is not None:
         slot = partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)
@@ -234,9 +306,18 @@ def attention_prefill(
         tiling = select(cap, query.shape[2], query.dtype, kv.dtype, False)
         tiles = len(query) * group // tiling.rows + num_rows
         _prefill[(tiles, kv_heads)](
-            out, None, None, *given, 1, 1, *strides, **_constants(tiling, kv.shape, *flags),
-            SHORT_TILES=0, num_warps=tiling.num_warps, num_stages=tiling.num_stages,
-        )  # fmt: skip
+            out,
+            None,
+            None,
+            *given,
+            1,
+            1,
+            *strides,
+            **_constants(tiling, kv.shape, *flags),
+            SHORT_TILES=0,
+            num_warps=tiling.num_warps,
+            num_stages=tiling.num_stages,
+        )
     if batch.given is None and min(batch.query_lens) * group > SHORT_LANES:
         return
 
@@ -245,15 +326,31 @@ def attention_prefill(
     space = _workspace(batch, out, kv_heads * lanes, splits)
     tiles = -(-lanes // tiling.rows)
     _prefill[(num_rows * tiles, kv_heads, splits)](
-        out, space and space.sums, space and space.stats, *given, splits, lanes, *strides,
-        **_constants(tiling, kv.shape, *flags), SHORT_TILES=tiles,
-        num_warps=tiling.num_warps, num_stages=tiling.num_stages,
-    )  # fmt: skip
+        out,
+        space and space.sums,
+        space and space.stats,
+        *given,
+        splits,
+        lanes,
+        *strides,
+        **_constants(tiling, kv.shape, *flags),
+        SHORT_TILES=tiles,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
     if space is not None:
         merge[(num_rows * lanes, kv_heads)](
-            out, space.sums, space.stats, rows.seq_lens, rows.query_starts, window, splits, lanes,
-            *strides[:2], **_merge_constants(tiling, kv.shape, *flags),
-        )  # fmt: skip
+            out,
+            space.sums,
+            space.stats,
+            rows.seq_lens,
+            rows.query_starts,
+            window,
+            splits,
+            lanes,
+            *strides[:2],
+            **_merge_constants(tiling, kv.shape, *flags),
+        )
 
 
 def _splits(rows: RowTensors, window: int, tiling: Tiling) -> int:
@@ -264,9 +361,7 @@ def _splits(rows: RowTensors, window: int, tiling: Tiling) -> int:
     return most_splits(longest)
 
 
-def _workspace(
-    batch: PagedBatch, out: torch.Tensor, num_places: int, splits: int
-) -> DecodeWorkspace | None:
+def _workspace(batch: PagedBatch, out: torch.Tensor, num_places: int, splits: int) -> DecodeWorkspace | None:
     """None: nothing to merge."""
     if splits == 1:
         return None
@@ -278,12 +373,7 @@ def _workspace(
 
 
 def _constants(
-    tiling: Tiling,
-    kv_shape: torch.Size,
-    group: int,
-    has_window: bool,
-    has_cap: bool,
-    quantized: bool,
+    tiling: Tiling, kv_shape: torch.Size, group: int, has_window: bool, has_cap: bool, quantized: bool
 ) -> dict[str, Any]:
     common = constants(tiling, kv_shape, group, has_cap, quantized)
     return common | {"HAS_WINDOW": has_window, "UPCAST": interpreting()}
@@ -366,8 +456,7 @@ def _specimen(capability: int, shape: _Shape) -> Specimen:
         f"{' window cap' * shape.window_and_cap}{' sinks tree' * shape.sinks_and_tree}",
         _prefill,
         (*tensors, *rare, *numbers),
-        _constants(tiling, kv_shape, shape.group, *flags)
-        | {"SHORT_TILES": 2 if shape.short else 0, "UPCAST": False},
+        _constants(tiling, kv_shape, shape.group, *flags) | {"SHORT_TILES": 2 if shape.short else 0, "UPCAST": False},
         budget(tiling, *kinds, unit, shape.registers[capability >= 90]),
         tiling.num_warps,
         tiling.num_stages,

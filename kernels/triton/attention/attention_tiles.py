@@ -94,9 +94,7 @@ def attend(
 ):
     """Queries `[ROWS, DIM]` over keys begin...end of the blocks in `table`: weighted values, largest score in base 2,
     sum of probabilities."""
-    half: tl.constexpr = (
-        KV_HEADS * BLOCK_SIZE
-    )  # slots of a block's keys; those of its values lie behind them
+    half: tl.constexpr = KV_HEADS * BLOCK_SIZE  # slots of a block's keys; those of its values lie behind them
     token = tl.arange(0, TOKENS)
     dim = tl.arange(0, DIM)
     filled = dim < HEAD_DIM
@@ -142,9 +140,7 @@ def score_factors(scale: float, softcap: float) -> tuple[float, float]:
     return (2 * scale / softcap * log2_e, softcap * log2_e) if softcap else (scale * log2_e, 0.0)
 
 
-def constants(
-    tiling: Tiling, kv_shape: torch.Size, group: int, has_cap: bool, quantized: bool
-) -> dict[str, Any]:
+def constants(tiling: Tiling, kv_shape: torch.Size, group: int, has_cap: bool, quantized: bool) -> dict[str, Any]:
     """Constants that the kernels over keys have in common."""
     return {
         "KV_HEADS": kv_shape[2],
@@ -164,12 +160,7 @@ def specimen_name(head_dim: int, group: int, dtype: torch.dtype, kv: torch.dtype
 
 
 def budget(
-    tiling: Tiling,
-    head_dim: int,
-    dtype: torch.dtype,
-    kv: torch.dtype,
-    unit: Literal["mma", "wgmma"],
-    registers: int,
+    tiling: Tiling, head_dim: int, dtype: torch.dtype, kv: torch.dtype, unit: Literal["mma", "wgmma"], registers: int
 ) -> Budget:
     """Least shared memory: all stages but the last one filled ahead."""
     tile_bytes = 2 * tiling.tokens * triton.next_power_of_2(head_dim) * kv.itemsize

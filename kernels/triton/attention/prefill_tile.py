@@ -130,9 +130,7 @@ def attend(
         fade = tl.exp2(peak - new_peak)
         total = total * fade + tl.sum(weights, 1)
         if QUANTIZED:
-            weights *= tl.load(scales + half + block * BLOCK_SIZE + offset, mask=inside, other=0.0)[
-                None, :
-            ]
+            weights *= tl.load(scales + half + block * BLOCK_SIZE + offset, mask=inside, other=0.0)[None, :]
         values = _load(place + half * HEAD_DIM, inside, HEAD_DIM, DIM, MASKED)
         sums *= fade[:, None]
         sums = tl.dot(weights.to(query.dtype), values.to(query.dtype), sums, input_precision="ieee")

@@ -21,15 +21,7 @@ import triton.language as tl
 
 from kernels.triton.device import capability as capability_of
 from kernels.triton.device import interpreting
-from kernels.triton.products.partials import (
-    Around,
-    affine,
-    join,
-    join_specimen,
-    num_splits,
-    silu,
-    space,
-)
+from kernels.triton.products.partials import Around, affine, join, join_specimen, num_splits, silu, space
 from kernels.triton.specimen import Budget, Specimen
 
 
@@ -48,14 +40,7 @@ class Config:
         return (self.block_m, self.block_n, self.block_k, self.num_warps, self.num_stages)
 
 
-def select(
-    capability: int,
-    num_tokens: int,
-    out_features: int,
-    in_features: int,
-    gated: bool,
-    itemsize: int,
-) -> Config:
+def select(capability: int, num_tokens: int, out_features: int, in_features: int, gated: bool, itemsize: int) -> Config:
     """`itemsize`: bytes of a weight. `gated`: a tile has gate and up columns, so it takes half of each."""
     block_m = 16 if num_tokens <= 16 else 32
     narrow = gated or (itemsize > 1 and out_features <= 2048)
@@ -116,14 +101,8 @@ def _product(
     end = tl.minimum((split + 1) * split_size, in_features)
     for start in range(split * split_size, end, BLOCK_K):
         there = start + k < in_features
-        left = tl.load(
-            x + row[:, None] * in_features + (start + k)[None, :],
-            mask=alive & there[None, :],
-            other=0.0,
-        )
-        tile = tl.load(
-            start_of + (start + k)[None, :], mask=inside[:, None] & there[None, :], other=0.0
-        )
+        left = tl.load(x + row[:, None] * in_features + (start + k)[None, :], mask=alive & there[None, :], other=0.0)
+        tile = tl.load(start_of + (start + k)[None, :], mask=inside[:, None] & there[None, :], other=0.0)
         if UPCAST:
             left = left.to(tl.float32)
             tile = tile.to(tl.float32)
@@ -134,14 +113,10 @@ def _product(
             left = (wide * factor[None, :]).to(left.dtype)
         acc = tl.dot(left, tile.to(left.dtype).T, acc, input_precision="ieee", out_dtype=SUM)
         if GATED:
-            other = tl.load(
-                up_of + (start + k)[None, :], mask=inside[:, None] & there[None, :], other=0.0
-            )
+            other = tl.load(up_of + (start + k)[None, :], mask=inside[:, None] & there[None, :], other=0.0)
             if UPCAST:
                 other = other.to(tl.float32)
-            up_acc = tl.dot(
-                left, other.to(left.dtype).T, up_acc, input_precision="ieee", out_dtype=SUM
-            )
+            up_acc = tl.dot(left, other.to(left.dtype).T, up_acc, input_precision="ieee", out_dtype=SUM)
     acc = acc.to(tl.float32)
     up_acc = up_acc.to(tl.float32)
     column = column[None, :]
@@ -154,9 +129,7 @@ def _product(
             factor = tl.rsqrt(squares / in_features + eps)
         value = affine(acc, factor[:, None], scale, bias, column, inside, HAS_SCALE, HAS_BIAS)
         if GATED:
-            up = affine(
-                up_acc, factor[:, None], scale, bias, column + width, inside, HAS_SCALE, HAS_BIAS
-            )
+            up = affine(up_acc, factor[:, None], scale, bias, column + width, inside, HAS_SCALE, HAS_BIAS)
             value = silu(value) * up
         place = row[:, None] * width + column
         if HAS_RESIDUAL:
@@ -189,11 +162,7 @@ def linear_small(
 
 
 def product(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    around: Around,
-    workspace: torch.Tensor | None,
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, around: Around, workspace: torch.Tensor | None
 ) -> None:
     """`weight` of x's dtype, int8, or e4m3 (then `x` too); `x` may be int8 too. Up to MAX_ROWS_SPLIT rows."""
     num_tokens, in_features = x.shape
@@ -259,12 +228,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
             config,
             (dtype, dtype),
             flags,
-            Budget(
-                registers=168,
-                min_shared=(stages - 1) * tile_bytes,
-                async_copies=True,
-                matrix_unit="mma",
-            ),
+            Budget(registers=168, min_shared=(stages - 1) * tile_bytes, async_copies=True, matrix_unit="mma"),
         )
     yield join_specimen()
 
@@ -284,13 +248,7 @@ def specimen(
         name,
         _product,
         (out, wide, x, weight, out, wide, wide, out, out, 1e-6, 16, 4096, 4096, 512),
-        {
-            **flags,
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
-            "UPCAST": False,
-        },
+        {**flags, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "UPCAST": False},
         budget,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

@@ -43,9 +43,7 @@ class ConfigW4:
         return (self.block_m, self.block_n, self.num_warps, self.num_stages)
 
 
-def select_w4(
-    capability: int, num_tokens: int, out_features: int, in_features: int, group: int
-) -> ConfigW4:
+def select_w4(capability: int, num_tokens: int, out_features: int, in_features: int, group: int) -> ConfigW4:
     """A step of the loop is one group; a short one needs more columns to be copied in 16-byte pieces, and the pieces
     must be enough for all warps. Rows above 16 take taller tiles only where groups are long; else the weight is read
     again, from the second-level cache."""
@@ -98,9 +96,7 @@ def _product_w4(
             left = left.to(tl.float32)
         words = start // WORD + word
         packed = tl.load(
-            weight + words.to(tl.int64)[:, None] * out_features + column[None, :],
-            mask=inside[None, :],
-            other=0,
+            weight + words.to(tl.int64)[:, None] * out_features + column[None, :], mask=inside[None, :], other=0
         )
         parts = (packed[:, None, :] >> shift[None, :, None]) & ((1 << BITS) - 1)
         numbers = tl.reshape(parts, (GROUP, BLOCK_N))
@@ -160,15 +156,7 @@ def _dequantize_w4(
 
 
 @triton.jit
-def _quantize_tokens(
-    out,
-    scale,
-    x,
-    in_features,
-    LIMIT: tl.constexpr,
-    INTEGER: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _quantize_tokens(out, scale, x, in_features, LIMIT: tl.constexpr, INTEGER: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
@@ -185,9 +173,7 @@ def _quantize_tokens(
         value = tl.clamp(value.to(tl.float32) / found, -LIMIT, LIMIT)
         if INTEGER:
             value = (value + _ROUND) - _ROUND
-        tl.store(
-            out + row * in_features + start + column, value.to(out.dtype.element_ty), mask=inside
-        )
+        tl.store(out + row * in_features + start + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -245,15 +231,7 @@ def linear_w4(
     if num_tokens > MAX_ROWS_SPLIT:
         wide = _wide(workspace, x, (in_features, out_features))
         _dequantize_w4[(len(weight), triton.cdiv(out_features, _DEQUANTIZE_BLOCK))](
-            wide,
-            weight,
-            scale,
-            zero,
-            order,
-            out_features,
-            **flags,
-            BLOCK=_DEQUANTIZE_BLOCK,
-            num_warps=4,
+            wide, weight, scale, zero, order, out_features, **flags, BLOCK=_DEQUANTIZE_BLOCK, num_warps=4
         )
         _library(out, x, wide, bias)
         return
@@ -296,9 +274,7 @@ def linear_fp8(
         around = Around(bias=bias, scale=scale, row_scale=x_scale)
         linear.product(out, x, weight, around, workspace)
         return
-    torch._scaled_mm(
-        x, weight.T, x_scale[:, None], scale[None, :], bias=bias, out_dtype=out.dtype, out=out
-    )
+    torch._scaled_mm(x, weight.T, x_scale[:, None], scale[None, :], bias=bias, out_dtype=out.dtype, out=out)
 
 
 def linear_w8a8(
@@ -332,13 +308,7 @@ def linear_w8a8(
 def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
     """As the twin in `kernels.reference.linear`."""
     _quantize_tokens[(len(x),)](
-        out,
-        scale,
-        x,
-        x.shape[1],
-        **_token_format(out.dtype),
-        BLOCK=_QUANTIZE_BLOCK,
-        num_warps=4,
+        out, scale, x, x.shape[1], **_token_format(out.dtype), BLOCK=_QUANTIZE_BLOCK, num_warps=4
     )
 
 
@@ -355,9 +325,7 @@ def _wide(workspace: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, int
     return workspace.view(x.dtype)[:size].view(shape)
 
 
-def _library(
-    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> None:
+def _library(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if bias is None:
         torch.mm(x, weight, out=out)
     else:
@@ -374,9 +342,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
     yield from _specimens_w4(capability)
     dtype, scale = torch.bfloat16, torch.float32
     block = {"BLOCK": _DEQUANTIZE_BLOCK}
-    yield Specimen(
-        "dequantize int8", _dequantize_w8, (dtype, torch.int8, scale, 4096), block, Budget(64)
-    )
+    yield Specimen("dequantize int8", _dequantize_w8, (dtype, torch.int8, scale, 4096), block, Budget(64))
     yield Specimen(
         "dequantize int4, zero points, order",
         _dequantize_w4,

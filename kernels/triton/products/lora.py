@@ -133,9 +133,7 @@ def _expand(
         place = ((split * num_tokens + row[:, None]) * PARTS + part) * RANK + r[None, :]
         total += tl.load(inner + place, mask=alive & (r < RANK)[None, :], other=0.0)
     start_of = (adapter.to(tl.int64) * out_features + column)[:, None] * RANK
-    tile = tl.load(
-        weight + start_of + r[None, :], mask=inside[:, None] & (r < RANK)[None, :], other=0.0
-    )
+    tile = tl.load(weight + start_of + r[None, :], mask=inside[:, None] & (r < RANK)[None, :], other=0.0)
     left = total
     if UPCAST:
         tile = tile.to(tl.float32)
@@ -225,10 +223,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
             (wide, dtype, dtype, number, number, 32, 4096, 512),
             {**sizes, "BLOCK_K": config.block_k, "UPCAST": False},
             Budget(
-                registers=128,
-                min_shared=(config.num_stages - 1) * stage_bytes,
-                async_copies=True,
-                matrix_unit="mma",
+                registers=128, min_shared=(config.num_stages - 1) * stage_bytes, async_copies=True, matrix_unit="mma"
             ),
             num_stages=config.num_stages,
         )

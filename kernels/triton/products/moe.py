@@ -61,9 +61,7 @@ def _route(
     expert = tl.arange(0, BLOCK)
     choice = tl.arange(0, BLOCK_K)
     logit = tl.load(
-        logits + row.to(tl.int64) * num_experts + expert,
-        mask=expert < num_experts,
-        other=float("-inf"),
+        logits + row.to(tl.int64) * num_experts + expert, mask=expert < num_experts, other=float("-inf")
     ).to(tl.float32)
     share = tl.exp2((logit - tl.max(logit, axis=0)) * 1.4426950408889634)
     total = tl.sum(share, axis=0)
@@ -150,9 +148,7 @@ def _combine(out, products, weights, experts, hidden, TOP_K: tl.constexpr, BLOCK
     tl.store(out + place, total.to(out.dtype.element_ty), mask=column < hidden)
 
 
-def route_experts(
-    weights: torch.Tensor, experts: torch.Tensor, logits: torch.Tensor, renormalise: bool
-) -> None:
+def route_experts(weights: torch.Tensor, experts: torch.Tensor, logits: torch.Tensor, renormalise: bool) -> None:
     """As the twin in `kernels.reference.moe`."""
     num_tokens, num_experts = logits.shape
     top_k = weights.shape[1]
@@ -187,24 +183,12 @@ def moe(
     _multiply(workspace.activated, x, gate_up, workspace, top_k, gated=True)
     _multiply(workspace.products, workspace.activated, down, workspace, 1, gated=False)
     _combine[(num_tokens, triton.cdiv(hidden, _COMBINE_BLOCK))](
-        out,
-        workspace.products,
-        weights,
-        experts,
-        hidden,
-        TOP_K=top_k,
-        BLOCK=_COMBINE_BLOCK,
-        num_warps=4,
+        out, workspace.products, weights, experts, hidden, TOP_K=top_k, BLOCK=_COMBINE_BLOCK, num_warps=4
     )
 
 
 def _multiply(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    workspace: MoeWorkspace,
-    top_k: int,
-    gated: bool,
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, workspace: MoeWorkspace, top_k: int, gated: bool
 ) -> None:
     groups = workspace.groups
     width = out.shape[1]
@@ -239,12 +223,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
         "route_experts, 8 of 128",
         _route,
         (wide, number, dtype, 128),
-        {
-            "RENORMALISE": True,
-            "TOP_K": MAX_TOP_K,
-            "BLOCK_K": MAX_TOP_K,
-            "BLOCK": 128,
-        },
+        {"RENORMALISE": True, "TOP_K": MAX_TOP_K, "BLOCK_K": MAX_TOP_K, "BLOCK": 128},
         Budget(64),
         num_warps=1,
     )

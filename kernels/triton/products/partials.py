@@ -36,9 +36,7 @@ def num_splits(num_tiles: int, in_features: int) -> int:
 
 
 @triton.jit
-def affine(
-    total, factor, scale, bias, column, inside, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+def affine(total, factor, scale, bias, column, inside, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
     """total · factor of the row · scale of the column + bias."""
     total *= factor
     if HAS_SCALE:
@@ -129,9 +127,7 @@ class Around:
         }
 
 
-def join(
-    out: torch.Tensor, partials: torch.Tensor, around: Around, in_features: int, splits: int
-) -> None:
+def join(out: torch.Tensor, partials: torch.Tensor, around: Around, in_features: int, splits: int) -> None:
     num_tokens, width = out.shape
     join_partials[(num_tokens, triton.cdiv(width, _JOIN_BLOCK))](
         out,
@@ -151,9 +147,7 @@ def join(
     )
 
 
-def space(
-    workspace: torch.Tensor | None, x: torch.Tensor, out_features: int, in_features: int
-) -> torch.Tensor:
+def space(workspace: torch.Tensor | None, x: torch.Tensor, out_features: int, in_features: int) -> torch.Tensor:
     """The workspace given, or one made for this call: outside of captured steps only."""
     if workspace is not None:
         return workspace

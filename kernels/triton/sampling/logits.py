@@ -49,20 +49,7 @@ def _bits(words, column, inside):
 
 
 @triton.jit
-def _penalized(
-    value,
-    row,
-    line,
-    repetition,
-    frequency,
-    presence,
-    prompt_bits,
-    counts,
-    column,
-    inside,
-    vocab,
-    words,
-):
+def _penalized(value, row, line, repetition, frequency, presence, prompt_bits, counts, column, inside, vocab, words):
     count = tl.load(counts + line * vocab + column, mask=inside, other=0)
     drawn = count > 0
     penalty = tl.load(repetition + row)
@@ -119,9 +106,7 @@ def _scan(
         line = tl.load(penalty_lines + row).to(tl.int64)
         mask_line = tl.load(mask_lines + row).to(tl.int64)
         entry = tl.arange(0, BIASES)
-        biased = tl.load(
-            bias_tokens + row * num_biases + entry, mask=entry < num_biases, other=_LAST
-        )
+        biased = tl.load(bias_tokens + row * num_biases + entry, mask=entry < num_biases, other=_LAST)
     for start in range(segment * SEGMENT, tl.minimum(vocab, (segment + 1) * SEGMENT), RUNS * LANES):
         column = start + offset
         inside = column < vocab
@@ -131,9 +116,8 @@ def _scan(
         if EDITS:
             if line >= 0:
                 value = _penalized(
-                    value, row, line, repetition, frequency, presence, prompt_bits, counts,
-                    column, inside, vocab, words,
-                )  # fmt: skip
+                    value, row, line, repetition, frequency, presence, prompt_bits, counts, column, inside, vocab, words
+                )
             first = tl.sum((biased < start).to(tl.int32), axis=0)
             last = tl.sum((biased < start + RUNS * LANES).to(tl.int32), axis=0)
             for index in range(first, last):
@@ -192,10 +176,17 @@ def scan(
         words = num_biases = 1
     else:
         tables = (
-            edits.penalty_lines, edits.repetition, edits.frequency, edits.presence,
-            edits.prompt_bits, edits.counts, edits.bias_tokens, edits.biases,
-            edits.mask_lines, edits.mask_bits,
-        )  # fmt: skip
+            edits.penalty_lines,
+            edits.repetition,
+            edits.frequency,
+            edits.presence,
+            edits.prompt_bits,
+            edits.counts,
+            edits.bias_tokens,
+            edits.biases,
+            edits.mask_lines,
+            edits.mask_bits,
+        )
         words, num_biases = edits.mask_bits.shape[1], edits.biases.shape[1]
     out = raw if out is None else out
     _scan[(rows, shape.segments)](

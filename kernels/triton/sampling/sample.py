@@ -49,9 +49,7 @@ def _row_mass(peaks, row, SEGMENTS: tl.constexpr, FIRST: tl.constexpr):
 
 
 @triton.jit
-def _draw_dense(
-    logits, row, start, end, divisor, lowest, seeds, positions, QUADS: tl.constexpr
-):  # fmt: skip
+def _draw_dense(logits, row, start, end, divisor, lowest, seeds, positions, QUADS: tl.constexpr):
     """Score and token of the best noisy logit of neighbouring tokens, of those not below `lowest`."""
     quad = tl.arange(0, QUADS)
     divisor = divisor + tl.zeros((QUADS, 4), tl.float32)
@@ -116,9 +114,7 @@ def _collect(
     end = tl.minimum(vocab, start + SEGMENT)
     k, p, least, by_k, cut = _filters(top_k, top_p, min_p, row, vocab)
     if not cut:
-        score, token = _draw_dense(
-            logits, row, start, end, divisor, -_INFINITY, seeds, positions, TILE // 4
-        )
+        score, token = _draw_dense(logits, row, start, end, divisor, -_INFINITY, seeds, positions, TILE // 4)
         tl.store(best_scores + place, score)
         tl.store(best_tokens + place, token)
         return
@@ -136,9 +132,7 @@ def _collect(
         value = tl.div_rn(value, divided)
         found = (value >= bound) & (value > -_INFINITY)
         tail += tl.where(found, 0.0, tl.exp2((value - peak) * LOG2E))
-        number = append(
-            candidates + slot, candidate_tokens + slot, number, CAPACITY, value, token, found, True
-        )
+        number = append(candidates + slot, candidate_tokens + slot, number, CAPACITY, value, token, found, True)
     free = tl.arange(0, CAPACITY)
     tl.store(candidates + slot + free, free.to(tl.float32) - _INFINITY, mask=free >= number)
     tl.store(numbers + place, number)
@@ -224,19 +218,14 @@ def _finish(
         else:
             source, count, factor = logits, vocab, divisor
         lowest = threshold_of(
-            source, count, factor, peak, mass, bound, tail, found, k, p, least, by_k,
-            spare, SEGMENTS * CAPACITY, BLOCK,
-        )  # fmt: skip
+            source, count, factor, peak, mass, bound, tail, found, k, p, least, by_k, spare, SEGMENTS * CAPACITY, BLOCK
+        )
         if listed:
             token = _draw_listed(spare, tokens, row, count, lowest, seeds, positions, BLOCK)
         else:
-            score, token = _draw_dense(
-                logits, row, 0, vocab, divisor, lowest, seeds, positions, BLOCK // 4
-            )
+            score, token = _draw_dense(logits, row, 0, vocab, divisor, lowest, seeds, positions, BLOCK // 4)
         tl.store(bounds + row, lowest)
-    token = tl.minimum(
-        token, vocab - 1
-    )  # whatever the logits: an id beyond would be read by the next step
+    token = tl.minimum(token, vocab - 1)  # whatever the logits: an id beyond would be read by the next step
     tl.store(out + row, token.to(tl.int64))
     if LOGPROBS:
         peak, mass = _row_mass(peaks, row, SEGMENTS, 2)
@@ -253,9 +242,7 @@ def sample(
 ) -> torch.Tensor:
     """As the twin in `kernels.reference.sample`. With `raw`, `workspace` holds the scan that `logits` left there."""
     rows, vocab = logits.shape
-    tokens = (
-        torch.empty(rows, dtype=torch.int64, device=logits.device) if tokens is None else tokens
-    )
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if tokens is None else tokens
     if workspace is None:
         workspace = Workspace.create(rows, select(vocab), logits.device)
         scan(logits if raw is None else raw, draws.temperature, workspace, logprobs is not None)
@@ -337,18 +324,13 @@ def _verify(accepted, following, draws, proposals, numbers, most, BLOCK: tl.cons
 
 
 def verify(
-    accepted: torch.Tensor,
-    following: torch.Tensor,
-    draws: torch.Tensor,
-    proposals: torch.Tensor,
-    numbers: torch.Tensor,
+    accepted: torch.Tensor, following: torch.Tensor, draws: torch.Tensor, proposals: torch.Tensor, numbers: torch.Tensor
 ) -> None:
     """As the twin in `kernels.reference.sample`."""
     rows, most = proposals.shape
     _verify[(rows,)](
-        accepted, following, draws, proposals, numbers, most,
-        BLOCK=triton.next_power_of_2(most + 1), num_warps=1,
-    )  # fmt: skip
+        accepted, following, draws, proposals, numbers, most, BLOCK=triton.next_power_of_2(most + 1), num_warps=1
+    )
 
 
 def specimens(capability: int) -> Iterator[Specimen]:
@@ -359,27 +341,38 @@ def specimens(capability: int) -> Iterator[Specimen]:
         yield Specimen(
             f"collect {vocab}{' scaled' if scaled else ''}",
             _collect,
-            (real, real, *numbers, real, real, real, whole, real, real, whole, real, whole,
-             vocab, vocab),
+            (real, real, *numbers, real, real, real, whole, real, real, whole, real, whole, vocab, vocab),
             _collect_constants(shape, scaled),
             Budget(registers=128),
             num_warps=_COLLECT_WARPS,
-        )  # fmt: skip
+        )
     for vocab, scaled in ((151_936, False), (151_936, True), (1000, False)):
         yield Specimen(
             f"finish {vocab}{' scaled' if scaled else ''}",
             _finish,
-            (long, real, real, real, real, *numbers, real, real, whole, real, real, whole, real,
-             whole, vocab, vocab, vocab),
+            (
+                long,
+                real,
+                real,
+                real,
+                real,
+                *numbers,
+                real,
+                real,
+                whole,
+                real,
+                real,
+                whole,
+                real,
+                whole,
+                vocab,
+                vocab,
+                vocab,
+            ),
             _finish_constants(select(vocab), scaled, True),
             Budget(registers=128),
             num_warps=_FINISH_WARPS,
-        )  # fmt: skip
+        )
     yield Specimen(
-        "verify",
-        _verify,
-        (whole, long, long, long, whole, 7),
-        {"BLOCK": 8},
-        Budget(registers=32),
-        num_warps=1,
+        "verify", _verify, (whole, long, long, long, whole, 7), {"BLOCK": 8}, Budget(registers=32), num_warps=1
     )

@@ -94,18 +94,7 @@ def _pivots(low, high, by_value):
 
 
 @triton.jit
-def _narrow(
-    source,
-    count,
-    divisor,
-    peak,
-    low,
-    high,
-    limit,
-    most,
-    BY_COUNT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _narrow(source, count, divisor, peak, low, high, limit, most, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """Of keys from `low` to below `high`, the part that holds the largest one below which the values weigh at most
     `limit`: their number, or the sum of their exponentials. Values below the first `low` weigh nothing. Ends with one
     key, or after `most` passes; gives the two ends and what lies below the lower one."""
@@ -138,25 +127,14 @@ def _narrow(
 
 @triton.jit
 def _search(
-    source,
-    count,
-    divisor,
-    peak,
-    lowest,
-    limit,
-    spare,
-    SPARE: tl.constexpr,
-    BY_COUNT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    source, count, divisor, peak, lowest, limit, spare, SPARE: tl.constexpr, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):
     """The largest key, from `lowest` on, below which the values weigh at most `limit`. A source longer than `SPARE` is
     narrowed until what is left fits in `spare`, and then left alone."""
     low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
     if count > SPARE:
         passes = tl.where(_value(lowest) == _LEAST, _WHOLE_PASSES + 2, _WHOLE_PASSES)
-        low, high, passed = _narrow(
-            source, count, divisor, peak, low, high, limit, passes, BY_COUNT, BLOCK
-        )
+        low, high, passed = _narrow(source, count, divisor, peak, low, high, limit, passes, BY_COUNT, BLOCK)
         number = 0
         divided = divisor + tl.zeros((BLOCK,), tl.float32)
         tl.debug_barrier()  # `spare` may still be read for the search before
@@ -173,9 +151,7 @@ def _search(
             limit -= passed
         else:
             low = lowest.to(tl.int64)
-    low, high, passed = _narrow(
-        source, count, divisor, peak, low, high, limit, _LAST, BY_COUNT, BLOCK
-    )
+    low, high, passed = _narrow(source, count, divisor, peak, low, high, limit, _LAST, BY_COUNT, BLOCK)
     return low.to(tl.int32)
 
 
@@ -223,9 +199,7 @@ def threshold_of(
     if p < 1.0:
         limit = (1.0 - p) * mass - tail
         if limit >= 0.0:
-            lowest = _search(
-                source, count, divisor, peak, lowest, limit, spare, SPARE, False, BLOCK
-            )
+            lowest = _search(source, count, divisor, peak, lowest, limit, spare, SPARE, False, BLOCK)
         if p <= 0.0:
             lowest = _key(peak)
     return tl.maximum(_value(lowest), _floor(peak, least))

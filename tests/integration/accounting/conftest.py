@@ -65,9 +65,7 @@ def empty(url: str) -> None:
     with engine.begin() as conn:
         for table in reversed(Base.metadata.sorted_tables):
             rows = f'"{table.name}"' + (" WHERE id <> 'operator'" if table.name == "tenant" else "")
-            if table.name != "auth_epoch" and conn.scalar(
-                text(f"SELECT EXISTS (SELECT 1 FROM {rows})")
-            ):
+            if table.name != "auth_epoch" and conn.scalar(text(f"SELECT EXISTS (SELECT 1 FROM {rows})")):
                 conn.execute(text(f'ALTER TABLE "{table.name}" DISABLE TRIGGER USER'))
                 conn.execute(text(f"DELETE FROM {rows}"))
                 conn.execute(text(f'ALTER TABLE "{table.name}" ENABLE TRIGGER USER'))

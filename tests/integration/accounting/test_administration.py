@@ -40,9 +40,7 @@ async def spend(conn, tenant: str, micro_units: int, number: int = 1) -> None:
 
 async def test_the_log_is_walked_both_ways_and_filtered_by_time(conn):
     for second in range(6):
-        await audit.record(
-            conn, "headgate.test", actor="cli", now=NOW + second, object_id=f"o{second}"
-        )
+        await audit.record(conn, "headgate.test", actor="cli", now=NOW + second, object_id=f"o{second}")
     mine = AuditFilter(types=["headgate.test"])
     first = await audit.list_entries(conn, mine, limit=2)
     assert ([entry.object_id for entry in first.items], first.has_more) == (["o5", "o4"], True)
@@ -70,22 +68,16 @@ async def test_a_rotated_secret_ends_with_the_overlap(conn, pepper, tenant, key)
     assert entry.detail == {"rotated": True, "overlap_seconds": 100}
 
 
-async def test_a_disabled_key_is_nobodys_and_a_change_keeps_what_is_not_named(
-    conn, pepper, tenant, key
-):
+async def test_a_disabled_key_is_nobodys_and_a_change_keeps_what_is_not_named(conn, pepper, tenant, key):
     bound = KeyChanges(addresses=("192.0.2.1",), models=("b", "a"), concurrency=3)
     await api_keys.change(conn, tenant, key.info.id, bound, now=NOW)
-    changed = await api_keys.change(
-        conn, tenant, key.info.id, KeyChanges(disabled=True, models=None), now=NOW
-    )
+    changed = await api_keys.change(conn, tenant, key.info.id, KeyChanges(disabled=True, models=None), now=NOW)
     assert (changed.addresses, changed.models) == (("192.0.2.1/32",), None)
     assert changed.limits.concurrency == 3
     assert await principals.resolve(conn, pepper, key.value, NOW) is None
 
 
-async def test_what_began_before_the_end_of_its_key_is_older_and_what_comes_after_is_not(
-    conn, pepper, tenant, key
-):
+async def test_what_began_before_the_end_of_its_key_is_older_and_what_comes_after_is_not(conn, pepper, tenant, key):
     before = await principals.resolve(conn, pepper, key.value, NOW)
     await tenant_status.suspend(conn, tenant, True, now=NOW, end_streams=True)
     ended = (await api_keys.ended_streams(conn, [key.info.id, "key_other"]))[key.info.id]
@@ -99,14 +91,14 @@ async def test_what_began_before_the_end_of_its_key_is_older_and_what_comes_afte
 @pytest.mark.parametrize(
     ("mode", "listed", "of_key", "allowed"),
     [
-        ("deny_list", (), None, {"a", "b", "c"}), ("deny_list", ("a",), None, {"b", "c"}),
-        ("allow_list", ("a", "b"), ("b", "c"), {"b"}), ("deny_list", ("b",), ("b", "c"), {"c"}),
+        ("deny_list", (), None, {"a", "b", "c"}),
+        ("deny_list", ("a",), None, {"b", "c"}),
+        ("allow_list", ("a", "b"), ("b", "c"), {"b"}),
+        ("deny_list", ("b",), ("b", "c"), {"c"}),
         ("allow_list", (), None, set()),
     ],
-)  # fmt: skip
-async def test_a_key_may_use_what_both_lists_allow(
-    conn, pepper, tenant, key, mode, listed, of_key, allowed
-):
+)
+async def test_a_key_may_use_what_both_lists_allow(conn, pepper, tenant, key, mode, listed, of_key, allowed):
     await model_permissions.put(conn, tenant, ModelPermissions(mode, listed), now=NOW, actor="cli")
     await api_keys.change(conn, tenant, key.info.id, KeyChanges(models=of_key), now=NOW)
     principal = await principals.resolve(conn, pepper, key.value, NOW)

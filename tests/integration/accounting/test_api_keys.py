@@ -21,24 +21,15 @@ async def tenant(conn) -> str:
 
 
 async def test_a_key_resolves_to_its_tenant_with_limits_and_scopes(conn, tenant, pepper):
-    key = await api_keys.create(
-        conn, pepper, tenant_id=tenant, now=1, scopes=["chat"], models=["m"], expires_at=100
-    )
+    key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1, scopes=["chat"], models=["m"], expires_at=100)
     await tenants.set_limits(conn, tenant, Limits(1, 2, 3), now=2)
     await tenants.set_model_limits(conn, tenant, ModelLimits("m", Limits(9), None), now=2)
     await api_keys.set_limits(conn, tenant, key.info.id, Limits(concurrency=4), now=2)
     principal = await principals.resolve(conn, pepper, key.value, 50)
     assert principal is not None
-    assert (principal.kind, principal.tenant_id, principal.key_id) == (
-        "tenant",
-        tenant,
-        key.info.id,
-    )
+    assert (principal.kind, principal.tenant_id, principal.key_id) == ("tenant", tenant, key.info.id)
     assert (principal.scopes, principal.models) == ({"chat"}, {"m"})
-    assert (principal.tenant_limits, principal.key_limits) == (
-        Limits(1, 2, 3),
-        Limits(None, None, 4),
-    )
+    assert (principal.tenant_limits, principal.key_limits) == (Limits(1, 2, 3), Limits(None, None, 4))
     assert principal.tenant_limits == Limits(1, 2, 3)
     assert principal.version == await principals.auth_epoch(conn)
     assert hash(principal)
@@ -117,9 +108,7 @@ async def test_another_tenants_key_is_not_found(conn, tenant, pepper):
 
 async def test_scopes_and_expiry_change_until_the_key_has_expired(conn, tenant, pepper):
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
-    changed = await api_keys.change(
-        conn, tenant, key.info.id, KeyChanges(scopes=("chat",), expires_at=9), now=2
-    )
+    changed = await api_keys.change(conn, tenant, key.info.id, KeyChanges(scopes=("chat",), expires_at=9), now=2)
     assert (changed.scopes, changed.expires_at) == ({"chat"}, 9)
     unlimited = await api_keys.change(conn, tenant, key.info.id, KeyChanges(scopes=()), now=3)
     assert unlimited.scopes == api_keys.TENANT_SCOPES
@@ -156,16 +145,21 @@ async def batch(conn, tenant, pepper) -> str:
     )
     await conn.execute(
         insert(Batch).values(
-            id="batch_1", tenant_id=tenant, key_id=key.info.id, endpoint="/v1/chat/completions", completion_window="24h",
-            input_file_id="file-1", state="in_progress", created_at=1, expires_at=100,
+            id="batch_1",
+            tenant_id=tenant,
+            key_id=key.info.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            input_file_id="file-1",
+            state="in_progress",
+            created_at=1,
+            expires_at=100,
         )
-    )  # fmt: skip
+    )
     return key.info.id
 
 
-async def test_a_batchs_credential_is_the_submitting_key_while_the_batch_runs(
-    conn, tenant, pepper, batch
-):
+async def test_a_batchs_credential_is_the_submitting_key_while_the_batch_runs(conn, tenant, pepper, batch):
     credential = api_keys.batch_credential(pepper, "batch_1")
     principal = await principals.resolve(conn, pepper, credential, 2)
     assert (principal.kind, principal.batch_id) == ("batch", "batch_1")
@@ -183,10 +177,5 @@ async def test_revoking_the_key_ends_its_batches_credential(conn, tenant, pepper
 
 async def test_a_forged_batch_credential_resolves_to_nothing(conn, tenant, pepper, batch):
     genuine = api_keys.batch_credential(pepper, "batch_1")
-    for value in (
-        genuine[:-1] + "x",
-        "hg_batch_1_",
-        "hg_batch_",
-        api_keys.batch_credential(b"x", "batch_1"),
-    ):
+    for value in (genuine[:-1] + "x", "hg_batch_1_", "hg_batch_", api_keys.batch_credential(b"x", "batch_1")):
         assert await principals.resolve(conn, pepper, value, 2) is None

@@ -20,24 +20,13 @@ async def test_every_entry_has_exactly_the_legs_of_the_rules(conn):
         posting("req_5", currency="EUR"),
     ]
     await request_postings.post(conn, 0, 10, endings)
-    counted = [
-        record("req_1", Usage(16, 32, 9, 130), speculated=7, recomputed=3),
-        record("req_2", Usage(0, 16, 1, 4)),
-    ]
+    counted = [record("req_1", Usage(16, 32, 9, 130), speculated=7, recomputed=3), record("req_2", Usage(0, 16, 1, 4))]
     await request_postings.post_engine_records(conn, counted)
     await request_postings.reverse(conn, ["req_5"], "sdk_retry")
     entries = (await conn.execute(select(LedgerEntry.__table__))).mappings().all()
     booked = (await conn.execute(select(LedgerLeg.__table__))).mappings().all()
     kinds = {entry["kind"] for entry in entries}
-    assert kinds == {
-        "settle",
-        "void",
-        "internal",
-        "speculation",
-        "recompute",
-        "reversal",
-        "sdk_retry",
-    }
+    assert kinds == {"settle", "void", "internal", "speculation", "recompute", "reversal", "sdk_retry"}
     wanted = [leg for entry in entries for leg in legs(entry)]
     assert len(booked) == len(wanted) > 40
     assert {frozenset(row.items()) for row in booked} == {frozenset(leg.items()) for leg in wanted}

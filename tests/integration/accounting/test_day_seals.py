@@ -20,9 +20,7 @@ MIDNIGHT_MS = NOON_MS - DAY_MS // 2
 async def posted(conn):
     for number in range(3):
         at_ms = NOON_MS + number * DAY_MS
-        await request_postings.post(
-            conn, 0, number, [posting(f"req_{number}", opened_at_ms=at_ms)], now_ms=at_ms
-        )
+        await request_postings.post(conn, 0, number, [posting(f"req_{number}", opened_at_ms=at_ms)], now_ms=at_ms)
     return conn
 
 
@@ -46,12 +44,8 @@ async def test_a_day_is_sealed_five_minutes_after_its_end(posted):
 
 async def test_nothing_is_posted_into_a_sealed_day(posted):
     await day_seals.seal_closed(posted, MIDNIGHT_MS + 4 * DAY_MS)
-    await request_postings.post(
-        posted, 0, 9, [posting("req_late", opened_at_ms=NOON_MS)], now_ms=NOON_MS
-    )
-    when = await posted.scalar(
-        text("SELECT posted_at_ms FROM ledger_entry WHERE request_id = 'req_late'")
-    )
+    await request_postings.post(posted, 0, 9, [posting("req_late", opened_at_ms=NOON_MS)], now_ms=NOON_MS)
+    when = await posted.scalar(text("SELECT posted_at_ms FROM ledger_entry WHERE request_id = 'req_late'"))
     assert when == MIDNIGHT_MS + 3 * DAY_MS
     assert (await books_billing.immutability(posted)).failures == ()
 
@@ -69,14 +63,12 @@ async def test_a_clock_that_lags_posts_no_earlier_than_the_last_one(posted):
         "UPDATE ledger_entry SET charge = charge + 1 WHERE request_id = 'req_1'",
         "DELETE FROM day_seal WHERE day = (SELECT min(day) FROM day_seal) + 86400",
     ],
-)  # fmt: skip
+)
 async def test_what_changes_in_a_sealed_day_is_seen(db, forgery):
     async with db.write() as conn:
         for number in range(3):
             at_ms = NOON_MS + number * DAY_MS
-            await request_postings.post(
-                conn, 0, number, [posting(f"req_{number}", opened_at_ms=at_ms)], now_ms=at_ms
-            )
+            await request_postings.post(conn, 0, number, [posting(f"req_{number}", opened_at_ms=at_ms)], now_ms=at_ms)
         await day_seals.seal_closed(conn, MIDNIGHT_MS + 4 * DAY_MS)
     async with db.write() as conn:
         if not forgery.startswith("INSERT"):

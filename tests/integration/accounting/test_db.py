@@ -85,12 +85,7 @@ async def test_sqlite_is_durable_and_writes_ahead(tmp_path):
             for name in ("journal_mode", "synchronous", "busy_timeout", "foreign_keys")
         }
     await database.close()
-    assert pragmas == {
-        "journal_mode": "wal",
-        "synchronous": 2,
-        "busy_timeout": 5000,
-        "foreign_keys": 1,
-    }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5000, "foreign_keys": 1}
 
 
 @contextmanager
@@ -125,9 +120,7 @@ async def test_p3_inserts_of_every_length_are_few_statements(tmp_path, sqlite_te
     assert max(statement.count("?") for statement in inserts) <= 16 * len(ROW)
 
 
-async def test_p3_a_crowd_of_readers_and_writers_opens_no_connection_twice(
-    tmp_path, sqlite_template
-):
+async def test_p3_a_crowd_of_readers_and_writers_opens_no_connection_twice(tmp_path, sqlite_template):
     """P3: each is a thread with caches of its own, and was opened and closed again for every crowd."""
     path = tmp_path / "x.db"
     path.write_bytes(sqlite_template.read_bytes())
@@ -145,9 +138,7 @@ async def test_p3_a_crowd_of_readers_and_writers_opens_no_connection_twice(
     for engine in {database._readers.sync_engine.pool, database._writers.sync_engine.pool}:
         event.listen(engine, "connect", lambda *_: opened.append(1))
     for turn in range(8):
-        await asyncio.gather(
-            *(read() for _ in range(20)), *(write(20 * turn + n) for n in range(5))
-        )
+        await asyncio.gather(*(read() for _ in range(20)), *(write(20 * turn + n) for n in range(5)))
     await database.close()
     assert len(opened) <= 4 + 1
 

@@ -21,7 +21,7 @@ NOW = 1_800_000_000_000
 async def hook(conn, lane):
     made = await webhooks.create(
         conn, b"m" * 32, Egress(), url="https://example.com/hook", types=None, tenant_id=lane, now=1, actor="cli"
-    )  # fmt: skip
+    )
     return made.info.id
 
 
@@ -131,9 +131,7 @@ async def test_what_ended_is_kept_for_a_while(conn):
     good, bad = await deliveries.claim(conn, now, 64, STEADY)
     await deliveries.delivered(conn, good, now)
     await conn.execute(
-        Outbox.__table__.update()
-        .where(Outbox.event_id == bad.event_id)
-        .values(state="dead", ended_at_ms=now)
+        Outbox.__table__.update().where(Outbox.event_id == bad.event_id).values(state="dead", ended_at_ms=now)
     )
     for age, left in (
         (deliveries.DELIVERED_KEPT_MS, 2),
@@ -170,7 +168,7 @@ async def test_senders_at_once_share_the_work_and_the_two_places(db):
         async with db.write() as conn:
             return await deliveries.claim(conn, now, 64, STEADY)
 
-    claims = [one for many in await asyncio.gather(*(one_claim() for _ in range(8))) for one in many]  # fmt: skip
+    claims = [one for many in await asyncio.gather(*(one_claim() for _ in range(8))) for one in many]
     names = [one.event_id for one in claims]
     assert len(names) == len(set(names))
     per_lane = {lane: sum(name.startswith(lane) for name in names) for lane in lanes}

@@ -19,9 +19,16 @@ async def test_s9_files_registered_at_the_same_time_keep_the_quota(db):
         async with db.write() as conn:
             try:
                 await files.create(
-                    conn, tenant, purpose="batch", name="x", num_bytes=300, sha256="0" * 64,
-                    storage_key=f"{tenant}-{number}", now=1, most_bytes=1000,
-                )  # fmt: skip
+                    conn,
+                    tenant,
+                    purpose="batch",
+                    name="x",
+                    num_bytes=300,
+                    sha256="0" * 64,
+                    storage_key=f"{tenant}-{number}",
+                    now=1,
+                    most_bytes=1000,
+                )
             except NoRoomError:
                 return 0
             await asyncio.sleep(0.01)  # registered and not yet committed
@@ -37,11 +44,25 @@ async def test_what_is_not_bounded_is_registered_whatever_there_is(conn):
     tenant = (await tenants.create(conn, "a", now=1)).id
     for number, most_bytes in enumerate((100, None)):
         await files.create(
-            conn, tenant, purpose="batch", name="x", num_bytes=100, sha256="0" * 64,
-            storage_key=str(number), now=1, most_bytes=most_bytes,
-        )  # fmt: skip
+            conn,
+            tenant,
+            purpose="batch",
+            name="x",
+            num_bytes=100,
+            sha256="0" * 64,
+            storage_key=str(number),
+            now=1,
+            most_bytes=most_bytes,
+        )
     with pytest.raises(NoRoomError):
         await files.create(
-            conn, tenant, purpose="batch", name="x", num_bytes=1, sha256="0" * 64, storage_key="2",
-            now=1, most_bytes=200,
-        )  # fmt: skip
+            conn,
+            tenant,
+            purpose="batch",
+            name="x",
+            num_bytes=1,
+            sha256="0" * 64,
+            storage_key="2",
+            now=1,
+            most_bytes=200,
+        )

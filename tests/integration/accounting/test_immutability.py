@@ -24,9 +24,14 @@ async def books(db):
 
 
 TABLES = {
-    "ledger_entry": "charge = 0", "ledger_leg": "amount = 0", "engine_record": "output = 0", "audit_log": "actor = ''",
-    "batch_charge": "request_id = ''", "price_rate": "output = 0", "price_sheet_version": "from_ms = 0",
-}  # fmt: skip
+    "ledger_entry": "charge = 0",
+    "ledger_leg": "amount = 0",
+    "engine_record": "output = 0",
+    "audit_log": "actor = ''",
+    "batch_charge": "request_id = ''",
+    "price_rate": "output = 0",
+    "price_sheet_version": "from_ms = 0",
+}
 
 
 async def refused(db, statement: str) -> None:

@@ -6,14 +6,7 @@ import asyncio
 from collections import defaultdict
 
 import pytest
-from billing_world import (
-    CLOSED_MS,
-    END,
-    PERIOD,
-    START,
-    month_of_traffic,
-    tenants_with_keys,
-)
+from billing_world import CLOSED_MS, END, PERIOD, START, month_of_traffic, tenants_with_keys
 from money import posting
 from sqlalchemy import func, select, text
 
@@ -40,9 +33,13 @@ async def close(db, tenant, period=PERIOD, **changes):
 async def grant(db, tenant, amount, key, **fields):
     async with db.write() as conn:
         made, _ = await credits.create(
-            conn, NewCredit(type="grant", tenant_id=tenant, amount=amount, **{"starts_at": START, **fields}),
-            key=key, issuer="Example Ltd", now_ms=START * 1000, actor="key_admin",
-        )  # fmt: skip
+            conn,
+            NewCredit(type="grant", tenant_id=tenant, amount=amount, **{"starts_at": START, **fields}),
+            key=key,
+            issuer="Example Ltd",
+            now_ms=START * 1000,
+            actor="key_admin",
+        )
     return made
 
 
@@ -107,10 +104,24 @@ async def test_what_comes_after_the_close_is_a_late_line_on_the_next_invoice(db,
     rates = prices.Rates(7, 13, 11, 17)
     async with db.write() as conn:
         for number, opened in enumerate((END - 10, END + 10)):
-            await request_postings.post(conn, 0, 2 + number, [posting(
-                f"req_late_{number}", usage, tenant_id=tenant, key_id=key, model="m", price_version="own@1",
-                opened_at_ms=opened * 1000, charge=pricing.charge(usage, rates),
-            )], now_ms=CLOSED_MS - 5)  # fmt: skip
+            await request_postings.post(
+                conn,
+                0,
+                2 + number,
+                [
+                    posting(
+                        f"req_late_{number}",
+                        usage,
+                        tenant_id=tenant,
+                        key_id=key,
+                        model="m",
+                        price_version="own@1",
+                        opened_at_ms=opened * 1000,
+                        charge=pricing.charge(usage, rates),
+                    )
+                ],
+                now_ms=CLOSED_MS - 5,
+            )
     following = await close(db, tenant, "2025-10", now_ms=CLOSED_MS + 32 * 86_400_000)
     assert {line.period for line in following.lines} == {"2025-09", "2025-10"}
     assert following.num_requests == 2
@@ -146,9 +157,21 @@ async def test_a_close_that_is_off_by_one_is_refused(db, tenant, statement, refu
 async def test_a_charge_that_is_not_usage_times_price_refuses_the_close(db, tenant):
     wrong = pricing.Charge(2, 1, 1, 0, 0)
     async with db.write() as conn:
-        await request_postings.post(conn, 0, 9, [posting(
-            "req_wrong", Usage(1, 1, 1, 1), tenant_id=tenant, key_id="k", opened_at_ms=START * 1000, charge=wrong,
-        )])  # fmt: skip
+        await request_postings.post(
+            conn,
+            0,
+            9,
+            [
+                posting(
+                    "req_wrong",
+                    Usage(1, 1, 1, 1),
+                    tenant_id=tenant,
+                    key_id="k",
+                    opened_at_ms=START * 1000,
+                    charge=wrong,
+                )
+            ],
+        )
     with pytest.raises(ConflictError, match="req_wrong"):
         await close(db, tenant)
 
@@ -183,16 +206,18 @@ async def test_grants_never_pay_more_than_is_due(db, tenant):
 async def correct(db, tenant, kind, amount, key, request, now_ms=CLOSED_MS + 1000):
     async with db.write() as conn:
         return await credits.create(
-            conn, NewCredit(type=kind, tenant_id=tenant, amount=amount, corrects=request, note="slow"),
-            key=key, issuer="Example Ltd", now_ms=now_ms, actor="key_admin",
-        )  # fmt: skip
+            conn,
+            NewCredit(type=kind, tenant_id=tenant, amount=amount, corrects=request, note="slow"),
+            key=key,
+            issuer="Example Ltd",
+            now_ms=now_ms,
+            actor="key_admin",
+        )
 
 
 async def a_charge(db) -> tuple[str, int]:
     async with db.read() as conn:
-        query = select(LedgerEntry.request_id, LedgerEntry.charge).order_by(
-            LedgerEntry.charge.desc()
-        )
+        query = select(LedgerEntry.request_id, LedgerEntry.charge).order_by(LedgerEntry.charge.desc())
         return (await conn.execute(query.limit(1))).one()
 
 

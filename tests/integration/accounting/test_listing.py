@@ -28,16 +28,21 @@ async def tenant(conn) -> str:
 async def a_file(conn, tenant, number):
     made = await files.create(
         conn, tenant, purpose="batch", name=f"{number}", num_bytes=1, sha256="", storage_key=f"{number}", now=NOW
-    )  # fmt: skip
+    )
     return made.id
 
 
 async def a_batch(conn, tenant, number):
     key = await api_keys.create(conn, b"p" * 32, tenant_id=tenant, now=NOW)
     made = await batches.create(
-        conn, tenant, key.info.id, input_file_id=await a_file(conn, tenant, number),
-        endpoint="/v1/chat/completions", completion_window="24h", now=NOW,
-    )  # fmt: skip
+        conn,
+        tenant,
+        key.info.id,
+        input_file_id=await a_file(conn, tenant, number),
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        now=NOW,
+    )
     return made.id
 
 
@@ -59,30 +64,30 @@ async def a_budget(conn, tenant, number):
 
 
 async def a_prefix(conn, tenant, number):
-    made = await prefixes.create(
-        conn, name="p", model="m", tokens=[number], ttl_s=None, now=NOW, actor="x"
-    )
+    made = await prefixes.create(conn, name="p", model="m", tokens=[number], ttl_s=None, now=NOW, actor="x")
     return made.id
 
 
 async def an_adapter(conn, tenant, number):
-    made = await adapters.create(
-        conn, model="m", name=f"a{number}", path="/p", tenant_id=None, now=NOW, actor="x"
-    )
+    made = await adapters.create(conn, model="m", name=f"a{number}", path="/p", tenant_id=None, now=NOW, actor="x")
     return made.id
 
 
 async def an_alert(conn, tenant, number):
-    return (
-        await spend_alerts.create(conn, tenant, AlertFields(1, ("a@b",)), now=NOW, actor="x")
-    ).id
+    return (await spend_alerts.create(conn, tenant, AlertFields(1, ("a@b",)), now=NOW, actor="x")).id
 
 
 async def a_webhook(conn, tenant, number):
     made = await webhooks.create(
-        conn, b"m" * 32, Egress(), url="https://example.org/hook", types=None, tenant_id=OPERATOR_TENANT, now=NOW,
+        conn,
+        b"m" * 32,
+        Egress(),
+        url="https://example.org/hook",
+        types=None,
+        tenant_id=OPERATOR_TENANT,
+        now=NOW,
         actor="x",
-    )  # fmt: skip
+    )
     return made.info.id
 
 
@@ -130,9 +135,7 @@ async def end(conn, kind, tenant, id_):
         assert kind is a_batch, "batches are never deleted"
 
 
-KINDS = (
-    a_file, a_batch, a_key, a_tenant, an_account, a_budget, a_prefix, an_adapter, an_alert, a_webhook,
-)  # fmt: skip
+KINDS = (a_file, a_batch, a_key, a_tenant, an_account, a_budget, a_prefix, an_adapter, an_alert, a_webhook)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -11,9 +11,7 @@ from accounting.database import migrate
 BEFORE, BILLING = "0003", "0005"
 DAY = 86_400
 SEPTEMBER, OCTOBER = 1_756_684_800, 1_759_276_800
-ROLLUP = (
-    "INSERT INTO rollup_day VALUES ({day}, '{tenant}', 'k', 'm', 'interactive', 's@1', 'USD', 2, 1, 2, 3, 4, 10, 1, 2, 3, 4)"
-)  # fmt: skip
+ROLLUP = "INSERT INTO rollup_day VALUES ({day}, '{tenant}', 'k', 'm', 'interactive', 's@1', 'USD', 2, 1, 2, 3, 4, 10, 1, 2, 3, 4)"
 
 
 @pytest.fixture
@@ -49,8 +47,10 @@ def test_months_are_the_sums_of_the_days_there_were(seeded):
     migrate.upgrade(url)
     months = "SELECT bucket, tenant_id, num_requests, charge FROM rollup_month ORDER BY bucket, tenant_id"
     assert rows(engine, months) == [
-        (SEPTEMBER, "proj_a", 4, 20), (OCTOBER, "proj_a", 2, 10), (OCTOBER, "proj_b", 2, 10),
-    ]  # fmt: skip
+        (SEPTEMBER, "proj_a", 4, 20),
+        (OCTOBER, "proj_a", 2, 10),
+        (OCTOBER, "proj_b", 2, 10),
+    ]
 
 
 def test_down_and_up_again_keeps_what_was_there(seeded):
@@ -87,9 +87,14 @@ def test_intervals_that_meet_are_not_refused(seeded, interval):
 
 
 TABLES = {
-    "invoice": "total = 0", "invoice_line": "amount = 0", "credit": "amount = 1", "credit_use": "amount = 1",
-    "day_seal": "num_entries = 0", "price_residency": "cache = 0", "price_sheet": "currency = 'EUR'",
-}  # fmt: skip
+    "invoice": "total = 0",
+    "invoice_line": "amount = 0",
+    "credit": "amount = 1",
+    "credit_use": "amount = 1",
+    "day_seal": "num_entries = 0",
+    "price_residency": "cache = 0",
+    "price_sheet": "currency = 'EUR'",
+}
 FILLED = (
     "INSERT INTO credit VALUES ('c', 'grant', 'proj_a', 'USD', 5, 'cash', 1, 1, NULL, NULL, '', 1, 'a', 'k', {blob})",
     "INSERT INTO invoice VALUES ('INV-1', 'i', 'INV', 1, 'proj_a', 'a', '2025-09', 1, 'USD', 1, 2, 3, 4, 5, 6, 1, 5, '[]', 'UTC')",

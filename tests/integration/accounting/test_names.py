@@ -64,9 +64,7 @@ async def test_o4_of_those_who_take_a_name_at_once_one_gets_it(db):
     for make in (
         lambda conn: tenants.create(conn, "acme", now=1),
         lambda conn: prices.create_sheet(conn, "gold", "USD", 1),
-        lambda conn: adapters.create(
-            conn, model="m", name="a", path="/p", tenant_id=None, now=1, actor="cli"
-        ),
+        lambda conn: adapters.create(conn, model="m", name="a", path="/p", tenant_id=None, now=1, actor="cli"),
     ):
         ended = await _at_once(db, make)
         refused = [one for one in ended if isinstance(one, BaseException)]

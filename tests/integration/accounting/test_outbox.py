@@ -28,9 +28,7 @@ MASTER = b"m" * 32
 
 
 async def hook(conn, tenant_id=OPERATOR_TENANT, types=None, url="https://example.com/hook"):
-    made = await webhooks.create(
-        conn, MASTER, Egress(), url=url, types=types, tenant_id=tenant_id, now=1, actor="cli"
-    )
+    made = await webhooks.create(conn, MASTER, Egress(), url=url, types=types, tenant_id=tenant_id, now=1, actor="cli")
     return made.info.id
 
 
@@ -127,9 +125,9 @@ async def test_spend_alerts_are_told(conn):
     fields = spend_alerts.AlertFields(cents=1, recipients=("a@example.org",))
     await spend_alerts.create(conn, mine, fields, now=1, actor="cli")
     now_ms = time.time_ns() // 1_000_000
-    await request_postings.post(conn, 0, 1, [
-        posting(f"req_{n}", tenant_id=mine, opened_at_ms=now_ms) for n in range(300)
-    ])  # fmt: skip
+    await request_postings.post(
+        conn, 0, 1, [posting(f"req_{n}", tenant_id=mine, opened_at_ms=now_ms) for n in range(300)]
+    )
     assert len(await spend_alerts.note_due(conn, now_ms)) == 1
     assert await spend_alerts.note_due(conn, now_ms) == []
     [(_, _, data)] = await told(conn)
@@ -143,7 +141,7 @@ async def test_a_closed_invoice_is_told_once(db):
     async with db.write() as conn:
         await hook(conn, owners[0][0])
     for _ in range(2):
-        info = await invoices.close(db, owners[0][0], PERIOD, issuer="H", now_ms=CLOSED_MS, actor="cli")  # fmt: skip
+        info = await invoices.close(db, owners[0][0], PERIOD, issuer="H", now_ms=CLOSED_MS, actor="cli")
     async with db.read() as conn:
         [(kind, name, data)] = await told(conn)
     assert (kind, name) == ("headgate.invoice.closed.v1", f"invoice/{info.number}")
@@ -177,11 +175,16 @@ async def test_the_end_of_a_batch_is_told(conn, pepper):
     key = await api_keys.create(conn, pepper, tenant_id=mine, now=1)
     source = await files.create(
         conn, mine, purpose="batch", name="in.jsonl", num_bytes=1, sha256="0", storage_key="k", now=1
-    )  # fmt: skip
+    )
     batch = await batches.create(
-        conn, mine, key.info.id, input_file_id=source.id, endpoint="/v1/chat/completions", completion_window="24h",
+        conn,
+        mine,
+        key.info.id,
+        input_file_id=source.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
         now=1,
-    )  # fmt: skip
+    )
     held = await batch_runs.claim(conn, 5000, 60_000, 30_000)
     assert held is not None
     await batch_runs.fail(conn, held, 6000, [], 0)
@@ -191,15 +194,21 @@ async def test_the_end_of_a_batch_is_told(conn, pepper):
 
 async def test_the_secret_is_sealed_and_the_audit_log_knows_the_host_alone(conn):
     made = await webhooks.create(
-        conn, MASTER, Egress(), url="https://example.com/services/T0KEN", types=None,
-        tenant_id=OPERATOR_TENANT, now=1, actor="cli",
-    )  # fmt: skip
+        conn,
+        MASTER,
+        Egress(),
+        url="https://example.com/services/T0KEN",
+        types=None,
+        tenant_id=OPERATOR_TENANT,
+        now=1,
+        actor="cli",
+    )
     sealed = await conn.scalar(select(Webhook.secret))
     key = webhooks.signing_key(MASTER, made.info.id, sealed)
     assert len(key) == 32
     assert key not in sealed
     await webhooks.remove(conn, made.info.id, now=2, actor="cli")
-    log = (await conn.execute(text("SELECT event, detail FROM audit_log WHERE event LIKE '%webhook%'"))).all()  # fmt: skip
+    log = (await conn.execute(text("SELECT event, detail FROM audit_log WHERE event LIKE '%webhook%'"))).all()
     assert [row.event for row in log] == ["headgate.webhook.created", "headgate.webhook.deleted"]
     assert "T0KEN" not in str(log)
     assert "example.com" in str(log)
@@ -229,7 +238,7 @@ async def test_a_webhook_that_is_removed_while_it_is_told_breaks_no_posting(db):
         async with db.write() as conn:
             await webhooks.remove(conn, webhook_id, now=2, actor="cli")
 
-    await asyncio.gather(*(post(n) for n in range(1, 9)), remove(), *(post(n) for n in range(9, 17)))  # fmt: skip
+    await asyncio.gather(*(post(n) for n in range(1, 9)), remove(), *(post(n) for n in range(9, 17)))
     async with db.read() as conn:
         assert await told(conn) == []
         assert await conn.scalar(text("SELECT count(*) FROM ledger_entry")) == 16

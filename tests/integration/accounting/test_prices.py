@@ -20,14 +20,13 @@ async def test_a_version_is_in_force_until_its_successor_begins(conn):
     first = await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 1000)
     second = await prices.add_version(conn, "standard", {("m", "interactive"): FREE}, 2000)
     assert (first, second) == ("standard@1", "standard@2")
-    at = {
-        ms: await prices.price_for(conn, "proj_a", "m", "interactive", ms)
-        for ms in (999, 1000, 1999, 2000)
-    }
+    at = {ms: await prices.price_for(conn, "proj_a", "m", "interactive", ms) for ms in (999, 1000, 1999, 2000)}
     assert at == {
-        999: None, 1000: Price("standard@1", "USD", RATES), 1999: Price("standard@1", "USD", RATES),
+        999: None,
+        1000: Price("standard@1", "USD", RATES),
+        1999: Price("standard@1", "USD", RATES),
         2000: Price("standard@2", "USD", FREE),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("from_ms", [0, 1000, 1500, 1999])
@@ -88,10 +87,7 @@ async def test_a_tenant_has_one_currency(conn):
 async def test_bootstrap_prices_a_model_once_and_keeps_the_others(conn):
     rates = {"interactive": RATES, "batch": FREE}
     assert await prices.bootstrap(conn, "m", rates, 1000) == "standard@1"
-    assert (
-        await prices.bootstrap(conn, "m", {"interactive": FREE, "batch": FREE}, 1000)
-        == "standard@1"
-    )
+    assert await prices.bootstrap(conn, "m", {"interactive": FREE, "batch": FREE}, 1000) == "standard@1"
     assert await prices.bootstrap(conn, "n", rates, 1000) == "standard@2"
     assert (await prices.price_for(conn, "proj_a", "m", "interactive", 2000)).rates == RATES
     assert await prices.priced_models(conn, "proj_a", 2000) == ["m", "n"]
@@ -106,10 +102,11 @@ async def test_the_rates_of_an_old_version_stay_readable(conn):
 
 async def test_what_is_not_a_price_is_refused(conn):
     refused = (
-        ({}, {"from_ms": 0}), ({("m", "batch"): Rates(-1, 0, 0, 0)}, {"from_ms": 0}),
+        ({}, {"from_ms": 0}),
+        ({("m", "batch"): Rates(-1, 0, 0, 0)}, {"from_ms": 0}),
         ({("m", "batch"): Rates(0, 0, 0, 10**12 + 1)}, {"from_ms": 0}),
         ({("m", "batch"): RATES}, {"from_ms": 5, "until_ms": 5}),
-    )  # fmt: skip
+    )
     for table, interval in refused:
         with pytest.raises(InvalidError):
             await prices.add_version(conn, "standard", table, **interval)

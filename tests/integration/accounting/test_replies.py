@@ -32,9 +32,15 @@ async def take(conn, owner, key: str, now: int = NOW, slot: int = 0):
 async def store(conn, owner, key: str, num: int = 1, body: bytes = b"sealed") -> bool:
     names = [f"req_{key}", *(f"req_{key}_{n}" for n in range(1, num))]
     return await replies.store(
-        conn, owner["tenant_id"], key, request_id=names[0], status=200, body=body,
-        postings=[posting(name, **owner) for name in names], content_type="text/event-stream",
-    )  # fmt: skip
+        conn,
+        owner["tenant_id"],
+        key,
+        request_id=names[0],
+        status=200,
+        body=body,
+        postings=[posting(name, **owner) for name in names],
+        content_type="text/event-stream",
+    )
 
 
 async def test_all_postings_of_an_answer_are_found_until_they_are_in_the_ledger(conn, owner):
@@ -53,9 +59,7 @@ async def test_all_postings_of_an_answer_are_found_until_they_are_in_the_ledger(
     assert await owed() == names
     await request_postings.post(conn, 3, 8, [posting("req_k_1", **owner)])
     assert await owed() == names - {"req_k_1"}
-    await request_postings.post_stored(
-        conn, await replies.owed(conn, owner["tenant_id"], "k", known.stored)
-    )
+    await request_postings.post_stored(conn, await replies.owed(conn, owner["tenant_id"], "k", known.stored))
     assert await owed() == set()
     assert await request_postings.journal_offset(conn, 3) == 8, "nobody's offset has moved"
 

@@ -19,13 +19,22 @@ MIDNIGHT = NOON - 12 * HOUR
 async def posted(conn):
     """Requests around noon: two tenants, two models, both tiers, one of them on the next day."""
     starts = {
-        "req_1": (0, {}), "req_2": (59, {"model": "n"}), "req_3": (60, {"tenant_id": "proj_b", "key_id": "key_b"}),
-        "req_4": (HOUR, {"tier": "batch"}), "req_5": (DAY, {}), "req_6": (-30, {}),
-    }  # fmt: skip
-    await request_postings.post(conn, 0, 1, [
-        posting(name, Usage(10, 20, 30, 40), opened_at_ms=NOON_MS + second * 1000, **changes)
-        for name, (second, changes) in starts.items()
-    ])  # fmt: skip
+        "req_1": (0, {}),
+        "req_2": (59, {"model": "n"}),
+        "req_3": (60, {"tenant_id": "proj_b", "key_id": "key_b"}),
+        "req_4": (HOUR, {"tier": "batch"}),
+        "req_5": (DAY, {}),
+        "req_6": (-30, {}),
+    }
+    await request_postings.post(
+        conn,
+        0,
+        1,
+        [
+            posting(name, Usage(10, 20, 30, 40), opened_at_ms=NOON_MS + second * 1000, **changes)
+            for name, (second, changes) in starts.items()
+        ],
+    )
     return conn
 
 
@@ -44,9 +53,7 @@ async def test_days_are_aligned_to_utc_and_empty_ones_are_sent(posted):
     assert report.next_page is None
     whole = report.buckets[1].results[0]
     assert (whole.usage, whole.num_requests) == (Usage(50, 100, 150, 200), 5)
-    assert (whole.tenant_id, whole.key_id, whole.model, whole.batch, whole.service_tier) == (
-        None,
-    ) * 5
+    assert (whole.tenant_id, whole.key_id, whole.model, whole.batch, whole.service_tier) == (None,) * 5
 
 
 async def test_the_first_bucket_begins_before_the_range_but_counts_from_its_minute(posted):
@@ -99,9 +106,7 @@ async def test_pages_follow_each_other_without_gap_or_overlap(posted):
 
 async def test_a_page_keeps_the_end_that_was_now_when_the_first_was_read(posted):
     first = await usage(posted, NOON - HOUR, width="1h", limit=1, now=NOON + 30)
-    second = await usage(
-        posted, NOON - HOUR, width="1h", limit=1, now=NOON + 9 * HOUR, page=first.next_page
-    )
+    second = await usage(posted, NOON - HOUR, width="1h", limit=1, now=NOON + 9 * HOUR, page=first.next_page)
     assert totals(second) == [(0, 2)]
     assert second.next_page is None
 
@@ -110,8 +115,12 @@ async def test_a_page_of_another_query_or_altered_is_refused(posted):
     page = (await usage(posted, MIDNIGHT, NOON + DAY, limit=1)).next_page
     flipped = ("A" if page[5] != "A" else "B").join((page[:5], page[6:]))
     for wrong, options in (
-        (page, {"tenant_ids": ("proj_b",)}), (page, {"group_by": ("model",)}), (flipped, {}), ("", {}), ("é", {}),
-    ):  # fmt: skip
+        (page, {"tenant_ids": ("proj_b",)}),
+        (page, {"group_by": ("model",)}),
+        (flipped, {}),
+        ("", {}),
+        ("é", {}),
+    ):
         with pytest.raises(InvalidError) as refused:
             await usage(posted, MIDNIGHT, NOON + DAY, limit=1, page=wrong, **options)
         assert refused.value.param == "page"
@@ -133,36 +142,35 @@ async def test_groups_split_a_bucket(posted, group, field, expected):
 
 
 async def test_groups_combine(posted):
-    report = await usage(
-        posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("project_id", "model", "batch", "service_tier")
-    )
-    found = {
-        (r.tenant_id, r.model, r.batch, r.service_tier): r.num_requests
-        for r in report.buckets[0].results
-    }
+    report = await usage(posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("project_id", "model", "batch", "service_tier"))
+    found = {(r.tenant_id, r.model, r.batch, r.service_tier): r.num_requests for r in report.buckets[0].results}
     assert found == {
-        ("proj_a", "m", False, "interactive"): 2, ("proj_a", "m", True, "batch"): 1,
-        ("proj_a", "n", False, "interactive"): 1, ("proj_b", "m", False, "interactive"): 1,
-    }  # fmt: skip
+        ("proj_a", "m", False, "interactive"): 2,
+        ("proj_a", "m", True, "batch"): 1,
+        ("proj_a", "n", False, "interactive"): 1,
+        ("proj_b", "m", False, "interactive"): 1,
+    }
 
 
 @pytest.mark.parametrize(
     ("filters", "expected"),
     [
-        ({"tenant_ids": ("proj_b",)}, 1), ({"tenant_ids": ()}, 0), ({"key_ids": ("key_a",)}, 4),
-        ({"models": ("n", "x")}, 1), ({"batch": True}, 1), ({"batch": False}, 4),
+        ({"tenant_ids": ("proj_b",)}, 1),
+        ({"tenant_ids": ()}, 0),
+        ({"key_ids": ("key_a",)}, 4),
+        ({"models": ("n", "x")}, 1),
+        ({"batch": True}, 1),
+        ({"batch": False}, 4),
         ({"tenant_ids": ("proj_a",), "models": ("m",), "batch": False}, 2),
     ],
-)  # fmt: skip
+)
 async def test_filters_leave_the_rest_out(posted, filters, expected):
     report = await usage(posted, MIDNIGHT, MIDNIGHT + DAY, **filters)
     assert totals(report) == [(-12 * HOUR, expected)]
 
 
 async def costs(conn, start: int, end: int, **options):
-    return await reports.costs(
-        conn, ReportQuery(start_time=start, end_time=end, **options), NOON + 9 * DAY
-    )
+    return await reports.costs(conn, ReportQuery(start_time=start, end_time=end, **options), NOON + 9 * DAY)
 
 
 ONE = pricing.charge(Usage(10, 20, 30, 40), RATES)
@@ -187,9 +195,7 @@ async def test_line_items_split_model_class_and_tier_and_add_up(posted):
 
 async def test_line_items_filter_with_and_without_grouping(posted):
     wanted = ("m, output", "m, output, batch")
-    grouped = await costs(
-        posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("line_item",), line_items=wanted
-    )
+    grouped = await costs(posted, MIDNIGHT, MIDNIGHT + DAY, group_by=("line_item",), line_items=wanted)
     assert [r.line_item for r in grouped.buckets[0].results] == list(wanted)[::-1]
     merged = await costs(posted, MIDNIGHT, MIDNIGHT + DAY, line_items=wanted)
     assert [(r.amount, r.line_item) for r in merged.buckets[0].results] == [(4 * ONE.output, None)]
@@ -198,11 +204,15 @@ async def test_line_items_filter_with_and_without_grouping(posted):
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"width": "1h"}, "bucket_width"), ({"limit": 181}, "limit"), ({"limit": 0}, "limit"),
-        ({"group_by": ("model",)}, "group_by"), ({"start": 5, "end": 5}, "start_time"),
-        ({"start": -1}, "start_time"), ({"end": 2**62}, "start_time"),
+        ({"width": "1h"}, "bucket_width"),
+        ({"limit": 181}, "limit"),
+        ({"limit": 0}, "limit"),
+        ({"group_by": ("model",)}, "group_by"),
+        ({"start": 5, "end": 5}, "start_time"),
+        ({"start": -1}, "start_time"),
+        ({"end": 2**62}, "start_time"),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_reported_is_refused(conn, options, param):
     asked = {"start": MIDNIGHT, "end": NOON, **options}
     with pytest.raises(InvalidError) as refused:
@@ -210,9 +220,7 @@ async def test_what_cannot_be_reported_is_refused(conn, options, param):
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize(
-    ("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)]
-)
+@pytest.mark.parametrize(("width", "default", "most"), [("1m", 60, 1440), ("1h", 24, 168), ("1d", 7, 31)])
 async def test_pages_have_the_documented_sizes(conn, width, default, most):
     report = await usage(conn, 0, NOON, width=width)
     assert len(report.buckets) == default

@@ -24,18 +24,9 @@ async def rows(conn, *columns, kind=None):
 
 
 async def written_off(conn):
-    counts = (
-        LedgerEntry.cache_read,
-        LedgerEntry.cache_write,
-        LedgerEntry.uncached,
-        LedgerEntry.output,
-    )
+    counts = (LedgerEntry.cache_read, LedgerEntry.cache_write, LedgerEntry.uncached, LedgerEntry.output)
     found = await rows(conn, LedgerEntry.kind, LedgerEntry.attempt, *counts)
-    return {
-        (kind, attempt): Usage(*usage)
-        for kind, attempt, *usage in found
-        if kind not in ("settle", "void")
-    }
+    return {(kind, attempt): Usage(*usage) for kind, attempt, *usage in found if kind not in ("settle", "void")}
 
 
 async def test_a_repeated_posting_changes_nothing_and_says_so(conn):
@@ -43,9 +34,7 @@ async def test_a_repeated_posting_changes_nothing_and_says_so(conn):
     assert await request_postings.post(conn, 0, 10, batch) == PostResult(2, 0)
     before = await rows(conn, *LedgerEntry.__table__.c)
     requests = await conn.scalar(select(RollupMinute.num_requests))
-    assert await request_postings.post(
-        conn, 0, 20, [*batch, posting("req_3", kind="void")]
-    ) == PostResult(1, 2)
+    assert await request_postings.post(conn, 0, 20, [*batch, posting("req_3", kind="void")]) == PostResult(1, 2)
     assert (await rows(conn, *LedgerEntry.__table__.c))[:2] == before
     assert requests == await conn.scalar(select(RollupMinute.num_requests)) == 1
     assert await request_postings.journal_offset(conn, 0) == 20
@@ -53,9 +42,7 @@ async def test_a_repeated_posting_changes_nothing_and_says_so(conn):
 
 
 async def test_the_first_ending_of_a_request_decides(conn):
-    result = await request_postings.post(
-        conn, 0, 1, [posting("req_1", kind="void"), posting("req_1")]
-    )
+    result = await request_postings.post(conn, 0, 1, [posting("req_1", kind="void"), posting("req_1")])
     assert result == PostResult(1, 1)
     assert await request_postings.post(conn, 0, 2, [posting("req_1")]) == PostResult(0, 1)
     assert await rows(conn, LedgerEntry.kind) == [("void",)]
@@ -84,18 +71,16 @@ async def test_whichever_comes_second_writes_the_difference_off(conn, record_fir
         assert await request_postings.post_engine_records(conn, [counted]) == PostResult(0, 1)
 
     async def gateway() -> None:
-        await request_postings.post(
-            conn, 0, 1, [posting("req_1", Usage(16, 32, 5, 100), write_off="late_abort")]
-        )
+        await request_postings.post(conn, 0, 1, [posting("req_1", Usage(16, 32, 5, 100), write_off="late_abort")])
 
     for step in (engine, gateway) if record_first else (gateway, engine):
         await step()
     assert await written_off(conn) == {
-        ("late_abort", 0): Usage(0, 0, 4, 30), ("speculation", 0): NONE, ("recompute", 0): NONE,
-    }  # fmt: skip
-    extras = await rows(
-        conn, LedgerEntry.kind, LedgerEntry.speculated, LedgerEntry.recomputed, LedgerEntry.charge
-    )
+        ("late_abort", 0): Usage(0, 0, 4, 30),
+        ("speculation", 0): NONE,
+        ("recompute", 0): NONE,
+    }
+    extras = await rows(conn, LedgerEntry.kind, LedgerEntry.speculated, LedgerEntry.recomputed, LedgerEntry.charge)
     assert ("speculation", 7, 0, 0) in extras
     assert ("recompute", 0, 3, 0) in extras
 
@@ -129,9 +114,7 @@ async def test_several_attempts_are_billed_once_in_whatever_order_they_arrive(co
     steps = (
         ending,
         lambda: request_postings.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 44))]),
-        lambda: request_postings.post_engine_records(
-            conn, [record("req_1", Usage(48, 0, 45, 60), attempt=1)]
-        ),
+        lambda: request_postings.post_engine_records(conn, [record("req_1", Usage(48, 0, 45, 60), attempt=1)]),
     )
     for number in order:
         await steps[number]()
@@ -142,61 +125,45 @@ async def test_several_attempts_are_billed_once_in_whatever_order_they_arrive(co
     ]
     assert total == [48, 0, 45, 4]
     report = await books.verify(conn)
-    assert {e.id: e.failures for e in report.equations if e.id in ("I1", "I2", "I4")} == {
-        "I1": (),
-        "I2": (),
-        "I4": (),
-    }
+    assert {e.id: e.failures for e in report.equations if e.id in ("I1", "I2", "I4")} == {"I1": (), "I2": (), "I4": ()}
 
 
 async def test_a_batch_line_is_charged_once_whatever_requests_were_sent_for_it(conn):
     line = {"tier": "batch", "batch_id": "batch_1", "line_no": 7}
     await request_postings.post(conn, 0, 1, [posting("req_1", **line)])
-    again = [
-        posting("req_2", **line),
-        posting("req_3", tier="batch", batch_id="batch_1", line_no=8),
-    ]
+    again = [posting("req_2", **line), posting("req_3", tier="batch", batch_id="batch_1", line_no=8)]
     await request_postings.post(conn, 0, 2, [*again, posting("req_1", **line)])
     await request_postings.post(conn, 0, 3, again)
     await request_postings.post_engine_records(conn, [record("req_2")])
     kinds = await rows(conn, LedgerEntry.request_id, LedgerEntry.kind)
-    assert kinds == [
-        ("req_1", "settle"),
-        ("req_2", "batch_retry"),
-        ("req_2", "void"),
-        ("req_3", "settle"),
-    ]
+    assert kinds == [("req_1", "settle"), ("req_2", "batch_retry"), ("req_2", "void"), ("req_3", "settle")]
     assert await conn.scalar(select(func.sum(RollupDay.num_requests))) == 2
 
 
 async def test_two_requests_for_one_line_in_one_transaction_are_charged_once(conn):
     line = {"tier": "batch", "batch_id": "batch_1", "line_no": 7}
     await request_postings.post(conn, 0, 1, [posting("req_2", **line), posting("req_1", **line)])
-    assert await rows(conn, LedgerEntry.request_id, LedgerEntry.kind) == [
-        ("req_1", "settle"),
-        ("req_2", "void"),
-    ]
+    assert await rows(conn, LedgerEntry.request_id, LedgerEntry.kind) == [("req_1", "settle"), ("req_2", "void")]
 
 
 async def test_legs_of_a_settle_name_tokens_and_money_by_class(conn):
     await request_postings.post(conn, 0, 1, [posting("req_1", Usage(1_000_000, 0, 0, 1_000_000))])
     columns = LedgerLeg.__table__.c
-    found = await conn.execute(
-        select(columns.account, columns.unit, columns.token_class, columns.amount)
-    )
+    found = await conn.execute(select(columns.account, columns.unit, columns.token_class, columns.amount))
     assert {tuple(row) for row in found} == {
-        ("tenant_usage", "tokens", "cache_read", 1_000_000), ("engine_production", "tokens", "cache_read", -1_000_000),
-        ("tenant_usage", "tokens", "output", 1_000_000), ("engine_production", "tokens", "output", -1_000_000),
+        ("tenant_usage", "tokens", "cache_read", 1_000_000),
+        ("engine_production", "tokens", "cache_read", -1_000_000),
+        ("tenant_usage", "tokens", "output", 1_000_000),
+        ("engine_production", "tokens", "output", -1_000_000),
         ("tenant_receivable", "USD", "", 410_000),
-        ("revenue", "USD", "cache_read", -10_000), ("revenue", "USD", "output", -400_000),
-    }  # fmt: skip
+        ("revenue", "USD", "cache_read", -10_000),
+        ("revenue", "USD", "output", -400_000),
+    }
 
 
 async def test_a_request_counts_in_the_minute_hour_and_day_of_its_start(conn):
     opened = NOON_MS - 1
-    await request_postings.post(
-        conn, 0, 1, [posting("req_1", opened_at_ms=opened, ended_at_ms=opened + 10**8)]
-    )
+    await request_postings.post(conn, 0, 1, [posting("req_1", opened_at_ms=opened, ended_at_ms=opened + 10**8)])
     assert await conn.scalar(select(RollupMinute.bucket)) == NOON_MS // 1000 - 60
     assert await conn.scalar(select(RollupDay.bucket)) == NOON_MS // 1000 - 43_200
 
@@ -212,13 +179,9 @@ async def test_parallel_posters_of_overlapping_sets_post_each_request_once(db):
 
     async def witness(start: int) -> int:
         async with db.write() as conn:
-            return (
-                await request_postings.post_engine_records(conn, records[start : start + 40])
-            ).num_new
+            return (await request_postings.post_engine_records(conn, records[start : start + 40])).num_new
 
-    results = await asyncio.gather(
-        *(post(slot) for slot in range(4)), *(witness(n) for n in (0, 10, 20))
-    )
+    results = await asyncio.gather(*(post(slot) for slot in range(4)), *(witness(n) for n in (0, 10, 20)))
     assert sum(results[:4]) == 60
     assert sum(results[4:]) == 60
     async with db.read() as conn:

@@ -28,9 +28,7 @@ async def tenant(db):
     _, (tenant, _) = await tenants_with_keys(db, 2)
     async with db.write() as conn:
         rates = {("m", "interactive"): CHEAP, ("n", "interactive"): CHEAP}
-        await prices.add_version(
-            conn, prices.DEFAULT_SHEET, rates, START * 1000, residency={"m": RATES}
-        )
+        await prices.add_version(conn, prices.DEFAULT_SHEET, rates, START * 1000, residency={"m": RATES})
     return tenant
 
 
@@ -54,9 +52,7 @@ async def charge(db, now_ms):
 
 async def charges(db):
     async with db.read() as conn:
-        query = select(ResidencyCharge.__table__).order_by(
-            ResidencyCharge.hour, ResidencyCharge.attempt
-        )
+        query = select(ResidencyCharge.__table__).order_by(ResidencyCharge.hour, ResidencyCharge.attempt)
         return (await conn.execute(query)).all()
 
 
@@ -101,17 +97,12 @@ async def test_what_is_read_late_is_charged_by_itself(db, tenant):
     await charge(db, due_ms(START))
     await note(db, reading(tenant, cache=GB_HOUR * 2), reading(tenant, process="late"))
     assert await charge(db, due_ms(START) + 1) == 1
-    assert [(row.attempt, row.cache) for row in await charges(db)] == [
-        (0, GB_HOUR), (1, 2 * GB_HOUR),
-    ]  # fmt: skip
+    assert [(row.attempt, row.cache) for row in await charges(db)] == [(0, GB_HOUR), (1, 2 * GB_HOUR)]
     assert await broken(db) == {}
 
 
 async def test_without_a_rate_or_a_tenant_nothing_is_charged(db, tenant):
-    await note(
-        db, reading(tenant, model="n"), reading("proj_nobody"), reading("operator"),
-        reading(tenant, cache=0),
-    )  # fmt: skip
+    await note(db, reading(tenant, model="n"), reading("proj_nobody"), reading("operator"), reading(tenant, cache=0))
     assert await charge(db, due_ms(START)) == 0
     assert await charge(db, START * 1000 + KEPT_MS + 1000 * HOUR_S) == 0
     async with db.read() as conn:
@@ -127,19 +118,15 @@ async def test_a_month_is_invoiced_with_the_late_hours_on_the_next(db, tenant):
         assert await invoices.due_tenants(conn, PERIOD) == [tenant]
     made = await invoices.close(db, tenant, PERIOD, issuer="x", now_ms=CLOSED_MS, actor="system")
     total = sum(row.charge_cache + row.charge_pinned for row in await charges(db))
-    assert made.total == total == sum(made.days) == 3 * pricing.residency_charge((GB_HOUR + 1, 7), RATES)[0]  # fmt: skip
+    assert made.total == total == sum(made.days) == 3 * pricing.residency_charge((GB_HOUR + 1, 7), RATES)[0]
     [line] = [line for line in made.lines if line.amount]
     assert (line.token_class, line.quantity, line.rate) == ("residency_cache", 3 * 10**9, RATES[0])
     assert await broken(db) == {}
     # The readings are still there: what comes after the close is a line of its own month.
     await note(db, reading(tenant, END - HOUR_S, GB_HOUR * 3), reading(tenant, END))
     await charge(db, CLOSED_MS + 1)
-    later = await invoices.close(
-        db, tenant, "2025-10", issuer="x", now_ms=CLOSED_MS + 32 * 86_400_000, actor="system"
-    )
-    assert sorted((line.period, line.amount > 0) for line in later.lines) == [
-        (PERIOD, True), ("2025-10", True),
-    ]  # fmt: skip
+    later = await invoices.close(db, tenant, "2025-10", issuer="x", now_ms=CLOSED_MS + 32 * 86_400_000, actor="system")
+    assert sorted((line.period, line.amount > 0) for line in later.lines) == [(PERIOD, True), ("2025-10", True)]
     charged = sum(row.charge_cache + row.charge_pinned for row in await charges(db))
     assert made.total + later.total == charged
     assert await broken(db) == {}
@@ -149,7 +136,7 @@ async def test_charges_cannot_be_edited_and_a_wrong_one_is_named(db, tenant):
     await note(db, reading(tenant))
     await charge(db, due_ms(START))
     [row] = await charges(db)
-    for statement in ("UPDATE residency_charge SET charge_cache = 1", "DELETE FROM residency_charge"):  # fmt: skip
+    for statement in ("UPDATE residency_charge SET charge_cache = 1", "DELETE FROM residency_charge"):
         async with db.write() as conn:
             with pytest.raises(Exception, match="append-only"):
                 await conn.execute(text(statement))
@@ -178,18 +165,10 @@ async def test_costs_have_it_as_line_items_of_their_own(db, tenant):
     asked = ReportQuery(start_time=START, end_time=START + 48 * HOUR_S, group_by=("project_id",))
     async with db.read() as conn:
         whole = await reports.costs(conn, asked, START)
-        split = await reports.costs(
-            conn, msgspec.structs.replace(asked, group_by=("line_item",)), START
-        )
-        pinned = await reports.costs(
-            conn, msgspec.structs.replace(asked, line_items=("m, residency_pinned",)), START
-        )
-        of_a_key = await reports.costs(
-            conn, msgspec.structs.replace(asked, key_ids=("key_a",)), START
-        )
-        of_others = await reports.costs(
-            conn, msgspec.structs.replace(asked, tenant_ids=("proj_x",)), START
-        )
+        split = await reports.costs(conn, msgspec.structs.replace(asked, group_by=("line_item",)), START)
+        pinned = await reports.costs(conn, msgspec.structs.replace(asked, line_items=("m, residency_pinned",)), START)
+        of_a_key = await reports.costs(conn, msgspec.structs.replace(asked, key_ids=("key_a",)), START)
+        of_others = await reports.costs(conn, msgspec.structs.replace(asked, tenant_ids=("proj_x",)), START)
     each = RATES[0] + 2 * RATES[1]
     assert [[r.amount for r in b.results] for b in whole.buckets] == [[2 * each], [each]]
     assert whole.buckets[0].results[0].tenant_id == tenant
@@ -216,16 +195,14 @@ async def test_focus_has_a_row_per_day_and_class(db, tenant):
     pages = [page async for page in focus.rows(db, START, END, "us")]
     rows = [dict(zip(focus.COLUMNS, row, strict=True)) for page in pages for row in page]
     assert [(r["ChargePeriodStart"][:10], r["SkuMeter"], r["PricingQuantity"]) for r in rows] == [
-        (f"{PERIOD}-01", "residency_cache", 24), (f"{PERIOD}-01", "residency_pinned", 12),
-        (f"{PERIOD}-02", "residency_cache", 1), (f"{PERIOD}-02", "residency_pinned", Decimal("0.5")),
-    ]  # fmt: skip
+        (f"{PERIOD}-01", "residency_cache", 24),
+        (f"{PERIOD}-01", "residency_pinned", 12),
+        (f"{PERIOD}-02", "residency_cache", 1),
+        (f"{PERIOD}-02", "residency_pinned", Decimal("0.5")),
+    ]
     async with db.read() as conn:
-        charged = await conn.scalar(
-            text("SELECT SUM(charge_cache + charge_pinned) FROM residency_charge")
-        )
+        charged = await conn.scalar(text("SELECT SUM(charge_cache + charge_pinned) FROM residency_charge"))
     assert sum(row["BilledCost"] for row in rows) == Decimal(charged).scaleb(-6)
     first = rows[0]
     assert first["ListUnitPrice"] == Decimal(RATES[0]).scaleb(-6) == first["ContractedUnitPrice"]
-    assert (first["PricingUnit"], first["ConsumedQuantity"], first["SubAccountId"]) == (
-        "GB-Hours", 24 * 10**9, None,
-    )  # fmt: skip
+    assert (first["PricingUnit"], first["ConsumedQuantity"], first["SubAccountId"]) == ("GB-Hours", 24 * 10**9, None)

@@ -12,13 +12,7 @@ from accounting.access import api_keys
 from accounting.books import books
 from accounting.prices import prices
 from accounting.requests import request_postings, sdk_retries
-from accounting.requests.sdk_retries import (
-    DAY_MS,
-    HOUR_MS,
-    MAX_MOVED_OF_KEY,
-    WITHIN_MS,
-    DisconnectedEarly,
-)
+from accounting.requests.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, DisconnectedEarly
 from accounting.tenants import tenants
 from accounting.values.types import Usage
 
@@ -48,15 +42,11 @@ def owner_of(pepper):
 
 async def unheard(conn, owner, number: int, at_ms: int = NOON_MS, print_: bytes = PRINT) -> None:
     name = f"req_{number}"
-    await sdk_retries.note(
-        conn, [DisconnectedEarly(name, name, owner["tenant_id"], owner["key_id"], print_, at_ms)]
-    )
+    await sdk_retries.note(conn, [DisconnectedEarly(name, name, owner["tenant_id"], owner["key_id"], print_, at_ms)])
 
 
 async def settle(conn, owner, number: int, outcome: str = "client_gone") -> None:
-    await request_postings.post(
-        conn, 0, number + 1, [posting(f"req_{number}", outcome=outcome, **owner)]
-    )
+    await request_postings.post(conn, 0, number + 1, [posting(f"req_{number}", outcome=outcome, **owner)])
 
 
 async def replace(conn, owner, number: int, started_at_ms: int = NOON_MS + 1_000) -> int:
@@ -110,9 +100,7 @@ async def test_the_engines_surplus_is_written_off_before_and_after(conn, owner, 
     await sdk_retries.move(conn)
     if late:
         await request_postings.post_engine_records(conn, [witness])
-    await request_postings.post_engine_records(
-        conn, [record("req_2", tenant_id=owner["tenant_id"])]
-    )
+    await request_postings.post_engine_records(conn, [record("req_2", tenant_id=owner["tenant_id"])])
     report = await books.verify(conn)
     assert report.ok, report
 
@@ -131,9 +119,7 @@ async def test_a_repeat_that_is_not_charged_moves_nothing(conn, owner):
     await settle(conn, owner, 1)
     await unheard(conn, owner, 1)
     await replace(conn, owner, 2)
-    await request_postings.post(
-        conn, 0, 9, [posting("req_2", kind="void", outcome="internal", **owner)]
-    )
+    await request_postings.post(conn, 0, 9, [posting("req_2", kind="void", outcome="internal", **owner)])
     assert await sdk_retries.move(conn) == []
 
 
@@ -155,9 +141,7 @@ async def repeated(conn, owner, number: int, at_ms: int = NOON_MS) -> int:
     return await sdk_retries.replace(conn, owner["key_id"], name, retry, at_ms + 1_000)
 
 
-async def test_s8_a_new_fingerprint_each_time_gets_a_key_so_much_in_an_hour_and_no_more(
-    conn, owner, pepper
-):
+async def test_s8_a_new_fingerprint_each_time_gets_a_key_so_much_in_an_hour_and_no_more(conn, owner, pepper):
     taken = [await repeated(conn, owner, number) for number in range(MAX_MOVED_OF_KEY + 20)]
     assert taken == [1] * MAX_MOVED_OF_KEY + [0] * 20
     other = await api_keys.create(conn, pepper, tenant_id=owner["tenant_id"], now=1)

@@ -66,9 +66,7 @@ async def test_every_change_raises_the_epoch_and_is_audited(conn):
         await step
     epochs.append(await changes.auth_epoch(conn))
     assert epochs == sorted(set(epochs))
-    events = (
-        await conn.execute(select(AuditLog.event, AuditLog.actor).order_by(AuditLog.id))
-    ).all()
+    events = (await conn.execute(select(AuditLog.event, AuditLog.actor).order_by(AuditLog.id))).all()
     assert [tuple(row) for row in events][:2] == [
         ("project.created", "key_admin"),
         ("service_account.created", "system"),
@@ -84,17 +82,13 @@ async def test_limits_of_a_model_override_the_defaults_and_hold_for_that_model_a
     await tenants.set_model_limits(conn, tenant.id, mine, now=3)
     assert await tenants.model_limits(conn, tenant.id) == {"m": mine}
     assert tenants.default_limits("n").limits == DEFAULT_MODEL_LIMITS
-    assert (await tenants.set_limits(conn, tenant.id, Limits(1, 2, 3), now=4)).limits == Limits(
-        1, 2, 3
-    )
+    assert (await tenants.set_limits(conn, tenant.id, Limits(1, 2, 3), now=4)).limits == Limits(1, 2, 3)
 
 
 async def test_deleting_a_service_account_revokes_its_keys(conn, pepper):
     tenant = await tenants.create(conn, "a", now=1)
     account = await service_accounts.create_service_account(conn, tenant.id, "x", now=1)
-    mine = await api_keys.create(
-        conn, pepper, tenant_id=tenant.id, now=1, service_account_id=account.id
-    )
+    mine = await api_keys.create(conn, pepper, tenant_id=tenant.id, now=1, service_account_id=account.id)
     other = await api_keys.create(conn, pepper, tenant_id=tenant.id, now=1)
     await service_accounts.delete_service_account(conn, tenant.id, account.id, now=2)
     assert (await api_keys.list_keys(conn, tenant.id)).items == [other.info]

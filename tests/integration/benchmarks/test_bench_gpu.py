@@ -17,9 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_MSGSPEC = "import sys, runpy; sys.modules['msgspec'] = None; sys.argv[0] = 'benchmarks.gpu'; runpy.run_module('benchmarks.gpu', run_name='__main__')"
 
 
-@pytest.mark.parametrize(
-    "command", [["-m", "benchmarks.gpu"], ["-c", WITHOUT_MSGSPEC]], ids=["whole", "gpu image"]
-)
+@pytest.mark.parametrize("command", [["-m", "benchmarks.gpu"], ["-c", WITHOUT_MSGSPEC]], ids=["whole", "gpu image"])
 def test_every_part_gives_figures_and_nothing_fails(command, tmp_path):
     out = tmp_path / "result.json"
     done = subprocess.run(
@@ -43,7 +41,5 @@ def test_every_part_gives_figures_and_nothing_fails(command, tmp_path):
     assert shared["num_cached_cached"] == 4 * 32
     assert all(row["share_of_floor"] < 1 for row in record["decode"])
     assert math.isclose(
-        record["ceilings_first"]["copy_bytes_per_s"],
-        record["ceilings_last"]["copy_bytes_per_s"],
-        rel_tol=20,
+        record["ceilings_first"]["copy_bytes_per_s"], record["ceilings_last"]["copy_bytes_per_s"], rel_tol=20
     )

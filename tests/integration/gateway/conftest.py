@@ -13,9 +13,7 @@ from gateways import RunningGateway, running_gateway
 
 @pytest.fixture
 async def worker(tmp_path: Path, redis_url: str) -> AsyncIterator[ScriptedWorker]:
-    async with ScriptedWorker(
-        tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
-    ) as worker:
+    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0") as worker:
         yield worker
 
 
@@ -33,9 +31,7 @@ async def gateway(worker: ScriptedWorker, bare_gateway: RunningGateway) -> Runni
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def shared_gateway(
-    redis_socket: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[RunningGateway]:
+async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """With a worker, for all tests of a module that only ask: nothing they do outlives them."""
     directory = tmp_path_factory.mktemp("gateway")
     redis_url = f"unix://{redis_socket}?db=3"

@@ -87,10 +87,7 @@ async def test_anothers_adapter_is_as_if_it_were_not(gateway, folder):
     assert (await complete(gateway, served, my_key))[0] == 200
     assert served in await model_ids(gateway, my_key)
     assert served not in await model_ids(gateway)
-    hidden, unknown = (
-        await complete(gateway, served),
-        await complete(gateway, f"{MODEL}:nobody"),
-    )
+    hidden, unknown = (await complete(gateway, served), await complete(gateway, f"{MODEL}:nobody"))
     assert hidden[0] == unknown[0] == 404
     assert hidden[1] == unknown[1]
     status, _ = await call(gateway, "GET", f"/v1/models/{served}", key=gateway.keys.api_key)
@@ -148,18 +145,20 @@ async def test_a_name_is_taken_until_its_adapter_is_gone_and_then_another_one(ga
     assert again[1]["id"] != made["id"]
 
 
-async def test_a_stream_that_runs_ends_before_its_adapter_leaves(
-    tmp_path, redis_url, bare_gateway, folder
-):
+async def test_a_stream_that_runs_ends_before_its_adapter_leaves(tmp_path, redis_url, bare_gateway, folder):
     worker = ScriptedWorker(tmp_path / "slow.sock", redis_url=redis_url, tokens_per_s=4)
     async with worker:
         await bare_gateway.workers(1)
         made = await register(bare_gateway, folder)
         async with bare_gateway.client() as client:
             stream = await client.completions.create(
-                model=made["served_as"], prompt="x", max_tokens=60, stream=True,
-                stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
-            )  # fmt: skip
+                model=made["served_as"],
+                prompt="x",
+                max_tokens=60,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"ignore_eos": True},
+            )
             await anext(stream)
             await call(bare_gateway, "DELETE", f"{PATH}/{made['id']}")
             (link,) = bare_gateway.app[GENERATION].fleet.links
@@ -170,9 +169,7 @@ async def test_a_stream_that_runs_ends_before_its_adapter_leaves(
         await until(lambda: made["id"] not in link.adapters)
 
 
-async def test_a_worker_that_comes_back_has_its_adapters_again(
-    tmp_path, redis_url, bare_gateway, folder
-):
+async def test_a_worker_that_comes_back_has_its_adapters_again(tmp_path, redis_url, bare_gateway, folder):
     async with ScriptedWorker(tmp_path / "one.sock", redis_url=redis_url):
         await bare_gateway.workers(1)
         made = await register(bare_gateway, folder)

@@ -22,9 +22,7 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def long_gateway(
-    redis_socket: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[RunningGateway]:
+async def long_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     """For a model with a long context; without a worker."""
     home = tmp_path_factory.mktemp("long")
     async with running_gateway(home, f"unix://{redis_socket}?db=2", max_model_len=2**20) as gateway:
@@ -39,18 +37,13 @@ def said(content: Any, **more: Any) -> dict[str, Any]:
     return chat(messages=[{"role": "user", "content": content}], **more)
 
 
-async def post(
-    gateway: RunningGateway, body: Any, path: str = CHAT, limit_s: float = 20
-) -> tuple[int, dict[str, Any]]:
+async def post(gateway: RunningGateway, body: Any, path: str = CHAT, limit_s: float = 20) -> tuple[int, dict[str, Any]]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     timeout = aiohttp.ClientTimeout(total=limit_s)
     async with (
         gateway.session() as session,
         session.post(
-            path,
-            data=io.BytesIO(data),
-            headers={"content-type": "application/json"},
-            timeout=timeout,
+            path, data=io.BytesIO(data), headers={"content-type": "application/json"}, timeout=timeout
         ) as answer,
     ):
         return answer.status, await answer.json()
@@ -66,17 +59,13 @@ async def refused(gateway: RunningGateway, body: Any, path: str = CHAT) -> dict[
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"messages":['])
-async def test_attack_B01_nesting_is_cut_off_early(
-    shared_gateway: RunningGateway, opening: bytes
-) -> None:
+async def test_attack_B01_nesting_is_cut_off_early(shared_gateway: RunningGateway, opening: bytes) -> None:
     started = time.perf_counter()
     assert (await refused(shared_gateway, opening * 100_000))["code"] == "invalid_json"
     assert time.perf_counter() - started < 0.5
 
 
-async def test_attack_B02_doubled_keys_and_floods_of_parts_are_refused(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_attack_B02_doubled_keys_and_floods_of_parts_are_refused(shared_gateway: RunningGateway) -> None:
     doubled = b'{"model":"scripted","model":"other","messages":[{"role":"user","content":"x"}]}'
     assert (await refused(shared_gateway, doubled))["code"] == "invalid_json"
     inner = b'{"model":"scripted","messages":[{"role":"user","role":"system","content":"x"}]}'
@@ -91,11 +80,19 @@ async def test_attack_B02_doubled_keys_and_floods_of_parts_are_refused(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("max_tokens", b"9" * 1_000_000), ("temperature", b"1e400"), ("temperature", b"NaN"),
-        ("temperature", b"Infinity"), ("seed", b"-0"), ("n", b"true"), ("n", b'"5"'), ("n", b"1.0"),
-        ("max_tokens", b'"2"'), ("stream", b"1"), ("seed", b"18446744073709551616"),
+        ("max_tokens", b"9" * 1_000_000),
+        ("temperature", b"1e400"),
+        ("temperature", b"NaN"),
+        ("temperature", b"Infinity"),
+        ("seed", b"-0"),
+        ("n", b"true"),
+        ("n", b'"5"'),
+        ("n", b"1.0"),
+        ("max_tokens", b'"2"'),
+        ("stream", b"1"),
+        ("seed", b"18446744073709551616"),
     ],
-)  # fmt: skip
+)
 async def test_attack_B03_numbers_that_are_none_are_refused(
     shared_gateway: RunningGateway, field: str, value: bytes
 ) -> None:
@@ -105,44 +102,24 @@ async def test_attack_B03_numbers_that_are_none_are_refused(
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b'"\\ud800"',
-        b'"\\udc00\\ud800"',
-        b'"\\ud83d x"',
-        b'"\xc0\xaf"',
-        b'"\xff"',
-        b'"\xed\xa0\x80"',
-        b'"a\nb"',
-    ],
+    [b'"\\ud800"', b'"\\udc00\\ud800"', b'"\\ud83d x"', b'"\xc0\xaf"', b'"\xff"', b'"\xed\xa0\x80"', b'"a\nb"'],
 )
-async def test_attack_B04_broken_unicode_is_refused(
-    shared_gateway: RunningGateway, content: bytes
-) -> None:
-    body = (
-        b'{"model":"scripted","max_tokens":1,"messages":[{"role":"user","content":'
-        + content
-        + b"}]}"
-    )
+async def test_attack_B04_broken_unicode_is_refused(shared_gateway: RunningGateway, content: bytes) -> None:
+    body = b'{"model":"scripted","max_tokens":1,"messages":[{"role":"user","content":' + content + b"}]}"
     assert (await refused(shared_gateway, body))["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize(
     "content", ["\u202e\x00", "e" + "\u0301" * 200, "🎉" * 100, "\ufeffx", "\u2028", "\ud83c\udf89"]
 )
-async def test_attack_B04_odd_unicode_is_counted_alike(
-    shared_gateway: RunningGateway, content: str
-) -> None:
+async def test_attack_B04_odd_unicode_is_counted_alike(shared_gateway: RunningGateway, content: str) -> None:
     status, reply = await post(shared_gateway, said(content))
     assert status == 200
     _, tokens = await post(
-        shared_gateway,
-        {"model": MODEL, "messages": [{"role": "user", "content": content}]},
-        "/tokenize",
+        shared_gateway, {"model": MODEL, "messages": [{"role": "user", "content": content}]}, "/tokenize"
     )
     assert reply["usage"]["prompt_tokens"] == tokens["count"]
-    assert (await refused(shared_gateway, b"\xef\xbb\xbf" + json.dumps(chat()).encode()))[
-        "code"
-    ] == "invalid_json"
+    assert (await refused(shared_gateway, b"\xef\xbb\xbf" + json.dumps(chat()).encode()))["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**31, 2**63, 10**30, 1.5, "1", True])
@@ -161,25 +138,70 @@ async def test_attack_B05_a_bound_of_null_is_the_default(shared_gateway: Running
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 0}, {"n": -1}, {"n": 9}, {"n": 10**6}, {"best_of": 9}, {"logprobs": True, "top_logprobs": 21},
-        {"top_logprobs": 3}, {"logprobs": 5}, {"logit_bias": {"x": 1}}, {"logit_bias": {"999": 1}},
-        {"logit_bias": {"1": 101}}, {"logit_bias": {"-1": 1}}, {"logit_bias": {str(i): 0 for i in range(2000)}},
-        {"stop": ["a"] * 10_000}, {"stop": "a" * 1_000_000}, {"stop": ""}, {"stop": ["a", ""]}, {"stop": [1]},
-        {"temperature": 2.1}, {"temperature": -0.1}, {"temperature": "hot"}, {"seed": 2**100}, {"seed": 2**63},
-        {"top_p": 1.1}, {"top_k": -2}, {"min_p": 2}, {"presence_penalty": 3}, {"repetition_penalty": 0},
-        {"repetition_penalty": 1e-45}, {"logit_bias": {str(2**31): 1}}, {"logit_bias": {str(2**70): 1}},
-        {"stop_token_ids": [2**31]}, {"stop_token_ids": [2**64 - 1]}, {"min_tokens": 2**31}, {"top_k": 2**31},
-        {"stop_token_ids": [259]}, {"stop_token_ids": [-1]}, {"min_tokens": -1}, {"cache_salt": ""},
-        {"bad_words": []}, {"bad_words": "x"}, {"bad_words": [1]}, {"bad_words": [""]}, {"bad_words": ["x" * 101]},
-        {"bad_words": ["x"] * 129}, {"bad_words": ["x", None]}, {"allowed_token_ids": []}, {"allowed_token_ids": [259]},
-        {"allowed_token_ids": [-1]}, {"allowed_token_ids": ["1"]}, {"allowed_token_ids": [1.5]},
-        {"allowed_token_ids": [1] * 16_385}, {"allowed_token_ids": [120], "bad_words": ["x"]},
-        {"stream_options": {"include_usage": True}}, {"service_tier": "gold"}, {"service_tier": "flex"},
-        {"metadata": {"k": 1}}, {"metadata": {str(i): "v" for i in range(17)}}, {"store": "yes"},
-        {"user": 7}, {"priority": "high"},
+        {"n": 0},
+        {"n": -1},
+        {"n": 9},
+        {"n": 10**6},
+        {"best_of": 9},
+        {"logprobs": True, "top_logprobs": 21},
+        {"top_logprobs": 3},
+        {"logprobs": 5},
+        {"logit_bias": {"x": 1}},
+        {"logit_bias": {"999": 1}},
+        {"logit_bias": {"1": 101}},
+        {"logit_bias": {"-1": 1}},
+        {"logit_bias": {str(i): 0 for i in range(2000)}},
+        {"stop": ["a"] * 10_000},
+        {"stop": "a" * 1_000_000},
+        {"stop": ""},
+        {"stop": ["a", ""]},
+        {"stop": [1]},
+        {"temperature": 2.1},
+        {"temperature": -0.1},
+        {"temperature": "hot"},
+        {"seed": 2**100},
+        {"seed": 2**63},
+        {"top_p": 1.1},
+        {"top_k": -2},
+        {"min_p": 2},
+        {"presence_penalty": 3},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-45},
+        {"logit_bias": {str(2**31): 1}},
+        {"logit_bias": {str(2**70): 1}},
+        {"stop_token_ids": [2**31]},
+        {"stop_token_ids": [2**64 - 1]},
+        {"min_tokens": 2**31},
+        {"top_k": 2**31},
+        {"stop_token_ids": [259]},
+        {"stop_token_ids": [-1]},
+        {"min_tokens": -1},
+        {"cache_salt": ""},
+        {"bad_words": []},
+        {"bad_words": "x"},
+        {"bad_words": [1]},
+        {"bad_words": [""]},
+        {"bad_words": ["x" * 101]},
+        {"bad_words": ["x"] * 129},
+        {"bad_words": ["x", None]},
+        {"allowed_token_ids": []},
+        {"allowed_token_ids": [259]},
+        {"allowed_token_ids": [-1]},
+        {"allowed_token_ids": ["1"]},
+        {"allowed_token_ids": [1.5]},
+        {"allowed_token_ids": [1] * 16_385},
+        {"allowed_token_ids": [120], "bad_words": ["x"]},
+        {"stream_options": {"include_usage": True}},
+        {"service_tier": "gold"},
+        {"service_tier": "flex"},
+        {"metadata": {"k": 1}},
+        {"metadata": {str(i): "v" for i in range(17)}},
+        {"store": "yes"},
+        {"user": 7},
+        {"priority": "high"},
     ],
     ids=lambda fields: json.dumps(fields)[:40],
-)  # fmt: skip
+)
 async def test_attack_B06_parameters_out_of_range_are_refused(
     shared_gateway: RunningGateway, fields: dict[str, Any]
 ) -> None:
@@ -188,10 +210,32 @@ async def test_attack_B06_parameters_out_of_range_are_refused(
 
 @pytest.mark.parametrize(
     "key",
-    ["0000000000002147483648", "00000000000000000000007", "1" * 30, "1" * 60_000, str(2**31), str(2**64), "259",
-     "07", "00", "", "-1", "+7", "7 ", " 7", "7.0", "1e1", "0x7", "1_0", "\u0667", "\u00b2", "\uff17", "7\x00"],
+    [
+        "0000000000002147483648",
+        "00000000000000000000007",
+        "1" * 30,
+        "1" * 60_000,
+        str(2**31),
+        str(2**64),
+        "259",
+        "07",
+        "00",
+        "",
+        "-1",
+        "+7",
+        "7 ",
+        " 7",
+        "7.0",
+        "1e1",
+        "0x7",
+        "1_0",
+        "\u0667",
+        "\u00b2",
+        "\uff17",
+        "7\x00",
+    ],
     ids=lambda key: ascii(key[:24]),
-)  # fmt: skip
+)
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
 async def test_s1_a_bias_for_what_is_no_token_id_is_refused(
     shared_gateway: RunningGateway, path: str, key: str
@@ -202,9 +246,7 @@ async def test_s1_a_bias_for_what_is_no_token_id_is_refused(
     assert (error["param"], error["code"]) == ("logit_bias", "invalid_value")
 
 
-async def test_s1_a_token_has_one_bias_however_its_id_is_spelled(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_s1_a_token_has_one_bias_however_its_id_is_spelled(shared_gateway: RunningGateway) -> None:
     await refused(shared_gateway, chat(logit_bias={"7": 100, "07": 100}))
     status, reply = await post(shared_gateway, chat(logit_bias={"0": 1, "7": 100, "258": -100}))
     assert status == 200, reply
@@ -213,7 +255,10 @@ async def test_s1_a_token_has_one_bias_however_its_id_is_spelled(
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([], "messages"), (None, "messages"), ("hi", "messages"), ([None], "messages[0]"),
+        ([], "messages"),
+        (None, "messages"),
+        ("hi", "messages"),
+        ([None], "messages[0]"),
         ([{"role": "user", "content": ""}], "messages[0].content"),
         ([{"role": "user", "content": None}], "messages[0].content"),
         ([{"role": "user", "content": []}], "messages[0].content"),
@@ -222,18 +267,24 @@ async def test_s1_a_token_has_one_bias_however_its_id_is_spelled(
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "root", "content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
-         "messages[0].content[0]"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
+            "messages[0].content[0]",
+        ),
         ([{"role": "user", "content": [{"type": "file", "file": {}}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "odd"}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
-        ([{"role": "user", "content": "x"}, {"role": "tool", "content": "", "tool_call_id": 5}],
-         "messages[1].tool_call_id"),
-        ([{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "../x", "arguments": "{}"}}]}],
-         "messages[0].tool_calls[0].function.name"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "tool", "content": "", "tool_call_id": 5}],
+            "messages[1].tool_call_id",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "../x", "arguments": "{}"}}]}],
+            "messages[0].tool_calls[0].function.name",
+        ),
     ],
-)  # fmt: skip
+)
 async def test_attack_B07_messages_that_are_none_are_refused_by_path(
     shared_gateway: RunningGateway, messages: Any, param: str
 ) -> None:
@@ -241,9 +292,7 @@ async def test_attack_B07_messages_that_are_none_are_refused_by_path(
     assert error["param"] == param
 
 
-async def test_empty_assistant_and_tool_messages_are_allowed(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_empty_assistant_and_tool_messages_are_allowed(shared_gateway: RunningGateway) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "be brief"}]},
@@ -257,13 +306,15 @@ async def test_empty_assistant_and_tool_messages_are_allowed(
     assert status == 200, reply
 
 
-async def test_attack_B08_the_context_is_a_wall_with_numbers(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_attack_B08_the_context_is_a_wall_with_numbers(shared_gateway: RunningGateway) -> None:
     limit = 2048
     base = len("user: ") + len("\nassistant:") + 2
-    for length, bound, expected in [(limit - base - 2, 2, 200), (limit - base - 1, 2, 400), (limit - base, None, 400),
-                                    (limit * 10, None, 400)]:  # fmt: skip
+    for length, bound, expected in [
+        (limit - base - 2, 2, 200),
+        (limit - base - 1, 2, 400),
+        (limit - base, None, 400),
+        (limit * 10, None, 400),
+    ]:
         status, reply = await post(shared_gateway, said("x" * length, max_tokens=bound))
         assert status == expected, (length, bound, reply)
         if expected == 400:
@@ -271,9 +322,7 @@ async def test_attack_B08_the_context_is_a_wall_with_numbers(
             assert str(limit) in reply["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "text", ["a" * 4_000_000, " " * 4_000_000, "<|eos" * 800_000, "é<" * 500_000]
-)
+@pytest.mark.parametrize("text", ["a" * 4_000_000, " " * 4_000_000, "<|eos" * 800_000, "é<" * 500_000])
 async def test_attack_B09_tokenizing_megabytes_does_not_block_the_loop(
     shared_gateway: RunningGateway, text: str
 ) -> None:
@@ -299,23 +348,24 @@ async def test_attack_B09_tokenizing_megabytes_does_not_block_the_loop(
 
 def _post_from_a_thread(gateway: RunningGateway, body: bytes, path: str = CHAT) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
-    headers = {
-        "authorization": f"Bearer {gateway.keys.api_key}",
-        "content-type": "application/json",
-    }
+    headers = {"authorization": f"Bearer {gateway.keys.api_key}", "content-type": "application/json"}
     connection.request("POST", path, body, headers)
     status = connection.getresponse().status
     connection.close()
     return status
 
 
-async def test_attack_B10_fields_that_would_steer_us_have_no_effect(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_attack_B10_fields_that_would_steer_us_have_no_effect(shared_gateway: RunningGateway) -> None:
     steering = {
-        "tenant_id": "other", "api_base": "http://x", "base_url": "http://x", "extra_headers": {"a": "b"},
-        "user_api_key": "x", "request_id": "req_" + "0" * 32, "price": 0, "tier": "batch",
-    }  # fmt: skip
+        "tenant_id": "other",
+        "api_base": "http://x",
+        "base_url": "http://x",
+        "extra_headers": {"a": "b"},
+        "user_api_key": "x",
+        "request_id": "req_" + "0" * 32,
+        "price": 0,
+        "tier": "batch",
+    }
     status, reply = await post(shared_gateway, chat(temperature=0, priority=9, **steering))
     assert status == 200
     assert reply["headgate"]["request_id"] != steering["request_id"]
@@ -328,16 +378,24 @@ async def test_attack_B10_fields_that_would_steer_us_have_no_effect(
 @pytest.mark.parametrize(
     "fields",
     [
-        {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"enable_thinking": True}},
+        {"chat_template": "{{ 1 }}"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
         {"tools": [{"type": "function", "function": {"name": "f", "chat_template": "x"}}]},
         {"messages": [{"role": "user", "content": "x", "chat_template": "{{ 1 }}"}]},
-        {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"functions": []}, {"audio": {}},
-        {"modalities": ["audio"]}, {"web_search_options": {}}, {"suffix": "x"}, {"guided_json": {}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"functions": []},
+        {"audio": {}},
+        {"modalities": ["audio"]},
+        {"web_search_options": {}},
+        {"suffix": "x"},
+        {"guided_json": {}},
         {"logits_processors": []},
-        {"reasoning_effort": "high"}, {"best_of": 2}, {"prompt_logprobs": 1},
+        {"reasoning_effort": "high"},
+        {"best_of": 2},
+        {"prompt_logprobs": 1},
     ],
     ids=lambda fields: next(iter(fields)),
-)  # fmt: skip
+)
 async def test_attack_B11_what_cannot_be_honoured_is_refused_by_name(
     shared_gateway: RunningGateway, fields: dict[str, Any]
 ) -> None:
@@ -346,9 +404,15 @@ async def test_attack_B11_what_cannot_be_honoured_is_refused_by_name(
 
 async def test_neutral_values_of_such_fields_are_taken(shared_gateway: RunningGateway) -> None:
     neutral = {
-        "response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "modalities": ["text"],
-        "chat_template": None, "functions": None, "service_tier": "auto", "metadata": {"a": "b"},
-    }  # fmt: skip
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "modalities": ["text"],
+        "chat_template": None,
+        "functions": None,
+        "service_tier": "auto",
+        "metadata": {"a": "b"},
+    }
     status, reply = await post(shared_gateway, chat(**neutral))
     assert status == 200
     assert reply["service_tier"] == "default"
@@ -356,38 +420,32 @@ async def test_neutral_values_of_such_fields_are_taken(shared_gateway: RunningGa
 
 
 @pytest.mark.parametrize("text", ["{{ 7*7 }}", "{% raw %}", "{{ ''.__class__ }}", "{# x #}"])
-async def test_attack_B12_template_syntax_in_text_is_text(
-    shared_gateway: RunningGateway, text: str
-) -> None:
+async def test_attack_B12_template_syntax_in_text_is_text(shared_gateway: RunningGateway, text: str) -> None:
     fields = {"model": MODEL, "messages": [{"role": "user", "content": text, "name": text}]}
     _, tokens = await post(shared_gateway, fields, "/tokenize")
-    _, back = await post(
-        shared_gateway, {"model": MODEL, "tokens": tokens["tokens"]}, "/detokenize"
-    )
+    _, back = await post(shared_gateway, {"model": MODEL, "tokens": tokens["tokens"]}, "/detokenize")
     assert f"user: {text}<|eos|>" in back["prompt"]
     status, _ = await post(shared_gateway, chat(model=text))
     assert status == 404
 
 
 @pytest.mark.parametrize("token", ["<|bos|>", "<|eos|>", "<|pad|>"])
-async def test_attack_B13_control_tokens_in_text_stay_text(
-    shared_gateway: RunningGateway, token: str
-) -> None:
+async def test_attack_B13_control_tokens_in_text_stay_text(shared_gateway: RunningGateway, token: str) -> None:
     halves = [token[:4], token[4:]]
     plain = [{"role": "user", "content": "x"}]
     _, reference = await post(shared_gateway, {"model": MODEL, "messages": plain}, "/tokenize")
     num_control = sum(one >= 256 for one in reference["tokens"])
     for content in (
-        token, f"a{token}{token}b", f" {token} ",
+        token,
+        f"a{token}{token}b",
+        f" {token} ",
         [{"type": "text", "text": half} for half in halves],
         [{"type": "text", "text": f"a{halves[0]}"}, {"type": "text", "text": f"{halves[1]}b"}],
-    ):  # fmt: skip
+    ):
         fields = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
         _, tokens = await post(shared_gateway, fields, "/tokenize")
         assert sum(one >= 256 for one in tokens["tokens"]) == num_control
-        _, back = await post(
-            shared_gateway, {"model": MODEL, "tokens": tokens["tokens"]}, "/detokenize"
-        )
+        _, back = await post(shared_gateway, {"model": MODEL, "tokens": tokens["tokens"]}, "/detokenize")
         assert token in back["prompt"]
     for prompt in (token, f"x{token}"):
         _, tokens = await post(shared_gateway, {"model": MODEL, "prompt": prompt}, "/tokenize")
@@ -398,11 +456,25 @@ async def test_completions_refuse_what_is_not_theirs(shared_gateway: RunningGate
     base = {"model": MODEL, "prompt": "x", "max_tokens": 1}
     path = "/v1/completions"
     for fields in (
-        {"prompt": []}, {"prompt": ""}, {"prompt": [[]]}, {"prompt": [300]}, {"prompt": [-1]}, {"prompt": [[1], "a"]},
-        {"prompt": None}, {"prompt": {"a": 1}}, {"prompt": [True]}, {"max_tokens": 0}, {"logprobs": 21},
-        {"suffix": "x"}, {"messages": []}, {"best_of": 9}, {"prompt": ["x"] * 200}, {"n": 8, "prompt": ["x"] * 17},
-        {"echo": "yes"}, {"tools": []},
-    ):  # fmt: skip
+        {"prompt": []},
+        {"prompt": ""},
+        {"prompt": [[]]},
+        {"prompt": [300]},
+        {"prompt": [-1]},
+        {"prompt": [[1], "a"]},
+        {"prompt": None},
+        {"prompt": {"a": 1}},
+        {"prompt": [True]},
+        {"max_tokens": 0},
+        {"logprobs": 21},
+        {"suffix": "x"},
+        {"messages": []},
+        {"best_of": 9},
+        {"prompt": ["x"] * 200},
+        {"n": 8, "prompt": ["x"] * 17},
+        {"echo": "yes"},
+        {"tools": []},
+    ):
         await refused(shared_gateway, base | fields, path)
     status, _ = await post(shared_gateway, base | {"best_of": 1}, path)
     assert status == 200
@@ -419,9 +491,13 @@ async def test_bodies_that_are_no_object_are_refused(shared_gateway: RunningGate
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("functions", [{"name": "f"}]), ("function_call", "auto"), ("tools", [{"type": "function", "function": {"name": "f"}}]),
-     ("tool_choice", "required")],
-)  # fmt: skip
+    [
+        ("functions", [{"name": "f"}]),
+        ("function_call", "auto"),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+    ],
+)
 async def test_o10_all_four_names_of_tools_are_refused_in_the_same_words(
     shared_gateway: RunningGateway, path: str, field: str, value: Any
 ) -> None:
@@ -432,9 +508,7 @@ async def test_o10_all_four_names_of_tools_are_refused_in_the_same_words(
     ):
         error = (await answer.json())["error"]
     assert (answer.status, error["param"], error["code"]) == (400, field, "unsupported_parameter")
-    assert (
-        error["message"] == f"The parameter '{field}' is not supported. Tool calls are not offered."
-    )
+    assert error["message"] == f"The parameter '{field}' is not supported. Tool calls are not offered."
 
 
 LARGEST: dict[str, tuple[str, dict[str, Any]]] = {
@@ -447,9 +521,7 @@ LARGEST: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("shape", LARGEST)
-async def test_s2_the_largest_bodies_allowed_keep_nobody_waiting(
-    long_gateway: RunningGateway, shape: str
-) -> None:
+async def test_s2_the_largest_bodies_allowed_keep_nobody_waiting(long_gateway: RunningGateway, shape: str) -> None:
     """The loop's lag beside what the same request takes: on the code before, most of it stood still."""
     path, fields = LARGEST[shape]
     body = json.dumps(fields).encode()

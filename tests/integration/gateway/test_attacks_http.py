@@ -30,9 +30,7 @@ async def talk(gateway: RunningGateway, data: bytes, limit_s: float = 5.0) -> by
         writer.close()
 
 
-def get(
-    path: str = "/livez", *headers: str, host: str = "host: x", version: str = "HTTP/1.1"
-) -> bytes:
+def get(path: str = "/livez", *headers: str, host: str = "host: x", version: str = "HTTP/1.1") -> bytes:
     lines = [f"GET {path} {version}", *([host] if host else []), *headers, "connection: close"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
@@ -79,11 +77,7 @@ SMUGGLE = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 async def test_attack_A01_ambiguous_framing_is_refused_and_never_two_requests(
     shared_gateway: RunningGateway, lines: str
 ) -> None:
-    data = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n\r\n".encode()
-        + b"0\r\n\r\n"
-        + SMUGGLE
-    )
+    data = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{lines}\r\n\r\n".encode() + b"0\r\n\r\n" + SMUGGLE
     answer = await talk(shared_gateway, data)
     assert status_of(answer) == 400
     assert num_answers(answer) == 1
@@ -103,9 +97,7 @@ async def test_attack_A01_ambiguous_framing_is_refused_and_never_two_requests(
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-async def test_attack_A02_control_characters_in_the_head_are_400(
-    shared_gateway: RunningGateway, data: bytes
-) -> None:
+async def test_attack_A02_control_characters_in_the_head_are_400(shared_gateway: RunningGateway, data: bytes) -> None:
     answer = await talk(shared_gateway, data)
     assert status_of(answer) == 400
     check_error(answer)
@@ -129,19 +121,20 @@ async def test_attack_A03_chunk_floods_are_refused_or_read_within_bounds(
 
 def post_head(gateway: RunningGateway, *headers: str, path: str = "/v1/chat/completions") -> bytes:
     lines = [
-        f"POST {path} HTTP/1.1", "host: x", f"authorization: Bearer {gateway.keys.api_key}",
-        "content-type: application/json", "connection: close", *headers,
-    ]  # fmt: skip
+        f"POST {path} HTTP/1.1",
+        "host: x",
+        f"authorization: Bearer {gateway.keys.api_key}",
+        "content-type: application/json",
+        "connection: close",
+        *headers,
+    ]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [["x: " + "a" * 1024 * 1024], [f"x-{i}: y" for i in range(140)], ["x: " + "a" * 8200]],
+    "headers", [["x: " + "a" * 1024 * 1024], [f"x-{i}: y" for i in range(140)], ["x: " + "a" * 8200]]
 )
-async def test_attack_A04_large_heads_are_431(
-    shared_gateway: RunningGateway, headers: list[str]
-) -> None:
+async def test_attack_A04_large_heads_are_431(shared_gateway: RunningGateway, headers: list[str]) -> None:
     answer = await talk(shared_gateway, get("/livez", *headers))
     if answer:  # the rest that nobody reads may reset the connection before the answer is seen
         assert status_of(answer) == 431
@@ -185,12 +178,8 @@ async def test_attack_A06_slow_heads_and_bodies_get_408(tmp_path: Path, redis_ur
         assert await talk(gateway, b"") == b""
 
 
-async def test_a_keep_alive_connection_may_rest_longer_than_a_new_one(
-    tmp_path: Path, redis_url: str
-) -> None:
-    async with running_gateway(
-        tmp_path / "home", redis_url, first_byte_s=0.2, headers_s=0.4
-    ) as gateway:
+async def test_a_keep_alive_connection_may_rest_longer_than_a_new_one(tmp_path: Path, redis_url: str) -> None:
+    async with running_gateway(tmp_path / "home", redis_url, first_byte_s=0.2, headers_s=0.4) as gateway:
         reader, writer = await gateway.socket()
         for _ in range(2):
             writer.write(SMUGGLE)
@@ -200,41 +189,30 @@ async def test_a_keep_alive_connection_may_rest_longer_than_a_new_one(
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "gzip, gzip", "nonsense"])
-async def test_attack_A08_encoded_bodies_are_415(
-    shared_gateway: RunningGateway, encoding: str
-) -> None:
+async def test_attack_A08_encoded_bodies_are_415(shared_gateway: RunningGateway, encoding: str) -> None:
     body = b"\x1f\x8b" + b"\0" * 1000
-    head = post_head(
-        shared_gateway, f"content-encoding: {encoding}", f"content-length: {len(body)}"
-    )
+    head = post_head(shared_gateway, f"content-encoding: {encoding}", f"content-length: {len(body)}")
     answer = await talk(shared_gateway, head + body)
     assert status_of(answer) == 415
     assert check_error(answer)["code"] == "unsupported_media_type"
 
 
-async def test_attack_A09_too_large_a_body_is_413_before_it_is_read(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_attack_A09_too_large_a_body_is_413_before_it_is_read(shared_gateway: RunningGateway) -> None:
     too_long = 16 * 1024 * 1024 + 1
     answer = await talk(shared_gateway, post_head(shared_gateway, f"content-length: {too_long}"))
     assert status_of(answer) == 413
     assert check_error(answer)["code"] == "request_too_large"
     answer = await talk(
-        shared_gateway,
-        post_head(shared_gateway, f"content-length: {too_long}", "expect: 100-continue"),
+        shared_gateway, post_head(shared_gateway, f"content-length: {too_long}", "expect: 100-continue")
     )
     assert answer.startswith(b"HTTP/1.1 413")
     chunks = (b"100000\r\n" + b" " * 0x100000 + b"\r\n") * 17
-    answer = await talk(
-        shared_gateway, post_head(shared_gateway, "transfer-encoding: chunked") + chunks, 20
-    )
+    answer = await talk(shared_gateway, post_head(shared_gateway, "transfer-encoding: chunked") + chunks, 20)
     assert status_of(answer) in {413, 0}  # the rest of the body may reset the connection
 
 
 async def test_a_wanted_body_is_continued(shared_gateway: RunningGateway) -> None:
-    body = json.dumps(
-        {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    )
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
     reader, writer = await shared_gateway.socket()
     writer.write(post_head(shared_gateway, f"content-length: {len(body)}", "expect: 100-continue"))
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -243,16 +221,12 @@ async def test_a_wanted_body_is_continued(shared_gateway: RunningGateway) -> Non
     writer.close()
 
 
-async def test_attack_A10_nothing_of_the_clients_splits_a_header(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_attack_A10_nothing_of_the_clients_splits_a_header(shared_gateway: RunningGateway) -> None:
     fields = {"a\r\nx-evil: 1": 1, "b\u2028c": 1, "ok_name": 1, "d\x85e": 1}
     body = json.dumps(
         {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
     ).encode()
-    answer = await talk(
-        shared_gateway, post_head(shared_gateway, f"content-length: {len(body)}") + body
-    )
+    answer = await talk(shared_gateway, post_head(shared_gateway, f"content-length: {len(body)}") + body)
     head = answer.partition(b"\r\n\r\n")[0]
     assert b"x-headgate-ignored: ok_name" in head
     assert b"evil" not in head
@@ -260,20 +234,33 @@ async def test_attack_A10_nothing_of_the_clients_splits_a_header(
 
 async def test_attack_A11_forwarding_headers_change_nothing(shared_gateway: RunningGateway) -> None:
     for header in (
-        "x-forwarded-for: 127.0.0.1", "forwarded: for=127.0.0.1", "x-real-ip: 127.0.0.1",
-        "x-original-url: /livez", "x-http-method-override: POST",
-    ):  # fmt: skip
+        "x-forwarded-for: 127.0.0.1",
+        "forwarded: for=127.0.0.1",
+        "x-real-ip: 127.0.0.1",
+        "x-original-url: /livez",
+        "x-http-method-override: POST",
+    ):
         assert status_of(await talk(shared_gateway, get("/v1/models", header))) == 401
 
 
 @pytest.mark.parametrize(
     "path",
-    ["//v1//models", "/v1/%2e%2e/metrics", "/v1/../metrics", "/v1/..;/metrics", "/V1/models", "/v1/models;a=b",
-     "/v1%2fmodels", "/./v1/models", "/v1/models/", "http://example.org/v1/models", "/%00", "/v1/chat"],
-)  # fmt: skip
-async def test_attack_A12_odd_paths_never_get_past_authentication(
-    shared_gateway: RunningGateway, path: str
-) -> None:
+    [
+        "//v1//models",
+        "/v1/%2e%2e/metrics",
+        "/v1/../metrics",
+        "/v1/..;/metrics",
+        "/V1/models",
+        "/v1/models;a=b",
+        "/v1%2fmodels",
+        "/./v1/models",
+        "/v1/models/",
+        "http://example.org/v1/models",
+        "/%00",
+        "/v1/chat",
+    ],
+)
+async def test_attack_A12_odd_paths_never_get_past_authentication(shared_gateway: RunningGateway, path: str) -> None:
     answer = await talk(shared_gateway, get(path, host="host: localhost"))
     assert status_of(answer) in {400, 401, 404}
     check_error(answer)
@@ -300,10 +287,8 @@ async def test_attack_A13_a_missing_or_doubled_host_is_400(shared_gateway: Runni
         b"GET /livez HTTP/0.9\r\nhost: x\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
-)  # fmt: skip
-async def test_attack_A14_other_protocols_are_refused(
-    shared_gateway: RunningGateway, data: bytes
-) -> None:
+)
+async def test_attack_A14_other_protocols_are_refused(shared_gateway: RunningGateway, data: bytes) -> None:
     answer = await talk(shared_gateway, data)
     # An upgrade that is not taken is an ordinary request.
     allowed = {200} if b"websocket" in data else {400, 401, 405}
@@ -311,9 +296,7 @@ async def test_attack_A14_other_protocols_are_refused(
     assert b"101 Switching" not in answer
 
 
-async def test_attack_A15_an_address_holds_a_bounded_number_of_connections(
-    tmp_path: Path, redis_url: str
-) -> None:
+async def test_attack_A15_an_address_holds_a_bounded_number_of_connections(tmp_path: Path, redis_url: str) -> None:
     limits = {"unlimited_networks": (), "max_connections_per_address": 5}
     async with running_gateway(tmp_path / "home", redis_url, **limits) as gateway:
         held = [await gateway.socket() for _ in range(5)]
@@ -354,10 +337,14 @@ async def test_wrong_methods_name_the_right_ones(shared_gateway: RunningGateway)
 
 @pytest.mark.parametrize(
     ("method", "path", "shown"),
-    [("POST", "/v1/embeddings", "POST /v1/embeddings"), ("POST", "/v1/responses", "POST /v1/responses"),
-     ("GET", "/v1/nothing?key=secret", "GET /v1/nothing"), ("GET", "/v1/%3Cb%3E%0A", "GET /v1/%3Cb%3E%0A"),
-     ("GET", "/" + "x" * 500, "GET (this path)")],
-)  # fmt: skip
+    [
+        ("POST", "/v1/embeddings", "POST /v1/embeddings"),
+        ("POST", "/v1/responses", "POST /v1/responses"),
+        ("GET", "/v1/nothing?key=secret", "GET /v1/nothing"),
+        ("GET", "/v1/%3Cb%3E%0A", "GET /v1/%3Cb%3E%0A"),
+        ("GET", "/" + "x" * 500, "GET (this path)"),
+    ],
+)
 async def test_o10_a_route_that_is_not_offered_is_named_with_what_is(
     shared_gateway: RunningGateway, method: str, path: str, shown: str
 ) -> None:

@@ -25,8 +25,12 @@ RUNS_A_MODEL = {
 }
 """No state but the books."""
 PERSONAL = ("audit_log", "file", "spend_alert", "batch", "tenant", "service_account", "api_key")
-LINE = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": MODEL, "messages": [
-    {"role": "user", "content": "hi"}]}}  # fmt: skip
+LINE = {
+    "custom_id": "a",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]},
+}
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ async def gateway(tmp_path, redis_url):
 async def organization(gateway):
     async with openai.AsyncOpenAI(
         base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
-    ) as client:  # fmt: skip
+    ) as client:
         yield client.admin.organization
 
 
@@ -50,9 +54,7 @@ class Operator:
         self._gateway = gateway
         self.called: set[str] = set()
 
-    async def call(
-        self, name: str, body: Any = None, key: str | None = None, *, once: str = "", **parts: str
-    ) -> Any:
+    async def call(self, name: str, body: Any = None, key: str | None = None, *, once: str = "", **parts: str) -> Any:
         method, path = name.split(" ")
         before = await self._gateway.sql("SELECT coalesce(max(id), 0) AS n FROM audit_log")
         options = {"data": body} if isinstance(body, FormData) else {"json": body}
@@ -64,9 +66,7 @@ class Operator:
         ):
             assert answer.status == 200, (name, await answer.text())
             value = await answer.json()
-        rows = await self._gateway.sql(
-            "SELECT event, actor FROM audit_log WHERE id > :n", n=before[0].n
-        )
+        rows = await self._gateway.sql("SELECT event, actor FROM audit_log WHERE id > :n", n=before[0].n)
         assert rows, f"{name} wrote no audit row"
         assert all(row.actor.startswith("key_") for row in rows)
         self.called.add(name)
@@ -83,9 +83,7 @@ async def test_every_route_that_changes_something_writes_an_audit_row(gateway):
     await change_models(operator)
     await change_webhooks(operator)
     await change_files_and_batches(operator, gateway.keys.api_key)
-    changing = {
-        f"{route.method} {route.path}" for route in routes() if route.method != "GET"
-    } - RUNS_A_MODEL
+    changing = {f"{route.method} {route.path}" for route in routes() if route.method != "GET"} - RUNS_A_MODEL
     assert changing - operator.called == set()
 
 
@@ -94,9 +92,7 @@ async def change_projects(operator: Operator) -> None:
     project = (await operator.call(f"POST {projects}", {"name": "crops"}))["id"]
     one = f"{projects}/{{project_id}}"
     await operator.call(f"POST {one}", {"name": "fields"}, project_id=project)
-    account = await operator.call(
-        f"POST {one}/service_accounts", {"name": "robot"}, project_id=project
-    )
+    account = await operator.call(f"POST {one}/service_accounts", {"name": "robot"}, project_id=project)
     at = {"project_id": project, "account_id": account["id"]}
     accounts = f"{one}/service_accounts/{{account_id}}"
     await operator.call(f"POST {accounts}", {"name": "tractor"}, **at)
@@ -109,9 +105,11 @@ async def change_projects(operator: Operator) -> None:
     await operator.call(f"DELETE {one}/api_keys/{{key_id}}", **at)
     await operator.call(f"DELETE {accounts}", **at)
     await operator.call(
-        f"POST {one}/rate_limits/{{rate_limit_id}}", {"max_requests_per_1_minute": 5},
-        project_id=project, rate_limit_id=f"rl-{MODEL}",
-    )  # fmt: skip
+        f"POST {one}/rate_limits/{{rate_limit_id}}",
+        {"max_requests_per_1_minute": 5},
+        project_id=project,
+        rate_limit_id=f"rl-{MODEL}",
+    )
     models = {"mode": "allow_list", "model_ids": [MODEL]}
     await operator.call(f"POST {one}/model_permissions", models, project_id=project)
     await operator.call(f"DELETE {one}/model_permissions", project_id=project)
@@ -180,11 +178,7 @@ async def change_files_and_batches(operator: Operator, key: str) -> None:
     form = FormData({"purpose": "batch"})
     form.add_field("file", json.dumps(LINE).encode(), filename="in.jsonl")
     file = (await operator.call("POST /v1/files", form, key))["id"]
-    batch = {
-        "input_file_id": file,
-        "endpoint": "/v1/chat/completions",
-        "completion_window": "24h",
-    }
+    batch = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     made = (await operator.call("POST /v1/batches", batch, key))["id"]
     await operator.call("POST /v1/batches/{batch}/cancel", None, key, batch=made)
     await operator.call("DELETE /v1/files/{file}", None, key, file=file)
@@ -197,8 +191,12 @@ async def test_the_log_is_filtered_and_paged_by_the_clients_own_means(gateway, o
     await organization.projects.archive(second.id)
     every = [entry async for entry in organization.audit_logs.list(limit=2)]
     assert [entry.type for entry in every][:5] == [
-        "project.archived", "api_key.created", "service_account.created", "project.created", "project.created",
-    ]  # fmt: skip
+        "project.archived",
+        "api_key.created",
+        "service_account.created",
+        "project.created",
+        "project.created",
+    ]
     ids = [entry.id for entry in every]
     assert len(set(ids)) == len(ids)
 
@@ -206,9 +204,7 @@ async def test_the_log_is_filtered_and_paged_by_the_clients_own_means(gateway, o
         return [entry.type async for entry in organization.audit_logs.list(**asked)]
 
     assert await types(project_ids=[second.id]) == ["project.archived", "project.created"]
-    assert await types(event_types=["project.created"], project_ids=[first.id]) == [
-        "project.created"
-    ]
+    assert await types(event_types=["project.created"], project_ids=[first.id]) == ["project.created"]
     assert await types(resource_ids=[account.api_key.id]) == ["api_key.created"]
     assert await types(actor_ids=["system"], event_types=["project.archived"]) == []
     assert await types(effective_at={"gt": int(time.time()) + 60}) == []
@@ -220,16 +216,8 @@ async def test_the_log_is_filtered_and_paged_by_the_clients_own_means(gateway, o
 async def test_an_entry_has_the_clients_fields_and_no_secret(gateway, organization):
     project = await organization.projects.create(name="crops")
     account = await organization.projects.service_accounts.create(project.id, name="robot")
-    [entry] = (
-        await organization.audit_logs.list(
-            event_types=["api_key.created"], project_ids=[project.id]
-        )
-    ).data
-    assert (entry.actor.type, entry.project.id, entry.project.name) == (
-        "api_key",
-        project.id,
-        "crops",
-    )
+    [entry] = (await organization.audit_logs.list(event_types=["api_key.created"], project_ids=[project.id])).data
+    assert (entry.actor.type, entry.project.id, entry.project.name) == ("api_key", project.id, "crops")
     assert entry.api_key_created.id == account.api_key.id
     assert "chat" in entry.api_key_created.data.scopes
     for value in (account.api_key.value, gateway.keys.admin_key):
@@ -240,7 +228,7 @@ async def test_an_entry_has_the_clients_fields_and_no_secret(gateway, organizati
 
 @pytest.mark.parametrize(
     "asked", ["effective_at[gt]=x", "after=nothing", "limit=0", "actor_emails[]=a@b.c", "before=key_1"]
-)  # fmt: skip
+)
 async def test_what_cannot_be_asked_of_the_log_is_a_400(gateway, asked):
     async with (
         gateway.session(gateway.keys.admin_key) as session,

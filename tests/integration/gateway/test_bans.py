@@ -16,9 +16,7 @@ MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]
 
 async def chat(gateway: RunningGateway, **fields: Any) -> list[str]:
     async with gateway.client() as client:
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=60, seed=5, **fields
-        )
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=60, seed=5, **fields)
     assert answer.usage is not None
     return [choice.message.content or "" for choice in answer.choices]
 
@@ -32,14 +30,10 @@ async def streamed(gateway: RunningGateway, **fields: Any) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-async def test_what_was_said_is_not_said_when_it_is_banned(
-    shared_gateway: RunningGateway, temperature: float
-) -> None:
+async def test_what_was_said_is_not_said_when_it_is_banned(shared_gateway: RunningGateway, temperature: float) -> None:
     fields: dict[str, Any] = {"temperature": temperature, "n": 3}
     before = await chat(shared_gateway, **fields)
-    words = list(
-        dict.fromkeys(text[i : i + 2].lstrip(" ") for text in before for i in range(9, 16))
-    )
+    words = list(dict.fromkeys(text[i : i + 2].lstrip(" ") for text in before for i in range(9, 16)))
     assert any(len(word) == 2 for word in words), "words of two tokens"
     after = await chat(shared_gateway, **fields, extra_body={"bad_words": words})
     assert all(mine != other for mine, other in zip(after, before, strict=True))
@@ -57,14 +51,12 @@ async def test_a_streamed_text_is_the_whole_one(shared_gateway: RunningGateway) 
     assert whole[:6] == before[:6], "all but the last letter could be said"
 
 
-async def test_only_allowed_tokens_are_said_and_no_end_unless_it_is_allowed(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_only_allowed_tokens_are_said_and_no_end_unless_it_is_allowed(shared_gateway: RunningGateway) -> None:
     digits = list(b"0123456789")
     async with shared_gateway.client() as client:
         answer = await client.completions.create(
             model=MODEL, prompt=["one", "two"], max_tokens=40, extra_body={"allowed_token_ids": digits}
-        )  # fmt: skip
+        )
         ended = await client.completions.create(
             model=MODEL, prompt="one", max_tokens=40, extra_body={"allowed_token_ids": [EOS]}
         )
@@ -84,10 +76,7 @@ async def test_only_allowed_tokens_are_said_and_no_end_unless_it_is_allowed(
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [1, 259]}, "allowed_token_ids"),
         ({"allowed_token_ids": [120, 121], "bad_words": ["x", "y"]}, "allowed_token_ids"),
-        (
-            {"allowed_token_ids": [120], "min_tokens": 2, "stop_token_ids": [120]},
-            "allowed_token_ids",
-        ),
+        ({"allowed_token_ids": [120], "min_tokens": 2, "stop_token_ids": [120]}, "allowed_token_ids"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"min_tokens": 10_000}, "min_tokens"),
     ],
@@ -97,18 +86,13 @@ async def test_what_cannot_be_is_refused_by_name(
     shared_gateway: RunningGateway, fields: dict[str, Any], param: str
 ) -> None:
     for path in ("/v1/chat/completions", "/v1/completions"):
-        base = {"model": MODEL, "messages": MESSAGES} if "chat" in path else {"model": MODEL, "prompt": "x"}  # fmt: skip
-        async with (
-            shared_gateway.session() as session,
-            session.post(path, json=base | fields) as answer,
-        ):
+        base = {"model": MODEL, "messages": MESSAGES} if "chat" in path else {"model": MODEL, "prompt": "x"}
+        async with shared_gateway.session() as session, session.post(path, json=base | fields) as answer:
             assert answer.status == 400
             assert (await answer.json())["error"]["param"] == param
 
 
-async def test_the_same_words_are_fine_where_something_is_left(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_the_same_words_are_fine_where_something_is_left(shared_gateway: RunningGateway) -> None:
     extra = {"allowed_token_ids": list(b"xyz"), "bad_words": ["x", "y"]}
     assert await chat(shared_gateway, extra_body=extra) == ["z" * 60]
     with pytest.raises(openai.BadRequestError):

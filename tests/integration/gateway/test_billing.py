@@ -45,8 +45,12 @@ async def headgate(gateway, *arguments: str) -> tuple[int, str]:
 
 
 async def test_a_sheet_gets_versions_that_cannot_overlap(admin, gateway):
-    sheet = {"sheet": "gold", "from": 1_000, "rates": [{"model": "m", **RATES}],
-             "residency": [{"model": "m", "cache": 5, "pinned": 6}]}  # fmt: skip
+    sheet = {
+        "sheet": "gold",
+        "from": 1_000,
+        "rates": [{"model": "m", **RATES}],
+        "residency": [{"model": "m", "cache": 5, "pinned": 6}],
+    }
     status, made = await call(admin, "POST", "/admin/v1/price-sheets", sheet)
     assert (status, made["id"], made["until"], made["currency"]) == (200, "gold@1", None, "USD")
     assert made["rates"] == [{"model": "m", "tier": "interactive", **RATES}]
@@ -69,13 +73,18 @@ async def test_a_sheet_gets_versions_that_cannot_overlap(admin, gateway):
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"rates": []}, "rates"), ({"sheet": "a@b"}, "sheet"), ({"sheet": "gold\n"}, "sheet"), ({"currency": "EUR\n"}, "currency"), ({"from": -1}, "from"), ({"until": 5}, "until"),
+        ({"rates": []}, "rates"),
+        ({"sheet": "a@b"}, "sheet"),
+        ({"sheet": "gold\n"}, "sheet"),
+        ({"currency": "EUR\n"}, "currency"),
+        ({"from": -1}, "from"),
+        ({"until": 5}, "until"),
         ({"rates": [{"model": "m", **RATES, "output": -1}]}, "rates[0].output"),
         ({"rates": [{"model": "m", **RATES, "output": 10**12 + 1}]}, "rates[0].output"),
         ({"rates": [{"model": "m", **RATES, "output": 0.5}]}, "rates[0].output"),
         ({"rates": [{"model": "m", **RATES}] * 2}, "rates"),
     ],
-)  # fmt: skip
+)
 async def test_a_sheet_that_cannot_be_is_refused(admin, change, param):
     sheet = {"sheet": "gold", "from": 1_000, "rates": [{"model": "m", **RATES}]}
     status, body = await call(admin, "POST", "/admin/v1/price-sheets", {**sheet, **change})
@@ -87,15 +96,16 @@ async def test_a_tenant_is_assigned_sheets_by_interval(admin, gateway):
     path = f"/admin/v1/tenants/{tenant}/price-sheet"
     rates = [{"model": "m", **RATES}]
     for name, currency in (("gold", "USD"), ("euro", "EUR")):
-        await call(admin, "POST", "/admin/v1/price-sheets",
-                   {"sheet": name, "currency": currency, "rates": rates})  # fmt: skip
+        await call(admin, "POST", "/admin/v1/price-sheets", {"sheet": name, "currency": currency, "rates": rates})
     assert (await call(admin, "PUT", path, {"sheet": "gold", "from": 100, "until": 200}))[0] == 200
     assert (await call(admin, "PUT", path, {"sheet": "gold", "from": 150}))[0] == 409
     assert (await call(admin, "PUT", path, {"sheet": "gold", "from": 200}))[0] == 200
     _, made = await call(admin, "PUT", path, {"sheet": "standard", "from": 300})
     assert [(i["sheet"], i["from"], i["until"]) for i in made["intervals"]] == [
-        ("gold", 100, 200), ("gold", 200, 300), ("standard", 300, None),
-    ]  # fmt: skip
+        ("gold", 100, 200),
+        ("gold", 200, 300),
+        ("standard", 300, None),
+    ]
     assert (await call(admin, "GET", path))[1] == {k: v for k, v in made.items() if k != "unpriced"}
     status, body = await call(admin, "PUT", path, {"sheet": "euro", "from": 400})
     assert (status, body["error"]["message"]) == (409, "A tenant has one currency.")
@@ -107,14 +117,8 @@ async def test_a_month_closes_once_for_everybody_and_reads_as_four_types(admin, 
     status, listed = await call(admin, "POST", "/admin/v1/invoices", {"period": PERIOD})
     assert status == 200
     (invoice,) = listed["data"]
-    assert (invoice["number"], invoice["project_id"], invoice["num_requests"]) == (
-        "INV-000001",
-        tenant,
-        2,
-    )
-    status, again = await call(
-        admin, "POST", "/admin/v1/invoices", {"period": PERIOD, "project_id": tenant}
-    )
+    assert (invoice["number"], invoice["project_id"], invoice["num_requests"]) == ("INV-000001", tenant, 2)
+    status, again = await call(admin, "POST", "/admin/v1/invoices", {"period": PERIOD, "project_id": tenant})
     assert (status, again) == (200, invoice)
     assert (await call(admin, "POST", "/admin/v1/invoices", {"period": PERIOD}))[1]["data"] == []
     path = "/admin/v1/invoices/INV-000001"
@@ -137,9 +141,10 @@ async def test_a_month_closes_once_for_everybody_and_reads_as_four_types(admin, 
 async def test_what_cannot_be_closed_says_why(admin, gateway):
     tenant = await used(gateway)
     for body, status in (
-        ({"period": "2025-13"}, 400), ({"period": "2099-01", "project_id": tenant}, 409),
+        ({"period": "2025-13"}, 400),
+        ({"period": "2099-01", "project_id": tenant}, 409),
         ({"period": PERIOD, "project_id": "proj_none"}, 404),
-    ):  # fmt: skip
+    ):
         answer = await call(admin, "POST", "/admin/v1/invoices", body)
         assert answer[0] == status, answer
 
@@ -154,28 +159,34 @@ async def test_a_credit_needs_a_key_and_is_given_once(admin, gateway):
     async with admin.post("/admin/v1/credits", json=body, headers=key) as answer:
         assert answer.headers["idempotent-replayed"] == "true"
         assert await answer.json() == made
-    status, other = await call(
-        admin, "POST", "/admin/v1/credits", {**body, "amount_micro_units": 101}, **key
-    )
+    status, other = await call(admin, "POST", "/admin/v1/credits", {**body, "amount_micro_units": 101}, **key)
     assert (status, other["error"]["code"]) == (422, "idempotency_mismatch")
     await call(admin, "POST", "/admin/v1/invoices", {"period": PERIOD})
     _, listed = await call(admin, "GET", f"/admin/v1/credits?project_id={tenant}")
     assert [(c["id"], c["remaining_micro_units"]) for c in listed["data"]] == [(made["id"], 0)]
-    note = {"type": "credit_note", "project_id": tenant, "amount_micro_units": 7, "corrects": f"req_{tenant}_0"}  # fmt: skip
-    status, given = await call(
-        admin, "POST", "/admin/v1/credits", note, **{"idempotency-key": "k2"}
-    )
+    note = {"type": "credit_note", "project_id": tenant, "amount_micro_units": 7, "corrects": f"req_{tenant}_0"}
+    status, given = await call(admin, "POST", "/admin/v1/credits", note, **{"idempotency-key": "k2"})
     assert (status, given["number"]) == (200, "CN-000001")
-    status, _ = await call(admin, "POST", "/admin/v1/credits",
-                           {**note, "project_id": OPERATOR_TENANT}, **{"idempotency-key": "k3"})  # fmt: skip
+    status, _ = await call(
+        admin, "POST", "/admin/v1/credits", {**note, "project_id": OPERATOR_TENANT}, **{"idempotency-key": "k3"}
+    )
     assert status == 404
 
 
 async def test_an_operator_prices_closes_and_credits_at_the_command_line(gateway, tmp_path):
     tenant = await used(gateway, "acme")
     _, version = await headgate(
-        gateway, "prices", "add", "gold", "--rate", f"{MODEL}=0.00001,0.00002,0.00003,0.000041", "--batch-percent", "50", "--from", "2025-01-01"
-    )  # fmt: skip
+        gateway,
+        "prices",
+        "add",
+        "gold",
+        "--rate",
+        f"{MODEL}=0.00001,0.00002,0.00003,0.000041",
+        "--batch-percent",
+        "50",
+        "--from",
+        "2025-01-01",
+    )
     assert "0.000005 USD" in version
     assert version.split()[-1] == "gold@1"
     _, shown = await headgate(gateway, "prices", "show", "gold@1", "--json")
@@ -183,9 +194,7 @@ async def test_an_operator_prices_closes_and_credits_at_the_command_line(gateway
     assert (batch["output"], interactive["output"]) == (21, 41)
     assert (await headgate(gateway, "prices", "assign", "acme", "gold"))[0] == 0
     assert "gold@1" in (await headgate(gateway, "prices", "list"))[1]
-    _, grant = await headgate(
-        gateway, "credits", "grant", "acme", "0.00025", "--starts", "2025-01-01"
-    )
+    _, grant = await headgate(gateway, "credits", "grant", "acme", "0.00025", "--starts", "2025-01-01")
     assert grant.startswith("credit_")
     _, closed = await headgate(gateway, "invoice", "close", "--period", PERIOD, "--json")
     (invoice,) = json.loads(closed)
@@ -193,13 +202,9 @@ async def test_an_operator_prices_closes_and_credits_at_the_command_line(gateway
     assert "INV-000001" in (await headgate(gateway, "invoice", "list"))[1]
     assert "total" in (await headgate(gateway, "invoice", "show", "INV-000001"))[1]
     out = tmp_path / "i.html"
-    await headgate(
-        gateway, "invoice", "export", "INV-000001", "--format", "html", "--out", str(out)
-    )
+    await headgate(gateway, "invoice", "export", "INV-000001", "--format", "html", "--out", str(out))
     assert "INV-000001" in out.read_text()
-    assert (await headgate(gateway, "credits", "correct", "acme", f"req_{tenant}_1", "0.000009"))[
-        0
-    ] == 0
+    assert (await headgate(gateway, "credits", "correct", "acme", f"req_{tenant}_1", "0.000009"))[0] == 0
     assert "CN-000001" in (await headgate(gateway, "credits", "list"))[1]
 
 
@@ -228,7 +233,13 @@ async def test_usage_and_costs_read_every_page_by_every_group(gateway):
     for group in ("project_id", "api_key_id", "model", "batch", "service_tier"):
         _, output = await headgate(gateway, "usage", *month, "--group-by", group, "--json")
         results = [r for b in json.loads(output)["data"] for r in b["results"]]
-        expected = {"project_id": tenant, "api_key_id": "key_x", "model": MODEL, "batch": False, "service_tier": "default"}  # fmt: skip
+        expected = {
+            "project_id": tenant,
+            "api_key_id": "key_x",
+            "model": MODEL,
+            "batch": False,
+            "service_tier": "default",
+        }
         assert {r[group] for r in results} == {expected[group]}
         others = set(expected) - {group}
         assert {r[other] for r in results for other in others} == {None}

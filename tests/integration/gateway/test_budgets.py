@@ -40,12 +40,7 @@ async def budget(gateway, tenant, limit, **fields):
 
 
 async def ask(gateway, key, max_tokens=400, **fields):
-    body = {
-        "model": MODEL,
-        "prompt": "the water runs",
-        "max_tokens": max_tokens,
-        "ignore_eos": True,
-    }
+    body = {"model": MODEL, "prompt": "the water runs", "max_tokens": max_tokens, "ignore_eos": True}
     async with gateway.session(key) as session:
         answer = await session.post("/v1/completions", json=body | fields)
         return answer, await answer.json()
@@ -59,9 +54,7 @@ def shadow_refusals(gateway, level, dimension):
 
 async def spent(gateway, tenant):
     await gateway.settled()
-    [(charge,)] = await gateway.sql(
-        "SELECT coalesce(sum(charge), 0) FROM ledger_entry WHERE tenant_id = :t", t=tenant
-    )
+    [(charge,)] = await gateway.sql("SELECT coalesce(sum(charge), 0) FROM ledger_entry WHERE tenant_id = :t", t=tenant)
     return int(charge)
 
 
@@ -85,9 +78,15 @@ async def test_a_request_ends_at_its_budget_and_the_next_one_is_refused(gateway)
     error = body["error"]
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
     assert error["headgate"] == {
-        "level": "tenant", "dimension": "budget_micro_units", "limit": 1, "used": told["charge_micro_units"],
-        "reserved": 0, "scope": "tenant", "resets_at": made["current"]["end"], "budget": made["id"],
-    }  # fmt: skip
+        "level": "tenant",
+        "dimension": "budget_micro_units",
+        "limit": 1,
+        "used": told["charge_micro_units"],
+        "reserved": 0,
+        "scope": "tenant",
+        "resets_at": made["current"]["end"],
+        "budget": made["id"],
+    }
     await gateway.balanced()
 
 
@@ -149,9 +148,7 @@ async def test_each_threshold_is_noted_once(gateway):
     for _ in range(7):
         await ask(gateway, key, max_tokens=60)
         await gateway.settled()
-        rows = await gateway.sql(
-            "SELECT threshold, used_micro_units FROM budget_alert ORDER BY threshold"
-        )
+        rows = await gateway.sql("SELECT threshold, used_micro_units FROM budget_alert ORDER BY threshold")
         noted.append([row.threshold for row in rows])
     assert noted[0] == []
     assert noted[-1] == [50, 80, 100]
@@ -181,9 +178,7 @@ async def test_an_adjustment_raises_the_limit_for_its_time_only(gateway):
     await call(gateway, "POST", path, {"micro_units": 500, "from": now + 3600, "to": now + 7200})
     answer, _ = await ask(gateway, key, max_tokens=1)
     assert answer.status == 429
-    status, after = await call(
-        gateway, "POST", path, {"micro_units": 500, "from": now, "to": now + 60}
-    )
+    status, after = await call(gateway, "POST", path, {"micro_units": 500, "from": now, "to": now + 60})
     assert (status, after["current"]["limit_micro_units"]) == (200, 500)
     answer, _ = await ask(gateway, key, max_tokens=1)
     assert answer.status == 200
@@ -200,7 +195,7 @@ async def test_an_adjustment_raises_the_limit_for_its_time_only(gateway):
         ({"period": {"start": 61, "end": 600}}, "period.start"),
         ({"api_key_id": "key_of_nobody"}, "api_key_id"),
     ],
-)  # fmt: skip
+)
 async def test_what_is_no_budget_is_refused_by_name(bare_gateway, fields, param):
     tenant, _ = await bare_gateway.new_tenant("anna")
     body = {"project_id": tenant, "period": "day", "limit_micro_units": 5} | fields
@@ -238,13 +233,7 @@ async def test_quotas_of_each_kind_refuse_by_name_and_a_shadow_one_only_counts(g
     for level, dimension, limit, kind in cases:
         tenant, key = await gateway.new_tenant("anna")
         subject = MODEL if level == "model" else ""
-        quota = {
-            "project_id": tenant,
-            "level": level,
-            "subject": subject,
-            "dimension": dimension,
-            "limit": limit,
-        }
+        quota = {"project_id": tenant, "level": level, "subject": subject, "dimension": dimension, "limit": limit}
         assert (await call(gateway, "POST", QUOTAS, quota))[0] == 200
         first, _ = await ask(gateway, key, max_tokens=30, user="ann")
         second, body = await ask(gateway, key, max_tokens=30, user="ann")
@@ -272,19 +261,13 @@ async def test_a_models_limit_is_held_against_that_model_alone(gateway):
 
 async def test_an_operator_types_it(gateway):
     tenant, key = await gateway.new_tenant("acme")
-    status, output = await headgate(
-        gateway, "budgets", "add", tenant, "--limit", "0.001", "--period", "day"
-    )
+    status, output = await headgate(gateway, "budgets", "add", tenant, "--limit", "0.001", "--period", "day")
     budget_id = output.strip()
     assert (status, budget_id[:7]) == (0, "budget_")
     assert (await headgate(gateway, "budgets", "add", tenant, "--limit", "1"))[0] == 2
-    assert (await headgate(gateway, "budgets", "set", budget_id, "--limit", "0", "--kind", "hard"))[
-        0
-    ] == 0
+    assert (await headgate(gateway, "budgets", "set", budget_id, "--limit", "0", "--kind", "hard"))[0] == 0
     assert (await ask(gateway, key))[0].status == 429
-    status, output = await headgate(
-        gateway, "budgets", "adjust", budget_id, "0.00009", "--to", "2099-01-01"
-    )
+    status, output = await headgate(gateway, "budgets", "adjust", budget_id, "0.00009", "--to", "2099-01-01")
     assert status == 0, output
     assert (await ask(gateway, key))[0].status == 200
     listed = (await headgate(gateway, "budgets", "list"))[1]
@@ -307,9 +290,7 @@ async def test_ends_of_budgets_are_shown_by_the_tenants_clocks_and_stay_what_the
     status, _ = await headgate(gateway, "tenants", "set", "anna", "--time-zone", "Europe/Berlin")
     assert status == 0
     _, shown = await call(gateway, "GET", f"{BUDGETS}/{made['id']}")
-    assert (shown["current"]["end"], shown["current"]["end_local"]) == (
-        end, "2030-06-30T00:00:00+02:00",
-    )  # fmt: skip
+    assert (shown["current"]["end"], shown["current"]["end_local"]) == (end, "2030-06-30T00:00:00+02:00")
     assert "2030-06-30T00:00:00+02:00" in (await headgate(gateway, "budgets", "list"))[1]
     _, limits = await call(gateway, "GET", "/v1/me/limits", key=key)
     [mine] = [one for one in limits["data"] if one["dimension"] == "budget_micro_units"]

@@ -12,8 +12,12 @@ from gateways import MODEL, RunningGateway
 from workers.protocol.messages import SamplingParams
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]
-PROMPT = [256, *chat_text(MESSAGES).removeprefix("<|bos|>").split("<|eos|>")[0].encode(), 257,
-          *chat_text(MESSAGES).split("<|eos|>")[1].encode()]  # fmt: skip
+PROMPT = [
+    256,
+    *chat_text(MESSAGES).removeprefix("<|bos|>").split("<|eos|>")[0].encode(),
+    257,
+    *chat_text(MESSAGES).split("<|eos|>")[1].encode(),
+]
 
 
 def greedy(max_tokens: int) -> list[int]:
@@ -22,9 +26,7 @@ def greedy(max_tokens: int) -> list[int]:
 
 async def test_a_body_has_the_text_and_the_usage_of_the_engine(gateway: RunningGateway) -> None:
     async with gateway.client() as client:
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=20, temperature=0
-        )
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20, temperature=0)
     expected = greedy(20)
     assert answer.choices[0].message.content == decode(expected)
     assert answer.choices[0].finish_reason == "length"
@@ -41,9 +43,13 @@ async def test_a_body_has_the_text_and_the_usage_of_the_engine(gateway: RunningG
 async def test_a_stream_tells_the_same_story_in_pieces(gateway: RunningGateway) -> None:
     async with gateway.client() as client:
         stream = await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=20, temperature=0, stream=True,
+            model=MODEL,
+            messages=MESSAGES,
+            max_tokens=20,
+            temperature=0,
+            stream=True,
             stream_options={"include_usage": True},
-        )  # fmt: skip
+        )
         chunks = [chunk async for chunk in stream]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == decode(greedy(20))
@@ -56,27 +62,18 @@ async def test_a_stream_tells_the_same_story_in_pieces(gateway: RunningGateway) 
     assert len({(c.id, c.created, c.model, c.system_fingerprint) for c in chunks}) == 1
 
 
-async def test_the_ledger_has_what_the_client_was_told(
-    gateway: RunningGateway, worker: ScriptedWorker
-) -> None:
+async def test_the_ledger_has_what_the_client_was_told(gateway: RunningGateway, worker: ScriptedWorker) -> None:
     async with gateway.client() as client:
-        answer = await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=7, temperature=0
-        )
+        answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=7, temperature=0)
     await gateway.settled()
     rows = await gateway.sql("SELECT request_id, kind FROM ledger_entry")
     assert [row.kind for row in rows] == ["settle"]
     assert rows[0].request_id == answer.model_extra["headgate"]["request_id"]
 
 
-async def test_raw_stream_ends_with_done_and_carries_the_headgate_object_last(
-    gateway: RunningGateway,
-) -> None:
+async def test_raw_stream_ends_with_done_and_carries_the_headgate_object_last(gateway: RunningGateway) -> None:
     body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 3, "stream": True}
-    async with (
-        gateway.session() as session,
-        session.post("/v1/chat/completions", json=body) as answer,
-    ):
+    async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
         raw = (await answer.read()).decode()
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert answer.headers["x-request-id"].startswith("req_")

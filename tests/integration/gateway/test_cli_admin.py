@@ -34,9 +34,7 @@ async def gateway(tmp_path, redis_url):
 async def headgate(gateway, *arguments: str, **environment: str) -> tuple[int, str]:
     """(exit status, output) of one command, as the operator of this gateway; in a thread beside the gateway's loop."""
     command = [*arguments, "--home", str(gateway.settings.home)]
-    done = await asyncio.to_thread(
-        CliRunner().invoke, main, command, env=_env(gateway, environment)
-    )
+    done = await asyncio.to_thread(CliRunner().invoke, main, command, env=_env(gateway, environment))
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return done.exit_code, done.output
 
@@ -47,9 +45,14 @@ def _env(gateway, environment: dict[str, str]) -> dict[str, str]:
 
 async def test_the_installed_command_has_them_all(gateway):
     process = await asyncio.create_subprocess_exec(
-        HEADGATE, "tenants", "list", "--home", str(gateway.settings.home), stdout=asyncio.subprocess.PIPE,
+        HEADGATE,
+        "tenants",
+        "list",
+        "--home",
+        str(gateway.settings.home),
+        stdout=asyncio.subprocess.PIPE,
         env={**os.environ, **_env(gateway, {})},
-    )  # fmt: skip
+    )
     output, _ = await process.communicate()
     assert (process.returncode, b"default" in output) == (0, True)
     listed = CliRunner().invoke(main, ["--help"]).output
@@ -68,9 +71,7 @@ async def test_a_tenant_gets_a_key_that_works_until_it_is_revoked(gateway):
     _, listed = await headgate(gateway, "keys", "list", "acme", "--json")
     (mine,) = [key for key in json.loads(listed) if key["name"] == "ci"]
     assert mine["scopes"] == ["chat"]
-    assert {key["owner"]["service_account"]["name"] for key in json.loads(listed)} == {
-        "command line"
-    }
+    assert {key["owner"]["service_account"]["name"] for key in json.loads(listed)} == {"command line"}
     status, _ = await headgate(gateway, "keys", "revoke", tenant_id.strip(), mine["id"])
     assert status == 0
     async with gateway.session(value.strip()) as session, session.get("/v1/models") as answer:
@@ -136,18 +137,13 @@ async def test_usage_and_costs_name_the_tenant(gateway):
 
 async def _post_one(gateway, **changes) -> None:
     """A settled request with its engine record, under the first start's own key."""
-    ((key_id,),) = await gateway.sql(
-        "SELECT id FROM api_key WHERE tenant_id = :t", t=gateway.keys.tenant_id
-    )
+    ((key_id,),) = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=gateway.keys.tenant_id)
     owner = {"tenant_id": gateway.keys.tenant_id}
     now_ms = time.time_ns() // 1_000_000
     usage = Usage(10, 20, 30, 40)
     async with gateway.app[DATABASE].write() as conn:
         await request_postings.post(
-            conn,
-            9,
-            1,
-            [posting("req_1", usage, key_id=key_id, opened_at_ms=now_ms, **owner, **changes)],
+            conn, 9, 1, [posting("req_1", usage, key_id=key_id, opened_at_ms=now_ms, **owner, **changes)]
         )
         await request_postings.post_engine_records(conn, [record("req_1", usage, **owner)])
 
@@ -161,28 +157,21 @@ async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(ga
     told = {(e["id"], e["name"], e["meaning"], e["documented_in"]) for e in report["equations"]}
     assert told == {(e.id, e.name, e.meaning, DOCUMENTED_IN) for e in EQUATIONS}
     async with gateway.app[DATABASE].write() as conn:
-        await request_postings.post_engine_records(
-            conn, [record("req_2", tenant_id=gateway.keys.tenant_id)]
-        )
+        await request_postings.post_engine_records(conn, [record("req_2", tenant_id=gateway.keys.tenant_id)])
     status, output = await headgate(gateway, "verify-books")
     assert status == 1
     assert "conservation         FAILED" in output
     assert f"\n     {CONSERVATION.meaning}\n       req_2\n" in output
     assert f"\n     {BALANCE.meaning}\n" in output, "also of an equation that holds"
     assert f"\nThe equations are explained in {DOCUMENTED_IN}.\n" in output
-    async with (
-        gateway.session(gateway.keys.admin_key) as session,
-        session.post("/admin/v1/verify-books") as answer,
-    ):
+    async with gateway.session(gateway.keys.admin_key) as session, session.post("/admin/v1/verify-books") as answer:
         over_http = await answer.json()
     assert (answer.status, over_http["ok"]) == (200, False)
     assert {e["id"]: e["failures"] for e in over_http["equations"]}["I1"] == ["req_2"]
 
 
 async def test_an_admin_key_can_be_made_without_one(gateway):
-    status, value = await headgate(
-        gateway, "keys", "create", "--admin", HEADGATE_URL="http://127.0.0.1:1"
-    )
+    status, value = await headgate(gateway, "keys", "create", "--admin", HEADGATE_URL="http://127.0.0.1:1")
     assert status == 0
     assert value.startswith("hg_admin_")
     status, _ = await headgate(gateway, "tenants", "list", HEADGATE_API_KEY=value.strip())
@@ -205,12 +194,14 @@ async def test_an_admin_key_can_be_made_without_one(gateway):
         (("credits", "correct", "default", "req_x", "0.0012"), {}, "Not found: req_x. `headgate credits list` shows"),
         (("limits", "spend"), {}, "headgate: No spend limit is set."),
         (("limits", "spend", "default"), {}, "headgate: No spend limit is set."),
-        (("verify-books",), {"HEADGATE_DATABASE_URL": "sqlite+aiosqlite:////nowhere/x.db"}, "/nowhere/x.db cannot be used"),
+        (
+            ("verify-books",),
+            {"HEADGATE_DATABASE_URL": "sqlite+aiosqlite:////nowhere/x.db"},
+            "/nowhere/x.db cannot be used",
+        ),
     ],
-)  # fmt: skip
-async def test_what_cannot_be_done_is_one_sentence_and_a_non_zero_exit(
-    gateway, arguments, environment, sentence
-):
+)
+async def test_what_cannot_be_done_is_one_sentence_and_a_non_zero_exit(gateway, arguments, environment, sentence):
     status, output = await headgate(gateway, *arguments, **environment)
     assert status != 0
     assert sentence in output

@@ -40,9 +40,10 @@ async def gateway(tmp_path, redis_url):
 @pytest.fixture
 def headgate(gateway):
     env = {
-        "HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key,
+        "HEADGATE_URL": gateway.url,
+        "HEADGATE_API_KEY": gateway.keys.admin_key,
         "HEADGATE_REDIS_URL": gateway.settings.redis_url,
-    }  # fmt: skip
+    }
 
     async def run(*arguments: str, stdin: str = "", expect: int = 0) -> str:
         command = [*arguments, "--home", str(gateway.settings.home)]
@@ -80,14 +81,10 @@ async def test_a_tenant_is_suspended_resumed_archived_and_deleted(gateway, headg
 
 async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):
     await headgate("tenants", "create", "acme")
-    made = await read(
-        headgate, "keys", "create", "acme", "--model", "m", "--address", "127.0.0.0/8"
-    )
+    made = await read(headgate, "keys", "create", "acme", "--model", "m", "--address", "127.0.0.0/8")
     shown = await read(headgate, "keys", "show", made["id"])
     assert (shown["models"], shown["addresses"]) == (["m"], ["127.0.0.0/8"])
-    changed = await read(
-        headgate, "keys", "set", made["id"], "--any-model", "--running", "3", "--disable"
-    )
+    changed = await read(headgate, "keys", "set", made["id"], "--any-model", "--running", "3", "--disable")
     assert (changed["models"], changed["max_running_requests"]) == (None, 3)
     assert changed["addresses"] == ["127.0.0.0/8"]
     assert await answer_of(gateway, made["value"]) == 401
@@ -131,18 +128,15 @@ async def test_limits_by_model_over_all_models_and_of_spending(headgate):
 async def test_quotas_are_set_listed_and_taken_away(headgate):
     await headgate("tenants", "create", "acme")
     await headgate("quotas", "set", "acme", "requests_per_day", "500")
-    await headgate(
-        "quotas", "set", "acme", "requests_per_minute", "3", "--level", "end_user", "--shadow"
-    )
-    await headgate(
-        "quotas", "set", "acme", "tokens_per_minute", "9", "--level", "model", "--subject", MODEL
-    )
+    await headgate("quotas", "set", "acme", "requests_per_minute", "3", "--level", "end_user", "--shadow")
+    await headgate("quotas", "set", "acme", "tokens_per_minute", "9", "--level", "model", "--subject", MODEL)
     found = await read(headgate, "quotas", "list", "acme")
     shown = {(q["level"], q["subject"], q["dimension"], q["limit"], q["shadow"]) for q in found}
     assert shown == {
-        ("tenant", None, "requests_per_day", 500, False), ("end_user", None, "requests_per_minute", 3, True),
+        ("tenant", None, "requests_per_day", 500, False),
+        ("end_user", None, "requests_per_minute", 3, True),
         ("model", MODEL, "tokens_per_minute", 9, False),
-    }  # fmt: skip
+    }
     assert "requests_per_day" in await headgate("quotas", "list", "acme")
     gone = await read(headgate, "quotas", "set", "acme", "requests_per_day", "none")
     assert gone["deleted"] is True
@@ -156,22 +150,27 @@ async def test_journals_are_listed_with_what_the_books_do_not_have_yet(gateway, 
     worker.mkdir(parents=True)
     (worker / segment_name(1)).write_bytes(b"x" * 10)
     [mine, other] = await read(headgate, "journals", "list")
-    assert (mine["slot"], mine["running"], mine["unshipped"], mine["dead_letters"]) == (
-        "gateway-0", 0, 0, 0,
-    )  # fmt: skip
+    assert (mine["slot"], mine["running"], mine["unshipped"], mine["dead_letters"]) == ("gateway-0", 0, 0, 0)
     assert mine["bytes"] > 0
     journal = gateway.app[METERING].journal
     opened = Opened(
-        request_id="req_1", tenant_id="t", key_id="k", model="m", root="r", tier="interactive",
-        price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=5, reserved=10,
-    )  # fmt: skip
+        request_id="req_1",
+        tenant_id="t",
+        key_id="k",
+        model="m",
+        root="r",
+        tier="interactive",
+        price_version="standard@1",
+        currency="USD",
+        opened_at_ms=1,
+        prompt_tokens=5,
+        reserved=10,
+    )
     await journal.open(opened)
     await asyncio.sleep(0.1)
     [mine, other] = await read(headgate, "journals", "list")
     assert mine["running"] == 1
-    assert (other["slot"], other["segments"], other["bytes"], other["running"]) == (
-        "worker-0", 1, 10, None,
-    )  # fmt: skip
+    assert (other["slot"], other["segments"], other["bytes"], other["running"]) == ("worker-0", 1, 10, None)
     assert "worker-0" in await headgate("journals", "list")
     await journal.end(opened.void("internal", "internal", 2))
 
@@ -184,16 +183,32 @@ async def die_as_gateway_7(gateway) -> None:
     for name in ("req_ended", "req_running"):
         await dead.open(
             Opened(
-                request_id=name, tenant_id=tenant, key_id=key.id, model=MODEL, root="r", tier="interactive",
-                price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=5, reserved=10,
+                request_id=name,
+                tenant_id=tenant,
+                key_id=key.id,
+                model=MODEL,
+                root="r",
+                tier="interactive",
+                price_version="standard@1",
+                currency="USD",
+                opened_at_ms=1,
+                prompt_tokens=5,
+                reserved=10,
             )
-        )  # fmt: skip
+        )
     await dead.end(
         posting(
-            "req_ended", Usage(0, 0, 5, 2), tenant_id=tenant, key_id=key.id, model=MODEL,
-            price_version="standard@1", charge=Charge(7, 0, 0, 0, 7), opened_at_ms=1, reserved=10,
+            "req_ended",
+            Usage(0, 0, 5, 2),
+            tenant_id=tenant,
+            key_id=key.id,
+            model=MODEL,
+            price_version="standard@1",
+            charge=Charge(7, 0, 0, 0, 7),
+            opened_at_ms=1,
+            reserved=10,
         )
-    )  # fmt: skip
+    )
     async with gateway.app[DATABASE].write() as conn:
         engine_record = record("req_ended", Usage(0, 0, 5, 2), tenant_id=tenant)
         await request_postings.post_engine_records(conn, [engine_record])
@@ -230,10 +245,17 @@ async def test_a_start_with_fewer_gateways_replays_the_others(gateway, capsys):
     settings = gateway.settings
     start = Up(
         Options(
-            home=Home(settings.home), host="127.0.0.1", port=0, model=None, num_workers=1, num_gateways=1,
-            ready_file=None, database_url=settings.database_url, redis_url=settings.redis_url,
+            home=Home(settings.home),
+            host="127.0.0.1",
+            port=0,
+            model=None,
+            num_workers=1,
+            num_gateways=1,
+            ready_file=None,
+            database_url=settings.database_url,
+            redis_url=settings.redis_url,
         )
-    )  # fmt: skip
+    )
     await start._replay_unused_slots()
     assert await endings(gateway) == ENDED_AND_VOID
     assert "gateway-7 is no longer used: 1 endings" in capsys.readouterr().err
@@ -255,34 +277,37 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
         await request_postings.post_engine_records(conn, [young])
     link = limiter_link(gateway.settings.redis_url)
     dead, other = (Limiter(link, slot, database, caught_up=gateway.settled) for slot in (6, 1))
-    principal = Principal(
-        "tenant", tenant, "key_x", frozenset(), tenant_limits=Limits(concurrency=9)
-    )
+    principal = Principal("tenant", tenant, "key_x", frozenset(), tenant_limits=Limits(concurrency=9))
     now_ms = time.time_ns() // 1_000_000
     for limiter, name in ((dead, lost), (other, held)):
         holder = LimitSubject.of(name, principal, MODEL, "interactive", now_ms=now_ms)
         await limiter.reserve(holder, 5, 5, [(2, 2)])
     await gateway.app[METERING].journal.open(
         Opened(
-            request_id=opened, tenant_id=tenant, key_id="key_x", model=MODEL, root="r", tier="interactive",
-            price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=5, reserved=10,
+            request_id=opened,
+            tenant_id=tenant,
+            key_id="key_x",
+            model=MODEL,
+            root="r",
+            tier="interactive",
+            price_version="standard@1",
+            currency="USD",
+            opened_at_ms=1,
+            prompt_tokens=5,
+            reserved=10,
         )
-    )  # fmt: skip
+    )
     await asyncio.sleep(0.1)
     said = await headgate("journals", "abandon", "0", "--yes", expect=1)
     assert "headgate journals replay 0" in said
     [found] = await read(headgate, "journals", "abandon", "6", "--yes")
     assert found == {"slot": "gateway-6", "voided": 1, "younger": 1}
-    assert await endings(gateway) == [
-        (lost, "void", 0, "gateway_crash"), (lost, "gateway_crash", 0, "gateway_crash"),
-    ]  # fmt: skip
+    assert await endings(gateway) == [(lost, "void", 0, "gateway_crash"), (lost, "gateway_crash", 0, "gateway_crash")]
     assert await link.command("ZRANGE", open_key(tenant), 0, -1) == [held.encode()]
     async with database.read() as conn:
         report = await books.verify(conn, running=frozenset({held, opened, "req_young"}))
     assert [e.id for e in report.equations if not e.ok] == []
-    await gateway.app[METERING].journal.end(
-        posting(opened, kind="void", tenant_id=tenant, key_id="key_x")
-    )
+    await gateway.app[METERING].journal.end(posting(opened, kind="void", tenant_id=tenant, key_id="key_x"))
     await link.close()
 
 
@@ -323,10 +348,10 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, 
 
 
 ADMINISTRATION = [
-    at for at in commands(main) if at[0] in {
-        "tenants", "keys", "limits", "audit", "models-permissions", "quotas", "journals",
-    }
-]  # fmt: skip
+    at
+    for at in commands(main)
+    if at[0] in {"tenants", "keys", "limits", "audit", "models-permissions", "quotas", "journals"}
+]
 
 
 @pytest.mark.parametrize("at", ADMINISTRATION, ids=" ".join)

@@ -31,9 +31,13 @@ def body(**more: Any) -> dict[str, Any]:
 def slow(tmp_path: Path, redis_url: str, slot: int = 0, **options: Any) -> ScriptedWorker:
     """100 steps a second, so that there is time to leave."""
     return ScriptedWorker(
-        tmp_path / f"w{slot}.sock", redis_url=redis_url, slot=slot, tokens_per_s=100,
-        journal_dir=tmp_path / f"w{slot}", **options,
-    )  # fmt: skip
+        tmp_path / f"w{slot}.sock",
+        redis_url=redis_url,
+        slot=slot,
+        tokens_per_s=100,
+        journal_dir=tmp_path / f"w{slot}",
+        **options,
+    )
 
 
 async def outcomes(gateway: RunningGateway) -> list[tuple[str, str, int]]:
@@ -79,9 +83,7 @@ async def _ask(session: aiohttp.ClientSession, stream: bool) -> bytes:
         return await answer.read()
 
 
-async def test_a_client_that_leaves_after_the_last_event_has_ended_well(
-    gateway: RunningGateway,
-) -> None:
+async def test_a_client_that_leaves_after_the_last_event_has_ended_well(gateway: RunningGateway) -> None:
     async with (
         gateway.session() as session,
         session.post("/v1/chat/completions", json=body(stream=True, max_tokens=4)) as answer,
@@ -95,9 +97,8 @@ async def test_a_client_that_leaves_after_the_last_event_has_ended_well(
 
 @pytest.mark.parametrize("kind", ["crash", "garble", "silence"])
 async def test_a_lost_worker_ends_a_stream_with_an_error_event(
-    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway,
-    kind: Literal["crash", "garble", "silence"],
-) -> None:  # fmt: skip
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, kind: Literal["crash", "garble", "silence"]
+) -> None:
     async with slow(tmp_path, redis_url, fault=Fault(kind, after_tokens=10)):
         await bare_gateway.workers(1)
         async with (
@@ -136,9 +137,7 @@ async def _status(session: aiohttp.ClientSession, **more: Any) -> tuple[int, str
         return answer.status, reply.get("error", {}).get("code")
 
 
-async def test_without_a_worker_the_answer_is_503_and_nothing_is_taken(
-    bare_gateway: RunningGateway,
-) -> None:
+async def test_without_a_worker_the_answer_is_503_and_nothing_is_taken(bare_gateway: RunningGateway) -> None:
     async with bare_gateway.session() as session:
         assert await _status(session) == (503, "no_worker")
     assert await outcomes(bare_gateway) == []
@@ -263,15 +262,11 @@ async def test_b1_a_stream_that_failed_while_it_waited_ends_with_an_error_event(
     await until(lambda: not worker.engine.attempts)
 
 
-async def test_a_reader_that_stalls_parks_its_sequence_and_is_dropped(
-    tmp_path: Path, redis_url: str
-) -> None:
+async def test_a_reader_that_stalls_parks_its_sequence_and_is_dropped(tmp_path: Path, redis_url: str) -> None:
     """A zero window: the queue stays bounded and the sequence is given back after the write timeout."""
     async with (
         running_gateway(tmp_path / "home", redis_url, write_timeout_s=1.0) as gateway,
-        ScriptedWorker(
-            tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
-        ) as worker,
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0") as worker,
     ):
         await gateway.workers(1)
         reader, writer = await gateway.socket()
@@ -305,9 +300,7 @@ async def test_what_two_prompts_took_is_given_back_when_the_second_is_refused(
             assert answer.status == 429
             assert int(answer.headers["retry-after"]) >= 1
         await gateway.settled()
-        async with session.post(
-            "/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 2}
-        ) as answer:
+        async with session.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 2}) as answer:
             assert answer.status == 200
     assert gateway.app[GENERATION].fleet.links[0].num_calls == 0
 

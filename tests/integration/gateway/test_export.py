@@ -39,9 +39,7 @@ async def url(database_url):
 
 async def headgate(url: str, tmp_path: Path, *arguments: str) -> tuple[int, str]:
     command = [*arguments, "--home", str(tmp_path)]
-    done = await asyncio.to_thread(
-        CliRunner().invoke, main, command, env={"HEADGATE_DATABASE_URL": url}
-    )
+    done = await asyncio.to_thread(CliRunner().invoke, main, command, env={"HEADGATE_DATABASE_URL": url})
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return done.exit_code, done.output
 
@@ -58,9 +56,7 @@ async def test_the_ledger_is_the_same_in_three_formats(url, tmp_path):
     found = {}
     for kind in ("csv", "jsonl", "parquet"):
         out = tmp_path / f"x.{kind}"
-        status, said = await headgate(
-            url, tmp_path, "export", "ledger", *MONTH, "--format", kind, "--out", str(out)
-        )
+        status, said = await headgate(url, tmp_path, "export", "ledger", *MONTH, "--format", kind, "--out", str(out))
         assert (status, "90 rows" in said) == (0, True), said
         found[kind] = out
     pyarrow = pytest.importorskip("pyarrow.parquet")
@@ -72,10 +68,7 @@ async def test_the_ledger_is_the_same_in_three_formats(url, tmp_path):
         records = list(csv.DictReader(file))
     assert [int(r["charge"]) for r in records] == [r["charge"] for r in rows]
     assert tuple(records[0]) == exports.LEDGER_COLUMNS
-    assert (
-        sum(r["charge"] for r in rows)
-        == (await one(url, "SELECT sum(charge) FROM ledger_entry"))[0]
-    )
+    assert sum(r["charge"] for r in rows) == (await one(url, "SELECT sum(charge) FROM ledger_entry"))[0]
 
 
 async def test_pages_of_any_size_have_every_row_once(url):
@@ -92,14 +85,9 @@ async def test_pages_of_any_size_have_every_row_once(url):
 async def test_focus_adds_up_to_the_charges_and_names_the_invoice(url, tmp_path):
     status, output = await headgate(url, tmp_path, "export", "focus", *MONTH, "--format", "jsonl")
     assert status == 0
-    rows = [
-        json.loads(line, parse_float=Decimal, parse_int=Decimal)
-        for line in output.splitlines()
-        if line[0] == "{"
-    ]
+    rows = [json.loads(line, parse_float=Decimal, parse_int=Decimal) for line in output.splitlines() if line[0] == "{"]
     charged, tokens = await one(
-        url,
-        "SELECT sum(charge), sum(cache_read + cache_write + uncached + output) FROM ledger_entry",
+        url, "SELECT sum(charge), sum(cache_read + cache_write + uncached + output) FROM ledger_entry"
     )
     assert sum(row["BilledCost"] for row in rows) * 10**6 == charged
     assert sum(row["ConsumedQuantity"] for row in rows) == tokens
@@ -131,9 +119,7 @@ async def test_an_export_that_is_stopped_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
 
 
-async def test_rerating_by_the_same_sheet_changes_nothing_and_by_another_says_how_much(
-    url, tmp_path
-):
+async def test_rerating_by_the_same_sheet_changes_nothing_and_by_another_says_how_much(url, tmp_path):
     before = await one(url, "SELECT count(*), sum(charge) FROM ledger_entry")
     double = Rates(20, 20, 20, 20)
     database = Database(url)
@@ -142,9 +128,7 @@ async def test_rerating_by_the_same_sheet_changes_nothing_and_by_another_says_ho
         rates = {(m, t): double for m in "mn" for t in ("interactive", "batch")}
         await prices.add_version(conn, "flat", rates, 0)
     await database.close()
-    status, output = await headgate(
-        url, tmp_path, "rerate", "--period", PERIOD, "--sheet", "flat", "--json"
-    )
+    status, output = await headgate(url, tmp_path, "rerate", "--period", PERIOD, "--sheet", "flat", "--json")
     assert status == 0
     lines = json.loads(output)
     assert sum(line["charged"] for line in lines) == before[1]

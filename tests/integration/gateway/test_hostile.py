@@ -32,9 +32,7 @@ REPLIES = {200, 400, 403, 404, 413, 415, 429, 503}
 
 
 class World:
-    def __init__(
-        self, gateway: RunningGateway, worker: ScriptedWorker, attacker: str, texts: list[str]
-    ) -> None:
+    def __init__(self, gateway: RunningGateway, worker: ScriptedWorker, attacker: str, texts: list[str]) -> None:
         self.gateway, self.worker, self.attacker, self.texts = gateway, worker, attacker, texts
         self.replies: Counter[int] = Counter()
 
@@ -44,10 +42,15 @@ async def victim(gateway: RunningGateway, number: int) -> str:
     said: list[Any] = []
     async with gateway.client() as client:
         stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": f"victim {number} " * (1 + number)}], stream=True,
-            max_tokens=NUM_TOKENS, seed=number, temperature=float(number), stream_options={"include_usage": True},
+            model=MODEL,
+            messages=[{"role": "user", "content": f"victim {number} " * (1 + number)}],
+            stream=True,
+            max_tokens=NUM_TOKENS,
+            seed=number,
+            temperature=float(number),
+            stream_options={"include_usage": True},
             extra_body={"min_tokens": NUM_TOKENS},
-        )  # fmt: skip
+        )
         async for chunk in stream:
             said += [(choice.delta.content, choice.finish_reason) for choice in chunk.choices]
             if chunk.usage is not None:
@@ -57,9 +60,7 @@ async def victim(gateway: RunningGateway, number: int) -> str:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def world(
-    redis_socket: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
+async def world(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
     import torch
 
     before = torch.get_num_threads()
@@ -77,10 +78,14 @@ async def world(
         async with (
             running_gateway(directory / "home", redis_url, limiter_timeout_s=5.0) as gateway,
             ScriptedWorker(
-                directory / "w0.sock", redis_url=redis_url, journal_dir=directory / "w0", runner=runner,
-                grammars=grammars, ttft_s=600.0,
+                directory / "w0.sock",
+                redis_url=redis_url,
+                journal_dir=directory / "w0",
+                runner=runner,
+                grammars=grammars,
+                ttft_s=600.0,
             ) as worker,
-        ):  # fmt: skip
+        ):
             await gateway.workers(1)
             _, attacker = await gateway.new_tenant("mallory")
             texts = [await victim(gateway, i) for i in range(2)]
@@ -99,9 +104,7 @@ async def world(
 @example(seed=10)  # with biases for ids of 22 characters, which were sent to the worker
 @example(seed=28)
 @given(seed=st.integers(0, 2**32))
-async def test_s1_no_body_changes_a_strangers_stream_ends_the_engine_or_a_link(
-    world: World, seed: int
-) -> None:
+async def test_s1_no_body_changes_a_strangers_stream_ends_the_engine_or_a_link(world: World, seed: int) -> None:
     gateway, worker, rng = world.gateway, world.worker, Random(seed)
     bodies = [body(rng, MODEL, LARGEST) for _ in range(12)]
 
@@ -113,7 +116,7 @@ async def test_s1_no_body_changes_a_strangers_stream_ends_the_engine_or_a_link(
     async with gateway.session(world.attacker) as session:
         *texts, statuses = await asyncio.gather(
             victim(gateway, 0), victim(gateway, 1), asyncio.gather(*(attack(*one) for one in bodies))
-        )  # fmt: skip
+        )
     world.replies.update(statuses)
     assert texts == world.texts
     assert set(statuses) <= REPLIES, list(zip(statuses, bodies, strict=True))

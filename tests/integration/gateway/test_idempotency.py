@@ -25,14 +25,12 @@ Answer = tuple[int, bytes, Mapping[str, str]]
 
 
 def chat(**more: Any) -> dict[str, Any]:
-    return {
-        "model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20,
-    } | more  # fmt: skip
+    return {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 20} | more
 
 
 async def ask(
     gateway: RunningGateway, key: str = "mine", path: str = CHAT, api_key: str | None = None, **body: Any
-) -> Answer:  # fmt: skip
+) -> Answer:
     body = body or chat()
     async with (
         gateway.session(api_key) as session,
@@ -77,16 +75,10 @@ async def until_state(gateway: RunningGateway, *states: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        chat(),
-        chat(stream=True, stream_options={"include_usage": True}, n=2),
-        chat(stream=True),
-    ],
+    [chat(), chat(stream=True, stream_options={"include_usage": True}, n=2), chat(stream=True)],
     ids=["body", "stream with usage", "stream"],
 )
-async def test_the_second_time_is_the_same_answer_free_of_charge(
-    gateway: RunningGateway, body: dict[str, Any]
-) -> None:
+async def test_the_second_time_is_the_same_answer_free_of_charge(gateway: RunningGateway, body: dict[str, Any]) -> None:
     first = await ask(gateway, **body)
     assert first[0] == 200
     assert "idempotent-replayed" not in first[2]
@@ -101,9 +93,7 @@ async def test_the_second_time_is_the_same_answer_free_of_charge(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_several_prompts_are_stored_and_paid_together(
-    gateway: RunningGateway, stream: bool
-) -> None:
+async def test_several_prompts_are_stored_and_paid_together(gateway: RunningGateway, stream: bool) -> None:
     body = {"model": MODEL, "prompt": ["one", "two", "three"], "max_tokens": 5, "stream": stream}
     first = await ask(gateway, path="/v1/completions", **body)
     assert first[0] == 200
@@ -114,20 +104,13 @@ async def test_several_prompts_are_stored_and_paid_together(
     await gateway.balanced()
 
 
-async def test_another_body_or_path_under_the_same_key_is_a_mismatch(
-    gateway: RunningGateway,
-) -> None:
+async def test_another_body_or_path_under_the_same_key_is_a_mismatch(gateway: RunningGateway) -> None:
     await ask(gateway)
     assert await code(gateway, **chat(max_tokens=21)) == (422, "idempotency_mismatch")
     completion = {"model": MODEL, "prompt": "hello", "max_tokens": 20}
-    assert await code(gateway, path="/v1/completions", **completion) == (
-        422,
-        "idempotency_mismatch",
-    )
+    assert await code(gateway, path="/v1/completions", **completion) == (422, "idempotency_mismatch")
     # The order of a body's members is no difference.
-    assert (await ask(gateway, **dict(reversed(chat().items()))))[2][
-        "idempotent-replayed"
-    ] == "true"
+    assert (await ask(gateway, **dict(reversed(chat().items()))))[2]["idempotent-replayed"] == "true"
 
 
 async def test_attack_C15_two_tenants_may_use_the_same_key(gateway: RunningGateway) -> None:
@@ -147,16 +130,11 @@ async def test_attack_D15_a_key_of_no_use_is_refused(gateway: RunningGateway, ke
 
 async def test_two_keys_in_one_request_are_none(gateway: RunningGateway) -> None:
     headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
-    async with (
-        gateway.session() as session,
-        session.post(CHAT, json=chat(), headers=headers) as answer,
-    ):
+    async with gateway.session() as session, session.post(CHAT, json=chat(), headers=headers) as answer:
         assert answer.status == 400
 
 
-async def test_what_is_refused_or_fails_is_not_kept(
-    gateway: RunningGateway, worker: ScriptedWorker
-) -> None:
+async def test_what_is_refused_or_fails_is_not_kept(gateway: RunningGateway, worker: ScriptedWorker) -> None:
     assert (await ask(gateway, **chat(max_tokens=-1)))[0] == 400
     worker.runner.fail_next = RuntimeError("broken")
     assert (await ask(gateway, **chat()))[0] >= 500
@@ -193,9 +171,7 @@ async def test_a_client_that_leaves_changes_nothing(
 async def test_a_client_that_leaves_in_mid_stream_finds_the_whole_stream_later(
     tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
 ) -> None:
-    async with ScriptedWorker(
-        tmp_path / "w0.sock", redis_url=redis_url, tokens_per_s=100, journal_dir=tmp_path / "w0"
-    ):
+    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, tokens_per_s=100, journal_dir=tmp_path / "w0"):
         await bare_gateway.workers(1)
         body = chat(stream=True, max_tokens=60, ignore_eos=True)
         async with bare_gateway.session() as session:
@@ -219,7 +195,7 @@ async def test_stored_answers_are_encrypted(gateway: RunningGateway) -> None:
     assert b"find-me" not in row.posting
 
 
-@pytest.mark.parametrize(("name", "limit", "what"), [("MAX_KEYS", 2, "keys"), ("MAX_BYTES", 70_000, "bytes")])  # fmt: skip
+@pytest.mark.parametrize(("name", "limit", "what"), [("MAX_KEYS", 2, "keys"), ("MAX_BYTES", 70_000, "bytes")])
 async def test_attack_D15_beyond_the_bound_a_new_key_is_refused_and_no_answer_is_lost(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, name: str, limit: int, what: str
 ) -> None:
@@ -244,9 +220,7 @@ async def test_attack_D15_beyond_the_bound_a_new_key_is_refused_and_no_answer_is
     assert (await ask(gateway, api_key=other))[0] == 200
 
 
-async def test_after_its_time_a_key_may_run_again_and_the_sweep_forgets_it(
-    gateway: RunningGateway,
-) -> None:
+async def test_after_its_time_a_key_may_run_again_and_the_sweep_forgets_it(gateway: RunningGateway) -> None:
     await ask(gateway)
     await ask(gateway, key="other")
     async with gateway.app[DATABASE].write() as conn:
@@ -318,9 +292,7 @@ async def test_one_of_many_at_once_runs_on_two_gateways_and_either_database(
         await one.workers(1)
         await two.workers(1)
         api_key = one.keys.api_key
-        answers = await asyncio.gather(
-            *(until_answered(gateway, api_key) for _ in range(8) for gateway in (one, two))
-        )
+        answers = await asyncio.gather(*(until_answered(gateway, api_key) for _ in range(8) for gateway in (one, two)))
         assert sum("idempotent-replayed" not in headers for _, _, headers in answers) == 1
         bodies = {(await ask(gateway, api_key=api_key))[1] for gateway in (one, two)}
         assert len(bodies) == 1
@@ -346,9 +318,7 @@ async def test_when_sql_goes_as_the_answer_is_stored_it_is_paid_once_or_not_at_a
         raise OperationalError("away", None, Exception())
 
     home, body = tmp_path / "home", chat(stream=stream)
-    async with ScriptedWorker(
-        tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
-    ):
+    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"):
         async with running_gateway(home, redis_url) as gateway:
             await gateway.workers(1)
             with monkeypatch.context() as patched:
@@ -364,6 +334,6 @@ async def test_when_sql_goes_as_the_answer_is_stored_it_is_paid_once_or_not_at_a
         async with running_gateway(home, redis_url) as gateway:
             await gateway.workers(1)
             assert (await ask(gateway, **body))[1] == answer
-            expected = [("settle", "ok")] if committed else [("void", "gateway_crash"), ("settle", "ok")]  # fmt: skip
+            expected = [("settle", "ok")] if committed else [("void", "gateway_crash"), ("settle", "ok")]
             assert await endings(gateway) == expected
             await gateway.balanced()

@@ -27,9 +27,7 @@ HEADERS = {"content-type": "application/json"}
 
 @pytest.fixture
 async def bare_gateway(tmp_path: Path, redis_url: str) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(
-        tmp_path / "home", redis_url, body_bytes_per_minute=16 * 2**20
-    ) as gateway:
+    async with running_gateway(tmp_path / "home", redis_url, body_bytes_per_minute=16 * 2**20) as gateway:
         yield gateway
 
 
@@ -38,9 +36,7 @@ def chat(**more: Any) -> bytes:
     return json.dumps({"model": MODEL, "messages": [message], "max_tokens": 1} | more).encode()
 
 
-async def post(
-    session: aiohttp.ClientSession, body: bytes, path: str = CHAT
-) -> tuple[int, dict[str, Any]]:
+async def post(session: aiohttp.ClientSession, body: bytes, path: str = CHAT) -> tuple[int, dict[str, Any]]:
     async with session.post(path, data=io.BytesIO(body), headers=HEADERS) as answer:
         return answer.status, await answer.json()
 
@@ -110,9 +106,7 @@ async def test_s3_a_body_without_a_valid_key_is_not_read(gateway: RunningGateway
     writer.close()
 
 
-async def test_a_body_beyond_the_operators_bound_is_413_and_says_the_bound(
-    gateway: RunningGateway,
-) -> None:
+async def test_a_body_beyond_the_operators_bound_is_413_and_says_the_bound(gateway: RunningGateway) -> None:
     async with gateway.session() as session:
         status, reply = await post(session, chat(user="x" * (4 * 2**20)))
     assert (status, reply["error"]["code"]) == (413, "request_too_large")

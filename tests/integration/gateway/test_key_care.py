@@ -17,9 +17,12 @@ from gateway.base.app_keys import RUNNING
 from gateway.generation.stream import GENERATION
 
 LONG: dict[str, Any] = {
-    "model": MODEL, "messages": [{"role": "user", "content": "tell"}], "max_tokens": 1500, "stream": True,
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "tell"}],
+    "max_tokens": 1500,
+    "stream": True,
     "stream_options": {"include_usage": True},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -29,18 +32,12 @@ async def gateway(tmp_path, redis_url):
 
 
 async def status(gateway: RunningGateway, key: str, **headers: str) -> int:
-    async with (
-        gateway.session(key) as session,
-        session.get("/v1/models", headers=headers) as answer,
-    ):
+    async with gateway.session(key) as session, session.get("/v1/models", headers=headers) as answer:
         return answer.status
 
 
 async def admin(gateway: RunningGateway, method: str, path: str, body: Any = None) -> Any:
-    async with (
-        gateway.session(gateway.keys.admin_key) as session,
-        session.request(method, path, json=body) as answer,
-    ):
+    async with gateway.session(gateway.keys.admin_key) as session, session.request(method, path, json=body) as answer:
         assert answer.status == 200, await answer.text()
         return await answer.json()
 
@@ -53,9 +50,7 @@ async def key_of(gateway: RunningGateway, tenant: str) -> str:
 async def test_both_secrets_work_while_a_rotation_overlaps_and_the_old_one_ends(gateway):
     tenant, old = await gateway.new_tenant("rotating")
     key_id = await key_of(gateway, tenant)
-    rotated = await admin(
-        gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", {"overlap_seconds": 2}
-    )
+    rotated = await admin(gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", {"overlap_seconds": 2})
     new = rotated["value"]
     assert (rotated["id"], new != old) == (key_id, True)
     assert [await status(gateway, key) for key in (old, new)] == [200, 200]
@@ -75,9 +70,7 @@ async def test_never_more_than_two_secrets_live(gateway):
     assert [await status(gateway, key) for key in (first, second, third)] == [401, 200, 200]
     async with (
         gateway.session(gateway.keys.admin_key) as session,
-        session.post(
-            f"/admin/v1/keys/{key_id}/rotate", json={"overlap_seconds": 604_801}
-        ) as answer,
+        session.post(f"/admin/v1/keys/{key_id}/rotate", json={"overlap_seconds": 604_801}) as answer,
     ):
         assert answer.status == 400
 
@@ -103,9 +96,14 @@ async def check_addresses(gateway: RunningGateway) -> None:
     assert changed["addresses"] == ["192.0.2.7/32", "2001:db8::/32"]
     assert await status(gateway, key) == 401
     for report, expected in [
-        ("192.0.2.7", 200), ("192.0.2.8", 401), ("2001:db8::5", 200), ("192.0.2.7, 198.51.100.1", 401),
-        ("198.51.100.1, 192.0.2.7", 200), ("192.0.2.7, 127.0.0.1", 200), ("192.0.2.7, nonsense", 401),
-    ]:  # fmt: skip
+        ("192.0.2.7", 200),
+        ("192.0.2.8", 401),
+        ("2001:db8::5", 200),
+        ("192.0.2.7, 198.51.100.1", 401),
+        ("198.51.100.1, 192.0.2.7", 200),
+        ("192.0.2.7, 127.0.0.1", 200),
+        ("192.0.2.7, nonsense", 401),
+    ]:
         found = await status(gateway, key, **{"x-forwarded-for": report})
         assert (report, found) == (report, expected)
     await admin(gateway, "PATCH", path, {"addresses": None})
@@ -124,9 +122,14 @@ async def test_attack_A11_an_unlisted_peer_cannot_choose_its_address(tmp_path, r
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [({"addresses": ["here"]}, "addresses"), ({"addresses": []}, "addresses"), ({"disabled": 1}, "disabled"),
-     ({"max_running_requests": -1}, "max_running_requests"), ({"addresses": ["10.0.0.1/8"]}, "addresses")],
-)  # fmt: skip
+    [
+        ({"addresses": ["here"]}, "addresses"),
+        ({"addresses": []}, "addresses"),
+        ({"disabled": 1}, "disabled"),
+        ({"max_running_requests": -1}, "max_running_requests"),
+        ({"addresses": ["10.0.0.1/8"]}, "addresses"),
+    ],
+)
 async def test_a_change_that_makes_no_sense_names_its_field(gateway, body, param):
     tenant, _ = await gateway.new_tenant("odd")
     async with (
@@ -157,9 +160,7 @@ async def test_a_leaked_key_ends_and_the_answer_tells_nothing(gateway):
     ]
     assert all(answer == answers[0] for answer in answers)
     assert await status(gateway, key) == 401
-    rows = await gateway.sql(
-        "SELECT event FROM audit_log WHERE tenant_id = :t ORDER BY id", t=tenant
-    )
+    rows = await gateway.sql("SELECT event FROM audit_log WHERE tenant_id = :t ORDER BY id", t=tenant)
     assert rows[-1].event == "api_key.deleted"
 
 
@@ -173,17 +174,11 @@ async def test_a_key_holds_a_bounded_number_of_requests(tmp_path, redis_url):
         async with contextlib.AsyncExitStack() as stack:
             session = await stack.enter_async_context(gateway.session())
             for _ in range(3):
-                answer = await stack.enter_async_context(
-                    session.post("/v1/chat/completions", json=LONG)
-                )
+                answer = await stack.enter_async_context(session.post("/v1/chat/completions", json=LONG))
                 assert answer.status == 200
             async with session.get("/v1/models") as refused:
                 error = (await refused.json())["error"]
-                assert (refused.status, error["type"], error["code"]) == (
-                    429,
-                    "concurrency",
-                    "rate_limit_exceeded",
-                )
+                assert (refused.status, error["type"], error["code"]) == (429, "concurrency", "rate_limit_exceeded")
             assert await status(gateway, other) == 200
         await until(lambda: not gateway.app[RUNNING].key_ids)
         assert await status(gateway, gateway.keys.api_key) == 200
@@ -196,9 +191,7 @@ async def two_gateways(tmp_path, redis_url):
     async with (
         running_gateway(home, redis_url) as one,
         running_gateway(home, redis_url, slot=1) as two,
-        ScriptedWorker(
-            tmp_path / "w0.sock", redis_url=redis_url, tokens_per_s=100, journal_dir=tmp_path / "w0"
-        ),
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, tokens_per_s=100, journal_dir=tmp_path / "w0"),
     ):
         await one.workers(1)
         await two.workers(1)
@@ -222,9 +215,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ENDS)
-async def test_attack_C04_s7_an_end_stops_streams_on_every_gateway_within_five_seconds(
-    tmp_path, redis_url, how
-):
+async def test_attack_C04_s7_an_end_stops_streams_on_every_gateway_within_five_seconds(tmp_path, redis_url, how):
     """Without being asked to: the safer way is the default."""
     async with two_gateways(tmp_path, redis_url) as (one, two):
         tenant, key, account = await tenant_with_account(one)
@@ -232,8 +223,7 @@ async def test_attack_C04_s7_an_end_stops_streams_on_every_gateway_within_five_s
         path = path.format(tenant=tenant, key=await key_of(one, tenant), account=account)
         async with one.session(key) as here, two.session(key) as there, two.session() as another:
             streams = [
-                asyncio.create_task(endless(gateway, session))
-                for gateway, session in ((one, here), (two, there))
+                asyncio.create_task(endless(gateway, session)) for gateway, session in ((one, here), (two, there))
             ]
             safe = asyncio.create_task(endless(two, another))
             for gateway in (one, two):
@@ -251,8 +241,7 @@ async def test_attack_C04_s7_an_end_stops_streams_on_every_gateway_within_five_s
         for gateway in (one, two):
             await gateway.balanced()
         charges = await one.sql(
-            "SELECT output, charge FROM ledger_entry WHERE tenant_id = :t AND kind = 'settle'",
-            t=tenant,
+            "SELECT output, charge FROM ledger_entry WHERE tenant_id = :t AND kind = 'settle'", t=tenant
         )
         assert len(charges) == 2
         assert all(row.output > 0 and row.charge > 0 for row in charges)
@@ -262,9 +251,7 @@ async def tenant_with_account(gateway: RunningGateway) -> tuple[str, str, str]:
     """(tenant id, key, id of the service account that owns the key)."""
     projects = "/v1/organization/projects"
     project = await admin(gateway, "POST", projects, {"name": "ending"})
-    made = await admin(
-        gateway, "POST", f"{projects}/{project['id']}/service_accounts", {"name": "robot"}
-    )
+    made = await admin(gateway, "POST", f"{projects}/{project['id']}/service_accounts", {"name": "robot"})
     return project["id"], made["api_key"]["value"], made["id"]
 
 
@@ -286,10 +273,7 @@ async def test_s7_a_change_that_takes_nothing_away_lets_streams_finish(tmp_path,
     async with two_gateways(tmp_path, redis_url) as (one, _):
         tenant, key = await one.new_tenant("going on")
         short = LONG | {"max_tokens": 300}
-        async with (
-            one.session(key) as session,
-            session.post("/v1/chat/completions", json=short) as answer,
-        ):
+        async with one.session(key) as session, session.post("/v1/chat/completions", json=short) as answer:
             body = {"max_requests_per_1_minute": 50}
             await admin(one, "PATCH", f"/admin/v1/keys/{await key_of(one, tenant)}", body)
             assert (await answer.read()).decode().rstrip().endswith("data: [DONE]")

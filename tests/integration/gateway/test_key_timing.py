@@ -26,10 +26,7 @@ AUC = (0.47, 0.53) if SOAK else (0.40, 0.60)
 def auc(ones: Sequence[float], others: Sequence[float]) -> float:
     """The chance that one of `ones` is above one of `others`."""
     ranked = sorted(others)
-    wins = sum(
-        (bisect.bisect_left(ranked, value) + bisect.bisect_right(ranked, value)) / 2
-        for value in ones
-    )
+    wins = sum((bisect.bisect_left(ranked, value) + bisect.bisect_right(ranked, value)) / 2 for value in ones)
     return wins / len(ones) / len(others)
 
 

@@ -16,11 +16,7 @@ from accounting.lifecycle import tenant_status
 from gateway.base.app_keys import DATABASE, REDIS
 from gateway.http.auth import AUTH, LookupFailed
 
-CHAT: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "hi"}],
-    "max_tokens": 1,
-}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
 async def ask(gateway: RunningGateway, headers: Any, path: str = "/v1/models") -> tuple[int, bytes]:
@@ -31,13 +27,21 @@ async def ask(gateway: RunningGateway, headers: Any, path: str = "/v1/models") -
 @pytest.mark.parametrize(
     "headers",
     [
-        {}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer "},
-        {"authorization": "Basic abc"}, {"authorization": "Bearer x y"}, {"authorization": "Bearer ' OR 1=1 --"},
-        {"authorization": "Bearer hg_live_'; DROP TABLE api_key; --"}, {"authorization": "Bearer \xfc"},
-        {"authorization": "Bearer [\"a\"]"}, {"x-api-key": "hg_live_"}, {"api-key": "x" * 8000},
+        {},
+        {"authorization": ""},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": "Basic abc"},
+        {"authorization": "Bearer x y"},
+        {"authorization": "Bearer ' OR 1=1 --"},
+        {"authorization": "Bearer hg_live_'; DROP TABLE api_key; --"},
+        {"authorization": "Bearer \xfc"},
+        {"authorization": 'Bearer ["a"]'},
+        {"x-api-key": "hg_live_"},
+        {"api-key": "x" * 8000},
         {"authorization": "Bearer hg_live_0000000000_" + "0" * 43 + "_000000"},
     ],
-)  # fmt: skip
+)
 async def test_attack_C01_every_bad_credential_gets_the_same_401(
     bare_gateway: RunningGateway, headers: dict[str, str]
 ) -> None:
@@ -47,19 +51,18 @@ async def test_attack_C01_every_bad_credential_gets_the_same_401(
     assert await bare_gateway.sql("SELECT count(*) FROM api_key") != []
 
 
-async def test_a_key_is_taken_from_any_of_three_headers_but_only_one_key(
-    gateway: RunningGateway,
-) -> None:
+async def test_a_key_is_taken_from_any_of_three_headers_but_only_one_key(gateway: RunningGateway) -> None:
     key = gateway.keys.api_key
     for headers in (
-        {"authorization": f"bearer {key}"}, {"authorization": f"BEARER  {key}"}, {"x-api-key": key},
-        {"api-key": key}, {"x-api-key": key, "authorization": f"Bearer {key}"},
-    ):  # fmt: skip
+        {"authorization": f"bearer {key}"},
+        {"authorization": f"BEARER  {key}"},
+        {"x-api-key": key},
+        {"api-key": key},
+        {"x-api-key": key, "authorization": f"Bearer {key}"},
+    ):
         assert (await ask(gateway, headers))[0] == 200
     assert (await ask(gateway, {"x-api-key": key, "api-key": "other"}))[0] == 401
-    assert (
-        await ask(gateway, [("authorization", f"Bearer {key}"), ("authorization", "Bearer x")])
-    )[0] == 401
+    assert (await ask(gateway, [("authorization", f"Bearer {key}"), ("authorization", "Bearer x")]))[0] == 401
     assert (await ask(gateway, {}, f"/v1/models?api_key={key}"))[0] == 401
 
 
@@ -87,11 +90,7 @@ async def test_attack_C03_s5_bad_keys_are_throttled_cost_little_sql_and_lock_nob
         engine = bare_gateway.app[DATABASE]._readers.sync_engine
         event.listen(engine, "before_cursor_execute", count)
         began = time.monotonic()
-        statuses = [
-            status
-            for _ in range(20)
-            for status in await asyncio.gather(*(bad() for _ in range(200)))
-        ]
+        statuses = [status for _ in range(20) for status in await asyncio.gather(*(bad() for _ in range(200)))]
         # Those who read the epoch, prefixes and so on ask as well, a few times a second.
         assert num_statements <= 40 + 40 * (time.monotonic() - began)
         assert num_statements <= len(statuses) / 10
@@ -121,9 +120,7 @@ async def test_attack_C04_a_revoked_key_is_refused_within_five_seconds(
         await asyncio.sleep(0.05)
 
 
-async def test_attack_C04_suspended_archived_and_expired_are_told_apart(
-    bare_gateway: RunningGateway,
-) -> None:
+async def test_attack_C04_suspended_archived_and_expired_are_told_apart(bare_gateway: RunningGateway) -> None:
     now = int(time.time())
     tenant, key = await bare_gateway.new_tenant("late", expires_at=now + 1)
     suspended, suspended_key = await bare_gateway.new_tenant("suspended")
@@ -144,9 +141,11 @@ async def test_attack_C05_scopes_and_models_of_a_key_hold(gateway: RunningGatewa
     _, narrow = await gateway.new_tenant("narrow", models={"another"})
     admin = gateway.keys.admin_key
     for key, path, expected in [
-        (reader, "/v1/chat/completions", 403), (admin, "/v1/chat/completions", 403), (admin, "/tokenize", 403),
+        (reader, "/v1/chat/completions", 403),
+        (admin, "/v1/chat/completions", 403),
+        (admin, "/tokenize", 403),
         (narrow, "/v1/chat/completions", 403),
-    ]:  # fmt: skip
+    ]:
         async with gateway.session(key) as session, session.post(path, json=CHAT) as answer:
             assert answer.status == expected
     assert (await ask(gateway, {"x-api-key": admin}))[0] == 403
@@ -169,9 +168,7 @@ async def test_sql_away_serves_known_keys_and_503_for_others(bare_gateway: Runni
     assert (status, b"database_unavailable" in body) == (503, True)
 
 
-async def test_attack_C15_keys_of_batch_lines_are_refused_from_others(
-    gateway: RunningGateway,
-) -> None:
+async def test_attack_C15_keys_of_batch_lines_are_refused_from_others(gateway: RunningGateway) -> None:
     async with gateway.session() as session:
         for key in ("batch:batch_00:1", "x" * 256):
             headers = {"idempotency-key": key}
@@ -179,17 +176,12 @@ async def test_attack_C15_keys_of_batch_lines_are_refused_from_others(
                 assert answer.status == 400, key
 
 
-async def test_attack_F11_an_exception_tells_nothing(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_attack_F11_an_exception_tells_nothing(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("secret /path and SELECT * FROM api_key")
 
     monkeypatch.setattr("gateway.routes.chat.sampling_params", broken)
-    async with (
-        gateway.session() as session,
-        session.post("/v1/chat/completions", json=CHAT) as answer,
-    ):
+    async with gateway.session() as session, session.post("/v1/chat/completions", json=CHAT) as answer:
         body = await answer.text()
         assert answer.status == 500
         assert answer.headers["x-request-id"].startswith("req_")
@@ -199,9 +191,7 @@ async def test_attack_F11_an_exception_tells_nothing(
 
 
 @pytest.mark.parametrize("value", ["mine", "x" * 5000, "req_" + "0" * 32])
-async def test_attack_F12_a_clients_request_id_is_never_ours(
-    gateway: RunningGateway, value: str
-) -> None:
+async def test_attack_F12_a_clients_request_id_is_never_ours(gateway: RunningGateway, value: str) -> None:
     async with (
         gateway.session() as session,
         session.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": value}) as answer,
@@ -213,9 +203,7 @@ async def test_attack_F12_a_clients_request_id_is_never_ours(
     assert [row.request_id for row in rows] == [ours]
 
 
-async def test_attack_F13_probes_tell_checks_and_nothing_of_a_tenant(
-    bare_gateway: RunningGateway,
-) -> None:
+async def test_attack_F13_probes_tell_checks_and_nothing_of_a_tenant(bare_gateway: RunningGateway) -> None:
     """Fixed names and sentences, and the operator's own models: no version, path, address, tenant or key."""
     assert await ask(bare_gateway, {}, "/livez") == (200, b'{"status": "ok"}')
     headers = {"authorization": f"Bearer {bare_gateway.keys.api_key}"}
@@ -226,8 +214,6 @@ async def test_attack_F13_probes_tell_checks_and_nothing_of_a_tenant(
         told = json.loads(body)
         assert told.keys() == {"status", "checks"}
         states = {check["name"]: check.get("state") for check in told["checks"]}
-        assert states == {
-            "database": None, "limiter": None, "clock": None, "disk": None, f"model:{MODEL}": "failing",
-        }  # fmt: skip
+        assert states == {"database": None, "limiter": None, "clock": None, "disk": None, f"model:{MODEL}": "failing"}
         for secret in ("proj_", "key_", "hg_", str(bare_gateway.settings.home), "127.0.0.1"):
             assert secret not in body.decode()

@@ -35,24 +35,34 @@ EXPECTED: dict[str, dict[str, int]] = {
     "none": EVERYBODY,
     "any": {**NOBODY, **dict.fromkeys(STRANGERS, IN), **RESTING, "operator": 403},
     "admin": {**NOBODY, **STRANGERS, "operator": IN},
-    **{
-        scope: {**NOBODY, **STRANGERS, scope: IN, "all": IN}
-        for scope in TENANT_SCOPES
-        if scope != "usage:read"
-    },
+    **{scope: {**NOBODY, **STRANGERS, scope: IN, "all": IN} for scope in TENANT_SCOPES if scope != "usage:read"},
     "usage:read": {**NOBODY, **STRANGERS, "usage:read": IN, "all": IN, "operator": IN},
 }
 NEVER = {
-    "project_id": "proj_" + "0" * 32, "tenant_id": "proj_" + "0" * 32, "account_id": "svc_acct_" + "0" * 32,
-    "key_id": "key_" + "0" * 32, "rate_limit_id": "rl-none", "alert_id": "spend_alert_" + "0" * 32,
-    "prefix_id": "prefix_" + "0" * 32, "file": "file-" + "0" * 32, "batch": "batch_" + "0" * 32, "id": "none",
-    "budget_id": "budget_" + "0" * 32, "adapter_id": "adapter_" + "0" * 32, "number": "INV-none", "sheet": "none",
-    "version": "1", "webhook_id": "we_" + "0" * 32,
-}  # fmt: skip
+    "project_id": "proj_" + "0" * 32,
+    "tenant_id": "proj_" + "0" * 32,
+    "account_id": "svc_acct_" + "0" * 32,
+    "key_id": "key_" + "0" * 32,
+    "rate_limit_id": "rl-none",
+    "alert_id": "spend_alert_" + "0" * 32,
+    "prefix_id": "prefix_" + "0" * 32,
+    "file": "file-" + "0" * 32,
+    "batch": "batch_" + "0" * 32,
+    "id": "none",
+    "budget_id": "budget_" + "0" * 32,
+    "adapter_id": "adapter_" + "0" * 32,
+    "number": "INV-none",
+    "sheet": "none",
+    "version": "1",
+    "webhook_id": "we_" + "0" * 32,
+}
 FIELDS = {
-    "name": "robot", "threshold_amount": 1, "currency": "USD", "interval": "month",
+    "name": "robot",
+    "threshold_amount": 1,
+    "currency": "USD",
+    "interval": "month",
     "notification_channel": {"type": "email", "recipients": ["a@b"]},
-}  # fmt: skip
+}
 """A body that every room of a project takes; each ignores what is not its own."""
 _PART = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 _address = itertools.count(1)
@@ -97,9 +107,7 @@ class Answer:
     def __init__(self, status: int, headers: Any, body: bytes) -> None:
         self.status, self.body = status, body
         self.headers = {
-            name.lower(): value
-            for name, value in headers.items()
-            if name.lower() not in {"x-request-id", "date"}
+            name.lower(): value for name, value in headers.items() if name.lower() not in {"x-request-id", "date"}
         }
 
     @property
@@ -107,15 +115,10 @@ class Answer:
         return self.status, self.headers, self.body
 
 
-async def ask(
-    gateway: RunningGateway, key: str, route: Route, fields: Any = None, **parts: str
-) -> Answer:
+async def ask(gateway: RunningGateway, key: str, route: Route, fields: Any = None, **parts: str) -> Answer:
     """From an address of its own, so that bad keys are never throttled."""
     number = next(_address)
-    headers = {
-        "x-forwarded-for": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
-        "host": "localhost",
-    }
+    headers = {"x-forwarded-for": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}", "host": "localhost"}
     path = _PART.sub(lambda match: parts.get(match[1], NEVER[match[1]]), route.path)
     body = (fields or {}) if route.method in {"POST", "PATCH", "PUT"} else None
     async with (
@@ -150,17 +153,13 @@ async def test_a_401_is_the_same_whatever_was_wrong_with_the_key(gateway, identi
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def owned(gateway: RunningGateway) -> dict[str, str]:
     """Ids of objects of the first tenant."""
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": MODEL}}  # fmt: skip
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": MODEL}}
     form = FormData({"purpose": "batch"})
     form.add_field("file", json.dumps(line).encode(), filename="in.jsonl")
     async with gateway.session() as session:
         async with session.post("/v1/files", data=form) as answer:
             file = (await answer.json())["id"]
-        wanted = {
-            "input_file_id": file,
-            "endpoint": "/v1/chat/completions",
-            "completion_window": "24h",
-        }
+        wanted = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         async with session.post("/v1/batches", json=wanted) as answer:
             batch = (await answer.json())["id"]
     root = f"/v1/organization/projects/{gateway.keys.tenant_id}"
@@ -170,28 +169,25 @@ async def owned(gateway: RunningGateway) -> dict[str, str]:
         async with session.post(f"{root}/spend_alerts", json=FIELDS) as answer:
             alert_id = (await answer.json())["id"]
     return {
-        "file": file, "batch": batch, "account_id": account["id"], "key_id": account["api_key"]["id"],
+        "file": file,
+        "batch": batch,
+        "account_id": account["id"],
+        "key_id": account["api_key"]["id"],
         "alert_id": alert_id,
-    }  # fmt: skip
+    }
 
 
-OWNED_BY_TENANTS = [
-    route for route in routes() if set(_PART.findall(route.path)) & {"file", "batch"}
-]
+OWNED_BY_TENANTS = [route for route in routes() if set(_PART.findall(route.path)) & {"file", "batch"}]
 IN_A_PROJECT = [
-    route for route in routes()
-    if "{project_id}" in route.path
-    and set(_PART.findall(route.path)) & {"account_id", "key_id", "alert_id"}
-]  # fmt: skip
+    route
+    for route in routes()
+    if "{project_id}" in route.path and set(_PART.findall(route.path)) & {"account_id", "key_id", "alert_id"}
+]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize(
-    "route", OWNED_BY_TENANTS, ids=lambda route: f"{route.method} {route.path}"
-)
-async def test_attack_C06_another_tenants_object_is_one_that_never_existed(
-    gateway, identities, owned, route
-):
+@pytest.mark.parametrize("route", OWNED_BY_TENANTS, ids=lambda route: f"{route.method} {route.path}")
+async def test_attack_C06_another_tenants_object_is_one_that_never_existed(gateway, identities, owned, route):
     foreign = await ask(gateway, identities["all"], route, **owned)
     never = await ask(gateway, identities["all"], route)
     assert foreign.status == 404
@@ -200,9 +196,7 @@ async def test_attack_C06_another_tenants_object_is_one_that_never_existed(
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("route", IN_A_PROJECT, ids=lambda route: f"{route.method} {route.path}")
-async def test_attack_C06_an_object_of_another_project_is_one_that_never_existed(
-    gateway, owned, route
-):
+async def test_attack_C06_an_object_of_another_project_is_one_that_never_existed(gateway, owned, route):
     other, _ = await gateway.new_tenant("neighbour")
     operator = gateway.keys.admin_key
     foreign = await ask(gateway, operator, route, FIELDS, project_id=other, **owned)

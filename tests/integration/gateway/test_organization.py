@@ -22,10 +22,7 @@ async def gateway(tmp_path, redis_url):
 async def organization(gateway):
     """`client.admin.organization`, with the operator's key."""
     async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1",
-        api_key="",
-        admin_api_key=gateway.keys.admin_key,
-        max_retries=0,
+        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
     ) as client:
         yield client.admin.organization
 
@@ -59,9 +56,7 @@ async def test_lists_page_through_the_clients_own_iterator(organization):
     assert len(seen) == len(set(seen)) == 6  # with the first start's own
 
 
-async def test_a_service_account_comes_with_a_key_that_works_until_it_is_deleted(
-    gateway, organization
-):
+async def test_a_service_account_comes_with_a_key_that_works_until_it_is_deleted(gateway, organization):
     project = await organization.projects.create(name="crops")
     accounts = organization.projects.service_accounts
     made = await accounts.create(project.id, name="robot")
@@ -89,9 +84,7 @@ async def test_an_account_alone_has_role_none_and_no_key(organization):
     assert (made.role, made.api_key) == ("none", None)
     assert [key async for key in organization.projects.api_keys.list(project.id)] == []
     with pytest.raises(openai.BadRequestError):
-        await accounts.create(
-            project.id, name="x", create_service_account_only=True, expires_in_seconds=60
-        )
+        await accounts.create(project.id, name="x", create_service_account_only=True, expires_in_seconds=60)
 
 
 async def test_keys_are_listed_redacted_changed_and_revoked(gateway, organization):
@@ -128,9 +121,7 @@ async def test_keys_of_an_archived_project_are_refused_and_none_can_be_made(gate
             await client.models.list()
         assert refused.value.code == "project_archived"
     with pytest.raises(openai.ConflictError):
-        await organization.projects.service_accounts.api_keys.create(
-            account.id, project_id=project.id
-        )
+        await organization.projects.service_accounts.api_keys.create(account.id, project_id=project.id)
 
 
 async def test_rate_limits_are_one_per_priced_model_and_change_alone(organization):
@@ -140,30 +131,22 @@ async def test_rate_limits_are_one_per_priced_model_and_change_alone(organizatio
     assert (entry.id, entry.model) == (MODEL_LIMIT, MODEL)
     assert (entry.max_requests_per_1_minute, entry.max_tokens_per_1_minute) == (10_000, 10_000_000)
     await limits.update_rate_limit(MODEL_LIMIT, project_id=project.id, max_requests_per_1_minute=7)
-    changed = await limits.update_rate_limit(
-        MODEL_LIMIT, project_id=project.id, batch_1_day_max_input_tokens=9
-    )
+    changed = await limits.update_rate_limit(MODEL_LIMIT, project_id=project.id, batch_1_day_max_input_tokens=9)
     assert changed.max_requests_per_1_minute == 7
     assert changed.max_tokens_per_1_minute == 10_000_000
     assert changed.batch_1_day_max_input_tokens == 9
     with pytest.raises(openai.BadRequestError):
         await limits.update_rate_limit(MODEL_LIMIT, project_id=project.id, max_requests_per_1_day=1)
     with pytest.raises(openai.NotFoundError):
-        await limits.update_rate_limit(
-            "rl-unknown", project_id=project.id, max_requests_per_1_minute=1
-        )
+        await limits.update_rate_limit("rl-unknown", project_id=project.id, max_requests_per_1_minute=1)
 
 
-async def test_a_rate_limit_holds_from_the_next_request_on_for_that_project_alone(
-    gateway, organization, worker
-):
+async def test_a_rate_limit_holds_from_the_next_request_on_for_that_project_alone(gateway, organization, worker):
     await gateway.workers(1)
 
     async def ask(key: str):
         async with gateway.client(key) as client:
-            return await client.completions.with_raw_response.create(
-                model=MODEL, prompt="a", max_tokens=1
-            )
+            return await client.completions.with_raw_response.create(model=MODEL, prompt="a", max_tokens=1)
 
     limited, free = [await organization.projects.create(name=name) for name in ("limited", "free")]
     accounts = organization.projects.service_accounts
@@ -181,23 +164,21 @@ async def test_a_rate_limit_holds_from_the_next_request_on_for_that_project_alon
     await ask(keys[1])
 
 
-async def test_the_404_for_a_foreign_object_is_that_for_one_that_never_existed(
-    gateway, organization
-):
+async def test_the_404_for_a_foreign_object_is_that_for_one_that_never_existed(gateway, organization):
     one = await organization.projects.create(name="one")
     two = await organization.projects.create(name="two")
     mine = await organization.projects.service_accounts.create(one.id, name="robot")
     foreign = (
-        f"/projects/{two.id}/service_accounts/{mine.id}", f"/projects/{two.id}/api_keys/{mine.api_key.id}",
-        "/projects/operator", f"/projects/{gateway.keys.tenant_id}x",
-    )  # fmt: skip
+        f"/projects/{two.id}/service_accounts/{mine.id}",
+        f"/projects/{two.id}/api_keys/{mine.api_key.id}",
+        "/projects/operator",
+        f"/projects/{gateway.keys.tenant_id}x",
+    )
     never = f"/projects/{two.id}/api_keys/key_{'0' * 32}"
     async with gateway.session(gateway.keys.admin_key) as session:
         bodies = set()
         for path in (*foreign, never):
-            for method in (
-                ("GET", "DELETE") if "/api_keys/" in path or "accounts" in path else ("GET",)
-            ):
+            for method in ("GET", "DELETE") if "/api_keys/" in path or "accounts" in path else ("GET",):
                 async with session.request(method, f"/v1/organization{path}") as answer:
                     assert answer.status == 404
                     bodies.add(await answer.read())
@@ -207,11 +188,13 @@ async def test_the_404_for_a_foreign_object_is_that_for_one_that_never_existed(
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
-        ({}, "missing_required_parameter", "name"), ({"name": ""}, "invalid_value", "name"),
-        ({"name": 5}, "invalid_type", "name"), ({"name": "x", "geography": "EU"}, "unsupported_parameter", "geography"),
+        ({}, "missing_required_parameter", "name"),
+        ({"name": ""}, "invalid_value", "name"),
+        ({"name": 5}, "invalid_type", "name"),
+        ({"name": "x", "geography": "EU"}, "unsupported_parameter", "geography"),
         ({"name": "   "}, "invalid_value", "name"),
     ],
-)  # fmt: skip
+)
 async def test_a_faulty_body_is_a_400_that_names_the_field(gateway, body, code, param):
     async with (
         gateway.session(gateway.keys.admin_key) as session,
@@ -244,14 +227,9 @@ async def test_writes_are_audited_under_the_acting_key(gateway, organization):
     project = await organization.projects.create(name="crops")
     await organization.projects.service_accounts.create(project.id, name="robot")
     rows = await gateway.sql(
-        "SELECT event, actor FROM audit_log WHERE tenant_id = :tenant ORDER BY id",
-        tenant=project.id,
+        "SELECT event, actor FROM audit_log WHERE tenant_id = :tenant ORDER BY id", tenant=project.id
     )
-    assert [row.event for row in rows] == [
-        "project.created",
-        "service_account.created",
-        "api_key.created",
-    ]
+    assert [row.event for row in rows] == ["project.created", "service_account.created", "api_key.created"]
     (admin,) = {row.actor for row in rows}
     assert admin.startswith("key_")
 
@@ -260,10 +238,7 @@ async def test_the_same_surface_on_postgresql(tmp_path, redis_url, database_url)
     async with (
         running_gateway(tmp_path, redis_url, database_url) as gateway,
         openai.AsyncOpenAI(
-            base_url=f"{gateway.url}/v1",
-            api_key="",
-            admin_api_key=gateway.keys.admin_key,
-            max_retries=0,
+            base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
         ) as client,
     ):
         projects = client.admin.organization.projects

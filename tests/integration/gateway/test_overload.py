@@ -52,9 +52,7 @@ async def test_a_flood_reaches_the_worker_in_part_and_hears_the_same(
         assert all(least <= told <= most for _, told, _ in answers)
 
 
-async def test_a_refusal_at_the_front_costs_no_admission(
-    gateway: RunningGateway, asked: list[float]
-) -> None:
+async def test_a_refusal_at_the_front_costs_no_admission(gateway: RunningGateway, asked: list[float]) -> None:
     async with gateway.session() as session:
         for n in range(150):
             await ask(session, f"flood {n}")
@@ -64,10 +62,7 @@ async def test_a_refusal_at_the_front_costs_no_admission(
 
 
 async def test_it_opens_when_the_worker_has_refused_nobody_for_a_while(
-    gateway: RunningGateway,
-    worker: ScriptedWorker,
-    asked: list[float],
-    monkeypatch: pytest.MonkeyPatch,
+    gateway: RunningGateway, worker: ScriptedWorker, asked: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway.session() as session:
         for n in range(100):

@@ -8,10 +8,7 @@ from gateways import MODEL
 
 PAUSE_MS = 700
 COMPLETION = {"model": MODEL, "prompt": "Water the fields.", "max_tokens": 4}
-ASKED = {
-    "/v1/completions": COMPLETION,
-    "/v1/quotes": {"endpoint": "/v1/completions", "body": COMPLETION},
-}
+ASKED = {"/v1/completions": COMPLETION, "/v1/quotes": {"endpoint": "/v1/completions", "body": COMPLETION}}
 
 
 @pytest.mark.parametrize("path", ASKED)

@@ -39,10 +39,7 @@ async def cached(gateway, key, question="where?", system=SYSTEM, **extra):
     async with gateway.client(key) as client:
         reply = await client.chat.completions.create(
             model=MODEL,
-            messages=[
-                {"role": "system", "content": system},
-                {"role": "user", "content": question},
-            ],
+            messages=[{"role": "system", "content": system}, {"role": "user", "content": question}],
             max_tokens=2,
             extra_body=extra,
         )
@@ -70,9 +67,7 @@ async def test_every_tenant_finds_a_published_prompt_and_nothing_else_of_another
 async def test_a_fill_is_the_operators_own_request_in_the_ledger(gateway):
     made = await publish(gateway, messages=MESSAGES)
     await gateway.balanced()
-    rows = await gateway.sql(
-        "SELECT tenant_id, outcome, cache_read + cache_write + uncached, output FROM ledger_entry"
-    )
+    rows = await gateway.sql("SELECT tenant_id, outcome, cache_read + cache_write + uncached, output FROM ledger_entry")
     assert [tuple(row) for row in rows] == [("operator", "ok", made["num_tokens"], 0)]
 
 
@@ -126,14 +121,10 @@ async def test_an_expired_prefix_ends_by_itself(gateway, worker):
 
 async def test_a_worker_that_comes_later_is_filled_too(gateway, tmp_path, redis_url):
     made = await publish(gateway, messages=MESSAGES)
-    async with ScriptedWorker(
-        tmp_path / "w1.sock", redis_url=redis_url, slot=1, journal_dir=tmp_path / "w1"
-    ):
+    async with ScriptedWorker(tmp_path / "w1.sock", redis_url=redis_url, slot=1, journal_dir=tmp_path / "w1"):
         await gateway.workers(2)
         found = await pinned(gateway, made["id"], num_workers=2)
-        assert {entry["num_tokens"] for entry in found["workers"]} == {
-            made["workers"][0]["num_tokens"]
-        }
+        assert {entry["num_tokens"] for entry in found["workers"]} == {made["workers"][0]["num_tokens"]}
 
 
 async def test_a_prefix_that_does_not_fit_the_pins_says_so(gateway, worker):
@@ -175,8 +166,6 @@ async def test_the_same_tokens_are_published_once(gateway):
 
 
 async def test_a_tenants_key_neither_reads_nor_writes_public_prefixes(gateway):
-    for method, path in (
-        ("POST", PATH), ("GET", PATH), ("GET", f"{PATH}/prefix_1"), ("DELETE", f"{PATH}/prefix_1"),
-    ):  # fmt: skip
+    for method, path in (("POST", PATH), ("GET", PATH), ("GET", f"{PATH}/prefix_1"), ("DELETE", f"{PATH}/prefix_1")):
         status, answer = await call(gateway, method, path, {}, key=gateway.keys.api_key)
         assert status == 403, answer

@@ -88,9 +88,7 @@ async def test_o9_assigning_a_sheet_twice_changes_nothing(gateway):
     once = await headgate(gateway, "prices", "assign", "default", "gold")
     await asyncio.sleep(1.1)  # another second, which would begin another interval
     assert await headgate(gateway, "prices", "assign", "default", "gold") == once
-    told = await gateway.sql(
-        "SELECT count(*) FROM audit_log WHERE event = 'headgate.price_sheet.assigned'"
-    )
+    told = await gateway.sql("SELECT count(*) FROM audit_log WHERE event = 'headgate.price_sheet.assigned'")
     assert told[0][0] == 1
 
 

@@ -31,26 +31,22 @@ ANONYMOUS = ["rw-p", "00000000", "00:00", "0"]
 def environment(home: Path, redis_url: str, **more: str) -> dict[str, str]:
     models = {MODEL: {"path": str(write_byte_model(home / "model"))}}
     ours = {
-        "HEADGATE_HOME": str(home), "HEADGATE_SLOT": "0", "HEADGATE_BIND": "127.0.0.1:0",
-        "HEADGATE_REDIS_URL": redis_url, "HEADGATE_MODELS": json.dumps(models), "HEADGATE_DRAIN_GRACE_S": "0.2",
-        "HEADGATE_DRAIN_S": "2", "HEADGATE_MODEL": "of another process",
+        "HEADGATE_HOME": str(home),
+        "HEADGATE_SLOT": "0",
+        "HEADGATE_BIND": "127.0.0.1:0",
+        "HEADGATE_REDIS_URL": redis_url,
+        "HEADGATE_MODELS": json.dumps(models),
+        "HEADGATE_DRAIN_GRACE_S": "0.2",
+        "HEADGATE_DRAIN_S": "2",
+        "HEADGATE_MODEL": "of another process",
         "HEADGATE_LIMITER_TIMEOUT_S": os.environ["HEADGATE_LIMITER_TIMEOUT_S"],
-    }  # fmt: skip
-    return (
-        {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-        | ours
-        | more
-    )
+    }
+    return {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")} | ours | more
 
 
 def run_to_end(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "gateway"],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
+        [sys.executable, "-m", "gateway"], env=environ, capture_output=True, text=True, timeout=20, check=False
     )
 
 
@@ -65,9 +61,7 @@ ops_listener = pytest.fixture(inheritable, name="ops_listener")
 
 
 def start(environ: dict[str, str], *fds: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "gateway"], env=environ, pass_fds=fds, stderr=subprocess.PIPE
-    )
+    return subprocess.Popen([sys.executable, "-m", "gateway"], env=environ, pass_fds=fds, stderr=subprocess.PIPE)
 
 
 async def ops(home: Path, path: str, slot: int = 0, method: str = "GET") -> tuple[int, Any]:
@@ -109,9 +103,7 @@ async def one_process(home: Path, redis_url: str) -> AsyncIterator[subprocess.Po
         process.communicate()
 
 
-async def test_no_full_collection_goes_through_what_was_imported(
-    tmp_path: Path, redis_url: str
-) -> None:
+async def test_no_full_collection_goes_through_what_was_imported(tmp_path: Path, redis_url: str) -> None:
     async with one_process(tmp_path, redis_url) as process:
         process.send_signal(signal.SIGTERM)
         _, log = await asyncio.to_thread(process.communicate, timeout=15)
@@ -135,10 +127,7 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
     fd = listener.fileno()
     ops_fd = ops_listener.fileno()
     fds = {"HEADGATE_LISTEN_FD": str(fd), "HEADGATE_OPS_FD": str(ops_fd)}
-    processes = [
-        start(environment(tmp_path, redis_url, HEADGATE_SLOT=str(slot), **fds), fd, ops_fd)
-        for slot in (0, 1)
-    ]
+    processes = [start(environment(tmp_path, redis_url, HEADGATE_SLOT=str(slot), **fds), fd, ops_fd) for slot in (0, 1)]
     ops_url = f"http://127.0.0.1:{ops_listener.getsockname()[1]}"
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
@@ -148,11 +137,7 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
             for slot in (0, 1):
                 await ready(tmp_path, slot, workers={MODEL: 1})
             headers = {"authorization": f"Bearer {keys.api_key}"}
-            body = {
-                "model": MODEL,
-                "messages": [{"role": "user", "content": "x"}],
-                "max_tokens": 50,
-            }
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
             async with aiohttp.ClientSession(url, headers=headers) as session:
                 async with session.get("/metrics") as answer:
                     assert answer.status == 404, "S6"
@@ -183,9 +168,7 @@ async def _post(session: aiohttp.ClientSession, body: Any) -> int:
         return answer.status
 
 
-async def test_post_drain_on_the_ops_socket_makes_it_unready(
-    tmp_path: Path, redis_url: str
-) -> None:
+async def test_post_drain_on_the_ops_socket_makes_it_unready(tmp_path: Path, redis_url: str) -> None:
     async with one_process(tmp_path, redis_url) as process:
         assert await ops(tmp_path, "/drain", method="POST") == (202, {"status": "draining"})
         assert (await ops(tmp_path, "/readyz"))[0] == 503
@@ -255,9 +238,7 @@ async def test_a_home_that_cannot_be_served_is_named(tmp_path: Path, redis_url: 
     base = environment(tmp_path, redis_url)
 
     async def sentence(**more: str) -> str:
-        ours = {
-            name: value for name, value in (base | more).items() if name.startswith("HEADGATE_")
-        }
+        ours = {name: value for name, value in (base | more).items() if name.startswith("HEADGATE_")}
         with pytest.raises(SettingsError) as found:
             await serve(load(ours))
         return str(found.value)
@@ -267,9 +248,7 @@ async def test_a_home_that_cannot_be_served_is_named(tmp_path: Path, redis_url: 
     broken = json.dumps({"m": {"path": str(tmp_path / "nothing")}})
     assert "Cannot serve the model m" in await sentence(HEADGATE_MODELS=broken)
     sqlite3.connect(tmp_path / "empty.db").close()
-    assert "migrate" in await sentence(
-        HEADGATE_DATABASE_URL=f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}"
-    )
+    assert "migrate" in await sentence(HEADGATE_DATABASE_URL=f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}")
     assert "database" in await sentence(HEADGATE_DATABASE_URL="oracle://x")
     (tmp_path / "secrets" / "pepper").write_bytes(b"short")
     assert "too short" in await sentence()

@@ -20,31 +20,27 @@ from gateway.base.app_keys import DATABASE
 from gateway.generation.stream import GENERATION
 
 CHAT = "/v1/chat/completions"
-LONG = (
-    "The quick brown fox jumps over the lazy dog, and then it sleeps for a while in the sun. " * 2
-)
+LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps for a while in the sun. " * 2
 
 
 def chat(content: str = LONG, **more: Any) -> dict[str, Any]:
     return {
-        "model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 20, "ignore_eos": True,
-    } | more  # fmt: skip
+        "model": MODEL,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 20,
+        "ignore_eos": True,
+    } | more
 
 
 async def post(
     gateway: RunningGateway, path: str, body: dict[str, Any], api_key: str | None = None, **headers: str
-) -> tuple[int, dict[str, Any]]:  # fmt: skip
+) -> tuple[int, dict[str, Any]]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    async with (
-        gateway.session(api_key) as session,
-        session.post(path, json=body, headers=named) as answer,
-    ):
+    async with gateway.session(api_key) as session, session.post(path, json=body, headers=named) as answer:
         return answer.status, await answer.json()
 
 
-async def quote(
-    gateway: RunningGateway, body: dict[str, Any], endpoint: str = CHAT
-) -> dict[str, Any]:
+async def quote(gateway: RunningGateway, body: dict[str, Any], endpoint: str = CHAT) -> dict[str, Any]:
     status, made = await post(gateway, "/v1/quotes", {"endpoint": endpoint, "body": body})
     assert status == 200, made
     return made
@@ -52,15 +48,11 @@ async def quote(
 
 async def charged(gateway: RunningGateway) -> list[tuple[int, str]]:
     await gateway.settled()
-    rows = await gateway.sql(
-        "SELECT charge, price_version FROM ledger_entry WHERE kind = 'settle' ORDER BY request_id"
-    )
+    rows = await gateway.sql("SELECT charge, price_version FROM ledger_entry WHERE kind = 'settle' ORDER BY request_id")
     return [(row.charge, row.price_version) for row in rows]
 
 
-async def test_nothing_runs_and_what_is_cached_is_told(
-    gateway: RunningGateway, worker: ScriptedWorker
-) -> None:
+async def test_nothing_runs_and_what_is_cached_is_told(gateway: RunningGateway, worker: ScriptedWorker) -> None:
     before = await quote(gateway, chat())
     assert before["object"] == "quote"
     assert before["num_cached_tokens"] == 0
@@ -119,9 +111,7 @@ async def until_taken(gateway: RunningGateway, quote_id: str) -> None:
     assert status == 200
 
 
-async def test_expired_used_foreign_or_of_another_body_it_is_invalid(
-    gateway: RunningGateway,
-) -> None:
+async def test_expired_used_foreign_or_of_another_body_it_is_invalid(gateway: RunningGateway) -> None:
     made = await quote(gateway, chat())
 
     async def refused(body: dict[str, Any], quote_id: str, api_key: str | None = None) -> bool:
@@ -140,9 +130,7 @@ async def test_expired_used_foreign_or_of_another_body_it_is_invalid(
     assert await refused(chat(), expired["id"])
 
 
-async def test_a_refused_request_gives_its_quote_back(
-    gateway: RunningGateway, worker: ScriptedWorker
-) -> None:
+async def test_a_refused_request_gives_its_quote_back(gateway: RunningGateway, worker: ScriptedWorker) -> None:
     made = await quote(gateway, chat())
     worker.runner.fail_next = RuntimeError("broken")
     assert (await post(gateway, CHAT, chat(), x_headgate_quote=made["id"]))[0] == 500
@@ -151,10 +139,7 @@ async def test_a_refused_request_gives_its_quote_back(
 
 async def test_a_replay_under_a_key_needs_no_second_quote(gateway: RunningGateway) -> None:
     made = await quote(gateway, chat())
-    answers = [
-        await post(gateway, CHAT, chat(), x_headgate_quote=made["id"], idempotency_key="k")
-        for _ in range(2)
-    ]
+    answers = [await post(gateway, CHAT, chat(), x_headgate_quote=made["id"], idempotency_key="k") for _ in range(2)]
     assert answers[0] == answers[1]
     assert answers[0][0] == 200
     assert len(await charged(gateway)) == 1
@@ -170,9 +155,7 @@ async def test_it_is_checked_as_the_request_and_counts_as_one(gateway: RunningGa
         assert (await post(gateway, "/v1/quotes", body))[0] == status, body
     tenant_id, api_key = await gateway.new_tenant("small", {"chat"})
     async with gateway.app[DATABASE].write() as conn:
-        await tenants.set_limits(
-            conn, tenant_id, Limits(requests_per_minute=2), now=int(time.time())
-        )
+        await tenants.set_limits(conn, tenant_id, Limits(requests_per_minute=2), now=int(time.time()))
     asked = {"endpoint": CHAT, "body": chat()}
     statuses = [(await post(gateway, "/v1/quotes", asked, api_key))[0] for _ in range(3)]
     assert statuses == [200, 200, 429]

@@ -33,9 +33,7 @@ async def probe(gateway: RunningGateway) -> tuple[int, str, dict[str, str]]:
     return answer.status, body["status"], missing
 
 
-async def until_probe(
-    gateway: RunningGateway, status: int, word: str, limit_s: float = 30.0
-) -> dict[str, str]:
+async def until_probe(gateway: RunningGateway, status: int, word: str, limit_s: float = 30.0) -> dict[str, str]:
     async with asyncio.timeout(limit_s):
         while True:
             found = await probe(gateway)
@@ -108,9 +106,7 @@ def with_another(path: str, **told: Any) -> GatewaySettings:
 
 
 @pytest.mark.rest
-async def test_o2_a_redis_that_does_not_answer_is_named(
-    tmp_path: Path, own_redis: OwnRedis
-) -> None:
+async def test_o2_a_redis_that_does_not_answer_is_named(tmp_path: Path, own_redis: OwnRedis) -> None:
     async with served(tmp_path, own_redis.url) as gateway, gateway.session() as session:
         own_redis.send(signal.SIGSTOP)
         missing = await until_probe(gateway, 503, "unready")
@@ -169,9 +165,7 @@ async def test_o2_a_full_disk_of_the_journal_is_named(
 async def test_b2_a_worker_whose_disk_is_full_is_named(tmp_path: Path, redis_url: str) -> None:
     async with (
         running_gateway(tmp_path / "home", redis_url) as gateway,
-        ScriptedWorker(
-            tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"
-        ) as worker,
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0") as worker,
         gateway.session() as session,
     ):
         await until_probe(gateway, 200, "ok")
@@ -258,9 +252,7 @@ async def test_o2_sql_that_is_gone_is_degraded_while_somebody_is_served_and_then
         await gateway.balanced()
 
 
-async def test_o2_probes_ask_neither_sql_nor_redis(
-    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_o2_probes_ask_neither_sql_nor_redis(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     database, client = gateway.app[DATABASE], gateway.app[REDIS]
     asked: list[str] = []
     read, execute = database.read, client.execute_command

@@ -28,25 +28,17 @@ class Behind:
     async def status(self, path: str, key: str = "", **headers: str) -> int:
         if key:
             headers["authorization"] = f"Bearer {key}"
-        async with (
-            aiohttp.ClientSession(self.url) as session,
-            session.get(path, headers=headers) as answer,
-        ):
+        async with aiohttp.ClientSession(self.url) as session, session.get(path, headers=headers) as answer:
             await answer.read()
             return answer.status
 
 
 @pytest.fixture(params=["nginx", "plain"])
-async def behind(
-    request: pytest.FixtureRequest, tmp_path: Path, redis_url: str
-) -> AsyncIterator[Behind]:
+async def behind(request: pytest.FixtureRequest, tmp_path: Path, redis_url: str) -> AsyncIterator[Behind]:
     if request.param == "nginx" and NGINX is None:
         pytest.skip("nginx is not installed; the same runs behind a proxy written in Python")
     proxy = {"nginx": nginx, "plain": plain_proxy}[request.param]
-    async with (
-        running_gateway(tmp_path / "home", redis_url) as gateway,
-        proxy(tmp_path / "proxy", gateway.port) as url,
-    ):
+    async with running_gateway(tmp_path / "home", redis_url) as gateway, proxy(tmp_path / "proxy", gateway.port) as url:
         yield Behind(gateway, url)
 
 
@@ -60,9 +52,7 @@ async def test_s6_metrics_are_nowhere_on_the_base_url(behind: Behind) -> None:
         assert await behind.status(path, keys.admin_key) == 404
 
 
-async def test_s5_a_client_cannot_choose_its_address(
-    behind: Behind, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_s5_a_client_cannot_choose_its_address(behind: Behind, caplog: pytest.LogCaptureFixture) -> None:
     tenant, key = await behind.gateway.new_tenant("bound")
     [row] = await behind.gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=tenant)
     async with (
@@ -92,9 +82,7 @@ async def test_s5_bad_keys_of_one_client_lock_out_no_other(behind: Behind) -> No
     assert await behind.status("/v1/models", gateway.keys.api_key) == 200
 
 
-async def test_s5_all_clients_of_a_proxy_are_not_held_to_the_connections_of_one(
-    behind: Behind,
-) -> None:
+async def test_s5_all_clients_of_a_proxy_are_not_held_to_the_connections_of_one(behind: Behind) -> None:
     """The proxy counts as one address, and with it everybody behind it."""
     gateway = behind.gateway
     held = [await gateway.socket() for _ in range(gateway.settings.max_connections_per_address + 5)]

@@ -50,11 +50,7 @@ async def turn(client, messages, question):
     reply = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8)
     messages.append({"role": "assistant", "content": reply.choices[0].message.content})
     details = reply.usage.prompt_tokens_details
-    return (
-        details.cached_tokens,
-        reply.usage.prompt_tokens,
-        reply.model_extra["headgate"]["cache"]["miss_reason"],
-    )
+    return (details.cached_tokens, reply.usage.prompt_tokens, reply.model_extra["headgate"]["cache"]["miss_reason"])
 
 
 async def talk(client, number, num_turns=4):

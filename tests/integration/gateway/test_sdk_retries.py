@@ -56,9 +56,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def cutting_proxy(
-    gateway: RunningGateway, worker: ScriptedWorker, num_cut: int
-) -> AsyncIterator[Proxy]:
+async def cutting_proxy(gateway: RunningGateway, worker: ScriptedWorker, num_cut: int) -> AsyncIterator[Proxy]:
     async def while_it_computes() -> None:
         before = worker.num_tokens_sent
         await until(lambda: worker.num_tokens_sent >= before + 3)
@@ -104,7 +102,7 @@ async def billed(gateway: RunningGateway) -> tuple[int, int]:
 def client_of(gateway: RunningGateway, port: int, max_retries: int = 2) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
         base_url=f"http://127.0.0.1:{port}/v1", api_key=gateway.keys.api_key, max_retries=max_retries, timeout=30
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("num_cut", [1, 2])
@@ -122,9 +120,7 @@ async def test_a_connection_cut_before_the_first_byte_is_billed_once(
     await moved(gateway)
     assert answer.usage is not None
     assert await billed(gateway) == (1, answer.usage.total_tokens)
-    assert sorted(await kinds(gateway)) == sorted(
-        ["settle", "reversal", "sdk_retry"] * num_cut + ["settle"]
-    )
+    assert sorted(await kinds(gateway)) == sorted(["settle", "reversal", "sdk_retry"] * num_cut + ["settle"])
     await gateway.balanced()
 
 
@@ -136,9 +132,13 @@ async def test_a_stream_of_which_something_was_heard_is_paid_for(
     async with client_of(gateway, gateway.port) as client:
         for headers in ({}, {"x-stainless-retry-count": "1"}):
             stream = await client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, max_tokens=20, stream=True, extra_headers=headers,
+                model=MODEL,
+                messages=MESSAGES,
+                max_tokens=20,
+                stream=True,
+                extra_headers=headers,
                 extra_body={"ignore_eos": True},
-            )  # fmt: skip
+            )
             async for _ in stream:
                 if not headers:
                     break
@@ -155,10 +155,7 @@ async def test_a_repeat_by_hand_is_a_request_of_its_own(
     """Without the SDK's word that it repeats, both are paid for."""
     gateway = bare_gateway
     await gateway.workers(1)
-    async with (
-        cutting_proxy(gateway, slow_worker, 1) as proxy,
-        client_of(gateway, proxy.port, max_retries=0) as client,
-    ):
+    async with cutting_proxy(gateway, slow_worker, 1) as proxy, client_of(gateway, proxy.port, max_retries=0) as client:
         for _ in range(2):
             try:
                 await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=20)

@@ -26,12 +26,7 @@ def searched(prompt: Any, width: int, max_tokens: int, penalty: float = 1.0) -> 
     drive = Driver(ScriptedRunner())
     drive.send(
         generate_request(
-            "r",
-            prompt,
-            max_tokens,
-            sampling=SamplingParams(seed=0),
-            num_choices=width,
-            beams=BeamParams(penalty),
+            "r", prompt, max_tokens, sampling=SamplingParams(seed=0), num_choices=width, beams=BeamParams(penalty)
         )
     )
     drive.run()
@@ -57,9 +52,7 @@ async def test_the_best_of_many_are_shown_and_all_are_charged(gateway: RunningGa
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_search_answers_by_score_and_charges_every_beam(
-    gateway: RunningGateway, n: int
-) -> None:
+async def test_a_search_answers_by_score_and_charges_every_beam(gateway: RunningGateway, n: int) -> None:
     width, steps = 3, 150
     extra = {"use_beam_search": True, "length_penalty": 0.5, "best_of": width}
     async with gateway.client() as client:
@@ -77,13 +70,7 @@ async def test_a_search_behind_each_prompt_with_logprobs_and_echo(gateway: Runni
     prompts = ["once", "twice"]
     async with gateway.client() as client:
         answer = await client.completions.create(
-            model=MODEL,
-            prompt=prompts,
-            max_tokens=6,
-            n=2,
-            echo=True,
-            logprobs=1,
-            extra_body={"use_beam_search": True},
+            model=MODEL, prompt=prompts, max_tokens=6, n=2, echo=True, logprobs=1, extra_body={"use_beam_search": True}
         )
     texts = [choice.text for choice in answer.choices]
     assert texts == [p + text for p in prompts for text in searched(encode(p)[1:], 2, 6)]
@@ -104,11 +91,7 @@ async def test_a_search_behind_each_prompt_with_logprobs_and_echo(gateway: Runni
         (CHAT, {"use_beam_search": True, "logit_bias": {"5": 1}}, "logit_bias"),
         (CHAT, {"use_beam_search": True, "bad_words": ["x"]}, "bad_words"),
         (COMPLETIONS, {"use_beam_search": True, "allowed_token_ids": [5]}, "allowed_token_ids"),
-        (
-            CHAT,
-            {"use_beam_search": True, "response_format": {"type": "json_object"}},
-            "use_beam_search",
-        ),
+        (CHAT, {"use_beam_search": True, "response_format": {"type": "json_object"}}, "use_beam_search"),
         (CHAT, {"use_beam_search": True, "tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"use_beam_search": True, "n": 3, "best_of": 2}, "best_of"),
         (CHAT, {"use_beam_search": True, "best_of": 9}, "best_of"),

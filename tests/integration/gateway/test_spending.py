@@ -34,7 +34,7 @@ async def gateway(tmp_path, redis_url):
 async def organization(gateway):
     async with openai.AsyncOpenAI(
         base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
-    ) as client:  # fmt: skip
+    ) as client:
         yield client.admin.organization
 
 
@@ -64,9 +64,7 @@ async def test_a_projects_spend_limit_is_a_hard_monthly_budget(gateway, organiza
     assert (made.object, made.threshold_amount) == ("project.spend_limit", 250)
     assert (made.currency, made.interval, made.enforcement.status) == ("USD", "month", "inactive")
     await limits.update(tenant, threshold_amount=300, **terms)
-    rows = await gateway.sql(
-        "SELECT period, hardness, limit_micro_units FROM budget WHERE deleted_at IS NULL"
-    )
+    rows = await gateway.sql("SELECT period, hardness, limit_micro_units FROM budget WHERE deleted_at IS NULL")
     assert [tuple(row) for row in rows] == [("month", "hard", 3_000_000)]
     await spend(gateway, tenant, 3_000_000)
     assert (await limits.retrieve(tenant)).enforcement.status == "enforcing"
@@ -80,9 +78,7 @@ async def test_a_projects_spend_limit_is_a_hard_monthly_budget(gateway, organiza
     await chat(gateway)
 
 
-async def test_the_organizations_limit_refuses_every_tenant_within_five_seconds(
-    gateway, organization
-):
+async def test_the_organizations_limit_refuses_every_tenant_within_five_seconds(gateway, organization):
     terms = {"currency": "USD", "interval": "month"}
     await organization.spend_limit.update(threshold_amount=100, **terms)
     await chat(gateway)
@@ -134,7 +130,10 @@ async def test_spend_alerts_have_all_verbs_for_projects_and_the_organization(gat
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("threshold_amount", -1), ("threshold_amount", True), ("currency", "EUR"), ("interval", "day"),
+        ("threshold_amount", -1),
+        ("threshold_amount", True),
+        ("currency", "EUR"),
+        ("interval", "day"),
         ("notification_channel", {"type": "sms", "recipients": ["a@b"]}),
         ("notification_channel", {"type": "email", "recipients": ["a@b\r\nbcc: c@d"]}),
         ("notification_channel", {"type": "email", "recipients": ["a@b"], "subject_prefix": "x\nbcc: c@d"}),
@@ -143,11 +142,9 @@ async def test_spend_alerts_have_all_verbs_for_projects_and_the_organization(gat
         ("notification_channel", {"type": "email", "recipients": ["a@b,c@d"]}),
         ("notification_channel", {"type": "email", "recipients": ["a@b"], "subject_prefix": "x\n"}),
     ],
-)  # fmt: skip
-async def test_an_alert_that_makes_no_sense_is_a_400_that_names_the_field(
-    gateway, organization, field, value
-):
-    terms = {"threshold_amount": 1, "currency": "USD", "interval": "month", "notification_channel": EMAIL}  # fmt: skip
+)
+async def test_an_alert_that_makes_no_sense_is_a_400_that_names_the_field(gateway, organization, field, value):
+    terms = {"threshold_amount": 1, "currency": "USD", "interval": "month", "notification_channel": EMAIL}
     with pytest.raises(openai.BadRequestError) as refused:
         await organization.spend_alerts.create(**{**terms, field: value})
     assert (refused.value.param or "").startswith(field)
@@ -204,9 +201,7 @@ async def test_an_alert_is_mailed_once_a_month_and_threshold(tmp_path, redis_url
     async with (
         server,
         running_gateway(tmp_path, redis_url, smtp_url=f"smtp://127.0.0.1:{port}") as gateway,
-        openai.AsyncOpenAI(
-            base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key
-        ) as client,
+        openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key) as client,
     ):
         terms = {"currency": "USD", "interval": "month", "notification_channel": EMAIL}
         alerts = client.admin.organization.projects.spend_alerts

@@ -24,9 +24,7 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def test_o1_room_for_the_ballast_of_every_process_is_looked_for(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_o1_room_for_the_ballast_of_every_process_is_looked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = CountedDisk(home, monkeypatch)
     journals = [home / "state" / name / "journal" for name in ("worker-0", "gateway-0")]
     disk.room = 2 * BALLAST_BYTES + start_checks.SPARE_BYTES
@@ -36,9 +34,7 @@ def test_o1_room_for_the_ballast_of_every_process_is_looked_for(
         start_checks.check_room(home, journals)
 
 
-def test_o1_ballast_that_is_there_already_needs_no_room(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_o1_ballast_that_is_there_already_needs_no_room(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = home / "journal"
     journal.mkdir()
     assert Ballast(journal).take()
@@ -47,9 +43,7 @@ def test_o1_ballast_that_is_there_already_needs_no_room(
     start_checks.check_room(home, [journal])
 
 
-@pytest.mark.parametrize(
-    ("ahead_s", "words"), [(3600, "3600 s ahead of"), (-3600, "3600 s behind")]
-)
+@pytest.mark.parametrize(("ahead_s", "words"), [(3600, "3600 s ahead of"), (-3600, "3600 s behind")])
 async def test_o1_a_redis_with_another_time_is_refused_with_what_to_do(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, ahead_s: int, words: str
 ) -> None:

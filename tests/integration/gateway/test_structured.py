@@ -27,22 +27,18 @@ SCHEMA = {
     "$defs": {
         "person": {"type": "object", "properties": {"age": {"type": "integer", "maximum": 99}}, "required": ["age"]}
     },
-}  # fmt: skip
-JSON_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": SCHEMA}}  # fmt: skip
+}
+JSON_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": SCHEMA}}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def shared_gateway(
-    redis_socket: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[RunningGateway]:
+async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
     directory = tmp_path_factory.mktemp("gateway")
     redis_url = f"unix://{redis_socket}?db=3"
     vocabulary = [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256)
     async with (
         running_gateway(directory / "home", redis_url) as gateway,
-        ScriptedWorker(
-            directory / "w0.sock", redis_url=redis_url, grammars=InlineGrammars(vocabulary)
-        ),
+        ScriptedWorker(directory / "w0.sock", redis_url=redis_url, grammars=InlineGrammars(vocabulary)),
     ):
         await gateway.workers(1)
         yield gateway
@@ -57,9 +53,7 @@ async def chat(gateway: RunningGateway, **fields: Any) -> Any:
         return await client.chat.completions.create(**fields)
 
 
-async def test_the_official_client_gets_json_that_satisfies_its_schema(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_the_official_client_gets_json_that_satisfies_its_schema(shared_gateway: RunningGateway) -> None:
     reply = await chat(shared_gateway, response_format=JSON_SCHEMA, n=3, temperature=1)
     texts = [choice.message.content for choice in reply.choices]
     assert len(set(texts)) == 3
@@ -77,9 +71,14 @@ async def test_a_stream_carries_the_same_text_and_usage(shared_gateway: RunningG
     pieces, usage, finish = [], None, None
     async with shared_gateway.client() as client:
         async for chunk in await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=200, seed=5, response_format=JSON_SCHEMA,
-            stream=True, stream_options={"include_usage": True},
-        ):  # fmt: skip
+            model=MODEL,
+            messages=MESSAGES,
+            max_tokens=200,
+            seed=5,
+            response_format=JSON_SCHEMA,
+            stream=True,
+            stream_options={"include_usage": True},
+        ):
             usage = chunk.usage or usage
             for choice in chunk.choices:
                 pieces.append(choice.delta.content or "")
@@ -101,9 +100,7 @@ async def test_other_forms_through_chat_and_completions(shared_gateway: RunningG
         reply = await chat(shared_gateway, extra_body=body)
         assert reply.choices[0].message.content in expected
         async with shared_gateway.client() as client:
-            plain = await client.completions.create(
-                model=MODEL, prompt=["one", "two"], max_tokens=20, extra_body=body
-            )
+            plain = await client.completions.create(model=MODEL, prompt=["one", "two"], max_tokens=20, extra_body=body)
         assert [choice.text in expected for choice in plain.choices] == [True, True]
 
 
@@ -114,36 +111,51 @@ async def test_a_text_that_is_cut_ends_with_length(shared_gateway: RunningGatewa
 
 
 async def test_a_json_object_is_one(shared_gateway: RunningGateway) -> None:
-    reply = await chat(
-        shared_gateway, response_format={"type": "json_object"}, logit_bias={"125": 50}
-    )
+    reply = await chat(shared_gateway, response_format={"type": "json_object"}, logit_bias={"125": 50})
     assert reply.choices[0].message.content.startswith("{")
 
 
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
-         "unsupported_schema", "/not"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}},
+            "unsupported_schema",
+            "/not",
+        ),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "missing_required_parameter",
-         "response_format.json_schema.name"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "missing_required_parameter",
+            "response_format.json_schema.name",
+        ),
         ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({"response_format": JSON_SCHEMA, "stop": ["x"]}, "invalid_value", "stop"),
         ({"response_format": JSON_SCHEMA, "extra_body": {"min_tokens": 3}}, "invalid_value", "min_tokens"),
         ({"response_format": JSON_SCHEMA, "extra_body": {"bad_words": ["x"]}}, "invalid_value", "bad_words"),
-        ({"response_format": JSON_SCHEMA, "extra_body": {"allowed_token_ids": [120]}}, "invalid_value", "allowed_token_ids"),
+        (
+            {"response_format": JSON_SCHEMA, "extra_body": {"allowed_token_ids": [120]}},
+            "invalid_value",
+            "allowed_token_ids",
+        ),
         ({"response_format": JSON_SCHEMA, "extra_body": {"ignore_eos": True}}, "invalid_value", "ignore_eos"),
-        ({"response_format": JSON_SCHEMA, "extra_body": {"structured_outputs": {"regex": "a"}}}, "invalid_value",
-         "structured_outputs"),
-        ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "invalid_value", "structured_outputs"),
+        (
+            {"response_format": JSON_SCHEMA, "extra_body": {"structured_outputs": {"regex": "a"}}},
+            "invalid_value",
+            "structured_outputs",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}},
+            "invalid_value",
+            "structured_outputs",
+        ),
         ({"extra_body": {"structured_outputs": {"regex": "(?=a)"}}}, "unsupported_schema", "structured_outputs.regex"),
         ({"extra_body": {"structured_outputs": {"choice": [1]}}}, "invalid_type", "structured_outputs.choice[0]"),
         ({"extra_body": {"structured_outputs": {"grammar": 'root ::= "a" b'}}}, "unsupported_schema", None),
         ({"extra_body": {"guided_regex": "a"}}, "unsupported_parameter", "guided_regex"),
     ],
     ids=lambda value: str(value)[-60:],
-)  # fmt: skip
+)
 async def test_what_cannot_be_enforced_is_a_400_that_says_where(
     shared_gateway: RunningGateway, fields: dict[str, Any], code: str, param: str | None
 ) -> None:
@@ -152,12 +164,8 @@ async def test_what_cannot_be_enforced_is_a_400_that_says_where(
     assert (caught.value.code, caught.value.param) == (code, param)
 
 
-async def test_a_refused_grammar_costs_nothing_and_the_next_request_runs(
-    shared_gateway: RunningGateway,
-) -> None:
+async def test_a_refused_grammar_costs_nothing_and_the_next_request_runs(shared_gateway: RunningGateway) -> None:
     with pytest.raises(openai.BadRequestError):
-        await chat(
-            shared_gateway, stream=True, extra_body={"structured_outputs": {"grammar": "root ::= x\nx ::= x"}}
-        )  # fmt: skip
+        await chat(shared_gateway, stream=True, extra_body={"structured_outputs": {"grammar": "root ::= x\nx ::= x"}})
     reply = await chat(shared_gateway, extra_body={"structured_outputs": {"choice": ["ok"]}})
     assert reply.choices[0].message.content == "ok"

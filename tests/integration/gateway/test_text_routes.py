@@ -26,9 +26,7 @@ def chat_prompt(messages: list[Any]) -> list[int]:
 async def test_n_choices_differ_and_a_seed_repeats_them(gateway: RunningGateway) -> None:
     async def texts() -> list[str | None]:
         async with gateway.client() as client:
-            answer = await client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, max_tokens=12, n=3, seed=5
-            )
+            answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=12, n=3, seed=5)
         assert answer.usage is not None
         assert answer.usage.completion_tokens == 36
         assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -39,9 +37,7 @@ async def test_n_choices_differ_and_a_seed_repeats_them(gateway: RunningGateway)
     assert await texts() == first
 
 
-async def test_streamed_choices_open_in_index_order_and_each_ends_once(
-    gateway: RunningGateway,
-) -> None:
+async def test_streamed_choices_open_in_index_order_and_each_ends_once(gateway: RunningGateway) -> None:
     async with gateway.client() as client:
         stream = await client.chat.completions.create(
             model=MODEL, messages=MESSAGES, max_tokens=6, n=2, seed=5, stream=True
@@ -59,19 +55,21 @@ async def test_a_stop_string_across_tokens_cuts_text_and_bill(gateway: RunningGa
     end = text.index(stop)
     for stream in (False, True):
         async with gateway.session() as session:
-            body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0, "stop": stop,
-                    "stream": stream}  # fmt: skip
+            body = {
+                "model": MODEL,
+                "messages": MESSAGES,
+                "max_tokens": 60,
+                "temperature": 0,
+                "stop": stop,
+                "stream": stream,
+            }
             if stream:
                 body["stream_options"] = {"include_usage": True}
             async with session.post("/v1/chat/completions", json=body) as answer:
                 raw = await answer.text()
         if stream:
-            events = [
-                json.loads(line[6:]) for line in raw.split("\n\n") if line and "[DONE]" not in line
-            ]
-            seen = "".join(
-                e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"]
-            )
+            events = [json.loads(line[6:]) for line in raw.split("\n\n") if line and "[DONE]" not in line]
+            seen = "".join(e["choices"][0]["delta"].get("content") or "" for e in events if e["choices"])
             last, usage = events[-2]["choices"][0], events[-1]["usage"]
         else:
             reply = json.loads(raw)
@@ -91,12 +89,7 @@ async def test_a_stop_string_across_tokens_cuts_text_and_bill(gateway: RunningGa
 async def test_logprobs_have_tokens_bytes_and_alternatives(gateway: RunningGateway) -> None:
     async with gateway.client() as client:
         answer = await client.chat.completions.create(
-            model=MODEL,
-            messages=MESSAGES,
-            max_tokens=5,
-            temperature=0,
-            logprobs=True,
-            top_logprobs=3,
+            model=MODEL, messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
         )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -107,9 +100,7 @@ async def test_logprobs_have_tokens_bytes_and_alternatives(gateway: RunningGatew
     assert all(entry.logprob < 0 for entry in logprobs.content)
 
 
-async def test_completions_echo_scores_the_prompt_aligned_with_its_text(
-    gateway: RunningGateway,
-) -> None:
+async def test_completions_echo_scores_the_prompt_aligned_with_its_text(gateway: RunningGateway) -> None:
     async with gateway.client() as client:
         answer = await client.completions.create(
             model=MODEL, prompt="a prompt", max_tokens=4, temperature=0, echo=True, logprobs=2
@@ -124,17 +115,12 @@ async def test_completions_echo_scores_the_prompt_aligned_with_its_text(
     assert logprobs.token_logprobs is not None
     assert logprobs.token_logprobs[0] is None
     assert all(value is not None for value in logprobs.token_logprobs[1:])
-    assert (
-        len({len(logprobs.tokens), len(logprobs.token_logprobs), len(logprobs.top_logprobs or [])})
-        == 1
-    )
+    assert len({len(logprobs.tokens), len(logprobs.token_logprobs), len(logprobs.top_logprobs or [])}) == 1
 
 
 async def test_echo_without_output_only_scores(gateway: RunningGateway) -> None:
     async with gateway.client() as client:
-        answer = await client.completions.create(
-            model=MODEL, prompt="abc", max_tokens=0, echo=True, logprobs=0
-        )
+        answer = await client.completions.create(model=MODEL, prompt="abc", max_tokens=0, echo=True, logprobs=0)
     assert answer.choices[0].text == "abc"
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
@@ -148,15 +134,9 @@ async def test_prompts_of_all_shapes_number_their_choices(gateway: RunningGatewa
         ids = await client.completions.create(
             model=MODEL, prompt=[list(encode("x")), list(encode("y"))], max_tokens=3, temperature=0
         )
-        plain = await client.completions.create(
-            model=MODEL, prompt=list(b"one"), max_tokens=3, temperature=0
-        )
+        plain = await client.completions.create(model=MODEL, prompt=list(b"one"), max_tokens=3, temperature=0)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert (
-        answer.choices[0].text
-        == decode(expected_output(list(b"one"), GREEDY, 3))
-        == plain.choices[0].text
-    )
+    assert answer.choices[0].text == decode(expected_output(list(b"one"), GREEDY, 3)) == plain.choices[0].text
     assert answer.choices[2].text == decode(expected_output(list(b"two two"), GREEDY, 3))
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (10, 12)
@@ -178,16 +158,11 @@ async def test_streamed_completions_echo_in_front_once(gateway: RunningGateway) 
 
 
 async def test_the_same_prompt_is_cached_for_its_tenant_only(gateway: RunningGateway) -> None:
-    messages: list[Any] = [
-        {"role": "system", "content": "s" * 200},
-        {"role": "user", "content": "hi"},
-    ]
+    messages: list[Any] = [{"role": "system", "content": "s" * 200}, {"role": "user", "content": "hi"}]
 
     async def cached(key: str | None = None, **more: Any) -> int:
         async with gateway.client(key) as client:
-            answer = await client.chat.completions.create(
-                model=MODEL, messages=messages, max_tokens=2, extra_body=more
-            )
+            answer = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2, extra_body=more)
         assert answer.usage is not None
         assert answer.usage.prompt_tokens_details is not None
         return answer.usage.prompt_tokens_details.cached_tokens or 0
@@ -207,9 +182,7 @@ async def test_long_output_goes_on_past_its_first_lease(gateway: RunningGateway)
         )
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 500
-    assert answer.choices[0].message.content == decode(
-        expected_output(chat_prompt(MESSAGES), GREEDY, 500)
-    )
+    assert answer.choices[0].message.content == decode(expected_output(chat_prompt(MESSAGES), GREEDY, 500))
 
 
 async def test_models_tokenize_and_detokenize(gateway: RunningGateway) -> None:
@@ -223,9 +196,7 @@ async def test_models_tokenize_and_detokenize(gateway: RunningGateway) -> None:
             tokenized = await answer.json()
         assert tokenized["tokens"] == chat_prompt(MESSAGES)
         assert tokenized["count"] == len(tokenized["tokens"])
-        async with session.post(
-            "/detokenize", json={"model": MODEL, "tokens": list("né".encode())}
-        ) as answer:
+        async with session.post("/detokenize", json={"model": MODEL, "tokens": list("né".encode())}) as answer:
             assert await answer.json() == {"prompt": "né"}
         async with session.post("/tokenize", json={"model": MODEL, "prompt": "<|eos|>"}) as answer:
             assert (await answer.json())["tokens"] == list(b"<|eos|>")
@@ -235,11 +206,16 @@ async def test_models_tokenize_and_detokenize(gateway: RunningGateway) -> None:
 
 
 async def test_ignored_fields_are_named_in_a_header(gateway: RunningGateway) -> None:
-    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 2, "tenant_id": "x", "api_base": "http://x",
-            "user": "u", "store": True, "ünï": 1}  # fmt: skip
-    async with (
-        gateway.session() as session,
-        session.post("/v1/chat/completions", json=body) as answer,
-    ):
+    body = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "max_tokens": 2,
+        "tenant_id": "x",
+        "api_base": "http://x",
+        "user": "u",
+        "store": True,
+        "ünï": 1,
+    }
+    async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
         assert answer.status == 200
         assert answer.headers["x-headgate-ignored"] == "tenant_id, api_base"

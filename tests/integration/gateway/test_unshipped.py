@@ -17,9 +17,18 @@ from workers.protocol.journal import Chain, Kind, segment_name
 
 def opened(request_id: str) -> Opened:
     return Opened(
-        request_id=request_id, tenant_id="proj_a", key_id="key_a", model="m", root="r", tier="interactive",
-        price_version="standard@1", currency="USD", opened_at_ms=NOON_MS, prompt_tokens=5, reserved=10,
-    )  # fmt: skip
+        request_id=request_id,
+        tenant_id="proj_a",
+        key_id="key_a",
+        model="m",
+        root="r",
+        tier="interactive",
+        price_version="standard@1",
+        currency="USD",
+        opened_at_ms=NOON_MS,
+        prompt_tokens=5,
+        reserved=10,
+    )
 
 
 @pytest.fixture(params=[64 * 1024 * 1024, 600], ids=["one segment", "many segments"])

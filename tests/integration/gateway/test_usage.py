@@ -26,10 +26,17 @@ async def gateway(tmp_path, redis_url):
     async with running_gateway(tmp_path, redis_url) as running:
         mine = {"tenant_id": running.keys.tenant_id, "key_id": "key_mine"}
         async with running.app[DATABASE].write() as conn:
-            await request_postings.post(conn, 9, 1, [
-                posting("req_1", ONE, **mine), posting("req_2", ONE, **mine, tier="batch"),
-                posting("req_3", ONE), posting("req_4", ONE, **mine, opened_at_ms=NOON_MS + 86_400_000),
-            ])  # fmt: skip
+            await request_postings.post(
+                conn,
+                9,
+                1,
+                [
+                    posting("req_1", ONE, **mine),
+                    posting("req_2", ONE, **mine, tier="batch"),
+                    posting("req_3", ONE),
+                    posting("req_4", ONE, **mine, opened_at_ms=NOON_MS + 86_400_000),
+                ],
+            )
         yield running
 
 
@@ -37,10 +44,7 @@ async def gateway(tmp_path, redis_url):
 async def usage(gateway):
     """`client.admin.organization.usage`, with the operator's key."""
     async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1",
-        api_key="",
-        admin_api_key=gateway.keys.admin_key,
-        max_retries=0,
+        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
     ) as client:
         yield client.admin.organization.usage
 
@@ -51,21 +55,31 @@ async def test_completions_has_the_five_sums_and_null_dimensions(usage):
     (result,) = bucket.results
     assert (bucket.start_time, bucket.end_time) == (MIDNIGHT, MIDNIGHT + 86_400)
     assert result.to_dict() == {
-        "object": "organization.usage.completions.result", "input_tokens": 180, "input_cached_tokens": 30,
-        "input_cache_write_tokens": 60, "input_uncached_tokens": 90, "output_tokens": 120, "num_model_requests": 3,
-        "project_id": None, "user_id": None, "api_key_id": None, "model": None, "batch": None, "service_tier": None,
+        "object": "organization.usage.completions.result",
+        "input_tokens": 180,
+        "input_cached_tokens": 30,
+        "input_cache_write_tokens": 60,
+        "input_uncached_tokens": 90,
+        "output_tokens": 120,
+        "num_model_requests": 3,
+        "project_id": None,
+        "user_id": None,
+        "api_key_id": None,
+        "model": None,
+        "batch": None,
+        "service_tier": None,
         "api_source": None,
-    }  # fmt: skip
+    }
 
 
 async def test_arrays_of_the_client_filter_and_group(usage, gateway):
     page = await usage.completions(
-        start_time=MIDNIGHT, end_time=MIDNIGHT + 86_400, project_ids=[gateway.keys.tenant_id, "proj_none"],
+        start_time=MIDNIGHT,
+        end_time=MIDNIGHT + 86_400,
+        project_ids=[gateway.keys.tenant_id, "proj_none"],
         group_by=["project_id", "batch", "service_tier", "user_id"],
-    )  # fmt: skip
-    found = {
-        (r.project_id, r.batch, r.service_tier): r.num_model_requests for r in page.data[0].results
-    }
+    )
+    found = {(r.project_id, r.batch, r.service_tier): r.num_model_requests for r in page.data[0].results}
     mine = gateway.keys.tenant_id
     assert found == {(mine, False, "default"): 1, (mine, True, "batch"): 1}
     nobody = await usage.completions(start_time=MIDNIGHT, user_ids=["u"], end_time=NOON)
@@ -91,33 +105,18 @@ async def test_costs_are_exact_decimals_and_line_items_add_up(usage):
     page = await usage.costs(start_time=MIDNIGHT, end_time=MIDNIGHT + 2 * 86_400)
     amounts = [bucket.results[0].amount for bucket in page.data]
     assert [amount.currency for amount in amounts] == ["usd", "usd"]
-    assert [Decimal(str(a.value)) for a in amounts] == [
-        Decimal(n * CHARGE.total).scaleb(-6) for n in (3, 1)
-    ]
-    items = await usage.costs(
-        start_time=MIDNIGHT, end_time=MIDNIGHT + 86_400, group_by=["line_item"]
-    )
+    assert [Decimal(str(a.value)) for a in amounts] == [Decimal(n * CHARGE.total).scaleb(-6) for n in (3, 1)]
+    items = await usage.costs(start_time=MIDNIGHT, end_time=MIDNIGHT + 86_400, group_by=["line_item"])
     by_name = {r.line_item: r for r in items.data[0].results}
     assert by_name["m, output, batch"].quantity == 40
     assert by_name["m, output"].quantity_unit == "tokens"
-    assert sum(Decimal(str(r.amount.value)) for r in by_name.values()) == Decimal(
-        3 * CHARGE.total
-    ).scaleb(-6)
+    assert sum(Decimal(str(r.amount.value)) for r in by_name.values()) == Decimal(3 * CHARGE.total).scaleb(-6)
 
 
 async def test_a_tenant_key_sees_its_own_tenant_whatever_it_asks_for(gateway):
     async with gateway.session() as session:
-        for more in (
-            {},
-            {"project_ids[]": "proj_a"},
-            {"project_ids": "proj_a", "api_key_ids": "key_mine"},
-        ):
-            params = {
-                "start_time": MIDNIGHT,
-                "end_time": MIDNIGHT + 86_400,
-                "group_by": "project_id",
-                **more,
-            }
+        for more in ({}, {"project_ids[]": "proj_a"}, {"project_ids": "proj_a", "api_key_ids": "key_mine"}):
+            params = {"start_time": MIDNIGHT, "end_time": MIDNIGHT + 86_400, "group_by": "project_id", **more}
             async with session.get("/v1/organization/usage/completions", params=params) as answer:
                 (bucket,) = (await answer.json())["data"]
                 results = [(r["project_id"], r["num_model_requests"]) for r in bucket["results"]]
@@ -141,22 +140,24 @@ async def test_a_key_without_the_scope_is_refused(gateway):
         gateway.session(key) as session,
         session.get("/v1/organization/costs", params={"start_time": 0}) as answer,
     ):
-        assert (answer.status, (await answer.json())["error"]["code"]) == (
-            403,
-            "insufficient_scope",
-        )
+        assert (answer.status, (await answer.json())["error"]["code"]) == (403, "insufficient_scope")
 
 
 @pytest.mark.parametrize(
     ("params", "param"),
     [
-        ({}, "start_time"), ({"start_time": "x"}, "start_time"), ({"start_time": "1.5"}, "start_time"),
-        ({"start_time": 0, "bucket_width": "2d"}, "bucket_width"), ({"start_time": 0, "limit": 32}, "limit"),
-        ({"start_time": 0, "group_by": "line_item"}, "group_by"), ({"start_time": 0, "batch": "yes"}, "batch"),
-        ({"start_time": 0, "colour": "red"}, None), ({"start_time": 0, "page": "nonsense"}, "page"),
+        ({}, "start_time"),
+        ({"start_time": "x"}, "start_time"),
+        ({"start_time": "1.5"}, "start_time"),
+        ({"start_time": 0, "bucket_width": "2d"}, "bucket_width"),
+        ({"start_time": 0, "limit": 32}, "limit"),
+        ({"start_time": 0, "group_by": "line_item"}, "group_by"),
+        ({"start_time": 0, "batch": "yes"}, "batch"),
+        ({"start_time": 0, "colour": "red"}, None),
+        ({"start_time": 0, "page": "nonsense"}, "page"),
         ({"start_time": 10**17}, "start_time"),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_asked_is_a_400(gateway, params, param):
     async with (
         gateway.session(gateway.keys.admin_key) as session,

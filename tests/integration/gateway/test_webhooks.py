@@ -31,9 +31,13 @@ async def gateway(tmp_path, redis_url):
 @contextlib.asynccontextmanager
 async def sending(gateway):
     settings = JobsSettings(
-        home=gateway.settings.home, database_url=gateway.settings.sql_url, url=gateway.url,
-        broker_url="redis://127.0.0.1:1", webhook_allowed_networks=LOOPBACK, test_time_scale=0.2,
-    )  # fmt: skip
+        home=gateway.settings.home,
+        database_url=gateway.settings.sql_url,
+        url=gateway.url,
+        broker_url="redis://127.0.0.1:1",
+        webhook_allowed_networks=LOOPBACK,
+        test_time_scale=0.2,
+    )
     task = asyncio.create_task(Sender(settings, gateway.app[DATABASE]).run())
     try:
         yield
@@ -82,12 +86,18 @@ async def test_the_secret_is_shown_once_and_lies_nowhere(gateway):
         assert (status, error["error"]["type"]) == (404, "invalid_request_error")
 
 
-@pytest.mark.parametrize(("body", "param"), [
-    ({"url": "https://localhost./"}, "url"), ({"url": "https://10.0.0.1/"}, "url"),
-    ({"url": "http://127.0.0.1:6379/"}, "url"), ({"url": "https://u:p@example.com/"}, "url"), ({}, "url"),
-    ({"url": "https://example.com/", "events": []}, "events"),
-    ({"url": "https://example.com/", "events": ["all"]}, "events"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"url": "https://localhost./"}, "url"),
+        ({"url": "https://10.0.0.1/"}, "url"),
+        ({"url": "http://127.0.0.1:6379/"}, "url"),
+        ({"url": "https://u:p@example.com/"}, "url"),
+        ({}, "url"),
+        ({"url": "https://example.com/", "events": []}, "events"),
+        ({"url": "https://example.com/", "events": ["all"]}, "events"),
+    ],
+)
 async def test_what_cannot_be_is_refused_with_its_name(gateway, body, param):
     status, error = await call(gateway, "POST", body=body)
     assert (status, error["error"]["param"]) == (400, param)

@@ -64,9 +64,7 @@ def ask():
     ) -> AdmissionRequest:
         principal = Principal(
             "tenant", "proj_1", "key_1", frozenset(), tenant_limits=tenant or Limits(), key_limits=key or Limits()
-        )  # fmt: skip
-        return AdmissionRequest(
-            f"req_{number:08d}", principal, model, "root", "interactive", prompt, output
         )
+        return AdmissionRequest(f"req_{number:08d}", principal, model, "root", "interactive", prompt, output)
 
     return make

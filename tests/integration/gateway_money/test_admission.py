@@ -27,11 +27,7 @@ NO_LIMITS = Limits()
 @asynccontextmanager
 async def running(database, redis_url: str, directory: Path, timeout_s: float = 2.0):
     async with metering(
-        database=database,
-        redis_url=redis_url,
-        slot=0,
-        directory=directory,
-        limiter_timeout_s=timeout_s,
+        database=database, redis_url=redis_url, slot=0, directory=directory, limiter_timeout_s=timeout_s
     ) as metered:
         yield metered
 
@@ -57,9 +53,7 @@ async def nothing_left(metered: Metering) -> None:
 def recorded(metered: Metering) -> list:
     reader = segments.Reader(metered.journal.directory, 0)
     return [
-        journal_records.posting(r.payload)
-        for r in reader.read(1 << 60, 100_000)
-        if r.kind in (Kind.SETTLE, Kind.VOID)
+        journal_records.posting(r.payload) for r in reader.read(1 << 60, 100_000) if r.kind in (Kind.SETTLE, Kind.VOID)
     ]
 
 
@@ -131,7 +125,7 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
             dataclasses.replace(ask(n, tenant=tenant, model="b"), tier="batch", batch_id="batch_1", line_no=n)
         )
         for n in range(2, 5)
-    ]  # fmt: skip
+    ]
     state = "hg:{t:proj_1}:s"
     assert int(await metered.link.command("HGET", state, "run:t")) == 1
     assert int(await metered.link.command("HGET", state, "run:batch:t")) == 3
@@ -239,10 +233,7 @@ async def test_a_poisoned_journal_refuses_new_requests_and_settles_running_ones_
         pass
     async with sqlite_books.read() as conn:
         rows = (await conn.execute(select(LedgerEntry.__table__))).all()
-    assert sorted((row.request_id[-1], row.kind) for row in rows) == [
-        ("1", "settle"),
-        ("3", "void"),
-    ]
+    assert sorted((row.request_id[-1], row.kind) for row in rows) == [("1", "settle"), ("3", "void")]
 
 
 async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
@@ -267,9 +258,7 @@ async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
 
 
 async def test_a_stream_is_paced_by_its_tokens_per_minute(metered: Metering, ask) -> None:
-    admitted = await metered.admission.admit(
-        ask(1, prompt=100, output=300, tenant=Limits(tokens_per_minute=250))
-    )
+    admitted = await metered.admission.admit(ask(1, prompt=100, output=300, tenant=Limits(tokens_per_minute=250)))
     assert admitted.lease_bound == 128
     bounds = [128]
     while (extension := await admitted.extend(bounds[-1])) and not extension.wait_ms:
@@ -280,9 +269,7 @@ async def test_a_stream_is_paced_by_its_tokens_per_minute(metered: Metering, ask
     await admitted.void("client_gone")
 
 
-async def test_many_requests_at_once_are_all_accounted_for(
-    metered: Metering, sqlite_books, ask
-) -> None:
+async def test_many_requests_at_once_are_all_accounted_for(metered: Metering, sqlite_books, ask) -> None:
     async def one(number: int) -> int:
         admitted = await metered.admission.admit(ask(number, output=50))
         admitted.progress(3)

@@ -50,11 +50,15 @@ async def three_gateways(database, redis_url: str, directory: Path):
         yield [
             await stack.enter_async_context(
                 metering(
-                    database=database, redis_url=redis_url, slot=slot, directory=directory / f"{slot}", limiter_timeout_s=10
+                    database=database,
+                    redis_url=redis_url,
+                    slot=slot,
+                    directory=directory / f"{slot}",
+                    limiter_timeout_s=10,
                 )
             )
             for slot in SLOTS
-        ]  # fmt: skip
+        ]
 
 
 async def tenant_with(database, *limits: int) -> Principal:
@@ -62,30 +66,22 @@ async def tenant_with(database, *limits: int) -> Principal:
     async with database.write() as conn:
         tenant = await tenants.create(conn, "anna", now=now)
         made = [
-            await budgets.create(
-                conn, NewBudget(tenant_id=tenant.id, limit_micro_units=limit, period="month"), now=now
-            )
+            await budgets.create(conn, NewBudget(tenant_id=tenant.id, limit_micro_units=limit, period="month"), now=now)
             for limit in limits
-        ]  # fmt: skip
+        ]
     return Principal("tenant", tenant.id, "key_1", frozenset(), budgets=tuple(made))
 
 
 def ask(principal: Principal, number: int) -> AdmissionRequest:
-    return AdmissionRequest(
-        f"req_{number:08d}", principal, "m", "root", "interactive", PROMPT, OUTPUT
-    )
+    return AdmissionRequest(f"req_{number:08d}", principal, "m", "root", "interactive", PROMPT, OUTPUT)
 
 
-async def client(
-    admission: Admission, ask: AdmissionRequest, rng: random.Random, outcome: Outcome
-) -> None:
+async def client(admission: Admission, ask: AdmissionRequest, rng: random.Random, outcome: Outcome) -> None:
     """Asks until it is admitted or refused for good; then generates as fast as it is granted."""
     await asyncio.sleep(rng.random())
     for attempt in range(100):
         try:
-            admitted = await admission.admit(
-                dataclasses.replace(ask, request_id=f"{ask.request_id}_{attempt}")
-            )
+            admitted = await admission.admit(dataclasses.replace(ask, request_id=f"{ask.request_id}_{attempt}"))
             break
         except ApiError as error:
             if error.status == 429:
@@ -121,9 +117,7 @@ async def client(
         await admitted.settle("ok", Usage(0, 0, PROMPT, rng.randrange(bound + 1)), True)
 
 
-async def run(
-    gateways: list[Metering], principal: Principal, each: int, seed: int, greedy: float = 1.0
-) -> Outcome:
+async def run(gateways: list[Metering], principal: Principal, each: int, seed: int, greedy: float = 1.0) -> Outcome:
     rng, outcome = random.Random(seed), Outcome(greedy)
     await asyncio.gather(
         *(
@@ -140,9 +134,7 @@ async def run(
 async def charged(database, tenant_id: str) -> int:
     """Of everything, once it is all posted."""
     async with database.read() as conn:
-        rows = await conn.execute(
-            select(LedgerEntry.charge).where(LedgerEntry.tenant_id == tenant_id)
-        )
+        rows = await conn.execute(select(LedgerEntry.charge).where(LedgerEntry.tenant_id == tenant_id))
         return sum(row.charge for row in rows)
 
 
@@ -209,10 +201,7 @@ async def test_no_instant_of_the_history_is_beyond_the_budget(
     """600 requests, each for up to 3,040; and a second budget of the same tenant that is larger. `greedy`: the part of
     them that spends all it is granted; the others give something back, or everything."""
     principal = await tenant_with(books, limit, 10 * limit)
-    async with (
-        three_gateways(books, own_redis.url, tmp_path) as gateways,
-        history_of(own_redis.url) as history,
-    ):
+    async with three_gateways(books, own_redis.url, tmp_path) as gateways, history_of(own_redis.url) as history:
         assert await money(gateways[0], principal) == [(0, 0), (0, 0)]
         outcome = await run(gateways, principal, 200, seed=limit, greedy=greedy)
         await shipped(gateways)
@@ -235,9 +224,7 @@ async def test_no_instant_of_the_history_is_beyond_the_budget(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("loss", ["flush", "flush twice", "stale restart", "state evicted"])
-async def test_what_redis_forgets_lets_nobody_spend_twice(
-    books, own_redis, tmp_path: Path, loss: str
-) -> None:
+async def test_what_redis_forgets_lets_nobody_spend_twice(books, own_redis, tmp_path: Path, loss: str) -> None:
     limit = 60_000
     principal = await tenant_with(books, limit)
     async with three_gateways(books, own_redis.url, tmp_path) as gateways:
@@ -281,9 +268,7 @@ async def lose(own_redis, loss: str, tenant_id: str) -> None:
             await client.flushall()
 
 
-async def test_a_process_that_dies_leaves_nothing_held_and_its_charges_count(
-    books, own_redis, tmp_path: Path
-) -> None:
+async def test_a_process_that_dies_leaves_nothing_held_and_its_charges_count(books, own_redis, tmp_path: Path) -> None:
     """Its successor finds in the ledger what became of each request that Redis still has as open."""
     principal = await tenant_with(books, 100_000)
     async with three_gateways(books, own_redis.url, tmp_path) as gateways:
@@ -298,7 +283,7 @@ async def test_a_process_that_dies_leaves_nothing_held_and_its_charges_count(
         shutil.copytree(tmp_path / "0", tmp_path / "copy")
         async with metering(
             database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "copy", limiter_timeout_s=10
-        ) as successor:  # fmt: skip
+        ) as successor:
             [(used, held)] = await money(successor, principal)
             assert (used, held) == (PROMPT_COST + 100 * TOKEN_COST, 0)
             dying.limiter.open_reservations.held.clear()
@@ -308,15 +293,13 @@ async def _unheard(*_: object) -> None:
     return None
 
 
-async def test_amounts_beyond_what_a_double_can_count_are_refused(
-    sqlite_books, redis_url: str, tmp_path: Path
-) -> None:
+async def test_amounts_beyond_what_a_double_can_count_are_refused(sqlite_books, redis_url: str, tmp_path: Path) -> None:
     principal = await tenant_with(sqlite_books, 2**53 - 1)
     from accounting.values.errors import InvalidError
 
     async with metering(
         database=sqlite_books, redis_url=redis_url, slot=0, directory=tmp_path / "j", limiter_timeout_s=10
-    ) as metered:  # fmt: skip
+    ) as metered:
         holder = Holder.of("req_1", principal, "m", "interactive", now_ms=time.time_ns() // 10**6)
         for cost, rung in ((2**53, 0), (2**53 - 1, 1), (-1, 1), (1, 2**60)):
             with pytest.raises(InvalidError):
@@ -325,9 +308,7 @@ async def test_amounts_beyond_what_a_double_can_count_are_refused(
         assert (verdict.failing, verdict.reserved) == (None, 2**53 - 2)
         [(used, held)] = await money(metered, principal)
         assert (used, held) == (0, 2**53 - 2)
-        refused = await metered.limiter.reserve(
-            dataclasses.replace(holder, request_id="req_2"), 1, 1, [(1, 1)]
-        )
+        refused = await metered.limiter.reserve(dataclasses.replace(holder, request_id="req_2"), 1, 1, [(1, 1)])
         assert refused.failing is not None
         await metered.limiter.settle(holder, 2**53 - 3, 1, 1)
         assert await money(metered, principal) == [(2**53 - 3, 0)]

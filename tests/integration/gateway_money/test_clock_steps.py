@@ -68,24 +68,23 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def limiter(books: Database, link: RedisLink, clocks: Clocks) -> Limiter:
-    return Limiter(
-        link, 0, books, caught_up=nothing_to_ship, now_ms=clocks.redis, books_ms=clocks.books
-    )
+    return Limiter(link, 0, books, caught_up=nothing_to_ship, now_ms=clocks.redis, books_ms=clocks.books)
 
 
-def holder(
-    number: int, now_ms: int, limits: Limits | None = None, budgets: tuple[Budget, ...] = ()
-) -> LimitSubject:
+def holder(number: int, now_ms: int, limits: Limits | None = None, budgets: tuple[Budget, ...] = ()) -> LimitSubject:
     principal = Principal(
-        "tenant", "proj_1", "key_1", frozenset(), model_limits=(("m", Limits()),), budgets=budgets,
+        "tenant",
+        "proj_1",
+        "key_1",
+        frozenset(),
+        model_limits=(("m", Limits()),),
+        budgets=budgets,
         tenant_limits=limits or Limits(tokens_per_minute=10**9, requests_per_minute=10**6),
-    )  # fmt: skip
+    )
     return LimitSubject.of(f"req_{number}", principal, "m", "interactive", now_ms=now_ms)
 
 
-async def wait_until_admitted(
-    reserve: Callable[[], object], clocks: Clocks, limit_ms: int
-) -> Verdict:
+async def wait_until_admitted(reserve: Callable[[], object], clocks: Clocks, limit_ms: int) -> Verdict:
     """As a client that comes again when it is told to."""
     waited_ms = 0
     while True:
@@ -137,9 +136,15 @@ async def test_s4_what_runs_over_a_step_is_extended_and_ends_and_holds_nothing_m
 async def spend(books: Database, budget: Budget, charge: int, at_ms: int) -> None:
     row = {n: getattr(budget, n) for n in Budget.__struct_fields__ if n != "adjustments"}
     ended = posting(
-        "req_before", Usage(0, 0, 5, 10), tenant_id="proj_1", model="m", key_id="key_1",
-        opened_at_ms=at_ms - 10, ended_at_ms=at_ms, charge=Charge(charge, 0, 0, 0, charge),
-    )  # fmt: skip
+        "req_before",
+        Usage(0, 0, 5, 10),
+        tenant_id="proj_1",
+        model="m",
+        key_id="key_1",
+        opened_at_ms=at_ms - 10,
+        ended_at_ms=at_ms,
+        charge=Charge(charge, 0, 0, 0, charge),
+    )
     async with books.write() as conn:
         await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "p", "created_at": 1}])
         await conn.execute(insert(BudgetRow), [row])

@@ -49,9 +49,18 @@ asyncio.run(main())
 
 
 OPENED = journal_records.Opened(
-    request_id="", tenant_id="proj_1", key_id="key_1", model="m", root="r", tier="interactive",
-    price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=10, reserved=5,
-)  # fmt: skip
+    request_id="",
+    tenant_id="proj_1",
+    key_id="key_1",
+    model="m",
+    root="r",
+    tier="interactive",
+    price_version="standard@1",
+    currency="USD",
+    opened_at_ms=1,
+    prompt_tokens=10,
+    reserved=5,
+)
 
 
 def write_and_kill(directory: Path, life: int, after_s: float) -> tuple[set[str], set[str]]:
@@ -63,11 +72,7 @@ def write_and_kill(directory: Path, life: int, after_s: float) -> tuple[set[str]
         assert process.stdout.readline() == "ready\n"
         time.sleep(after_s)
         process.kill()
-        words = [
-            line.split()
-            for line in process.stdout.read().splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
+        words = [line.split() for line in process.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
     return {w[1] for w in words if w[0] == "opened"}, {w[1] for w in words if w[0] == "ended"}
 
 
@@ -79,9 +84,7 @@ def endings(directory: Path) -> list[Posting]:
     ]
 
 
-async def test_nothing_settled_is_lost_and_nothing_is_posted_twice(
-    sqlite_books, tmp_path: Path
-) -> None:
+async def test_nothing_settled_is_lost_and_nothing_is_posted_twice(sqlite_books, tmp_path: Path) -> None:
     """Five lives of one slot, each killed at a random moment; part of the journal is shipped in between."""
     directory, rng = tmp_path / "journal", random.Random(7)
     opened: set[str] = set()
@@ -132,8 +135,10 @@ async def test_a_successor_killed_before_its_voids_loses_none_of_them(
     await (await open_journal(third, 0)).close()
     assert len(segments.list_segments(third)) == 3
     assert sorted((ending.request_id, ending.outcome) for ending in endings(third)) == [
-        ("req_0", "gateway_crash"), ("req_1", "ok"), ("req_2", "gateway_crash"),
-    ]  # fmt: skip
+        ("req_0", "gateway_crash"),
+        ("req_1", "ok"),
+        ("req_2", "gateway_crash"),
+    ]
     await journal.close()
 
 
@@ -141,16 +146,33 @@ def test_no_payload_has_room_for_text() -> None:
     """Fields of every payload by name: ids, counts, times, fixed words, and an end user's digest."""
     fields = {
         name
-        for payload in (
-            journal_records.Opened,
-            journal_records.Progress,
-            journal_records.Attempted,
-            Posting,
-        )
+        for payload in (journal_records.Opened, journal_records.Progress, journal_records.Attempted, Posting)
         for name in (field.name for field in msgspec.structs.fields(payload))
     }
     assert fields == {
-        "request_id", "tenant_id", "key_id", "model", "root", "tier", "price_version", "currency", "opened_at_ms",
-        "prompt_tokens", "reserved", "attempt", "end_user", "trace_id", "batch_id", "line_no", "num_received", "bound",
-        "num_handed_over", "kind", "outcome", "ended_at_ms", "usage", "charge", "write_off",
-    }  # fmt: skip
+        "request_id",
+        "tenant_id",
+        "key_id",
+        "model",
+        "root",
+        "tier",
+        "price_version",
+        "currency",
+        "opened_at_ms",
+        "prompt_tokens",
+        "reserved",
+        "attempt",
+        "end_user",
+        "trace_id",
+        "batch_id",
+        "line_no",
+        "num_received",
+        "bound",
+        "num_handed_over",
+        "kind",
+        "outcome",
+        "ended_at_ms",
+        "usage",
+        "charge",
+        "write_off",
+    }

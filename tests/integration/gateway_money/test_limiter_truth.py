@@ -21,9 +21,8 @@ from gateway.metering.metering import metering
 @pytest.fixture
 async def metered(books, own_redis, tmp_path):
     async with metering(
-        database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "journal",
-        limiter_timeout_s=2,
-    ) as metered:  # fmt: skip
+        database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "journal", limiter_timeout_s=2
+    ) as metered:
         yield metered
 
 
@@ -71,9 +70,7 @@ async def test_it_holds_while_requests_run_end_and_are_shipped(books, metered, a
 
 
 @pytest.mark.parametrize(("field", "amount"), [("u", 1), ("u", -1), ("h", 1)])
-async def test_a_drift_of_one_micro_unit_is_named_until_the_state_is_built_anew(
-    books, metered, ask, field, amount
-):
+async def test_a_drift_of_one_micro_unit_is_named_until_the_state_is_built_anew(books, metered, ask, field, amount):
     await served(metered, ask)
     running = await metered.admission.admit(ask())
     await metered.shipper.caught_up()

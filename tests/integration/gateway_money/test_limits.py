@@ -27,13 +27,15 @@ class Clock:
         return self.now_ms
 
 
-def holder(
-    number: int, tenant: Limits | None = None, slot: str = "", now_ms: int = 0
-) -> LimitSubject:
+def holder(number: int, tenant: Limits | None = None, slot: str = "", now_ms: int = 0) -> LimitSubject:
     principal = Principal(
-        "tenant", "proj_1", "key_1", frozenset(),
-        tenant_limits=tenant or Limits(tokens_per_minute=10**9), model_limits=(("m", Limits()),),
-    )  # fmt: skip
+        "tenant",
+        "proj_1",
+        "key_1",
+        frozenset(),
+        tenant_limits=tenant or Limits(tokens_per_minute=10**9),
+        model_limits=(("m", Limits()),),
+    )
     now_ms = now_ms or time.time_ns() // 1_000_000
     return LimitSubject.of(f"req_{slot}{number}", principal, "m", "interactive", now_ms=now_ms)
 
@@ -120,9 +122,7 @@ async def test_64_clients_never_exceed_a_limit_in_any_window(own_redis, limiter_
         await link.close()
 
 
-async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(
-    link: RedisLink, limiter_of
-) -> None:
+async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(link: RedisLink, limiter_of) -> None:
     """The server's own clock: the wait is a minute, so the window is aged by hand instead."""
     limiter, limits = limiter_of(link, 0), Limits(requests_per_minute=1)
     first = await limiter.reserve(holder(1, limits), 10, 0, LADDER)
@@ -143,9 +143,7 @@ async def test_a_client_that_waits_as_told_is_admitted_on_redis_time(
     assert soon.failing is None
 
 
-async def test_without_redis_nothing_is_granted_and_nobody_waits_long(
-    own_redis, impatient, limiter_of
-) -> None:
+async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis, impatient, limiter_of) -> None:
     limiter = limiter_of(impatient, 0)
     await limiter.reserve(holder(0), 10, 0, LADDER)
     own_redis.kill()
@@ -167,9 +165,7 @@ async def test_without_redis_nothing_is_granted_and_nobody_waits_long(
     assert time.monotonic() < deadline
 
 
-async def test_a_hanging_redis_costs_150_ms_and_then_nothing(
-    own_redis, impatient, limiter_of
-) -> None:
+async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, impatient, limiter_of) -> None:
     limiter = limiter_of(impatient, 0)
     await limiter.reserve(holder(0), 10, 0, LADDER)
     own_redis.send(signal.SIGSTOP)
@@ -189,9 +185,7 @@ async def test_a_hanging_redis_costs_150_ms_and_then_nothing(
     assert (verdict.failing, verdict.bound) == (None, 64)
 
 
-async def test_an_ending_that_redis_did_not_hear_is_repeated(
-    own_redis, impatient, limiter_of, sqlite_books
-) -> None:
+async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, impatient, limiter_of, sqlite_books) -> None:
     limiter = limiter_of(impatient, 0)
     upkeep = Upkeep(limiter, impatient, sqlite_books)
     await upkeep.start()
@@ -210,9 +204,7 @@ async def test_an_ending_that_redis_did_not_hear_is_repeated(
 
 
 @pytest.mark.parametrize("loss", ["flush", "restart empty", "state evicted", "open set evicted"])
-async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(
-    own_redis, link, loss, limiter_of
-) -> None:
+async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(own_redis, link, loss, limiter_of) -> None:
     limits = Limits(tokens_per_minute=1000, concurrency=3)
     limiter = limiter_of(link, 0)
     for number in range(2):
@@ -243,9 +235,7 @@ async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(
 async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqlite_books) -> None:
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     limiters = [limiter_of(link, slot) for slot, link in enumerate(links)]
-    upkeeps = [
-        Upkeep(limiter, link, sqlite_books) for limiter, link in zip(limiters, links, strict=True)
-    ]
+    upkeeps = [Upkeep(limiter, link, sqlite_books) for limiter, link in zip(limiters, links, strict=True)]
     for number, (limiter, upkeep) in enumerate(zip(limiters, upkeeps, strict=True)):
         await upkeep.start()
         await limiter.reserve(holder(number), 100, 7, LADDER)
@@ -261,9 +251,7 @@ async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqli
         await link.close()
 
 
-async def test_a_gateway_that_died_holds_nobody_up_for_long(
-    own_redis, limiter_of, monkeypatch
-) -> None:
+async def test_a_gateway_that_died_holds_nobody_up_for_long(own_redis, limiter_of, monkeypatch) -> None:
     monkeypatch.setattr("gateway.limiter.rebuild.WAIT_S", 2.0)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     living, dead = (limiter_of(link, slot) for slot, link in enumerate(links))
@@ -292,9 +280,7 @@ async def test_a_gateway_that_died_holds_nobody_up_for_long(
         await link.close()
 
 
-async def test_a_restart_with_old_data_is_noticed_before_the_first_admission(
-    own_redis, link, limiter_of
-) -> None:
+async def test_a_restart_with_old_data_is_noticed_before_the_first_admission(own_redis, link, limiter_of) -> None:
     """An append-only file may lack its last second: what it says is not believed."""
     limiter = limiter_of(link, 0)
     await limiter.reserve(holder(0), 100, 7, LADDER)
@@ -323,9 +309,7 @@ async def test_a_dead_process_leaves_no_reservation_behind(link, limiter_of, sql
     await upkeep.close()
 
 
-async def test_a_suspect_that_nobody_holds_is_released_and_a_held_one_is_not(
-    link, limiter_of, sqlite_books
-) -> None:
+async def test_a_suspect_that_nobody_holds_is_released_and_a_held_one_is_not(link, limiter_of, sqlite_books) -> None:
     clock = Clock()
     limiter = limiter_of(link, 0, clock)
     await limiter.reserve(holder(1), 10, 0, LADDER)

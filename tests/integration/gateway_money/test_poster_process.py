@@ -25,13 +25,7 @@ from gateway.journal.journal_records import Opened
 from gateway.journal.poster import DEAD_LETTERS
 from gateway.journal.poster_process import NotPosted, PosterProcess
 from gateway.journal.shipper import Shipper
-from workers.protocol.messages import (
-    EngineRecord,
-    EngineRecords,
-    ResidencyReport,
-    TenantHour,
-    TokenUsage,
-)
+from workers.protocol.messages import EngineRecord, EngineRecords, ResidencyReport, TenantHour, TokenUsage
 
 pytestmark = pytest.mark.rest
 
@@ -52,9 +46,18 @@ asyncio.run(main())
 
 def void(number: int) -> Posting:
     return Opened(
-        request_id=f"req_{number:08d}", tenant_id="proj_1", key_id="key_1", model="m", root="r", tier="interactive",
-        price_version="standard@1", currency="USD", opened_at_ms=1_790_000_000_000, prompt_tokens=20, reserved=10_000,
-    ).void("ok", "internal", 1_790_000_001_000)  # fmt: skip
+        request_id=f"req_{number:08d}",
+        tenant_id="proj_1",
+        key_id="key_1",
+        model="m",
+        root="r",
+        tier="interactive",
+        price_version="standard@1",
+        currency="USD",
+        opened_at_ms=1_790_000_000_000,
+        prompt_tokens=20,
+        reserved=10_000,
+    ).void("ok", "internal", 1_790_000_001_000)
 
 
 @pytest.fixture
@@ -111,9 +114,7 @@ async def test_it_posts_everything_and_ends_with_its_close(
     assert await posted(books) == expected(*range(30))
     assert shipper.num_posted == 30
     async with books.read() as conn:
-        assert (
-            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
-        )
+        assert await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
     pid = poster.pid
     assert pid is not None
     await poster.close()
@@ -144,9 +145,7 @@ async def test_killed_at_any_moment_it_is_started_again_and_posts_everything_onc
     assert poster.pid not in (first, second)
     assert await posted(books) == expected(*range(20))
     async with books.read() as conn:
-        assert (
-            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
-        )
+        assert await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
 
 
 async def _until(condition) -> None:
@@ -167,7 +166,7 @@ async def test_it_ends_with_its_gateway_even_in_the_middle_of_a_posting(
             await ledger.take_turn(conn)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", GATEWAY, str(journal.directory), books.url, stdout=asyncio.subprocess.PIPE
-        )  # fmt: skip
+        )
         assert process.stdout is not None
         pid = int(await process.stdout.readline())
         if is_busy:
@@ -178,9 +177,7 @@ async def test_it_ends_with_its_gateway_even_in_the_middle_of_a_posting(
         await until_gone(pid)
 
 
-async def test_signals_are_its_gateways_business(
-    books: Database, journal: Journal, poster: PosterProcess
-) -> None:
+async def test_signals_are_its_gateways_business(books: Database, journal: Journal, poster: PosterProcess) -> None:
     shipper = Shipper(journal, poster)
     await end(journal, 1)
     await ship_all(shipper)
@@ -211,19 +208,15 @@ async def test_a_row_that_sql_never_takes_and_a_tail_that_sql_lost(
     await ship_all(shipper)
     assert await posted(books) == expected(*range(5), *range(6, 10))
     async with books.read() as conn:
-        assert (
-            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
-        )
+        assert await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
 
 
-async def test_what_workers_tell_goes_the_same_way(
-    books: Database, journal: Journal, poster: PosterProcess
-) -> None:
+async def test_what_workers_tell_goes_the_same_way(books: Database, journal: Journal, poster: PosterProcess) -> None:
     shipper = Shipper(journal, poster)
     usage = TokenUsage(cache_read=8, uncached=12, output=3, speculated=2)
-    frame = EngineRecords("worker-0", tuple(
-        EngineRecord(seq, f"req_{seq:08d}", 0, "proj_1", "r", usage) for seq in (4, 5, 6)
-    ))  # fmt: skip
+    frame = EngineRecords(
+        "worker-0", tuple(EngineRecord(seq, f"req_{seq:08d}", 0, "proj_1", "r", usage) for seq in (4, 5, 6))
+    )
     for _ in range(2):  # sent again after a lost link
         ack = await shipper.keep(frame)
         assert ack is not None

@@ -46,24 +46,22 @@ async def nothing_to_ship() -> None:
 def budgets_of(tenant_id: str) -> tuple[Budget, ...]:
     """One that every request is charged to, and one of another model."""
     return (
-        Budget(
-            id=f"b{MONTH}_{tenant_id}", tenant_id=tenant_id, period="month", limit_micro_units=10**6
-        ),
-        Budget(
-            id=f"b{HOUR}_{tenant_id}", tenant_id=tenant_id, period="hour", model="other",
-            limit_micro_units=10**6,
-        ),
-    )  # fmt: skip
+        Budget(id=f"b{MONTH}_{tenant_id}", tenant_id=tenant_id, period="month", limit_micro_units=10**6),
+        Budget(id=f"b{HOUR}_{tenant_id}", tenant_id=tenant_id, period="hour", model="other", limit_micro_units=10**6),
+    )
 
 
 def holder(tenant_id: str, number: int, now_ms: int) -> LimitSubject:
     principal = Principal(
-        "tenant", tenant_id, f"key_{tenant_id}", frozenset(), model_limits=(("m", Limits()),),
-        tenant_limits=Limits(tokens_per_minute=10**9), budgets=budgets_of(tenant_id),
-    )  # fmt: skip
-    return LimitSubject.of(
-        f"req_{tenant_id}_{number}", principal, "m", "interactive", now_ms=now_ms
+        "tenant",
+        tenant_id,
+        f"key_{tenant_id}",
+        frozenset(),
+        model_limits=(("m", Limits()),),
+        tenant_limits=Limits(tokens_per_minute=10**9),
+        budgets=budgets_of(tenant_id),
     )
+    return LimitSubject.of(f"req_{tenant_id}_{number}", principal, "m", "interactive", now_ms=now_ms)
 
 
 async def make_tenants(database: Database, now_ms: int) -> list[str]:
@@ -76,13 +74,18 @@ async def make_tenants(database: Database, now_ms: int) -> list[str]:
     ]
     postings = [
         posting(
-            f"req_{model}_{tenant_id}", Usage(0, 0, 5, 10), tenant_id=tenant_id, model=model,
-            key_id=f"key_{tenant_id}", opened_at_ms=now_ms - 10, ended_at_ms=now_ms,
+            f"req_{model}_{tenant_id}",
+            Usage(0, 0, 5, 10),
+            tenant_id=tenant_id,
+            model=model,
+            key_id=f"key_{tenant_id}",
+            opened_at_ms=now_ms - 10,
+            ended_at_ms=now_ms,
             charge=Charge(charge, 0, 0, 0, charge),
         )
         for n, tenant_id in enumerate(tenants)
         for model, charge in (("m", 100 + n), ("other", 7))
-    ]  # fmt: skip
+    ]
     async with database.write() as conn:
         await conn.execute(insert(Tenant), [{"id": t, "name": t, "created_at": 1} for t in tenants])
         await conn.execute(insert(BudgetRow), rows)
@@ -111,14 +114,10 @@ def counted(database: Database, link: RedisLink) -> Iterator[dict[str, int]]:
 
 
 async def admit(limiter: Limiter, tenants: list[str], number: int, now_ms: int) -> list[Verdict]:
-    return await asyncio.gather(
-        *(limiter.reserve(holder(t, number, now_ms), 10, 5, LADDER) for t in tenants)
-    )
+    return await asyncio.gather(*(limiter.reserve(holder(t, number, now_ms), 10, 5, LADDER) for t in tenants))
 
 
-async def test_300_tenants_are_built_in_few_statements_and_round_trips(
-    books: Database, link: RedisLink
-) -> None:
+async def test_300_tenants_are_built_in_few_statements_and_round_trips(books: Database, link: RedisLink) -> None:
     now_ms = time.time_ns() // 1_000_000
     tenants = await make_tenants(books, now_ms)
     limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
@@ -160,9 +159,7 @@ async def test_what_each_of_300_tenants_holds_is_put_back(books: Database, link:
     await limiter.rebuilder.leave()
 
 
-async def test_open_requests_that_nobody_lists_go_with_the_state(
-    books: Database, link: RedisLink
-) -> None:
+async def test_open_requests_that_nobody_lists_go_with_the_state(books: Database, link: RedisLink) -> None:
     """More than Lua hands on to one command."""
     now_ms = time.time_ns() // 1_000_000
     tenant_id = (await make_tenants(books, now_ms))[0]
@@ -180,9 +177,7 @@ async def test_open_requests_that_nobody_lists_go_with_the_state(
     await limiter.rebuilder.leave()
 
 
-async def test_damaged_states_of_many_tenants_are_rebuilt_together(
-    books: Database, link: RedisLink
-) -> None:
+async def test_damaged_states_of_many_tenants_are_rebuilt_together(books: Database, link: RedisLink) -> None:
     now_ms = time.time_ns() // 1_000_000
     tenants = await make_tenants(books, now_ms)
     limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
@@ -235,9 +230,14 @@ async def test_engine_records_stand_for_a_dead_gateway_until_its_journal_is_repl
     assert verdict.money[row].held == 2 * 645
     assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 15 + 2 * 74
     ended = posting(
-        lost.request_id, usage, tenant_id=tenant_id, key_id=f"key_{tenant_id}", opened_at_ms=now_ms,
-        ended_at_ms=now_ms, charge=Charge(3, 0, 0, 0, 3),
-    )  # fmt: skip
+        lost.request_id,
+        usage,
+        tenant_id=tenant_id,
+        key_id=f"key_{tenant_id}",
+        opened_at_ms=now_ms,
+        ended_at_ms=now_ms,
+        charge=Charge(3, 0, 0, 0, 3),
+    )
     async with books.write() as conn:
         await request_postings.post(conn, 1, 2, [ended])
     successor = Limiter(link, 1, books, caught_up=nothing_to_ship)
@@ -266,25 +266,20 @@ async def test_records_of_running_requests_stand_for_nobody_while_all_gateways_l
 
 
 @pytest.mark.parametrize("dimension", ["requests_per_minute", "requests_per_day"])
-async def test_what_an_end_user_took_is_counted_again(
-    books: Database, own_redis, tmp_path, dimension
-) -> None:
+async def test_what_an_end_user_took_is_counted_again(books: Database, own_redis, tmp_path, dimension) -> None:
     quota = Quota("end_user", "", dimension, 1)
     principal = Principal("tenant", "proj_1", "key_1", frozenset(), quotas=(quota,))
 
     def ask(end_user: str) -> AdmissionRequest:
         request_id = ids.request_id()
-        return AdmissionRequest(
-            request_id, principal, "m", "r", "interactive", 10, 10, end_user=end_user
-        )
+        return AdmissionRequest(request_id, principal, "m", "r", "interactive", 10, 10, end_user=end_user)
 
     async with books.write() as conn:
         await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "one", "created_at": 1}])
         await quotas.put(conn, "proj_1", quota, now=1)
     async with metering(
-        database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "journal",
-        limiter_timeout_s=2,
-    ) as metered:  # fmt: skip
+        database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "journal", limiter_timeout_s=2
+    ) as metered:
         alice = await metered.admission.admit(ask("alice"))
         await alice.settle("ok", Usage(0, 0, 10, 5), True)
         await metered.admission.drain()

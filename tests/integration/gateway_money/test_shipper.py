@@ -27,17 +27,24 @@ RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
 
 def opened(number: int) -> Opened:
     return Opened(
-        request_id=f"req_{number:08d}", tenant_id="proj_1", key_id="key_1", model="m", root="r", tier="interactive",
-        price_version="standard@1", currency="USD", opened_at_ms=1_790_000_000_000, prompt_tokens=20, reserved=10_000,
-    )  # fmt: skip
+        request_id=f"req_{number:08d}",
+        tenant_id="proj_1",
+        key_id="key_1",
+        model="m",
+        root="r",
+        tier="interactive",
+        price_version="standard@1",
+        currency="USD",
+        opened_at_ms=1_790_000_000_000,
+        prompt_tokens=20,
+        reserved=10_000,
+    )
 
 
 def settle(number: int) -> Posting:
     usage = Usage(cache_read=8, uncached=12, output=number % 7)
     void = opened(number).void("ok", "internal", 1_790_000_001_000)
-    return msgspec.structs.replace(
-        void, kind="settle", usage=usage, charge=pricing.charge(usage, RATES)
-    )
+    return msgspec.structs.replace(void, kind="settle", usage=usage, charge=pricing.charge(usage, RATES))
 
 
 class Outage:
@@ -96,9 +103,7 @@ async def ship_all(shipper: Shipper) -> None:
         pass
 
 
-async def test_an_outage_and_lost_commit_replies_ship_everything_once(
-    books, journal: Journal, quick
-) -> None:
+async def test_an_outage_and_lost_commit_replies_ship_everything_once(books, journal: Journal, quick) -> None:
     database = Outage(books)
     shipper = Shipper(journal, Poster(journal.directory, database, 0, 0))
     await write(journal, *range(50))
@@ -110,9 +115,7 @@ async def test_an_outage_and_lost_commit_replies_ship_everything_once(
     assert database.num_failed == 5
     assert await entries(books) == expected(*range(80))
     async with books.read() as conn:
-        assert (
-            await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
-        )
+        assert await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
 
 
 @pytest.mark.parametrize("limit", [{"max_outage_s": 0.02}, {"max_backlog_bytes": 1000}])
@@ -147,9 +150,7 @@ async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal
     await write(journal, *range(5))
     await ship_all(shipper)
     async with sqlite_books.write() as conn:
-        await conn.execute(
-            update(JournalOffset).values(offset=3)
-        )  # a failover took it back, with its rows
+        await conn.execute(update(JournalOffset).values(offset=3))  # a failover took it back, with its rows
     await write(journal, 5)
     await ship_all(shipper)
     assert await entries(sqlite_books) == expected(*range(6))
@@ -184,15 +185,13 @@ async def test_only_what_is_on_the_disk_is_shipped(sqlite_books, tmp_path: Path)
     assert await entries(sqlite_books) == {}
 
 
-async def test_engine_records_are_acknowledged_after_their_commit(
-    books, journal: Journal, quick
-) -> None:
+async def test_engine_records_are_acknowledged_after_their_commit(books, journal: Journal, quick) -> None:
     database = Outage(books)
     shipper = Shipper(journal, Poster(journal.directory, database, 0, 0))
     usage = TokenUsage(cache_read=8, uncached=12, output=3, speculated=2)
-    frame = EngineRecords("worker-0", tuple(
-        EngineRecord(seq, f"req_{seq:08d}", 0, "proj_1", "r", usage) for seq in (4, 5, 6)
-    ))  # fmt: skip
+    frame = EngineRecords(
+        "worker-0", tuple(EngineRecord(seq, f"req_{seq:08d}", 0, "proj_1", "r", usage) for seq in (4, 5, 6))
+    )
     database.before, database.after = 2, 1
     ack = await shipper.post_engine_records(frame)
     assert (ack.worker, ack.seq) == ("worker-0", 6)

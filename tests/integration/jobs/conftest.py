@@ -63,7 +63,7 @@ class TestGateway:
         async with self.database.read() as conn:
             principal = await principals.resolve(
                 conn, PEPPER, request.headers["authorization"].removeprefix("Bearer "), int(time.time())
-            )  # fmt: skip
+            )
         if principal is None:
             return refusal(401, "invalid_api_key")
         self.kinds.add(principal.kind)
@@ -73,13 +73,9 @@ class TestGateway:
         self.seen.append((line_no, dict(request.headers)))
         body = await request.json()
         # Runs to its end, whatever becomes of the connection.
-        return await asyncio.shield(
-            asyncio.ensure_future(self._answer(principal, key, line_no, body))
-        )
+        return await asyncio.shield(asyncio.ensure_future(self._answer(principal, key, line_no, body)))
 
-    async def _answer(
-        self, principal, key: str, line_no: int, body: dict[str, Any]
-    ) -> web.Response:
+    async def _answer(self, principal, key: str, line_no: int, body: dict[str, Any]) -> web.Response:
         word, _, rest = body["messages"][-1]["content"].partition(" ")
         self.tries[line_no] += 1
         if self.refuse_all:
@@ -96,15 +92,19 @@ class TestGateway:
         try:
             async with self.database.write() as conn:
                 known = await replies.take(
-                    conn, principal.tenant_id, key, fingerprint=b"f", request_id=request_id, slot=0,
-                    now=int(time.time()), line=line,
-                )  # fmt: skip
+                    conn,
+                    principal.tenant_id,
+                    key,
+                    fingerprint=b"f",
+                    request_id=request_id,
+                    slot=0,
+                    now=int(time.time()),
+                    line=line,
+                )
         except replies.KeyClosed:
             return refusal(409, "batch_line_ended", {"x-should-retry": "false"})
         if known is not None and known.stored is None:
-            return refusal(
-                409, "idempotency_in_progress", {"retry-after": "1", "retry-after-ms": "50"}
-            )
+            return refusal(409, "idempotency_in_progress", {"retry-after": "1", "retry-after-ms": "50"})
         async with self.database.write() as conn:
             data_key = await sealing.data_key(conn, MASTER, principal.tenant_id, 0)
         if known is not None:
@@ -113,19 +113,32 @@ class TestGateway:
             return answer(content, known.stored.request_id)
         await asyncio.sleep(float(rest) if word == "slow" else self.delay_s)
         usage = Usage(cache_read=16, uncached=4, output=len(rest))
-        content = msgspec.json.encode({
-            "id": "chatcmpl-1", "object": "chat.completion", "model": body["model"],
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": rest[::-1]}, "finish_reason": "stop"}],
-            "usage": {
-                "prompt_tokens": 20, "completion_tokens": len(rest), "total_tokens": 20 + len(rest),
-                "prompt_tokens_details": {"cached_tokens": 16},
-            },
-        })  # fmt: skip
+        content = msgspec.json.encode(
+            {
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "model": body["model"],
+                "choices": [
+                    {"index": 0, "message": {"role": "assistant", "content": rest[::-1]}, "finish_reason": "stop"}
+                ],
+                "usage": {
+                    "prompt_tokens": 20,
+                    "completion_tokens": len(rest),
+                    "total_tokens": 20 + len(rest),
+                    "prompt_tokens_details": {"cached_tokens": 16},
+                },
+            }
+        )
         async with self.database.write() as conn:
             stored = await replies.store(
-                conn, principal.tenant_id, key, request_id=request_id, status=200,
-                body=sealing.seal(data_key, content, key.encode()), postings=[posting(principal, request_id, usage, line)],
-            )  # fmt: skip
+                conn,
+                principal.tenant_id,
+                key,
+                request_id=request_id,
+                status=200,
+                body=sealing.seal(data_key, content, key.encode()),
+                postings=[posting(principal, request_id, usage, line)],
+            )
         if not stored:
             return refusal(503, "batch_cancelled", {"x-should-retry": "false"})
         self.num_runs[line_no] += 1
@@ -134,23 +147,32 @@ class TestGateway:
 
 def posting(principal, request_id: str, usage: Usage, line: tuple[str, int]) -> Posting:
     return Posting(
-        kind="settle", request_id=request_id, outcome="ok", tenant_id=principal.tenant_id, key_id=principal.key_id,
-        model=MODEL, root="r", tier="batch", price_version="default@1", currency="USD", opened_at_ms=1, ended_at_ms=2,
-        usage=usage, charge=Charge(0, 0, 0, 0, 0), batch_id=line[0], line_no=line[1],
-    )  # fmt: skip
+        kind="settle",
+        request_id=request_id,
+        outcome="ok",
+        tenant_id=principal.tenant_id,
+        key_id=principal.key_id,
+        model=MODEL,
+        root="r",
+        tier="batch",
+        price_version="default@1",
+        currency="USD",
+        opened_at_ms=1,
+        ended_at_ms=2,
+        usage=usage,
+        charge=Charge(0, 0, 0, 0, 0),
+        batch_id=line[0],
+        line_no=line[1],
+    )
 
 
 def answer(content: bytes, request_id: str) -> web.Response:
-    return web.Response(
-        body=content, content_type="application/json", headers={"x-request-id": request_id}
-    )
+    return web.Response(body=content, content_type="application/json", headers={"x-request-id": request_id})
 
 
 def refusal(status: int, code: str, headers: dict[str, str] | None = None) -> web.Response:
     error = {"error": {"message": f"{code}.", "type": "x", "param": None, "code": code}}
-    return web.json_response(
-        error, status=status, headers={"x-request-id": "req_no", **(headers or {})}
-    )
+    return web.json_response(error, status=status, headers={"x-request-id": "req_no", **(headers or {})})
 
 
 @dataclass
@@ -173,9 +195,15 @@ class Home:
             writer.write(content)
             sha256 = writer.finish()
             info = await files.create(
-                conn, self.tenant_id, purpose=purpose, name="in.jsonl", num_bytes=len(content), sha256=sha256,
-                storage_key=writer.storage_key, now=int(time.time()),
-            )  # fmt: skip
+                conn,
+                self.tenant_id,
+                purpose=purpose,
+                name="in.jsonl",
+                num_bytes=len(content),
+                sha256=sha256,
+                storage_key=writer.storage_key,
+                now=int(time.time()),
+            )
         return info.id
 
     async def submit(self, content: bytes | list[str], **options: Any) -> str:
@@ -184,9 +212,15 @@ class Home:
         file_id = await self.upload(content)
         async with self.database.write() as conn:
             batch = await batches.create(
-                conn, self.tenant_id, self.key_id, input_file_id=file_id, endpoint=ENDPOINT, completion_window="24h",
-                now=int(time.time()), **options,
-            )  # fmt: skip
+                conn,
+                self.tenant_id,
+                self.key_id,
+                input_file_id=file_id,
+                endpoint=ENDPOINT,
+                completion_window="24h",
+                now=int(time.time()),
+                **options,
+            )
         return batch.id
 
     async def get(self, batch_id: str) -> BatchInfo:
@@ -226,12 +260,7 @@ class Home:
 
 def line(number: int, text: str, **changes: Any) -> bytes:
     body = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
-    value = {
-        "custom_id": f"line-{number}",
-        "method": "POST",
-        "url": ENDPOINT,
-        "body": body,
-    } | changes
+    value = {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body} | changes
     return json.dumps(value).encode() + b"\n"
 
 
@@ -283,9 +312,7 @@ class Jobs:
 
     def start(self) -> None:
         log = (self.home / "jobs.log").open("ab")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "workers.jobs"], env=self.env, stdout=log, stderr=log
-        )
+        self.process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=self.env, stdout=log, stderr=log)
         log.close()
 
     def children(self) -> list[int]:
@@ -332,10 +359,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path / "broker.sock"
     with (tmp_path / "broker.log").open("wb") as log:
         process = subprocess.Popen(
-            server_command(find_server(), tmp_path, path),
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
+            server_command(find_server(), tmp_path, path), stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
     wait_for_socket(path)
     yield path

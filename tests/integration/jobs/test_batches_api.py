@@ -34,9 +34,7 @@ def broker_url(redis_socket: Path) -> str:
 
 
 @pytest.fixture
-async def gateway(
-    worker, tmp_path: Path, redis_url: str, broker_url: str
-) -> AsyncIterator[RunningGateway]:
+async def gateway(worker, tmp_path: Path, redis_url: str, broker_url: str) -> AsyncIterator[RunningGateway]:
     async with running_gateway(tmp_path / "home", redis_url, broker_url=broker_url) as gateway:
         await gateway.workers(1)
         yield gateway
@@ -58,27 +56,19 @@ def jobs(gateway: RunningGateway, broker_url: str) -> Iterator[subprocess.Popen]
         "HEADGATE_TEST_TIME_SCALE": "0.05",
     }
     with (gateway.settings.home / "jobs.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log
-        )
+        process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log)
     yield process
     process.send_signal(signal.SIGTERM)
     process.wait(40)
 
 
 def line(number: int, **body) -> dict:
-    body = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": f"say {number}"}],
-        "max_tokens": 4,
-    } | body
+    body = {"model": MODEL, "messages": [{"role": "user", "content": f"say {number}"}], "max_tokens": 4} | body
     return {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body}
 
 
 async def upload(client: openai.AsyncOpenAI, lines: list) -> str:
-    content = b"".join(
-        (item if isinstance(item, bytes) else json.dumps(item).encode()) + b"\n" for item in lines
-    )
+    content = b"".join((item if isinstance(item, bytes) else json.dumps(item).encode()) + b"\n" for item in lines)
     return (await client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")).id
 
 
@@ -111,9 +101,7 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     lines[48] = line(48) | {"url": "/v1/embeddings"}
     lines[68] = line(68, model="another")
     lines[88] = line(88) | {"custom_id": "line-87"}
-    batch = await create(
-        client, lines, extra_body={"headgate": {"invalid_lines": "skip"}}, metadata={"a": "b"}
-    )
+    batch = await create(client, lines, extra_body={"headgate": {"invalid_lines": "skip"}}, metadata={"a": "b"})
     assert batch.status == "validating"
     batch = await ended(client, batch.id)
     assert batch.status == "completed", batch
@@ -125,26 +113,29 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     ids = [result["custom_id"] for result in output + errors if result["custom_id"] is not None]
     assert len(ids) == len(set(ids)) == 98, "two lines have no id of their own"
     assert [r["error"]["code"] for r in errors] == [
-        "invalid_value", "invalid_json_line", "invalid_value", "invalid_method", "invalid_value", "mismatched_url",
-        "invalid_value", "model_not_found", "invalid_value", "duplicate_custom_id",
-    ]  # fmt: skip
+        "invalid_value",
+        "invalid_json_line",
+        "invalid_value",
+        "invalid_method",
+        "invalid_value",
+        "mismatched_url",
+        "invalid_value",
+        "model_not_found",
+        "invalid_value",
+        "duplicate_custom_id",
+    ]
     assert [r["response"] and r["response"]["status_code"] for r in errors] == [400, None] * 5
     assert [e.line for e in batch.errors.data] == [9, 29, 49, 69, 89]
     usage = batch.usage
     bodies = [result["response"]["body"] for result in output]
     assert usage.total_tokens == sum(body["usage"]["total_tokens"] for body in bodies)
-    assert all(
-        r["response"]["request_id"] == r["response"]["body"]["headgate"]["request_id"]
-        for r in output
-    )
+    assert all(r["response"]["request_id"] == r["response"]["body"]["headgate"]["request_id"] for r in output)
     await gateway.settled()
     rows = await gateway.sql(
         "SELECT batch_id, line_no, tier, kind, cache_read + cache_write + uncached + output AS tokens, charge"
         " FROM ledger_entry WHERE kind = 'settle'"
     )
-    assert sorted(row.line_no for row in rows) == sorted(
-        set(range(1, 101)) - {4, 24, 44, 64, 84, 9, 29, 49, 69, 89}
-    )
+    assert sorted(row.line_no for row in rows) == sorted(set(range(1, 101)) - {4, 24, 44, 64, 84, 9, 29, 49, 69, 89})
     assert {(row.batch_id, row.tier) for row in rows} == {(batch.id, "batch")}
     assert sum(row.tokens for row in rows) == usage.total_tokens
     shown = (await client.batches.retrieve(batch.id)).model_extra["headgate"]
@@ -208,19 +199,11 @@ async def test_b4_a_batch_of_completions_needs_the_scope_of_its_endpoint(gateway
 
 
 @pytest.mark.rest
-async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(
-    gateway, client, jobs, worker
-):
+async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(gateway, client, jobs, worker):
     batch = await ended(client, (await create(client, [line(0), b"", line(2), b"{"])).id)
     assert batch.status == "failed"
-    assert [(e.code, e.line) for e in batch.errors.data] == [
-        ("invalid_json_line", 2), ("invalid_json_line", 4),
-    ]  # fmt: skip
-    assert (batch.request_counts.total, batch.output_file_id, batch.error_file_id) == (
-        0,
-        None,
-        None,
-    )
+    assert [(e.code, e.line) for e in batch.errors.data] == [("invalid_json_line", 2), ("invalid_json_line", 4)]
+    assert (batch.request_counts.total, batch.output_file_id, batch.error_file_id) == (0, None, None)
     empty = await ended(client, (await create(client, [])).id)
     assert [e.code for e in empty.errors.data] == ["empty_file"]
     assert not await gateway.sql("SELECT 1 FROM ledger_entry")
@@ -266,9 +249,10 @@ async def test_a_batch_cancelled_before_it_began_is_cancelled_all_the_same(gatew
 async def test_nobody_but_a_batch_may_use_its_keys(gateway, client):
     with pytest.raises(openai.BadRequestError):
         await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "x"}],
+            model=MODEL,
+            messages=[{"role": "user", "content": "x"}],
             extra_headers={"idempotency-key": "batch:batch_0:1"},
-        )  # fmt: skip
+        )
 
 
 async def test_a_deleted_input_is_read_to_the_end_and_then_purged(gateway, client, jobs):
@@ -303,8 +287,6 @@ async def test_a_revoked_key_stops_its_batch(gateway, client, worker):
         await api_keys.revoke(conn, tenant_id, row.id, now=int(time.time()))
     await look.run()
     await look.run()
-    (found,) = await gateway.sql(
-        "SELECT state, num_completed, num_failed FROM batch WHERE id = :id", id=batch_id
-    )
+    (found,) = await gateway.sql("SELECT state, num_completed, num_failed FROM batch WHERE id = :id", id=batch_id)
     assert tuple(found) == ("cancelled", 0, 3)
     assert not await gateway.sql("SELECT 1 FROM ledger_entry WHERE kind = 'settle'")

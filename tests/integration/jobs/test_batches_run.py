@@ -49,9 +49,7 @@ async def test_each_input_line_has_one_result_in_input_order(home, gateway, star
     assert batch.at["in_progress_at"] <= batch.at["finalizing_at"] <= batch.at["completed_at"]
 
 
-async def test_back_pressure_is_no_failure_and_failures_are_tried_three_times(
-    home, gateway, started
-):
+async def test_back_pressure_is_no_failure_and_failures_are_tried_three_times(home, gateway, started):
     batch = await home.wait(await home.submit(["busy a", "flaky b", "broken c", "say d"]))
     output, errors = await home.results(batch)
     assert custom_ids(output) == ["line-0", "line-1", "line-3"]
@@ -141,9 +139,7 @@ async def test_sigterm_finishes_what_is_under_way_and_gives_the_rest_back(home, 
     assert num_done == sum(gateway.num_runs.values()), "what was answered was written"
     assert 0 < num_done < 60
     async with home.database.read() as conn:
-        states = (
-            (await conn.execute(text("SELECT DISTINCT state FROM batch_chunk"))).scalars().all()
-        )
+        states = (await conn.execute(text("SELECT DISTINCT state FROM batch_chunk"))).scalars().all()
     assert "claimed" not in states, "claims are released, not left to run out"
     started.start()
     batch = await home.wait(batch_id)
@@ -178,20 +174,14 @@ async def look(home, gateway, jobs):
     """One ring's worth of work in this process, while no jobs process is there to take it."""
     await asyncio.to_thread(jobs.stop)
     settings = JobsSettings(
-        home=home.path,
-        url=gateway.url,
-        broker_url="redis://",
-        jobs_process="me",
-        test_time_scale=0.01,
+        home=home.path, url=gateway.url, broker_url="redis://", jobs_process="me", test_time_scale=0.01
     )
     traces = provider()
     yield lambda: Look(settings, lambda: False, traces.get_tracer("test")).run()
     traces.shutdown()
 
 
-async def test_a_line_that_crashed_three_runners_is_quarantined_and_the_others_go_on(
-    home, gateway, look
-):
+async def test_a_line_that_crashed_three_runners_is_quarantined_and_the_others_go_on(home, gateway, look):
     batch_id = await home.submit(["say a", "poison b", "say c"])
     await look()
     for _ in range(3):
@@ -205,9 +195,7 @@ async def test_a_line_that_crashed_three_runners_is_quarantined_and_the_others_g
     batch = await home.get(batch_id)
     output, errors = await home.results(batch)
     assert custom_ids(output) == ["line-0", "line-2"]
-    assert [(e["custom_id"], e["error"]["code"]) for e in errors] == [
-        ("line-1", "line_quarantined")
-    ]
+    assert [(e["custom_id"], e["error"]["code"]) for e in errors] == [("line-1", "line_quarantined")]
     assert 2 not in gateway.tries
 
 
@@ -231,11 +219,7 @@ async def test_a_spent_budget_pauses_the_batch_and_fails_no_line(home, gateway, 
     await look()
     assert await look() == 0, "nothing to do before the pause is over"
     batch = await home.get(batch_id)
-    assert (batch.state, batch.paused_reason, batch.num_failed) == (
-        "in_progress",
-        "insufficient_quota",
-        0,
-    )
+    assert (batch.state, batch.paused_reason, batch.num_failed) == ("in_progress", "insufficient_quota", 0)
     gateway.refuse_all = None
     await asyncio.sleep(0.7)
     assert await look() == 1
@@ -244,9 +228,7 @@ async def test_a_spent_budget_pauses_the_batch_and_fails_no_line(home, gateway, 
     assert (batch.state, batch.paused_reason, batch.num_completed) == ("completed", None, 2)
 
 
-async def test_a_crash_while_writing_the_files_leaves_none_and_is_made_good(
-    home, gateway, look, monkeypatch
-):
+async def test_a_crash_while_writing_the_files_leaves_none_and_is_made_good(home, gateway, look, monkeypatch):
     batch_id = await home.submit(["say a", "bad b"])
     await look()
     await look()

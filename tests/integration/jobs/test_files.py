@@ -41,10 +41,13 @@ async def post(gateway: RunningGateway, body: bytes, content_type: str) -> tuple
 
 
 def form(*parts: tuple[str, bytes], boundary: str = "xx") -> bytes:
-    return b"".join(
-        f'--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n'.encode() + content + b"\r\n"
-        for head, content in parts
-    ) + f"--{boundary}--\r\n".encode()  # fmt: skip
+    return (
+        b"".join(
+            f"--{boundary}\r\nContent-Disposition: form-data; {head}\r\n\r\n".encode() + content + b"\r\n"
+            for head, content in parts
+        )
+        + f"--{boundary}--\r\n".encode()
+    )
 
 
 MULTIPART = "multipart/form-data; boundary=xx"
@@ -54,9 +57,7 @@ async def test_a_file_comes_back_byte_for_byte_until_it_is_deleted(gateway, clie
     content = bytes(range(256)) * 1000 + b"no newline"
     made = await client.files.create(file=("a.jsonl", io.BytesIO(content)), purpose="batch")
     assert made.id.startswith("file-")
-    assert (made.bytes, made.filename, made.purpose, made.status) == (
-        len(content), "a.jsonl", "batch", "processed",
-    )  # fmt: skip
+    assert (made.bytes, made.filename, made.purpose, made.status) == (len(content), "a.jsonl", "batch", "processed")
     assert made.expires_at - made.created_at == 30 * 86_400
     assert await client.files.retrieve(made.id) == made
     answer = await client.files.content(made.id)
@@ -97,24 +98,27 @@ async def test_another_tenants_file_is_as_one_that_never_existed(gateway, client
 
 
 @pytest.mark.parametrize(
-    ("scopes", "allowed"),
-    [(["files:read"], {"GET"}), (["files:write"], {"POST", "DELETE"}), (["chat"], set())],
+    ("scopes", "allowed"), [(["files:read"], {"GET"}), (["files:write"], {"POST", "DELETE"}), (["chat"], set())]
 )
 async def test_each_method_needs_its_scope(gateway, scopes, allowed):
     _, key = await gateway.new_tenant("narrow", scopes)
     async with gateway.session(key) as session:
-        for method, path in (
-            ("GET", "/v1/files"),
-            ("DELETE", "/v1/files/file-0"),
-            ("POST", "/v1/files"),
-        ):
+        for method, path in (("GET", "/v1/files"), ("DELETE", "/v1/files/file-0"), ("POST", "/v1/files")):
             async with session.request(method, path) as answer:
                 assert (answer.status != 403) == (method in allowed), (method, answer.status)
 
 
 HOSTILE_NAMES = (
-    "../../etc/passwd", "/etc/shadow", "a\\..\\b", "nul\0.txt", "CON", "．．／x", "x" * 5000, ".", "\u202egnp",
-)  # fmt: skip
+    "../../etc/passwd",
+    "/etc/shadow",
+    "a\\..\\b",
+    "nul\0.txt",
+    "CON",
+    "．．／x",
+    "x" * 5000,
+    ".",
+    "\u202egnp",
+)
 BROKEN = (
     (b"--xx--\r\n", MULTIPART, 400),
     (b"", MULTIPART, 400),
@@ -136,7 +140,7 @@ BROKEN = (
     (form(('name="a"\r\nX: ' + "y" * 20_000, b"x")), MULTIPART, 400),
     (form(("nothing", b"x")), MULTIPART, 400),
     (form(('name="purpose"', b"batch_output"), ('name="file"; filename="a"', b"x")), MULTIPART, 400),
-)  # fmt: skip
+)
 
 
 async def test_attack_E05_a_hostile_name_is_metadata_only(gateway, client):
@@ -145,10 +149,7 @@ async def test_attack_E05_a_hostile_name_is_metadata_only(gateway, client):
         assert "\0" not in made.filename
         assert len(made.filename) <= 512
         assert len(on_disk(gateway)) == number
-        assert all(
-            path.parent == gateway.settings.files_dir and len(path.name) == 32
-            for path in on_disk(gateway)
-        )
+        assert all(path.parent == gateway.settings.files_dir and len(path.name) == 32 for path in on_disk(gateway))
         assert (await client.files.content(made.id)).content == b"hello"
 
 
@@ -161,9 +162,7 @@ async def test_attack_E06_a_broken_upload_is_refused_and_leaves_nothing(gateway)
         assert on_disk(gateway) == [], body[:200]
 
 
-async def test_attack_E06_size_is_bounded_by_purpose_wherever_the_purpose_stands(
-    gateway, client, monkeypatch
-):
+async def test_attack_E06_size_is_bounded_by_purpose_wherever_the_purpose_stands(gateway, client, monkeypatch):
     monkeypatch.setitem(routes.MAX_BYTES, "batch", 1000)
     file, purpose = ('name="file"; filename="a"', b"x" * 1001), ('name="purpose"', b"batch")
     for parts in ((file, purpose), (purpose, file)):
@@ -184,9 +183,7 @@ async def test_attack_E06_an_endless_upload_ends_at_the_limit(gateway, monkeypat
 
     async with gateway.session() as session:
         try:
-            async with session.post(
-                "/v1/files", data=endless(), headers={"content-type": MULTIPART}
-            ) as answer:
+            async with session.post("/v1/files", data=endless(), headers={"content-type": MULTIPART}) as answer:
                 assert answer.status == 413
         except aiohttp.ClientConnectionError:
             pass  # refused while it was still sending
@@ -259,10 +256,7 @@ async def test_s9_uploads_at_the_same_time_keep_the_disk_quota(gateway, monkeypa
 
     async def upload() -> tuple[int, str | None]:
         headers = {"content-type": MULTIPART}
-        async with (
-            gateway.session() as session,
-            session.post("/v1/files", data=slowly(), headers=headers) as answer,
-        ):
+        async with gateway.session() as session, session.post("/v1/files", data=slowly(), headers=headers) as answer:
             error = (await answer.json()).get("error")
             return answer.status, error and error["code"]
 

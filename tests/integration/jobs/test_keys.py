@@ -39,11 +39,7 @@ class Line:
 
     async def send(self, content: str = "hello", **changes) -> tuple[int, dict, Mapping[str, str]]:
         headers = {"idempotency-key": changes.pop("key", self.key)}
-        body = {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": 20,
-        } | changes
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 20} | changes
         credential = batch_credential(PEPPER, self.batch_id)
         async with (
             self.gateway.session(credential) as session,
@@ -56,9 +52,7 @@ class Line:
 
     async def entries(self) -> list[tuple]:
         await self.gateway.settled()
-        rows = await self.gateway.sql(
-            "SELECT kind, outcome, write_off, batch_id, line_no FROM ledger_entry"
-        )
+        rows = await self.gateway.sql("SELECT kind, outcome, write_off, batch_id, line_no FROM ledger_entry")
         return [tuple(row) for row in rows if row.kind in ("settle", "void")]
 
 
@@ -69,29 +63,14 @@ async def started_line(gateway: RunningGateway) -> Line:
         now = await claims.now_ms(conn)
         (key,) = (await conn.execute(text("SELECT id FROM api_key WHERE kind = 'live'"))).scalars()
         file = await files.create(
-            conn,
-            tenant_id,
-            purpose="batch",
-            name="f",
-            num_bytes=1,
-            sha256="",
-            storage_key="k",
-            now=now // 1000,
+            conn, tenant_id, purpose="batch", name="f", num_bytes=1, sha256="", storage_key="k", now=now // 1000
         )
         batch = await batches.create(
-            conn,
-            tenant_id,
-            key,
-            input_file_id=file.id,
-            endpoint=PATH,
-            completion_window="24h",
-            now=now // 1000,
+            conn, tenant_id, key, input_file_id=file.id, endpoint=PATH, completion_window="24h", now=now // 1000
         )
         held = await batch_runs.claim(conn, now, 60_000, 30_000)
         chunk = Chunk(1, 1, pack([Placed(1, 0, 1, b"", 1)]))
-        await batch_runs.begin(
-            conn, held, now, model=MODEL, num_total=1, chunks=[chunk], faulty=[], errors=None
-        )
+        await batch_runs.begin(conn, held, now, model=MODEL, num_total=1, chunks=[chunk], faulty=[], errors=None)
         claimed = await claims.claim(conn, tenant_id, "me", now, 60_000)
         await batch_lines.start_lines(conn, claimed, [(1, "a")], now, 60_000)
     return Line(gateway, batch.id)
@@ -170,9 +149,7 @@ async def test_a_cancel_while_it_runs_makes_it_free(line, worker):
     worker.runner.release()
     status, body, _ = await task
     assert (status, body["error"]["code"]) == (409, "batch_line_ended")
-    assert [entry[:3] for entry in await line.entries()] == [
-        ("void", "batch_cancelled", "batch_cancelled")
-    ]
+    assert [entry[:3] for entry in await line.entries()] == [("void", "batch_cancelled", "batch_cancelled")]
 
 
 async def test_a_crash_between_storing_and_settling_is_healed_by_the_replay(tmp_path):
@@ -180,9 +157,20 @@ async def test_a_crash_between_storing_and_settling_is_healed_by_the_replay(tmp_
 
     def opened(request_id: str) -> Opened:
         return Opened(
-            request_id=request_id, tenant_id="t", key_id="k", model="m", root="r", tier="batch", price_version="p@1",
-            currency="USD", opened_at_ms=1, prompt_tokens=3, reserved=5, batch_id="batch_1", line_no=1,
-        )  # fmt: skip
+            request_id=request_id,
+            tenant_id="t",
+            key_id="k",
+            model="m",
+            root="r",
+            tier="batch",
+            price_version="p@1",
+            currency="USD",
+            opened_at_ms=1,
+            prompt_tokens=3,
+            reserved=5,
+            batch_id="batch_1",
+            line_no=1,
+        )
 
     journal = await open_journal(tmp_path, 0)
     await journal.open(opened("req_stored"))
@@ -210,9 +198,15 @@ async def test_a_key_left_running_by_a_dead_process_may_run_again(worker, tmp_pa
         line = await started_line(gateway)
         async with gateway.app[DATABASE].write() as conn:
             await replies.take(
-                conn, gateway.keys.tenant_id, line.key, fingerprint=b"", request_id="req_dead", slot=0,
-                now=int(time.time()), line=(line.batch_id, 1),
-            )  # fmt: skip
+                conn,
+                gateway.keys.tenant_id,
+                line.key,
+                fingerprint=b"",
+                request_id="req_dead",
+                slot=0,
+                now=int(time.time()),
+                line=(line.batch_id, 1),
+            )
         await gateway.workers(1)
         assert (await line.send())[0] != 200
     async with running_gateway(tmp_path / "home", redis_url) as gateway:

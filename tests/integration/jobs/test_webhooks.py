@@ -11,17 +11,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
-from webhook_receiver import (
-    DRIP,
-    ENDLESS_BODY,
-    ENDLESS_HEADERS,
-    SILENT,
-    Forged,
-    Receiver,
-    Verifier,
-    hostile,
-    receiving,
-)
+from webhook_receiver import DRIP, ENDLESS_BODY, ENDLESS_HEADERS, SILENT, Forged, Receiver, Verifier, hostile, receiving
 
 from accounting.events import outbox, webhooks
 from accounting.events.egress import Egress, networks
@@ -40,9 +30,12 @@ LOOPBACK = "127.0.0.0/8"
 @pytest.fixture
 def settings(home):
     return JobsSettings(
-        home=home.path, url="http://127.0.0.1:1", broker_url="redis://127.0.0.1:1",
-        webhook_allowed_networks=LOOPBACK, test_time_scale=0.1,
-    )  # fmt: skip
+        home=home.path,
+        url="http://127.0.0.1:1",
+        broker_url="redis://127.0.0.1:1",
+        webhook_allowed_networks=LOOPBACK,
+        test_time_scale=0.1,
+    )
 
 
 @contextlib.asynccontextmanager
@@ -63,13 +56,13 @@ async def listen(home, url, tenant_id=None):
             tenant_id = (await tenants.create(conn, f"hearer {secrets.token_hex(4)}", now=1)).id
         made = await webhooks.create(
             conn, MASTER, Egress(networks(LOOPBACK)), url=url, types=None, tenant_id=tenant_id, now=1, actor="cli"
-        )  # fmt: skip
+        )
     return tenant_id, made
 
 
 async def tell(home, tenant_id, *names):
     async with home.database.write() as conn:
-        told = [Event(f"{tenant_id}/{n}", "headgate.usage.v1", tenant_id, 1, {"n": n}) for n in names]  # fmt: skip
+        told = [Event(f"{tenant_id}/{n}", "headgate.usage.v1", tenant_id, 1, {"n": n}) for n in names]
         await outbox.write(conn, told)
 
 

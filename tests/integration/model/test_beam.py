@@ -53,13 +53,7 @@ def _expected(
 def _request(name, prompt, width, penalty, end_ids, root):
     sampling = SamplingParams(seed=0, logprobs=0, stop_token_ids=tuple(end_ids))
     return generate_request(
-        name,
-        prompt,
-        NUM_TOKENS,
-        sampling=sampling,
-        num_choices=width,
-        beams=BeamParams(penalty),
-        root=root,
+        name, prompt, NUM_TOKENS, sampling=sampling, num_choices=width, beams=BeamParams(penalty), root=root
     )
 
 
@@ -67,14 +61,10 @@ def _check(drive: Driver, name: str, width: int, penalty: float, expected) -> No
     found = [drive.tokens[LINK, name, index] for index in range(width)]
     assert found == [text for text, _ in expected]
     for index, (text, score) in enumerate(expected):
-        (delta,) = [
-            d for d in drive.records if d.request_id == name and d.index == index and d.tokens
-        ]
+        (delta,) = [d for d in drive.records if d.request_id == name and d.index == index and d.tokens]
         total = sum(entry.logprob for entry in delta.logprobs)
         assert total / len(text) ** penalty == pytest.approx(score, rel=1e-5, abs=1e-4)
-        assert delta.finish == (
-            "stop" if len(text) < NUM_TOKENS else drive.finishes[LINK, name, index]
-        )
+        assert delta.finish == ("stop" if len(text) < NUM_TOKENS else drive.finishes[LINK, name, index])
 
 
 def _cases() -> dict[str, tuple[list[int], list[int]]]:
@@ -102,9 +92,7 @@ def test_texts_and_scores_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_search_that_loses_its_blocks_at_any_step_finds_the_same(
-    tiny_model: TinyModels, seed: int
-) -> None:
+def test_a_search_that_loses_its_blocks_at_any_step_finds_the_same(tiny_model: TinyModels, seed: int) -> None:
     """At random steps the pool is emptied of what is not in use, or a search is thrown out by hand."""
     model, width, penalty = tiny_model("llama"), 4, 1.0
     runner = model.runner(num_blocks=80)

@@ -21,9 +21,7 @@ from workers.protocol.messages import SamplingParams
 TinyModels = Callable[[str], TinyModel]
 
 
-def device_runner(
-    model: TinyModel, capture: graphs.Capture | None = None, **settings: object
-) -> ModelRunner:
+def device_runner(model: TinyModel, capture: graphs.Capture | None = None, **settings: object) -> ModelRunner:
     given = {"num_blocks": 64, "block_size": 4, "device": "cpu", "steps": "device"}
     told = RunnerSettings(str(model.directory), **given | {"max_rows": MAX_ROWS} | settings)
     return ModelRunner(told, capture=capture or DirectCall())
@@ -50,15 +48,11 @@ def assert_same(sequences: Sequence[Running], expected: Sequence[Sequence[Sample
 
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
-def test_tokens_are_those_of_the_plain_way_for_every_schedule(
-    tiny_model: TinyModels, name: str, lag: int
-) -> None:
+def test_tokens_are_those_of_the_plain_way_for_every_schedule(tiny_model: TinyModels, name: str, lag: int) -> None:
     model = tiny_model(name)
     expected = plain_outputs(model, sequences_of(9))
     runner = device_runner(model)
-    for seed in range(
-        6
-    ):  # on one runner: device rows are full of what the schedule before left there
+    for seed in range(6):  # on one runner: device rows are full of what the schedule before left there
         sequences = sequences_of(9)
         LaggedEngine(runner, sequences, seed, lag).run()
         assert_same(sequences, expected)
@@ -81,35 +75,24 @@ def test_kv_in_8_bits_takes_the_way(tiny_model: TinyModels, kv_dtype: str) -> No
         alone = Driven(sequence.prompt, sequence.params)
         drive(model.runner(kv_dtype=kv_dtype), [alone], NUM_TOKENS)
         expected.append(alone.drawn)
-    assert [[d.token for d in s.drawn] for s in sequences] == [
-        [d.token for d in drawn] for drawn in expected
-    ]
+    assert [[d.token for d in s.drawn] for s in sequences] == [[d.token for d in drawn] for drawn in expected]
 
 
-def test_choices_forked_from_one_row_are_drawn_as_the_plain_way_draws_them(
-    tiny_model: TinyModels,
-) -> None:
+def test_choices_forked_from_one_row_are_drawn_as_the_plain_way_draws_them(tiny_model: TinyModels) -> None:
     model = tiny_model("llama")
     prompt, table = list(range(20, 31)), [5, 9, 2]
-    draws = tuple(
-        SampleSpec(SamplingParams(seed=s, logprobs=2), s, len(prompt), prompt, ())
-        for s in (3, 4, 5)
-    )
+    draws = tuple(SampleSpec(SamplingParams(seed=s, logprobs=2), s, len(prompt), prompt, ()) for s in (3, 4, 5))
     row = Row(prompt, 0, table, draws, prompt_logprobs=1, row_id=2)
     other = Row([7], 0, [11], (SampleSpec(PARAMS[0], 0, 1, [7], ()),), row_id=0)
     mine = device_runner(model).execute([row, other])
     theirs = model.runner().execute([row, other])
-    assert [[d.token for d in r.drawn] for r in mine] == [
-        [d.token for d in r.drawn] for r in theirs
-    ]
+    assert [[d.token for d in r.drawn] for r in mine] == [[d.token for d in r.drawn] for r in theirs]
     assert len(mine[0].prompt_logprobs) == len(prompt) - 1
     for a, b in zip(mine[0].prompt_logprobs, theirs[0].prompt_logprobs, strict=True):
         assert a.logprob == pytest.approx(b.logprob, abs=1e-5)
 
 
-def test_results_are_those_of_the_launch_though_the_next_step_ran_over_the_buffers(
-    tiny_model: TinyModels,
-) -> None:
+def test_results_are_those_of_the_launch_though_the_next_step_ran_over_the_buffers(tiny_model: TinyModels) -> None:
     runner = device_runner(tiny_model("llama"))
     prompt, table = [4, 5, 6], [1, 2]
     draw = SampleSpec(PARAMS[0], 0, 3, prompt, ())
@@ -124,9 +107,7 @@ def test_results_are_those_of_the_launch_though_the_next_step_ran_over_the_buffe
     assert drawn == alone.output
 
 
-def test_a_step_that_does_not_fit_leaves_no_trace(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_does_not_fit_leaves_no_trace(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind each part of a launch in turn; the same rows are launched again, pending tokens and all."""
     model = tiny_model("llama")
     runner = device_runner(model)
@@ -263,11 +244,7 @@ def test_rows_that_read_a_common_prefix_once_draw_the_same_tokens(
                     [ends[n][-1]],
                     position,
                     [*prefix, 10 + 2 * n, 11 + 2 * n],
-                    (
-                        SampleSpec(
-                            SamplingParams(seed=n, temperature=0.0), n, position + 1, tokens, ()
-                        ),
-                    ),
+                    (SampleSpec(SamplingParams(seed=n, temperature=0.0), n, position + 1, tokens, ()),),
                     row_id=n,
                 )
                 for n in range(4)

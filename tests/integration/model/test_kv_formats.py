@@ -44,9 +44,7 @@ def text(seed: int, length: int) -> list[int]:
 
 @FORMATS
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_point_where_the_unquantized_ones_do(
-    tiny_model: TinyModels, name: str, kv_dtype: str
-) -> None:
+def test_logits_point_where_the_unquantized_ones_do(tiny_model: TinyModels, name: str, kv_dtype: str) -> None:
     """Prefill in two chunks, then single tokens. The median: a flipped expert spoils single tokens."""
     exact, eight = tiny_model(name).runner(), tiny_model(name).runner(kv_dtype=kv_dtype)
     cosines, agreements = [], []
@@ -57,8 +55,7 @@ def test_logits_point_where_the_unquantized_ones_do(
         agreements.append((found.argmax(-1) == expected.argmax(-1)).float())
     cosine, agreement = torch.cat(cosines), torch.cat(agreements).mean()
     print(
-        f"{name} {kv_dtype}: cosine {cosine.median():.6f}, mean {cosine.mean():.6f}, least {cosine.min():.6f}, ",
-        end="",
+        f"{name} {kv_dtype}: cosine {cosine.median():.6f}, mean {cosine.mean():.6f}, least {cosine.min():.6f}, ", end=""
     )
     print(f"greedy agreement {agreement:.3f}")
     assert cosine.median() >= LEAST_COSINE[kv_dtype]
@@ -67,9 +64,7 @@ def test_logits_point_where_the_unquantized_ones_do(
 
 
 @FORMATS
-def test_a_stream_does_not_depend_on_its_chunks_or_neighbours(
-    tiny_model: TinyModels, kv_dtype: str
-) -> None:
+def test_a_stream_does_not_depend_on_its_chunks_or_neighbours(tiny_model: TinyModels, kv_dtype: str) -> None:
     runner = tiny_model("qwen3").runner(kv_dtype=kv_dtype)
     outputs = []
     for chunk, others in ((1 << 30, 0), (5, 2), (1, 0)):
@@ -115,8 +110,7 @@ def last_logits(runner: ModelRunner, tokens: list[int], table: list[int]) -> tor
 def test_eight_bits_hold_more_tokens_in_the_same_memory(tiny_model: TinyModels) -> None:
     model = tiny_model("llama")  # heads of 64
     exact, eight = (
-        model.runner(num_blocks=None, kv_memory=1 << 20, kv_dtype=kv_dtype)
-        for kv_dtype in ("auto", "int8")
+        model.runner(num_blocks=None, kv_memory=1 << 20, kv_dtype=kv_dtype) for kv_dtype in ("auto", "int8")
     )
     assert exact.store.shape.bytes_per_block == 3 * 2 * 2 * 4 * 64 * 4
     assert eight.store.shape.bytes_per_block == 3 * 2 * 2 * 4 * (64 + 4)

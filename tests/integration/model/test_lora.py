@@ -35,11 +35,7 @@ def prompt_of(length: int) -> list[int]:
 
 
 def write(
-    directory: Path,
-    reference: nn.Module,
-    seed: int,
-    modules: tuple[str, ...] = ALL,
-    **config: object,
+    directory: Path, reference: nn.Module, seed: int, modules: tuple[str, ...] = ALL, **config: object
 ) -> nn.Module:
     """An adapter as PEFT saves it; returns the model with it merged in."""
     directory.mkdir()
@@ -64,9 +60,7 @@ def write(
 def expected(model: nn.Module, prompt: list[int]) -> list[int]:
     ids = torch.tensor([prompt])
     how = {"max_new_tokens": NUM_TOKENS, "min_new_tokens": NUM_TOKENS, "do_sample": False}
-    return model.generate(ids, attention_mask=torch.ones_like(ids), **how)[
-        0, len(prompt) :
-    ].tolist()
+    return model.generate(ids, attention_mask=torch.ones_like(ids), **how)[0, len(prompt) :].tolist()
 
 
 @dataclass
@@ -82,24 +76,17 @@ def runner_of(model: TinyModel) -> ModelRunner:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-def test_adapters_mixed_in_one_batch_say_the_tokens_of_merged_weights(
-    tiny_model: TinyModels, tmp_path, name
-):
+def test_adapters_mixed_in_one_batch_say_the_tokens_of_merged_weights(tiny_model: TinyModels, tmp_path, name):
     model = tiny_model(name)
     runner = runner_of(model)
     first = write(tmp_path / "a", model.reference, 1)
-    second = write(
-        tmp_path / "b", model.reference, 2, ("q_proj", "down_proj"), r=8, use_rslora=True
-    )
+    second = write(tmp_path / "b", model.reference, 2, ("q_proj", "down_proj"), r=8, use_rslora=True)
     runner.loaded.adapters.load("a", tmp_path / "a")
     runner.loaded.adapters.load("b", tmp_path / "b")
     slots = runner.loaded.adapters.slots
     models = {-1: model.reference, slots["a"]: first, slots["b"]: second}
     kinds = [slots["a"], -1, slots["b"], slots["a"]]
-    sequences = [
-        Adapted(prompt_of(11 + index), arrival=2 * index, adapter=slot)
-        for index, slot in enumerate(kinds)
-    ]
+    sequences = [Adapted(prompt_of(11 + index), arrival=2 * index, adapter=slot) for index, slot in enumerate(kinds)]
     drive(runner, sequences, NUM_TOKENS, chunk=7)
     wanted = [expected(models[s.adapter], s.prompt) for s in sequences]
     assert [s.output for s in sequences] == wanted
@@ -123,9 +110,7 @@ def test_a_stream_is_the_same_alone_and_beside_other_adapters(tiny_model: TinyMo
     assert stream([]) == stream([1, -1, 0, 1])
 
 
-def test_a_slot_is_used_again_and_nothing_of_the_one_before_is_left(
-    tiny_model: TinyModels, tmp_path
-):
+def test_a_slot_is_used_again_and_nothing_of_the_one_before_is_left(tiny_model: TinyModels, tmp_path):
     model = tiny_model("llama")
     adapters = (runner := runner_of(model)).loaded.adapters
     write(tmp_path / "all", model.reference, 1)
@@ -163,9 +148,7 @@ def test_what_is_not_done_is_refused_by_name(tiny_model: TinyModels, tmp_path, c
     assert runner.loaded.adapters.slots == {}
 
 
-def test_an_adapter_of_another_model_is_refused_and_leaves_nothing(
-    tiny_model: TinyModels, tmp_path
-):
+def test_an_adapter_of_another_model_is_refused_and_leaves_nothing(tiny_model: TinyModels, tmp_path):
     write(tmp_path / "a", tiny_model("qwen2").reference, 1)
     runner = runner_of(tiny_model("llama"))
     assert "does not fit the model: shapes" in refusal(runner, "a", tmp_path / "a")
@@ -249,9 +232,7 @@ def test_on_a_cpu_places_come_with_the_first_adapter(tiny_model: TinyModels, tmp
     assert runner.adapters == {}
 
 
-def test_a_model_that_takes_no_adapters_says_so_when_it_is_given_one(
-    tiny_model: TinyModels, tmp_path
-):
+def test_a_model_that_takes_no_adapters_says_so_when_it_is_given_one(tiny_model: TinyModels, tmp_path):
     write(tmp_path / "a", tiny_model("llama").reference, 1)
     runner = tiny_model("gemma2").runner()
     with pytest.raises(ModelError, match="layers are all of the Llama family"):
@@ -281,9 +262,7 @@ def test_the_identity_is_that_of_the_weights(tiny_model: TinyModels, tmp_path):
         ({"r": None}, "no sound configuration"),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_one_sentence(
-    tiny_model: TinyModels, tmp_path, damage, reason
-):
+def test_a_configuration_that_makes_no_sense_is_one_sentence(tiny_model: TinyModels, tmp_path, damage, reason):
     write(tmp_path / "a", tiny_model("llama").reference, 1)
     path = tmp_path / "a" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))

@@ -38,9 +38,7 @@ def weights_of(runner: ModelRunner) -> list[torch.Tensor]:
     return [tensor for block in blocks for tensor in (block._gate_up, block._down)]
 
 
-def rewritten(
-    model: TinyModel, directory: Path, change: Callable[[dict[str, torch.Tensor]], None]
-) -> Path:
+def rewritten(model: TinyModel, directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
     """A copy of the checkpoint with other tensors."""
     shutil.copytree(model.directory, directory)
     path = directory / "model.safetensors"
@@ -156,9 +154,7 @@ def rounded(reference: nn.Module, kind: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("mixtral", "int8"), ("mixtral", "int4"), ("qwen3_moe", "int8")]
-)
+@pytest.mark.parametrize(("name", "kind"), [("mixtral", "int8"), ("mixtral", "int4"), ("qwen3_moe", "int8")])
 def test_logits_are_those_of_rounded_experts(tiny_model: TinyModels, name, kind):
     model = tiny_model(name)
     runner = model.runner(quant=kind)
@@ -205,10 +201,7 @@ def test_a_rounded_block_is_the_sum_over_experts_in_float64(kind):
     model = blocks_of("mixtral", intermediate_size=64)
     gate_up, down = (
         torch.stack([on_grid(weight, kind) for weight in stack]).double()
-        for stack in (
-            model.model.layers[0].mlp.experts.gate_up_proj,
-            model.model.layers[0].mlp.experts.down_proj,
-        )
+        for stack in (model.model.layers[0].mlp.experts.gate_up_proj, model.model.layers[0].mlp.experts.down_proj)
     )
     moe.install(model, OPS, kind)
     block, x = model.model.layers[0].mlp, torch.randn(9, 32)
@@ -256,9 +249,7 @@ def blocks_of(name: str, **changes: object) -> nn.Module:
         num_attention_heads=2,
         num_key_value_heads=2,
         num_experts_per_tok=2,
-        **{"num_experts": 4, "num_local_experts": 4}
-        if name != "mixtral"
-        else {"num_local_experts": 4},
+        **{"num_experts": 4, "num_local_experts": 4} if name != "mixtral" else {"num_local_experts": 4},
         **changes,
     )
     torch.manual_seed(3)

@@ -31,16 +31,27 @@ def test_the_command_of_the_gateway_becomes_the_workers_with_all_arguments(monke
     CliRunner().invoke(headgate, ["plan", "m", "--gpu", "l4", "--context", "7", "--json", "--help"])
     ((program, command),) = became
     assert program == sys.executable
-    assert command[1:] == ["-m", "workers.engine.commands.plan_command", "m", "--gpu", "l4", "--context", "7",
-                           "--json", "--help"]  # fmt: skip
+    assert command[1:] == [
+        "-m",
+        "workers.engine.commands.plan_command",
+        "m",
+        "--gpu",
+        "l4",
+        "--context",
+        "7",
+        "--json",
+        "--help",
+    ]
 
 
 def test_a_process_of_its_own_prints_json_and_nothing_else():
     command = ["-c", "from gateway.cli.main import main; main()", "plan", str(DEMO)]
     done = subprocess.run(
         [sys.executable, *command, "--gpu", "h200", "--json", "--context", "500"],
-        capture_output=True, text=True, timeout=55,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["model"]["parameters"] == 5_475_584
@@ -54,8 +65,19 @@ def test_a_process_of_its_own_prints_json_and_nothing_else():
 def test_tables_name_every_figure_and_the_settings():
     done = run(str(DEMO), "--gpu", "l4", "--kv-dtype", "int8", "--quant", "int8")
     assert done.exit_code == 0, done.output
-    for word in ("parameters", "5,475,584", "datasheet: NVIDIA L4", "KV", "1,632 bytes", "knee", "largest batch",
-                 "HEADGATE_ENGINE_KV_DTYPE=int8", "HEADGATE_ENGINE_QUANT=int8", "MAX_RUNNING=", "lease"):  # fmt: skip
+    for word in (
+        "parameters",
+        "5,475,584",
+        "datasheet: NVIDIA L4",
+        "KV",
+        "1,632 bytes",
+        "knee",
+        "largest batch",
+        "HEADGATE_ENGINE_KV_DTYPE=int8",
+        "HEADGATE_ENGINE_QUANT=int8",
+        "MAX_RUNNING=",
+        "lease",
+    ):
         assert word in done.output
 
 
@@ -124,7 +146,7 @@ def test_a_hub_id_costs_its_configuration_only(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
         checkpoint, "snapshot_download", lambda name, allow_patterns: asked.append((name, allow_patterns)) or tmp_path
-    )  # fmt: skip
+    )
     done = run("someone/qwen", "--gpu", "l4", "--json")
     assert json.loads(done.output)["model"]["parameters"] == 131_520, done.output
     assert asked == [("someone/qwen", ["*.json"])]

@@ -49,9 +49,7 @@ def refused(model: TinyModel) -> None:
         model.runner()
 
 
-def test_attention_that_is_off_is_refused(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_that_is_off_is_refused(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window ends one token early, in decode alone: nothing shorter than the window could show it."""
     true_decode = TWINS["attention_decode"]
 
@@ -84,9 +82,7 @@ def test_a_step_behind_the_head_that_is_not_known_is_refused(
     tiny_model("llama").runner()
 
 
-@pytest.mark.parametrize(
-    "argument", [{"position_bias": torch.zeros(1)}, {"is_causal": False}, {"indices": [1]}]
-)
+@pytest.mark.parametrize("argument", [{"position_bias": torch.zeros(1)}, {"is_causal": False}, {"indices": [1]}])
 def test_an_argument_of_attention_that_is_not_known_raises(argument: dict[str, object]) -> None:
     x = torch.zeros(1, 2, 3, 16)
     with pytest.raises(ModelError, match="not supported"):

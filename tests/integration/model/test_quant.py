@@ -129,9 +129,7 @@ def test_leading_dimensions_and_no_rows_at_all_come_back_as_they_were(kind):
     assert layer(x[:0]).shape == (0, 3, 32)
 
 
-@pytest.mark.parametrize(
-    ("kind", "width"), [("int4", 48), ("fp8", 40), ("w8a8", 36), ("llm_int8", 36)]
-)
+@pytest.mark.parametrize(("kind", "width"), [("int4", 48), ("fp8", 40), ("w8a8", 36), ("llm_int8", 36)])
 def test_a_width_that_a_format_cannot_take_is_refused_in_one_sentence(kind, width):
     with pytest.raises(ModelError, match=f"but one has {width}"):
         quant.linear_maker(kind, OPS)(torch.randn(16, width), None, None)

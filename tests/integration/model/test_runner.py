@@ -37,15 +37,12 @@ def test_a_sampled_stream_is_the_same_alone_in_a_batch_and_for_every_chunking(
     tiny_model: TinyModels, name: str
 ) -> None:
     runner = tiny_model(name).runner()
-    params = SamplingParams(
-        seed=77, temperature=0.9, top_p=0.95, repetition_penalty=1.1, min_tokens=99
-    )
+    params = SamplingParams(seed=77, temperature=0.9, top_p=0.95, repetition_penalty=1.1, min_tokens=99)
 
     def stream(chunk: int, others: int) -> list[int]:
         watched = Driven(prompt_of(21), params)
         neighbours = [
-            Driven(prompt_of(5 + i), msgspec.structs.replace(params, seed=i), arrival=i)
-            for i in range(others)
+            Driven(prompt_of(5 + i), msgspec.structs.replace(params, seed=i), arrival=i) for i in range(others)
         ]
         drive(runner, [watched, *neighbours], 16, chunk, shuffle_seed=chunk + others)
         return watched.output
@@ -55,9 +52,7 @@ def test_a_sampled_stream_is_the_same_alone_in_a_batch_and_for_every_chunking(
     assert [stream(chunk, others) for chunk, others in ((1, 0), (5, 3), (16, 4))] == [alone] * 3
 
 
-def test_a_resumed_stream_goes_on_with_the_tokens_it_would_have_had(
-    tiny_model: TinyModels,
-) -> None:
+def test_a_resumed_stream_goes_on_with_the_tokens_it_would_have_had(tiny_model: TinyModels) -> None:
     """Another runner gets prompt and output so far, as after preemption or on another worker."""
     params = SamplingParams(seed=3, temperature=1.2, frequency_penalty=0.3, min_tokens=99)
     whole = Driven(prompt_of(13), params)
@@ -67,14 +62,11 @@ def test_a_resumed_stream_goes_on_with_the_tokens_it_would_have_had(
     assert resumed.output == whole.output
 
 
-def test_choices_forked_from_one_row_are_single_requests_with_the_derived_seeds(
-    tiny_model: TinyModels,
-) -> None:
+def test_choices_forked_from_one_row_are_single_requests_with_the_derived_seeds(tiny_model: TinyModels) -> None:
     runner = tiny_model("llama").runner()
     prompt = prompt_of(10)
     draws = tuple(
-        SampleSpec(SamplingParams(seed=5), choice_seed(5, index), len(prompt), prompt, [])
-        for index in range(6)
+        SampleSpec(SamplingParams(seed=5), choice_seed(5, index), len(prompt), prompt, []) for index in range(6)
     )
     (together,) = runner.execute([Row(prompt, 0, table_of(3), draws)])
     for draw, drawn in zip(draws, together.drawn, strict=True):
@@ -92,9 +84,7 @@ def test_a_fork_goes_on_from_copied_blocks(tiny_model: TinyModels) -> None:
     runner.execute([Row(prompt, 0, [7, 3, 9])])
     runner.copy_blocks([(9, 20)])
     draw = SampleSpec(GREEDY, 0, 11, prompt, [50])
-    original, fork = runner.execute(
-        [Row([50], 10, [7, 3, 9], (draw,)), Row([50], 10, [7, 3, 20], (draw,))]
-    )
+    original, fork = runner.execute([Row([50], 10, [7, 3, 9], (draw,)), Row([50], 10, [7, 3, 20], (draw,))])
     assert original.drawn == fork.drawn
     (whole,) = runner.execute([Row([*prompt, 50], 0, [30, 31, 32], (draw,))])
     assert whole.drawn == original.drawn
@@ -159,9 +149,7 @@ def test_bfloat16_stays_near_float32(tiny_model: TinyModels) -> None:
     prompt = prompt_of(60)
     ids = torch.tensor([prompt])
     exact = model.reference(input_ids=ids).logits[0].log_softmax(-1)
-    (result,) = model.runner(dtype="bfloat16").execute(
-        [Row(prompt, 0, table_of(15), prompt_logprobs=301)]
-    )
+    (result,) = model.runner(dtype="bfloat16").execute([Row(prompt, 0, table_of(15), prompt_logprobs=301)])
     mine = torch.full((59, 301), math.nan)
     for position, entry in enumerate(result.prompt_logprobs):
         for top in entry.top:

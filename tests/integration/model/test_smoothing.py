@@ -49,10 +49,7 @@ def test_in_float64_it_changes_nothing_but_the_weights(tiny_model: TinyModels, t
 def test_a_worker_serves_it_under_another_root(tiny_model: TinyModels, tmp_path):
     tiny = tiny_model("llama")
     path = calibrated(tiny, tmp_path / "stats.safetensors")
-    smooth, plain = (
-        start(tiny.directory, quant="w8a8", smoothing=path),
-        start(tiny.directory, quant="w8a8"),
-    )
+    smooth, plain = (start(tiny.directory, quant="w8a8", smoothing=path), start(tiny.directory, quant="w8a8"))
     assert smooth.root != plain.root
     found, expected = log_probabilities(smooth, tiny.reference)
     assert 0 < (found - expected).abs().mean() < 0.4  # lossy, but of the same model
@@ -64,9 +61,7 @@ def test_nothing_is_smoothed_that_is_not_rounded(tiny_model: TinyModels, tmp_pat
         start(tiny_model("llama").directory, quant=quant, smoothing=tmp_path / "any")
 
 
-def test_statistics_of_another_model_and_no_statistics_are_refused(
-    tiny_model: TinyModels, tmp_path
-):
+def test_statistics_of_another_model_and_no_statistics_are_refused(tiny_model: TinyModels, tmp_path):
     path = calibrated(tiny_model("llama"), tmp_path / "stats.safetensors")
     with pytest.raises(ModelError, match="not of this model"):
         start(tiny_model("phi3").directory, quant="w8a8", smoothing=path)

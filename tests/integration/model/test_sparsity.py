@@ -31,9 +31,7 @@ def prompt_of(length: int) -> list[int]:
 def eager_mass(model: TinyModel, prompt: list[int], number: int) -> torch.Tensor:
     """Attention that the last `number` tokens pay to each block, each the less the more follow."""
     found = model.reference(input_ids=torch.tensor([prompt]), output_attentions=True).attentions
-    received = DECAY ** torch.arange(number - 1, -1, -1) @ torch.stack(found)[
-        :, 0, :, -number:
-    ].mean((0, 1))
+    received = DECAY ** torch.arange(number - 1, -1, -1) @ torch.stack(found)[:, 0, :, -number:].mean((0, 1))
     padded = torch.nn.functional.pad(received, (0, -len(prompt) % SIZE))
     return padded.view(-1, SIZE).sum(-1)
 
@@ -115,9 +113,7 @@ def test_a_worker_of_such_a_model_does_not_start(monkeypatch, tiny_model: TinyMo
         load(settings.load())
 
 
-def stream(
-    runner: ModelRunner, sparsity: Sparsity | None, number: int = 40, **options: int
-) -> list[int]:
+def stream(runner: ModelRunner, sparsity: Sparsity | None, number: int = 40, **options: int) -> list[int]:
     drive = Driver(runner, sparsity=sparsity, **options)
     drive.send(generate_request("r", prompt_of(30), number, sampling=GREEDY, root=runner.root))
     drive.run().check_idle()
@@ -144,7 +140,5 @@ def test_a_small_budget_changes_tokens_and_repeats_them(tiny_model: TinyModels, 
 @pytest.mark.parametrize("chunk", [3, 7, 16])
 def test_chunks_of_a_prompt_change_no_token(tiny_model: TinyModels, chunk):
     model, sparsity = tiny_model("llama"), Sparsity("heavy", 5, SIZE)
-    found = stream(
-        model.runner(sparse=True), sparsity, max_batch_tokens=chunk, max_running=min(chunk, 8)
-    )
+    found = stream(model.runner(sparse=True), sparsity, max_batch_tokens=chunk, max_running=min(chunk, 8))
     assert found == stream(model.runner(sparse=True), sparsity)

@@ -56,9 +56,7 @@ VARIANTS = {
     "gptq activation order, zero points": Variant("gptq", 32, False, activation_order=True),
     "gptq one group": Variant("gptq", -1, symmetric=False),
     "gptq, one layer exact": Variant("gptq", 32, exact="k_proj"),
-    "gptq 8 bits, activation order, zero points": Variant(
-        "gptq", 32, False, activation_order=True, bits=8
-    ),
+    "gptq 8 bits, activation order, zero points": Variant("gptq", 32, False, activation_order=True, bits=8),
     "gptq v2 8 bits, symmetric": Variant("gptq", 32, layout="gptq_v2", bits=8),
     "awq zero points": Variant("awq", 32, symmetric=False),
     "awq one group": Variant("awq", -1, symmetric=False),
@@ -126,9 +124,7 @@ def words(numbers: torch.Tensor, columns: tuple[int, ...]) -> torch.Tensor:
     return wrapped(packed)
 
 
-def quantized(
-    model: TinyModel, directory: Path, variant: Variant
-) -> tuple[dict[str, torch.Tensor], nn.Module]:
+def quantized(model: TinyModel, directory: Path, variant: Variant) -> tuple[dict[str, torch.Tensor], nn.Module]:
     """Writes the checkpoint; returns its tensors and transformers' model with the weights it means."""
     generator = torch.Generator().manual_seed(7)
     reference = copy.deepcopy(model.reference)
@@ -181,9 +177,7 @@ def test_tokens_are_those_of_generate(tiny_model: TinyModels, tmp_path):
     assert sequence.output == expected
 
 
-@pytest.mark.parametrize(
-    ("variant", "layers"), [("gptq symmetric", 4), ("gptq activation order", 7)]
-)
+@pytest.mark.parametrize(("variant", "layers"), [("gptq symmetric", 4), ("gptq activation order", 7)])
 def test_layers_stay_in_4_bits_and_are_joined_where_their_inputs_are_grouped_alike(
     tiny_model: TinyModels, tmp_path, variant, layers
 ):
@@ -195,9 +189,7 @@ def test_layers_stay_in_4_bits_and_are_joined_where_their_inputs_are_grouped_ali
     assert all(parameter.dim() == 1 for parameter in model.model.layers.parameters())
 
 
-@pytest.mark.parametrize(
-    ("variant", "number"), [("gptq symmetric", 6), ("gptq activation order", 0)]
-)
+@pytest.mark.parametrize(("variant", "number"), [("gptq symmetric", 6), ("gptq activation order", 0)])
 def test_layers_of_transformers_are_joined_where_their_inputs_are_grouped_alike(
     tiny_model: TinyModels, tmp_path, variant, number
 ):

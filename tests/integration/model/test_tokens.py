@@ -27,20 +27,14 @@ def _prompt(length: int) -> list[int]:
 def _expected(model: TinyModel, length: int) -> list[int]:
     ids = torch.tensor([_prompt(length)])
     out = model.reference.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=NUM_TOKENS,
-        min_new_tokens=NUM_TOKENS,
-        do_sample=False,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False
     )
     return out[0, length:].tolist()
 
 
 @pytest.mark.parametrize("chunk", [1 << 30, 1, 7, 16], ids=["whole", "1", "7", "16"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_tokens_are_those_of_generate_for_every_chunking(
-    tiny_model: TinyModels, name: str, chunk: int
-) -> None:
+def test_greedy_tokens_are_those_of_generate_for_every_chunking(tiny_model: TinyModels, name: str, chunk: int) -> None:
     """Two sequences, the second arrives while the first decodes: prefill and decode share steps."""
     model = tiny_model(name)
     sequences = [Driven(_prompt(length), arrival=4 * i) for i, length in enumerate(LENGTHS)]
@@ -49,9 +43,7 @@ def test_greedy_tokens_are_those_of_generate_for_every_chunking(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_prompt_logprob_is_within_1e4_of_transformers(
-    tiny_model: TinyModels, name: str
-) -> None:
+def test_every_prompt_logprob_is_within_1e4_of_transformers(tiny_model: TinyModels, name: str) -> None:
     model = tiny_model(name)
     prompt = _prompt(41)
     runner = model.runner()

@@ -31,9 +31,7 @@ class Pair:
         with its:
             told = [str(meeting), str(its.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
-                [sys.executable, str(SECOND_RANK), *told],
-                stdin=subprocess.PIPE,
-                pass_fds=(its.fileno(),),
+                [sys.executable, str(SECOND_RANK), *told], stdin=subprocess.PIPE, pass_fds=(its.fileno(),)
             )
         self._channel = Channel(mine)
         self._member = Member(0, 2, meeting, "cpu")

@@ -41,9 +41,7 @@ def listening(pid):
     return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in own}
 
 
-async def test_two_processes_serve_the_tokens_of_one_and_a_drain_leaves_nobody(
-    start_worker, tiny_model, tmp_path
-):
+async def test_two_processes_serve_the_tokens_of_one_and_a_drain_leaves_nobody(start_worker, tiny_model, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "worker-0.999999999.ranks").touch()  # left by a worker that was killed

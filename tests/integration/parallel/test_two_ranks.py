@@ -19,9 +19,7 @@ from workers.protocol.messages import SamplingParams
 pytestmark = pytest.mark.rest
 
 NUM_TOKENS = 20
-SAMPLED = SamplingParams(
-    seed=11, temperature=0.9, top_p=0.95, repetition_penalty=1.1, min_tokens=1000
-)
+SAMPLED = SamplingParams(seed=11, temperature=0.9, top_p=0.95, repetition_penalty=1.1, min_tokens=1000)
 
 
 def tokens_of(runner):
@@ -29,13 +27,9 @@ def tokens_of(runner):
     driver = Driver(runner, max_batch_tokens=11, max_running=5)
     source = random.Random(5)
     shared = [source.randrange(3, 300) for _ in range(30)]
-    prompts = [
-        shared[: 10 + 5 * i] + [source.randrange(3, 300) for _ in range(7)] for i in range(4)
-    ]
+    prompts = [shared[: 10 + 5 * i] + [source.randrange(3, 300) for _ in range(7)] for i in range(4)]
     requests = [
-        generate_request(
-            f"r{i}", prompt, NUM_TOKENS, sampling=(GREEDY, SAMPLED)[i % 2], root=runner.root
-        )
+        generate_request(f"r{i}", prompt, NUM_TOKENS, sampling=(GREEDY, SAMPLED)[i % 2], root=runner.root)
         for i, prompt in enumerate([*prompts, prompts[-1]])
     ]
     driver.send(*requests[:-1])
@@ -48,8 +42,7 @@ def tokens_of(runner):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "glm4"],
+    "name", ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "glm4"]
 )
 def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name, monkeypatch):
     config = transformers.Glm4Config(**tiny_models._COMMON, head_dim=16, attention_bias=True)
@@ -63,16 +56,12 @@ def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "number"), [("gemma2", 6), ("phi3", 0)])
-def test_parts_by_outputs_are_one_product_and_what_ranks_have_to_join_is_left_alone(
-    pair, tiny_model, name, number
-):
+def test_parts_by_outputs_are_one_product_and_what_ranks_have_to_join_is_left_alone(pair, tiny_model, name, number):
     model = pair.runner(tiny_model(name), num_blocks=32)._runner.loaded.model
     assert sum(isinstance(module, Together) for module in model.modules()) == number
 
 
-def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks(
-    pair, tmp_path, monkeypatch
-):
+def test_ranks_share_a_head_of_keys_where_there_are_fewer_heads_than_ranks(pair, tmp_path, monkeypatch):
     config = transformers.Qwen2Config(**tiny_models._COMMON | {"num_key_value_heads": 1})
     monkeypatch.setitem(tiny_models.CONFIGS, "one-head", lambda: config)
     model = tiny_models.TinyModel.make("one-head", tmp_path)
@@ -104,9 +93,7 @@ def test_logits_are_those_of_one_rank_and_prompts_have_their_logprobs(pair, tiny
     largest = max(map(abs, expected))
     assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) <= 1e-5 * largest
     scored = [
-        runner.execute(
-            [tiny_models.Row(list(range(3, 14)), 0, [1, 2, 3], prompt_logprobs=2, next_token=40)]
-        )
+        runner.execute([tiny_models.Row(list(range(3, 14)), 0, [1, 2, 3], prompt_logprobs=2, next_token=40)])
         for runner in (one, two)
     ]
     values = [[logprob.logprob for logprob in result.prompt_logprobs] for (result,) in scored]

@@ -27,21 +27,14 @@ def ended(request_id: str = "req_1", ms: int = 100, **fields) -> RequestRecord:
     record = RequestRecord(request_id, "POST", route="/v1/chat/completions", **fields)
     record.status = record.status or 200
     record.model = "llama"
-    names = (
-        "accepted",
-        "authenticated",
-        "tokenized",
-        "admitted",
-        "dispatched",
-        "finished",
-        "settled",
-        "last_byte",
-    )
+    names = ("accepted", "authenticated", "tokenized", "admitted", "dispatched", "finished", "settled", "last_byte")
     record.marks = [(name, ms * 1_000_000 * i // 7) for i, name in enumerate(names)]
     record.worker_timeline = (
-        TimelineEvent("queued", 0), TimelineEvent("matched", 10), TimelineEvent("first_token", 20),
+        TimelineEvent("queued", 0),
+        TimelineEvent("matched", 10),
+        TimelineEvent("first_token", 20),
         TimelineEvent("finished", 30),
-    )  # fmt: skip
+    )
     return record
 
 
@@ -54,9 +47,7 @@ async def test_one_whole_trace_arrives(collector, exporter):
     traces.observe(record)
     await traces.close()
     spans = {span.name: span for span in collector.spans}
-    assert set(spans) == {
-        "POST /v1/chat/completions", "admit", "chat llama", "queue", "prefill", "decode", "settle",
-    }  # fmt: skip
+    assert set(spans) == {"POST /v1/chat/completions", "admit", "chat llama", "queue", "prefill", "decode", "settle"}
     assert {span.trace_id for span in collector.spans} == {told.trace_id.to_bytes(16)}
     assert spans["chat llama"].span_id == told.span_id.to_bytes(8), "the worker was told this span"
     assert spans["POST /v1/chat/completions"].parent_span_id == b""
@@ -90,9 +81,7 @@ async def test_a_listed_caller_is_continued_with_its_flag(collector, exporter):
     assert not root.links
 
 
-@pytest.mark.parametrize(
-    "garbage", ["", "00-xyz", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "ff" * 40]
-)
+@pytest.mark.parametrize("garbage", ["", "00-xyz", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "ff" * 40])
 async def test_a_malformed_parent_is_as_none(collector, exporter, garbage):
     traces = tracing.Tracing(1.0, (ipaddress.ip_network("10.0.0.0/8"),), exporter)
     traces.observe(ended(traceparent=garbage, peer="10.1.2.3"))

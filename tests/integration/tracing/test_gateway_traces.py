@@ -15,15 +15,7 @@ from gateway.telemetry.tracing import parse
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CANARY = "canary in the prompt"
-SPANS = {
-    "POST /v1/chat/completions",
-    "admit",
-    f"chat {MODEL}",
-    "queue",
-    "prefill",
-    "decode",
-    "settle",
-}
+SPANS = {"POST /v1/chat/completions", "admit", f"chat {MODEL}", "queue", "prefill", "decode", "settle"}
 
 
 @pytest.fixture
@@ -126,9 +118,7 @@ async def test_a_failure_of_ours_is_an_error_span(traced, collector, worker):
     assert "canary" not in str(collector.spans)
 
 
-async def test_a_collector_that_is_away_costs_no_request(
-    worker, tmp_path, redis_url, free_port, monkeypatch
-):
+async def test_a_collector_that_is_away_costs_no_request(worker, tmp_path, redis_url, free_port, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port}")
     monkeypatch.setattr("gateway.telemetry.tracing.SHUTDOWN_S", 0.3)
     async with running_gateway(tmp_path / "home", redis_url, trace_ratio=1.0) as gateway:

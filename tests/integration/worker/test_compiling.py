@@ -130,9 +130,7 @@ def test_memory_beyond_the_limit_is_refused(grammars):
 
 
 def test_errors_say_why_and_tell_no_path(grammars):
-    undefined, unending, deep = wait(
-        grammars(), 'root ::= "a" b', "root ::= x\nx ::= x", "root ::= " + "(" * 60_000
-    )
+    undefined, unending, deep = wait(grammars(), 'root ::= "a" b', "root ::= x\nx ::= x", "root ::= " + "(" * 60_000)
     assert "b" in str(undefined) and "/" not in str(undefined)
     assert isinstance(unending, GrammarError) and isinstance(deep, GrammarError)
 
@@ -192,13 +190,7 @@ def test_what_is_kept_is_bounded_for_each_tenant_and_in_all():
     shelf = Shelf(tenant_limits=(3, 100), limits=(5, 1000))
     for number in range(5):
         shelf.put(("a", bytes([number])), Sized(1))
-    assert [shelf.get(("a", bytes([n]))) is not None for n in range(5)] == [
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]
+    assert [shelf.get(("a", bytes([n]))) is not None for n in range(5)] == [False, False, True, True, True]
     shelf.put(("a", b"big"), Sized(99))
     assert shelf.get(("a", bytes([4]))) is not None and shelf.size == (2, 100)
     for number in range(5):

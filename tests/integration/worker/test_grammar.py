@@ -28,17 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEMO = Path(__file__).parents[3] / "ops" / "demo_model" / "model"
 EOS = 2
-VOCABULARY = [
-    b"",
-    b"",
-    b"",
-    *(bytes([i]) for i in range(256)),
-    b'{"',
-    b'":',
-    b"yes",
-    b"true",
-    b"12",
-]
+VOCABULARY = [b"", b"", b"", *(bytes([i]) for i in range(256)), b'{"', b'":', b"yes", b"true", b"12"]
 VOCABULARY += [b""] * (301 - len(VOCABULARY))
 SCHEMA = {
     "type": "object",
@@ -112,7 +102,7 @@ def test_all_ways_of_running_steps_give_the_same_tokens(model, grammars):
         drive = driver(model, grammars, **way)
         params = SamplingParams(
             seed=4, temperature=0.9, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias=((70, 2.0),)
-        )  # fmt: skip
+        )
         drive.send(request(drive, num_choices=2, grammar=grammar(json=SCHEMA), sampling=params))
         drive.run().check_idle()
         found.append(dict(drive.tokens))
@@ -228,9 +218,7 @@ def test_a_choice_resumed_elsewhere_goes_on_as_if_nothing_had_happened(model, gr
     tokens = whole.tokens[LINK, "r", 0]
     other = driver(model, grammars)
     cut = len(tokens) // 2
-    other.send(
-        request(other, grammar=text, attempt=1, resume=((0, tuple(tokens[:cut])),), num_output_spent=cut)
-    )  # fmt: skip
+    other.send(request(other, grammar=text, attempt=1, resume=((0, tuple(tokens[:cut])),), num_output_spent=cut))
     other.run()
     assert other.tokens[LINK, "r", 0] == tokens[cut:]
 
@@ -253,9 +241,7 @@ def test_preempted_choices_keep_their_place(model, grammars):
     assert outputs[0][1] > 0 == outputs[1][1]
 
 
-@pytest.mark.parametrize(
-    "text", ['root ::= "a" b', 'root ::= ""', "root ::= x\nx ::= x", "nothing", 'root ::= "ÿ' * 3]
-)
+@pytest.mark.parametrize("text", ['root ::= "a" b', 'root ::= ""', "root ::= x\nx ::= x", "nothing", 'root ::= "ÿ' * 3])
 def test_a_grammar_that_cannot_be_fails_without_a_token_twice(model, grammars, text):
     drive = driver(model, grammars)
     drive.send(request(drive, "first", grammar=text))
@@ -344,15 +330,7 @@ def test_drafts_are_masked_each_at_its_place_and_leave_the_automaton_alone(gramm
     assert set(tokens_of(masks[2])) == {s, a}
     assert len(masks) == 3, "behind 'yes' nothing but the end can follow"
     tree = automaton.tree_masks([y, e, s, a, y, e], [-1, 0, 1, 1, 0, 4])
-    assert tree == [
-        before,
-        masks[1],
-        masks[2],
-        None,
-        automaton.tree_masks([y, e, a], [-1, 0, 1])[3],
-        None,
-        None,
-    ]
+    assert tree == [before, masks[1], masks[2], None, automaton.tree_masks([y, e, a], [-1, 0, 1])[3], None, None]
     assert len(automaton.masks([y, y])) == 2, "the second draft is outside of the grammar"
     for token in (y, e):
         automaton.advance(token)

@@ -45,13 +45,9 @@ def generated(runner, speculate=None, num_tokens=48):
 
 def states(runner, tokens):
     """The last hidden state at each token, as rows are told it."""
-    draws = tuple(
-        SampleSpec(GREEDY, 0, 1 + i, tokens[:1], tokens[1 : 1 + i]) for i in range(len(tokens))
-    )
+    draws = tuple(SampleSpec(GREEDY, 0, 1 + i, tokens[:1], tokens[1 : 1 + i]) for i in range(len(tokens)))
     blocks = range(1, 2 + len(tokens) // runner.block_size)
-    row = Row(
-        tokens, 0, list(blocks), draws, num_proposed=len(tokens) - 1, row_id=0, wants_hidden=True
-    )
+    row = Row(tokens, 0, list(blocks), draws, num_proposed=len(tokens) - 1, row_id=0, wants_hidden=True)
     (result,) = runner.execute([row])
     return result.hidden
 
@@ -81,9 +77,13 @@ def test_trained_heads_save_steps_and_random_ones_change_nothing(model, tmp_path
     heads = trained(runner, [p + t for p, t in zip(PROMPTS, texts, strict=True)])
     save_file(dict(saved(heads)), tmp_path / "medusa_lm_head.safetensors")
     told = WorkerSettings(
-        model=str(model.directory), threads=1, engine_device="cpu", engine_block_size=4,
-        engine_speculate="heads", engine_heads=tmp_path,
-    )  # fmt: skip
+        model=str(model.directory),
+        threads=1,
+        engine_device="cpu",
+        engine_block_size=4,
+        engine_speculate="heads",
+        engine_heads=tmp_path,
+    )
     drive, found = generated(runner, partial(speculation, told, runner))
     assert found == texts
     totals = drive.engine.totals
@@ -104,9 +104,7 @@ def test_heads_are_read_as_they_were_written(tmp_path):
     assert not any(parameter.requires_grad for parameter in found.parameters())
 
 
-@pytest.mark.parametrize(
-    ("hidden", "vocab", "sentence"), [(9, 30, "do not fit the model"), (8, 31, "size mismatch")]
-)
+@pytest.mark.parametrize(("hidden", "vocab", "sentence"), [(9, 30, "do not fit the model"), (8, 31, "size mismatch")])
 def test_heads_of_another_model_are_refused(tmp_path, hidden, vocab, sentence):
     save_file(dict(saved(Heads(1, 8, 30))), tmp_path / "h.safetensors")
     with pytest.raises(ModelError, match=sentence):

@@ -62,9 +62,7 @@ def test_preemption_gives_the_same_tokens_in_each_mode(tmp_path, name, preempt):
     model = TinyModel.make(name, tmp_path)
     prompts = [PROMPT[i : i + 15] for i in range(5)]
     alone = Driver(model.runner(num_blocks=200))
-    drive = WithHost(
-        model.runner(num_blocks=24), preempt=preempt, max_batch_tokens=16, max_running=8
-    )
+    drive = WithHost(model.runner(num_blocks=24), preempt=preempt, max_batch_tokens=16, max_running=8)
     for one in (alone, drive):  # at first the later ones fit, then the earlier ones have grown
         for number, prompt in enumerate(prompts):
             ask(one, f"r{number}", prompt, cache_write=number > 1)

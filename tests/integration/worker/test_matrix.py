@@ -27,9 +27,12 @@ LOOPING = SamplingParams(seed=6, temperature=0.9, logit_bias=((7, 40.0),), min_t
 PENALISED = SamplingParams(seed=7, temperature=0.7, frequency_penalty=0.6, min_tokens=1000)
 FEW = tuple(range(40, 50))
 BANNED = SamplingParams(
-    seed=10, temperature=0.9, min_tokens=1000, allowed_token_ids=FEW,
+    seed=10,
+    temperature=0.9,
+    min_tokens=1000,
+    allowed_token_ids=FEW,
     bad_words=((43,), *((token, token + 1) for token in FEW), (44, 40, 44), (46, 46)),
-)  # fmt: skip
+)
 
 DECODING = {
     "greedy": {"sampling": GREEDY},

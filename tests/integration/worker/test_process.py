@@ -39,9 +39,7 @@ def free_port():
 
 
 def fetch(port, path, accept="", method="GET"):
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}{path}", headers={"Accept": accept}, method=method
-    )
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept}, method=method)
     with urllib.request.urlopen(request, timeout=5) as reply:
         return reply.status, reply.headers["Content-Type"], reply.read().decode()
 
@@ -102,10 +100,7 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
         ({}, "HEADGATE_MODEL"),
         ({"HEADGATE_MODEL": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_TYPO": "1"}, "HEADGATE_ENGINE_TYPO"),
-        (
-            {"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_BLOCK_SIZE": "many"},
-            "HEADGATE_ENGINE_BLOCK_SIZE",
-        ),
+        ({"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_BLOCK_SIZE": "many"}, "HEADGATE_ENGINE_BLOCK_SIZE"),
     ],
 )
 async def test_a_start_that_cannot_be_is_one_sentence_and_a_status(tmp_path, environ, sentence):

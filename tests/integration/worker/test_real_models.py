@@ -35,9 +35,7 @@ def test_tokens_equal_those_of_transformers(name, tmp_path):
     drive = Driver(runner, max_batch_tokens=11, max_running=5)
     source = random.Random(3)
     shared = [source.randrange(3, 300) for _ in range(30)]
-    prompts = [
-        shared[: 10 + 5 * i] + [source.randrange(3, 300) for _ in range(7)] for i in range(4)
-    ]
+    prompts = [shared[: 10 + 5 * i] + [source.randrange(3, 300) for _ in range(7)] for i in range(4)]
     requests = [
         generate_request(f"r{i}", prompt, NUM_TOKENS, sampling=GREEDY, root=runner.root)
         for i, prompt in enumerate([*prompts, prompts[-1]])
@@ -66,9 +64,7 @@ def test_sampled_choices_share_a_prompt_and_equal_single_requests(tmp_path):
         return SamplingParams(seed, 1.0, top_p=0.95, min_tokens=1000)
 
     many = Driver(runner, max_batch_tokens=16, max_running=8)
-    many.send(
-        generate_request("n", prompt, 12, sampling=params(9), num_choices=3, root=runner.root)
-    )
+    many.send(generate_request("n", prompt, 12, sampling=params(9), num_choices=3, root=runner.root))
     many.run().check_idle()
     for index in range(3):
         single = Driver(runner)

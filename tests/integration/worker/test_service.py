@@ -8,31 +8,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from fakes import (
-    MODEL,
-    ROOT,
-    Fault,
-    ScriptedWorker,
-    encode,
-    expected_output,
-    generate_request,
-)
+from fakes import MODEL, ROOT, Fault, ScriptedWorker, encode, expected_output, generate_request
 from gateway_link import GatewayLink, until
 
 from workers.engine.journal.journal import CRASH_REASON, EngineJournal
 from workers.engine.service import Service
 from workers.protocol import registry
 from workers.protocol.frames import MAX_FRAME_BYTES
-from workers.protocol.messages import (
-    Cancel,
-    EngineAck,
-    EngineRecords,
-    Failed,
-    Finished,
-    Hello,
-    StepFrame,
-    WorkerStatus,
-)
+from workers.protocol.messages import Cancel, EngineAck, EngineRecords, Failed, Finished, Hello, StepFrame, WorkerStatus
 
 
 @pytest.fixture
@@ -76,17 +59,11 @@ async def test_a_listener_on_tcp_serves_as_well(tmp_path):
 
 
 async def test_deltas_of_two_gateways_go_only_to_the_link_they_belong_to(worker):
-    async with (
-        await GatewayLink.dial(worker.address) as one,
-        await GatewayLink.dial(worker.address) as two,
-    ):
+    async with await GatewayLink.dial(worker.address) as one, await GatewayLink.dial(worker.address) as two:
         requests = [generate_request(f"r{i}", encode(f"prompt {i}"), 15) for i in range(6)]
         for number, request in enumerate(requests):
             (one if number % 2 else two).send(request)
-        same = (
-            generate_request("same", encode("one"), 9),
-            generate_request("same", encode("two"), 9),
-        )
+        same = (generate_request("same", encode("one"), 9), generate_request("same", encode("two"), 9))
         one.send(same[0])
         two.send(same[1])
         for number, request in enumerate(requests):
@@ -204,11 +181,7 @@ async def test_a_draining_worker_refuses_new_work_finishes_the_old_and_ends(tmp_
         worker.service.drain()
         gateway.send(generate_request("new"))
         refused = await gateway.of(Failed)
-        assert (refused.request_id, refused.code, refused.retryable) == (
-            "new",
-            "draining",
-            True,
-        )
+        assert (refused.request_id, refused.code, refused.retryable) == ("new", "draining", True)
         await gateway.of(Finished, request_id="old")
         assert gateway.tokens("old") == alone(old)
         await asyncio.wait_for(gateway.closed.wait(), 3)
@@ -297,9 +270,15 @@ asyncio.run(main())
 async def test_kill_9_mid_stream_leaves_records_of_every_token_that_was_told(tmp_path):
     socket_path, journal_dir = tmp_path / "w.sock", tmp_path / "journal"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", VICTIM, str(TESTS), str(socket_path), str(journal_dir),
-        stdout=asyncio.subprocess.PIPE, cwd=TESTS.parent,
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        VICTIM,
+        str(TESTS),
+        str(socket_path),
+        str(journal_dir),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=TESTS.parent,
+    )
     try:
         assert await process.stdout.readline() == b"ready\n"
         gateway = await GatewayLink.dial(f"unix:{socket_path}")
@@ -396,11 +375,7 @@ async def test_a_hang_shows_in_the_age_of_the_last_round_and_idleness_does_not(t
         idle = [m for m in link.heard if isinstance(m, WorkerStatus)][-1]
         assert idle.last_step_age_ms < 1000
         link.send(generate_request("a", list(range(40)), 50))
-        await link.until(
-            lambda heard: any(
-                isinstance(m, WorkerStatus) and m.last_step_age_ms > 1500 for m in heard
-            )
-        )
+        await link.until(lambda heard: any(isinstance(m, WorkerStatus) and m.last_step_age_ms > 1500 for m in heard))
 
 
 async def test_scripted_speed_is_about_what_was_asked_for(tmp_path):

@@ -69,9 +69,7 @@ async def worker(home, model, shared):
 
 
 async def ask(gateway, hello, name, tenant):
-    gateway.send(
-        generate_request(name, PROMPT, 8, tenant=tenant, sampling=SAMPLING, root=hello.root)
-    )
+    gateway.send(generate_request(name, PROMPT, 8, tenant=tenant, sampling=SAMPLING, root=hello.root))
     return await gateway.of(Finished, request_id=name, limit_s=60)
 
 
@@ -102,9 +100,7 @@ async def test_a_second_process_reads_what_the_first_one_left(tmp_path):
         for number in range(3):
             await ask(gateway, hello, f"r{number}", "anna")
         first = gateway.tokens("r0")
-        await asyncio.to_thread(
-            settled, port, "headgate_cache_tier_bytes_total", tier="shared", direction="in"
-        )
+        await asyncio.to_thread(settled, port, "headgate_cache_tier_bytes_total", tier="shared", direction="in")
     shutil.copytree(homes[0] / "secrets", homes[1] / "secrets")
     async with worker(homes[1], model, tmp_path / "shared") as (gateway, hello, port):
         stranger = await ask(gateway, hello, "b", "bert")
@@ -112,7 +108,5 @@ async def test_a_second_process_reads_what_the_first_one_left(tmp_path):
         assert stranger.usage.cache_read == 0
         assert again.usage.cache_read == again.cache.cached_tokens == 128
         assert gateway.tokens("a") == first
-        hits = await asyncio.to_thread(
-            settled, port, "headgate_cache_tier_hit_tokens_total", tier="shared"
-        )
+        hits = await asyncio.to_thread(settled, port, "headgate_cache_tier_hit_tokens_total", tier="shared")
         assert hits == 128

@@ -135,9 +135,7 @@ def test_proposals_change_no_token_of_a_real_model(without, kind, name, seed, st
     proposer = PROPOSERS[kind](answers, seed, runner)
     takes_trees = runner.takes_trees
     assert takes_trees == (name != "gemma2")  # its windows know places, not branches
-    speculate = speculating(
-        proposer, max_step_tokens=40, takes_trees=takes_trees, counts_guesses=runner.lag == 0
-    )
+    speculate = speculating(proposer, max_step_tokens=40, takes_trees=takes_trees, counts_guesses=runner.lag == 0)
     drive, logprobs, on = play(runner, seed, int(steps == "lagged"), speculate)
     assert on == off
     check_near(logprobs, expected)
@@ -246,9 +244,7 @@ def test_what_follows_a_proposal_is_distributed_as_direct_sampling(tmp_path):
     for begin in range(0, 6000, 200):
         rows = []
         for seed in range(begin, begin + 200):
-            draws = tuple(
-                SampleSpec(params, seed, len(prompt) + i, prompt, [proposal][:i]) for i in range(2)
-            )
+            draws = tuple(SampleSpec(params, seed, len(prompt) + i, prompt, [proposal][:i]) for i in range(2))
             rows.append(Row([prompt[-1], proposal], 4, [1, 2], draws, num_proposed=1, row_id=0))
         for result in runner.execute(rows):
             _, own = own_path(Proposal.chain([proposal]), result.drawn, set())

@@ -38,20 +38,14 @@ async def test_a_gateway_of_an_older_version_is_told_nothing_that_it_cannot_read
     async with await dial(worker) as old, await dial(worker, adapters=True) as new:
         await new.of(AdapterReport, adapters=())
         new.send(AdapterCommand("load", "poet", str(tmp_path)))
-        await new.until(
-            lambda heard: any(m.adapters for m in heard if isinstance(m, AdapterReport))
-        )
+        await new.until(lambda heard: any(m.adapters for m in heard if isinstance(m, AdapterReport)))
         old.send(generate_request("r", LONG))
         await old.of(Finished)
         assert not [m for m in old.heard if isinstance(m, AdapterReport | CacheEvent)]
 
 
-@pytest.mark.parametrize(
-    ("name", "path"), [("", "/adapter"), ("poet", ""), ("poet", "adapter"), ("poet", "/a\0b")]
-)
-async def test_an_adapter_without_a_name_or_an_absolute_path_is_not_read(
-    worker, monkeypatch, name, path
-):
+@pytest.mark.parametrize(("name", "path"), [("", "/adapter"), ("poet", ""), ("poet", "adapter"), ("poet", "/a\0b")])
+async def test_an_adapter_without_a_name_or_an_absolute_path_is_not_read(worker, monkeypatch, name, path):
     read = []
     monkeypatch.setattr(worker.service._adapters, "read", read.append)
     async with await dial(worker, adapters=True) as link:
@@ -72,11 +66,7 @@ async def test_a_gateway_that_does_not_read_misses_events_and_sees_that_it_did(w
         monkeypatch.undo()
         told = [m for m in link.heard if isinstance(m, CacheEvent)]
         assert [m.reset for m in told] == [True]
-        await link.until(
-            lambda heard: any(
-                m.cache_seq > told[0].seq for m in heard if isinstance(m, WorkerStatus)
-            )
-        )
+        await link.until(lambda heard: any(m.cache_seq > told[0].seq for m in heard if isinstance(m, WorkerStatus)))
         link.send(ASK)
         snapshot = await link.until(
             lambda heard: next((m for m in heard if isinstance(m, CacheEvent) and m.inserted), None)

@@ -43,12 +43,16 @@ def requests(draw, number):
     parts = [billed, surplus] if draw(st.booleans()) else [_sum(billed, surplus)]
     opened = NOON_MS + draw(st.integers(-100_000, 100_000)) * 1000
     ending = posting(
-        name, billed, kind=kind, opened_at_ms=opened, tier=draw(st.sampled_from(["interactive", "batch"])),
-        model=draw(st.sampled_from("mn")), write_off=draw(st.sampled_from(["internal", "resume"])), **owner,
-    )  # fmt: skip
-    records = [
-        record(name, part, attempt=n, tenant_id=owner["tenant_id"]) for n, part in enumerate(parts)
-    ]
+        name,
+        billed,
+        kind=kind,
+        opened_at_ms=opened,
+        tier=draw(st.sampled_from(["interactive", "batch"])),
+        model=draw(st.sampled_from("mn")),
+        write_off=draw(st.sampled_from(["internal", "resume"])),
+        **owner,
+    )
+    records = [record(name, part, attempt=n, tenant_id=owner["tenant_id"]) for n, part in enumerate(parts)]
     return ending, records
 
 
@@ -79,12 +83,8 @@ async def _check(url, made, portions):
     try:
         for number, portion in enumerate(portions):
             async with database.write() as conn:
-                await request_postings.post_engine_records(
-                    conn, [i for i in portion if hasattr(i, "attempt")]
-                )
-                await request_postings.post(
-                    conn, 0, number, [i for i in portion if hasattr(i, "outcome")]
-                )
+                await request_postings.post_engine_records(conn, [i for i in portion if hasattr(i, "attempt")])
+                await request_postings.post(conn, 0, number, [i for i in portion if hasattr(i, "outcome")])
         async with database.read() as conn:
             await _assert_books(conn)
             settled = [ending for ending, _ in made if ending.kind == "settle"]

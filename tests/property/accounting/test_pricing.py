@@ -40,9 +40,7 @@ def test_a_charge_never_exceeds_its_reservation_however_output_is_leased(usage, 
         if len(leases) == 4:
             leases.append(max(left, 0))
             break
-    reserved = pricing.prompt_reservation(usage.prompt, rate) + sum(
-        pricing.lease_cost(n, rate) for n in leases
-    )
+    reserved = pricing.prompt_reservation(usage.prompt, rate) + sum(pricing.lease_cost(n, rate) for n in leases)
     assert pricing.charge(usage, rate).total <= reserved
 
 

@@ -22,10 +22,18 @@ def requests(draw):
     ]
     billed = {name: draw(st.integers(0, sum(r[name] for r in records))) for name in TOKEN_CLASSES}
     ending = {
-        "request_id": "r", "kind": "settle", "attempt": 0, "write_off": "resume", "currency": "USD",
-        "charge": sum(billed.values()), "reserved": 99, **billed, "speculated": 0, "recomputed": 0,
+        "request_id": "r",
+        "kind": "settle",
+        "attempt": 0,
+        "write_off": "resume",
+        "currency": "USD",
+        "charge": sum(billed.values()),
+        "reserved": 99,
+        **billed,
+        "speculated": 0,
+        "recomputed": 0,
         **{f"charge_{name}": billed[name] for name in TOKEN_CLASSES},
-    }  # fmt: skip
+    }
     return records, ending, draw(st.permutations([None, *range(len(records))]))
 
 

@@ -33,10 +33,7 @@ class GroupsMachine(CacheMachine):
     @initialize(num_blocks=st.integers(9, 16), pin_limit=st.sampled_from([0, 3, 16, 100]))
     def start(self, num_blocks: int, pin_limit: int) -> None:
         super().start(num_blocks, pin_limit)
-        self.patches = [
-            mock.patch.object(module, "GROUP_TOKENS", GROUP)
-            for module in (cache.groups, cache.hashing)
-        ]
+        self.patches = [mock.patch.object(module, "GROUP_TOKENS", GROUP) for module in (cache.groups, cache.hashing)]
         for patch in self.patches:
             patch.start()
         self.watch = self.cache.watch_groups(SECRET, ROOT)

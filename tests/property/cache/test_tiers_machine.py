@@ -11,20 +11,7 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
-from cache_machine import (
-    ANNA,
-    BERT,
-    PATHS,
-    PUBLIC,
-    SIZE,
-    CacheMachine,
-    Prefix,
-    Sequence,
-    names,
-    pick,
-    prompts,
-    tenants,
-)
+from cache_machine import ANNA, BERT, PATHS, PUBLIC, SIZE, CacheMachine, Prefix, Sequence, names, pick, prompts, tenants
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -103,10 +90,12 @@ class HostMachine(RuleBasedStateMachine):
             owner = "operator" if segment.region == PUBLIC else tenant
             nodes.append(
                 SimpleNamespace(
-                    region=segment.region, tenant=owner, block_ids=range(depth, end),
+                    region=segment.region,
+                    tenant=owner,
+                    block_ids=range(depth, end),
                     tokens=tokens[depth * SIZE : end * SIZE],
                 )
-            )  # fmt: skip
+            )
             depth = max(depth, end)
         written = self.host.write(nodes)
         assert [prefix_of(one.copy) for one in written] == self.expect_write(nodes)
@@ -208,16 +197,13 @@ class HostMachine(RuleBasedStateMachine):
 class TieredMachine(CacheMachine):
     """The pool and the tree with a host behind them."""
 
-    @initialize(
-        num_blocks=st.integers(9, 16), pin_limit=st.sampled_from([0, 3, 16]), num_slots=st.integers(1, 20)
-    )  # fmt: skip
+    @initialize(num_blocks=st.integers(9, 16), pin_limit=st.sampled_from([0, 3, 16]), num_slots=st.integers(1, 20))
     def start(self, num_blocks: int, pin_limit: int, num_slots: int) -> None:
         super().start(num_blocks, pin_limit)
         self.slots: dict[int, Prefix] = {}
         self.cache = PrefixCache(
-            num_blocks, SIZE, pin_limit=pin_limit, now_ms=lambda: self.now,
-            host=HostTier(num_slots, SIZE),
-        )  # fmt: skip
+            num_blocks, SIZE, pin_limit=pin_limit, now_ms=lambda: self.now, host=HostTier(num_slots, SIZE)
+        )
 
     def flush(self) -> None:
         for block, copy in self.cache.owners.offers.take():
@@ -244,9 +230,7 @@ class TieredMachine(CacheMachine):
         tenant, path, cache = name.split()[0], PATHS[name], self.cache
         self.flush()
         handle = cache.acquire(path, tokens, tenant=tenant)
-        sequence = Sequence(
-            path, tokens, handle, list(handle.block_ids), len(tokens), handle.num_tokens
-        )
+        sequence = Sequence(path, tokens, handle, list(handle.block_ids), len(tokens), handle.num_tokens)
         self.sequences.append(sequence)
         copies = cache.copies(handle, tokens)
         for place, copy in enumerate(copies, handle.num_tree_blocks):

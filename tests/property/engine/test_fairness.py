@@ -10,9 +10,7 @@ LONGEST = 50
 
 @given(
     st.lists(st.floats(0.25, 4), min_size=2, max_size=4),
-    st.lists(
-        st.tuples(st.integers(1, LONGEST), st.integers(0, LONGEST)), min_size=20, max_size=150
-    ),
+    st.lists(st.tuples(st.integers(1, LONGEST), st.integers(0, LONGEST)), min_size=20, max_size=150),
 )
 @settings(max_examples=60, deadline=None)
 def test_backlogged_tenants_stay_within_the_bound_of_virtual_token_counters(weights, jobs):
@@ -34,16 +32,10 @@ def test_backlogged_tenants_stay_within_the_bound_of_virtual_token_counters(weig
 
 @given(
     st.floats(0, 300),
-    st.lists(
-        st.tuples(st.integers(1, LONGEST), st.integers(0, 3), st.booleans()),
-        min_size=20,
-        max_size=200,
-    ),
+    st.lists(st.tuples(st.integers(1, LONGEST), st.integers(0, 3), st.booleans()), min_size=20, max_size=200),
 )
 @settings(max_examples=100, deadline=None)
-def test_with_tenants_that_come_and_go_nobody_is_ahead_by_more_than_a_credit_and_a_job(
-    credit, actions
-):
+def test_with_tenants_that_come_and_go_nobody_is_ahead_by_more_than_a_credit_and_a_job(credit, actions):
     counters = VirtualCounters(credit)
     active = {"t0", "t1"}
     for tenant in sorted(active):
@@ -61,12 +53,7 @@ def test_with_tenants_that_come_and_go_nobody_is_ahead_by_more_than_a_credit_and
         assert max(levels) - min(levels) <= credit + LONGEST + 1e-6
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abcd"), st.sampled_from(["add", "discard", "charge"])),
-        max_size=200,
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["add", "discard", "charge"])), max_size=200))
 def test_the_order_names_each_tenant_once_from_the_smallest_counter_up(actions):
     """Against a plain model: a set and a sort."""
     counters = VirtualCounters()

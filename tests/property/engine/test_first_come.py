@@ -43,11 +43,7 @@ def test_fairness_breaks_that_order_in_these_histories():
         simulation.watch_arrivals(trace.drive.engine, broken)
         trace.play()
         trace.check()
-    for law in (
-        "an earlier one waits",
-        "a later one keeps its blocks",
-        "a chunk before an earlier one's",
-    ):
+    for law in ("an earlier one waits", "a later one keeps its blocks", "a chunk before an earlier one's"):
         assert broken[law] > 10, (law, broken)
 
 

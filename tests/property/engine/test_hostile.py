@@ -47,9 +47,8 @@ class World:
         vocabulary = [bytes([i]) if i < 256 else b"" for i in range(VOCAB_SIZE)]
         self.now = 1000.0
         self.engine = scripted_engine(
-            runner, max_batch_tokens=40, max_running=12, clock=lambda: self.now,
-            grammars=InlineGrammars(vocabulary),
-        )  # fmt: skip
+            runner, max_batch_tokens=40, max_running=12, clock=lambda: self.now, grammars=InlineGrammars(vocabulary)
+        )
         self.tokens = defaultdict(list)
         self.endings = {}
         self.answered = []
@@ -86,11 +85,16 @@ def victims(root):
     ]
     return [
         generate_request(
-            f"victim {i}", [*range(3, 30 + 9 * i)], NUM_TOKENS, tenant=f"victim {i}", sampling=sampling,
-            root=root, num_choices=1 + i,
+            f"victim {i}",
+            [*range(3, 30 + 9 * i)],
+            NUM_TOKENS,
+            tenant=f"victim {i}",
+            sampling=sampling,
+            root=root,
+            num_choices=1 + i,
         )
         for i, sampling in enumerate(how)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +114,7 @@ def undisturbed(runner):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(seed=st.integers(0, 2**32), place=st.integers(0, 8))
-def test_s1_no_message_changes_a_strangers_tokens_or_ends_the_engine(
-    runner, undisturbed, seed, place
-):
+def test_s1_no_message_changes_a_strangers_tokens_or_ends_the_engine(runner, undisturbed, seed, place):
     world, rng = World(runner), Random(seed)
     for i in range(12):
         if i == place:

@@ -47,15 +47,29 @@ def request_of(number, ask):
     st.booleans(),
 )
 @example(
-    [dict.fromkeys(("own", "at"), 0) | {
-        "length": 60, "max_tokens": 50, "num_choices": 3, "tenant": "a", "tier": "interactive",
-        "cache_write": True, "cache_read": True, "cancel_after": None,
-    }] * 4, 8, 40, "heavy", {20, 30, 40}, {25}, True,
-)  # fmt: skip
+    [
+        dict.fromkeys(("own", "at"), 0)
+        | {
+            "length": 60,
+            "max_tokens": 50,
+            "num_choices": 3,
+            "tenant": "a",
+            "tier": "interactive",
+            "cache_write": True,
+            "cache_read": True,
+            "cancel_after": None,
+        }
+    ]
+    * 4,
+    8,
+    40,
+    "heavy",
+    {20, 30, 40},
+    {25},
+    True,
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_sparse_block_reaches_the_tree(
-    arrivals, budget, num_blocks, policy, preempt_at, fail_at, host
-):
+def test_no_sparse_block_reaches_the_tree(arrivals, budget, num_blocks, policy, preempt_at, fail_at, host):
     drive = Driver(
         ThinnedRunner(num_blocks=num_blocks, block_size=SIZE),
         sparsity=Sparsity(policy, budget, SIZE),
@@ -69,11 +83,7 @@ def test_no_sparse_block_reaches_the_tree(
             drive.send(request_of(*todo.pop(0)))
         for index, ask in enumerate(arrivals):
             sent = (LINK, f"r{index}") in drive.requests
-            if (
-                sent
-                and ask["cancel_after"] is not None
-                and number == ask["at"] + ask["cancel_after"]
-            ):
+            if sent and ask["cancel_after"] is not None and number == ask["at"] + ask["cancel_after"]:
                 drive.send(Cancel(f"r{index}"))
         if number in fail_at:
             drive.runner.fail_next = RuntimeError("a bad step")

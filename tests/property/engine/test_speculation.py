@@ -53,11 +53,7 @@ def history(source, count):
 def answers(requests, eos_every):
     return {
         (r.request_id, index): expected_output(
-            r.prompt,
-            r.sampling,
-            r.max_tokens,
-            seed=choice_seed(r.sampling.seed, index),
-            eos_every=eos_every,
+            r.prompt, r.sampling, r.max_tokens, seed=choice_seed(r.sampling.seed, index), eos_every=eos_every
         )
         for r in requests
         for index in range(r.num_choices)
@@ -73,18 +69,12 @@ def extend_leases(drive):
             drive.send(ExtendLease(request_id, lease.seq + 1, bound, last=bound == total))
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(SHAPES, st.integers(0, 2**32), st.integers(2, 12), st.sampled_from([0.0, 0.2, 1.0]))
 def test_proposals_change_no_token_no_end_and_no_bill(shape, seed, most, error):
     source = random.Random(seed)
     arrivals = list(history(source, 8))
-    runner = ScriptedRunner(
-        num_blocks=shape["num_blocks"], block_size=4, eos_every=shape["eos_every"]
-    )
+    runner = ScriptedRunner(num_blocks=shape["num_blocks"], block_size=4, eos_every=shape["eos_every"])
     known = answers([request for request, _ in arrivals], shape["eos_every"])
     proposer = shape["proposer"](known, seed, error)
     drive = Driver(
@@ -113,10 +103,7 @@ def test_proposals_change_no_token_no_end_and_no_bill(shape, seed, most, error):
         request = drive.requests[link, request_id]
         failed = not hasattr(ending, "reason")
         for index in range(request.num_choices):
-            exactly = not failed and drive.finishes.get((link, request_id, index)) in (
-                "stop",
-                "length",
-            )
+            exactly = not failed and drive.finishes.get((link, request_id, index)) in ("stop", "length")
             found = drive.tokens[link, request_id, index]
             answer = known[request_id, index]
             stops = [i for i, t in enumerate(answer) if t in request.sampling.stop_token_ids]

@@ -34,18 +34,13 @@ shapes = st.fixed_dictionaries(
         "eos_every": st.sampled_from([0, 13, 5]),
         "lag": st.sampled_from([0, 1, 1]),
         "device": st.fixed_dictionaries(
-            {
-                "max_step_tokens": st.sampled_from([None, None, None, 1, 2, 3, 7]),
-                "late": st.booleans(),
-            }
+            {"max_step_tokens": st.sampled_from([None, None, None, 1, 2, 3, 7]), "late": st.booleans()}
         ),
     }
 )
 
 
-@given(
-    shapes, st.lists(arrivals, min_size=1, max_size=12), st.one_of(st.none(), st.integers(0, 40))
-)
+@given(shapes, st.lists(arrivals, min_size=1, max_size=12), st.one_of(st.none(), st.integers(0, 40)))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_trace_ends_with_the_right_tokens_and_balanced_books(shape, arrivals, lose_link_at):
     trace = Trace(shape, arrivals, lose_link_at)
@@ -56,9 +51,7 @@ def test_any_trace_ends_with_the_right_tokens_and_balanced_books(shape, arrivals
 @given(
     st.integers(1, 3),
     st.integers(1, 20),
-    st.lists(
-        st.tuples(st.integers(0, 6), st.integers(0, 40), st.booleans(), st.booleans()), max_size=12
-    ),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40), st.booleans(), st.booleans()), max_size=12),
     st.booleans(),
     st.sampled_from([0, 1]),
 )
@@ -71,11 +64,7 @@ def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
 ):
     """Against a model of the rule: newest lease_seq wins, bounds never fall."""
     drive = Driver(ScriptedRunner(num_blocks=64, block_size=4), lag=lag)
-    drive.send(
-        generate_request(
-            "r", TEXT[:13], 30, num_choices=num_choices, lease_bound=first, temperature=1.0
-        )
-    )
+    drive.send(generate_request("r", TEXT[:13], 30, num_choices=num_choices, lease_bound=first, temperature=1.0))
     seq, bound, last = 0, first, False
     for number, bid, is_last, pause in extensions:
         if not (last and drive.engine.attempts.get((LINK, "r")) is None):

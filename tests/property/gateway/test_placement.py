@@ -38,9 +38,7 @@ wants = st.builds(
 
 @given(candidates(), wants, st.integers(0, 100))
 @example([Candidate("worker-0", num_sequences=10**6)], Wanted(1), 0)
-def test_the_choice_is_a_candidate_within_the_bound(
-    found: list[Candidate], wanted: Wanted, turn: int
-) -> None:
+def test_the_choice_is_a_candidate_within_the_bound(found: list[Candidate], wanted: Wanted, turn: int) -> None:
     placement = place(found, wanted, turn)
     chosen = next(c for c in found if c.worker == placement.worker)
     known = _Rates(found)
@@ -48,9 +46,7 @@ def test_the_choice_is_a_candidate_within_the_bound(
     mean = (sum(work.values()) + known.request_s(wanted)) / len(found)
     assert work[chosen.worker] <= LOAD_BOUND * mean or len(found) == 1
     assert placement.num_cached == chosen.num_cached
-    assert placement.num_elsewhere == max(
-        (c.num_cached for c in found if c is not chosen), default=0
-    )
+    assert placement.num_elsewhere == max((c.num_cached for c in found if c is not chosen), default=0)
     assert placement.ttft_s >= 0
 
 
@@ -88,13 +84,9 @@ def test_the_reason_is_the_one_that_holds(found: list[Candidate], wanted: Wanted
 
 
 @given(st.integers(1, 8), st.integers(0, 7), wants)
-def test_without_load_who_has_a_tenants_own_part_gets_it(
-    number: int, holder: int, wanted: Wanted
-) -> None:
+def test_without_load_who_has_a_tenants_own_part_gets_it(number: int, holder: int, wanted: Wanted) -> None:
     holder %= number
-    found = [
-        Candidate(f"w{n}", num_cached=wanted.num_public * (n != holder)) for n in range(number)
-    ]
+    found = [Candidate(f"w{n}", num_cached=wanted.num_public * (n != holder)) for n in range(number)]
     found[holder] = Candidate(f"w{holder}", num_cached=wanted.num_public + 64)
     if wanted.num_prompt >= wanted.num_public + 64:
         assert place(found, wanted).worker == f"w{holder}"
@@ -105,20 +97,13 @@ def test_without_load_who_has_a_tenants_own_part_gets_it(
     st.binary(min_size=16, max_size=16),
     st.binary(min_size=16, max_size=16),
 )
-def test_two_namespaces_have_no_group_in_common(
-    tokens: list[int], mine: bytes, theirs: bytes
-) -> None:
+def test_two_namespaces_have_no_group_in_common(tokens: list[int], mine: bytes, theirs: bytes) -> None:
     """Behind a public part too: what is shared is the public part alone."""
     public = b"p" * 16
     if len({mine, theirs, public}) < 3:
         return
     one, other = (
-        {
-            group
-            for group, _ in group_hashes(
-                b"k" * 32, b"root", [(public, 32), (region, -1)], tokens, block_size=16
-            )
-        }
+        {group for group, _ in group_hashes(b"k" * 32, b"root", [(public, 32), (region, -1)], tokens, block_size=16)}
         for region in (mine, theirs)
     )
     assert len(one & other) == 1  # the public part

@@ -29,19 +29,42 @@ def sentencepiece_spec() -> dict[str, Any]:
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{i:02X}>": 3 + i for i in range(256)}
     vocab |= {word: 259 + i for i, word in enumerate(words)}
     added = [
-        {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
-         "special": True} for i, text in enumerate(["<unk>", "<s>", "</s>"])
-    ]  # fmt: skip
+        {
+            "id": i,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for i, text in enumerate(["<unk>", "<s>", "</s>"])
+    ]
     space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     return {
-        "version": "1.0", "added_tokens": added, "pre_tokenizer": None, "post_processor": None,
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": None,
+        "post_processor": None,
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]},
-        "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
-            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
-        "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": True,
-                  "fuse_unk": True},
-    }  # fmt: skip
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            "type": "BPE",
+            "vocab": vocab,
+            "merges": [],
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+            "fuse_unk": True,
+        },
+    }
 
 
 BYTE_LEVEL = ModelTokenizer(tokenizer_spec())
@@ -56,9 +79,7 @@ def pieces(tokenizer: ModelTokenizer, ids: Sequence[int], skip: bool) -> list[st
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @given(data=st.data(), skip=st.booleans())
-def test_pieces_concatenate_to_the_decoding_of_the_whole(
-    kind: str, data: st.DataObject, skip: bool
-) -> None:
+def test_pieces_concatenate_to_the_decoding_of_the_whole(kind: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = TOKENIZERS[kind]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
     assert "".join(pieces(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
@@ -93,9 +114,7 @@ def naive(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | No
 )
 @example(parts=["aab", "ab"], stops=["abab"], include=False)
 @example(parts=["a", "b"], stops=["b", "ab"], include=False)
-def test_stop_strings_cut_as_if_the_text_came_at_once(
-    parts: list[str], stops: list[str], include: bool
-) -> None:
+def test_stop_strings_cut_as_if_the_text_came_at_once(parts: list[str], stops: list[str], include: bool) -> None:
     matcher = StopMatcher(stops, include)
     seen = ""
     found = None
@@ -110,10 +129,7 @@ def test_stop_strings_cut_as_if_the_text_came_at_once(
     assert (seen, found) == naive("".join(parts), stops, include)
 
 
-@given(
-    text=st.text("aé漢", max_size=30),
-    stops=st.lists(st.text("aé", min_size=1, max_size=4), max_size=2),
-)
+@given(text=st.text("aé漢", max_size=30), stops=st.lists(st.text("aé", min_size=1, max_size=4), max_size=2))
 def test_text_and_token_entries_stay_in_step(text: str, stops: list[str]) -> None:
     """Entries of the text that went out, in order, each at its place; none behind a stop string."""
     ids = list(text.encode())
@@ -161,24 +177,23 @@ def test_no_control_token_ever_comes_of_a_users_text(contents: list[str]) -> Non
 @given(text=fragments)
 def test_plain_text_encodes_without_control_tokens(text: str) -> None:
     for tokenizer in TOKENIZERS.values():
-        assert not set(tokenizer.encode_plain(text, add_special_tokens=False)) & (
-            tokenizer.special_ids - {0}
-        )
+        assert not set(tokenizer.encode_plain(text, add_special_tokens=False)) & (tokenizer.special_ids - {0})
     assert bytes(BYTE_LEVEL.encode_plain(text)).decode() == text
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(), children, max_size=4),
     max_leaves=20,
-)  # fmt: skip
+)
 
 
 @given(value=st.dictionaries(st.text(), json_values, max_size=5), ascii_only=st.booleans())
-def test_json_that_everybody_reads_alike_is_read_so(
-    value: dict[str, Any], ascii_only: bool
-) -> None:
+def test_json_that_everybody_reads_alike_is_read_so(value: dict[str, Any], ascii_only: bool) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only)
     try:
         body = data.encode()
@@ -201,9 +216,7 @@ def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
     size=st.integers(1, 5),
     path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
 )
-def test_s2_a_fingerprint_made_in_pieces_is_the_one_made_at_once(
-    value: dict[str, Any], size: int, path: str
-) -> None:
+def test_s2_a_fingerprint_made_in_pieces_is_the_one_made_at_once(value: dict[str, Any], size: int, path: str) -> None:
     with mock.patch.multiple(fingerprints, PIECE_CHARS=size, PIECE_ITEMS=size):
         in_pieces = fingerprint_in_pieces(path, value)
     assert in_pieces == fingerprint(path, value)

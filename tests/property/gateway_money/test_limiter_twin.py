@@ -10,27 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from accounting.database.db import Database
 from accounting.database.migrate import upgrade
 from accounting.values.budget_types import Budget
 from accounting.values.types import Limits, Principal
-from gateway.limiter.limits import (
-    LeaseGrant,
-    Limiter,
-    Money,
-    ReservationEnded,
-    Verdict,
-    Window,
-    limiter_link,
-)
+from gateway.limiter.limits import LeaseGrant, Limiter, Money, ReservationEnded, Verdict, Window, limiter_link
 from gateway.limiter.rules import BudgetUse, LimitSubject, Rule
 
 START_MS = 1_790_000_000_000
@@ -135,9 +121,7 @@ class Twin:
         )
         return self._verdict(now, who, bound, cost + lease_cost, None, 0)
 
-    def extend(
-        self, now: int, who: LimitSubject, seq: int, rungs: list[tuple[int, int]], counted: int
-    ) -> LeaseGrant:
+    def extend(self, now: int, who: LimitSubject, seq: int, rungs: list[tuple[int, int]], counted: int) -> LeaseGrant:
         now = self._clock(now)
         entry = self.open[who.request_id]
         if 0 <= counted < entry.prompt:
@@ -163,14 +147,7 @@ class Twin:
         return LeaseGrant(entry.bound, entry.wait, entry.micro_units, entry.stop)
 
     def finish(
-        self,
-        now: int,
-        who: LimitSubject,
-        used_prompt: int,
-        used_output: int,
-        cost: int = 0,
-        *,
-        uncount: bool = False,
+        self, now: int, who: LimitSubject, used_prompt: int, used_output: int, cost: int = 0, *, uncount: bool = False
     ) -> None:
         now = self._clock(now)
         entry = self.open.pop(who.request_id, None)
@@ -202,11 +179,7 @@ class Twin:
                 for binding in who.window_rules
                 if binding.dimension == "tokens_per_minute"
             )
-            paid = all(
-                cost + rung_cost <= self.left(use)
-                for use in who.budgets
-                if use.budget.hardness == "hard"
-            )
+            paid = all(cost + rung_cost <= self.left(use) for use in who.budgets if use.budget.hardness == "hard")
             if fits and paid:
                 return tokens, rung_cost
         return 0, 0
@@ -222,13 +195,7 @@ class Twin:
         return len(self._at(binding.place))
 
     def _verdict(
-        self,
-        now: int,
-        who: LimitSubject,
-        bound: int,
-        cost: int,
-        failing: Rule | BudgetUse | None,
-        wait: int,
+        self, now: int, who: LimitSubject, bound: int, cost: int, failing: Rule | BudgetUse | None, wait: int
     ) -> Verdict:
         windows = {}
         for name in who.windows:
@@ -263,9 +230,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             self.link = limiter_link(url, timeout_s=30)
             await self.link.command("FLUSHDB")
             self.database = Database(database_url)
-            self.limiter = Limiter(
-                self.link, 0, self.database, caught_up=nothing_to_ship, now_ms=lambda: self.now
-            )
+            self.limiter = Limiter(self.link, 0, self.database, caught_up=nothing_to_ship, now_ms=lambda: self.now)
 
         def teardown(self) -> None:
             self.runner.run(self.limiter.rebuilder.leave())
@@ -282,18 +247,29 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             self.tenant_limits, self.key_limits = tenant, keys
             self.budgets = tuple(
                 Budget(
-                    id=f"budget_{n}", tenant_id="T", period="fixed", start_ms=OPENED_MS, end_ms=OPENED_MS * 2,
-                    limit_micro_units=amount, hardness="hard" if n == 0 else "soft",
+                    id=f"budget_{n}",
+                    tenant_id="T",
+                    period="fixed",
+                    start_ms=OPENED_MS,
+                    end_ms=OPENED_MS * 2,
+                    limit_micro_units=amount,
+                    hardness="hard" if n == 0 else "soft",
                 )
                 for n, amount in enumerate(money)
-            )  # fmt: skip
+            )
 
         def holder(self, number: int) -> LimitSubject:
             key = number % 2
             principal = Principal(
-                "tenant", "T", f"key_{key}", frozenset(), tenant_limits=self.tenant_limits,
-                key_limits=self.key_limits[key], model_limits=(("m", Limits()),), budgets=self.budgets,
-            )  # fmt: skip
+                "tenant",
+                "T",
+                f"key_{key}",
+                frozenset(),
+                tenant_limits=self.tenant_limits,
+                key_limits=self.key_limits[key],
+                model_limits=(("m", Limits()),),
+                budgets=self.budgets,
+            )
             return LimitSubject.of(f"req_{number}", principal, "m", "interactive", now_ms=OPENED_MS)
 
         def fresh(self) -> int:
@@ -308,9 +284,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             request_id = sorted(self.twin.open)[number % len(self.twin.open)]
             return self.holder(int(request_id.removeprefix("req_")))
 
-        def reserve(
-            self, who: LimitSubject, prompt: int, rungs: list[tuple[int, int]]
-        ) -> Verdict | None:
+        def reserve(self, who: LimitSubject, prompt: int, rungs: list[tuple[int, int]]) -> Verdict | None:
             before = len(self.twin.open)
             expected = self.twin.reserve(self.now, who, prompt, prompt * 7, rungs)
             try:
@@ -327,9 +301,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             """Small steps back; one above a minute is another clock (test_clock_steps.py)."""
             self.now = max(self.now + milliseconds, self.twin.mark - 60_000)
 
-        @rule(
-            skip=st.integers(0, 1), prompt=st.integers(0, 40), outputs=st.integers(0, len(LADDER))
-        )
+        @rule(skip=st.integers(0, 1), prompt=st.integers(0, 40), outputs=st.integers(0, len(LADDER)))
         def admit(self, skip: int, prompt: int, outputs: int) -> None:
             self.reserve(self.holder(self.fresh() + skip), prompt, LADDER[outputs:])
 
@@ -355,12 +327,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
                 assert again.failing is None or again.failing.dimension == "concurrency"
 
         @precondition(lambda self: self.twin.open)
-        @rule(
-            number=numbers,
-            step=st.integers(0, 1),
-            counted=st.integers(-1, 40),
-            rungs=st.integers(0, 4),
-        )
+        @rule(number=numbers, step=st.integers(0, 1), counted=st.integers(-1, 40), rungs=st.integers(0, 4))
         def extend(self, number: int, step: int, counted: int, rungs: int) -> None:
             who = self.opened(number)
             seq = self.twin.open[who.request_id].seq + step
@@ -369,12 +336,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             assert self.runner.run(extending) == expected
 
         @precondition(lambda self: self.twin.open)
-        @rule(
-            number=numbers,
-            used=st.integers(0, 40),
-            output=st.integers(0, 40),
-            times=st.integers(1, 2),
-        )
+        @rule(number=numbers, used=st.integers(0, 40), output=st.integers(0, 40), times=st.integers(1, 2))
         def settle(self, number: int, used: int, output: int, times: int) -> None:
             who = self.opened(number)
             cost = min(used * 7 + output, self.twin.open[who.request_id].micro_units)
@@ -388,11 +350,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
             who = self.opened(number)
             if never and self.twin.mark // 1000 - self.twin.open[who.request_id].prompt_s <= 60:
                 self.admitted.remove(
-                    next(
-                        t
-                        for t in self.admitted
-                        if t // 1000 == self.twin.open[who.request_id].prompt_s
-                    )
+                    next(t for t in self.admitted if t // 1000 == self.twin.open[who.request_id].prompt_s)
                 )
             for _ in range(times):
                 self.twin.finish(self.now, who, 0, 0, uncount=never)

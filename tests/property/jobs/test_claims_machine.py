@@ -32,9 +32,7 @@ from workers.jobs.order import Placed, pack, unpack
 
 CLAIM_MS = 60_000
 LINES = range(1, 7)
-TABLES = (
-    "idempotent_reply", "batch_line", "batch_chunk", "batch", "tenant_turn", "file", "api_key", "tenant",
-)  # fmt: skip
+TABLES = ("idempotent_reply", "batch_line", "batch_chunk", "batch", "tenant_turn", "file", "api_key", "tenant")
 line_numbers = st.sampled_from(list(LINES))
 # Small values come first when shrinking, and 0 is the newest: most steps are of claimers that still live.
 picks = st.one_of(st.just(0), st.integers(0, 5))
@@ -42,10 +40,23 @@ picks = st.one_of(st.just(0), st.integers(0, 5))
 
 def posting(request_id: str, batch_id: str, line_no: int) -> Posting:
     return Posting(
-        kind="settle", request_id=request_id, outcome="ok", tenant_id="t", key_id="k", model="m", root="r", tier="batch",
-        price_version="p@1", currency="USD", opened_at_ms=1, ended_at_ms=2, usage=Usage(output=line_no),
-        charge=Charge(0, 0, 0, 0, 0), batch_id=batch_id, line_no=line_no,
-    )  # fmt: skip
+        kind="settle",
+        request_id=request_id,
+        outcome="ok",
+        tenant_id="t",
+        key_id="k",
+        model="m",
+        root="r",
+        tier="batch",
+        price_version="p@1",
+        currency="USD",
+        opened_at_ms=1,
+        ended_at_ms=2,
+        usage=Usage(output=line_no),
+        charge=Charge(0, 0, 0, 0, 0),
+        batch_id=batch_id,
+        line_no=line_no,
+    )
 
 
 class ClaimsMachine(RuleBasedStateMachine):
@@ -79,10 +90,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         async with self.database.write() as conn:
             for table in TABLES:
                 await conn.execute(
-                    text(
-                        f"DELETE FROM {table} WHERE 1 = 1"
-                        + (" AND id <> 'operator'" if table == "tenant" else "")
-                    )
+                    text(f"DELETE FROM {table} WHERE 1 = 1" + (" AND id <> 'operator'" if table == "tenant" else ""))
                 )
             tenant = await tenants.create(conn, "t", now=1)
             self.tenant_id = tenant.id
@@ -98,18 +106,20 @@ class ClaimsMachine(RuleBasedStateMachine):
                 now=10**10,
             )
             batch = await batches.create(
-                conn, tenant.id, key.info.id, input_file_id=file.id, endpoint="/v1/chat/completions",
-                completion_window="24h", now=10**10,
-            )  # fmt: skip
+                conn,
+                tenant.id,
+                key.info.id,
+                input_file_id=file.id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+                now=10**10,
+            )
             self.batch_id = batch.id
             held = await batch_runs.claim(conn, self.now, CLAIM_MS, 30_000)
             chunks = [
-                Chunk(100, 2, pack([Placed(no, 0, 1, b"", 50) for no in (first, first + 1)]))
-                for first in (1, 3, 5)
+                Chunk(100, 2, pack([Placed(no, 0, 1, b"", 50) for no in (first, first + 1)])) for first in (1, 3, 5)
             ]
-            await batch_runs.begin(
-                conn, held, self.now, model="m", num_total=6, chunks=chunks, faulty=[], errors=None
-            )
+            await batch_runs.begin(conn, held, self.now, model="m", num_total=6, chunks=chunks, faulty=[], errors=None)
 
     # Claimers
 
@@ -150,9 +160,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
         async def work():
             async with self.database.write() as conn:
-                await batch_lines.start_lines(
-                    conn, held, [(line_no, f"c{line_no}")], self.now, CLAIM_MS
-                )
+                await batch_lines.start_lines(conn, held, [(line_no, f"c{line_no}")], self.now, CLAIM_MS)
 
         self.as_holder(held, work())
         self.started.append(line_no)
@@ -177,9 +185,11 @@ class ClaimsMachine(RuleBasedStateMachine):
                     stored = await replies.close_lines(conn, self.batch_id, [line_no])
                 is_ok = how == "answered" or line_no in stored
                 end = LineEnd(
-                    line_no=line_no, custom_id=f"c{line_no}", state="succeeded" if is_ok else "errored",
+                    line_no=line_no,
+                    custom_id=f"c{line_no}",
+                    state="succeeded" if is_ok else "errored",
                     usage=Usage(output=line_no if is_ok else 0),
-                )  # fmt: skip
+                )
                 won = await batch_lines.end_lines(conn, self.batch_id, [end])
             for end in won:
                 assert line_no not in self.ended, "a line ends once"
@@ -229,9 +239,15 @@ class ClaimsMachine(RuleBasedStateMachine):
         async def work():
             async with self.database.write() as conn:
                 return await replies.take(
-                    conn, self.tenant_id, line_key(self.batch_id, line_no), fingerprint=b"f", request_id=request_id,
-                    slot=0, now=1, line=(self.batch_id, line_no),
-                )  # fmt: skip
+                    conn,
+                    self.tenant_id,
+                    line_key(self.batch_id, line_no),
+                    fingerprint=b"f",
+                    request_id=request_id,
+                    slot=0,
+                    now=1,
+                    line=(self.batch_id, line_no),
+                )
 
         try:
             known = self.run(work())
@@ -253,9 +269,14 @@ class ClaimsMachine(RuleBasedStateMachine):
         async def work():
             async with self.database.write() as conn:
                 return await replies.store(
-                    conn, self.tenant_id, line_key(self.batch_id, line_no), request_id=request_id, status=200,
-                    body=b"x", postings=[posting(request_id, self.batch_id, line_no)],
-                )  # fmt: skip
+                    conn,
+                    self.tenant_id,
+                    line_key(self.batch_id, line_no),
+                    request_id=request_id,
+                    status=200,
+                    body=b"x",
+                    postings=[posting(request_id, self.batch_id, line_no)],
+                )
 
         if self.run(work()):
             assert not twice or self.run(work())
@@ -269,9 +290,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
         async def work():
             async with self.database.write() as conn:
-                await replies.drop(
-                    conn, self.tenant_id, line_key(self.batch_id, line_no), request_id
-                )
+                await replies.drop(conn, self.tenant_id, line_key(self.batch_id, line_no), request_id)
 
         self.run(work())
 
@@ -310,9 +329,7 @@ class ClaimsMachine(RuleBasedStateMachine):
             if held.work == "cancel":
                 await self.cut_off()
             async with self.database.write() as conn:
-                await batch_runs.finish(
-                    conn, held, self.now, output_file_id=None, error_file_id=None
-                )
+                await batch_runs.finish(conn, held, self.now, output_file_id=None, error_file_id=None)
             self.is_over = True
 
         self.run(work())
@@ -321,19 +338,14 @@ class ClaimsMachine(RuleBasedStateMachine):
         async with self.database.write() as conn:
             await batch_runs.close_chunks(conn, self.batch_id)
         async with self.database.read() as conn:
-            rows = {
-                row.line_no: row.state for row in await batch_runs.line_page(conn, self.batch_id, 0)
-            }
+            rows = {row.line_no: row.state for row in await batch_runs.line_page(conn, self.batch_id, 0)}
         started = [no for no, state in rows.items() if state == "started"]
         async with self.database.write() as conn:
             stored = await replies.close_lines(conn, self.batch_id, started)
             for no in started:
                 state = "succeeded" if no in stored else "cancelled"
                 end = LineEnd(
-                    line_no=no,
-                    custom_id=f"c{no}",
-                    state=state,
-                    usage=Usage(output=no if no in stored else 0),
+                    line_no=no, custom_id=f"c{no}", state=state, usage=Usage(output=no if no in stored else 0)
                 )
                 assert await batch_lines.end_lines(conn, self.batch_id, [end])
                 self.ended[no] = state
@@ -357,10 +369,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         self.has_free_chunk = free > 0
         assert {row.line_no: row.state for row in rows if row.state != "started"} == self.ended
         succeeded = {no for no, state in self.ended.items() if state == "succeeded"}
-        assert (batch.num_completed, batch.num_failed) == (
-            len(succeeded),
-            len(self.ended) - len(succeeded),
-        )
+        assert (batch.num_completed, batch.num_failed) == (len(succeeded), len(self.ended) - len(succeeded))
         assert batch.usage.output == sum(succeeded)
 
     @invariant()
@@ -381,9 +390,12 @@ def run_machine(url: str, examples: int, steps: int) -> None:
     ClaimsMachine.url = url
     machine = type("Machine", (ClaimsMachine,), {})
     machine.TestCase.settings = settings(
-        max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=bool(os.environ.get("CI")),
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=bool(os.environ.get("CI")),
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     machine.TestCase().runTest()
 
 

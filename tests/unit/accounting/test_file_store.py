@@ -25,21 +25,13 @@ def written(store: FileStore, content: bytes = CONTENT) -> Writer:
     return writer
 
 
-@pytest.mark.parametrize(
-    "num_bytes", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, len(CONTENT)]
-)
+@pytest.mark.parametrize("num_bytes", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, len(CONTENT)])
 def test_the_whole_and_any_range_come_back(tmp_path: Path, num_bytes: int):
     content = CONTENT[:num_bytes]
     store = FileStore(tmp_path)
     reader = store.open(written(store, content).storage_key, KEY)
     assert b"".join(reader.parts()) == content
-    for offset, length in (
-        (0, 10),
-        (PART_BYTES - 3, 6),
-        (num_bytes - 1, 5),
-        (num_bytes, 5),
-        (5, 10**6),
-    ):
+    for offset, length in ((0, 10), (PART_BYTES - 3, 6), (num_bytes - 1, 5), (num_bytes, 5), (5, 10**6)):
         if offset >= 0:
             assert reader.read(offset, length) == content[offset : offset + length]
     reader.close()
@@ -91,11 +83,7 @@ def test_a_sealed_text_opens_in_its_place_only():
     sealed = seal(KEY, b"text", b"here")
     assert unseal(KEY, sealed, b"here") == b"text"
     assert seal(KEY, b"text", b"here") != sealed
-    for key, value, place in (
-        (OTHER, sealed, b"here"),
-        (KEY, sealed, b"there"),
-        (KEY, sealed[:5], b"here"),
-    ):
+    for key, value, place in ((OTHER, sealed, b"here"), (KEY, sealed, b"there"), (KEY, sealed[:5], b"here")):
         with pytest.raises(SealBroken):
             unseal(key, value, place)
 

@@ -9,15 +9,7 @@ from accounting.values.types import Charge, Rates, Usage
 
 @pytest.mark.parametrize(
     ("micro_micro", "rounded"),
-    [
-        (0, 0),
-        (499_999, 0),
-        (500_000, 0),
-        (500_001, 1),
-        (1_500_000, 2),
-        (2_500_000, 2),
-        (2_500_001, 3),
-    ],
+    [(0, 0), (499_999, 0), (500_000, 0), (500_001, 1), (1_500_000, 2), (2_500_000, 2), (2_500_001, 3)],
 )
 def test_the_one_rounding_is_half_to_even(micro_micro, rounded):
     charge = pricing.charge(Usage(output=1), Rates(0, 0, 0, micro_micro))
@@ -46,11 +38,13 @@ def test_a_prompt_is_reserved_at_its_highest_rate_and_a_lease_rounded_up():
 @pytest.mark.parametrize(
     ("usage", "rates"),
     [
-        (Usage(output=-1), Rates(0, 0, 0, 1)), (Usage(output=1), Rates(0, 0, 0, -1)),
-        (Usage(output=1), Rates(0, 0, 0, 10**12 + 1)), (Usage(output=2**53), Rates(0, 0, 0, 0)),
+        (Usage(output=-1), Rates(0, 0, 0, 1)),
+        (Usage(output=1), Rates(0, 0, 0, -1)),
+        (Usage(output=1), Rates(0, 0, 0, 10**12 + 1)),
+        (Usage(output=2**53), Rates(0, 0, 0, 0)),
         (Usage(output=2**53 - 1), Rates(0, 0, 0, 10**12)),
     ],
-)  # fmt: skip
+)
 def test_what_is_out_of_range_is_refused(usage, rates):
     with pytest.raises(InvalidError):
         pricing.charge(usage, rates)

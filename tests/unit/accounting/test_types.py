@@ -18,8 +18,18 @@ def test_prompt_and_total_are_sums_of_disjoint_parts():
 
 def test_a_redacted_key_shows_its_id_and_nothing_of_the_secret():
     info = ApiKeyInfo(
-        id="key_1", public_id="AAAAAAAAAA", kind="test", tenant_id="t", service_account_id=None, name=None,
-        scopes=frozenset(), models=None, created_at=0, expires_at=None, last_used_at=None, revoked_at=None,
+        id="key_1",
+        public_id="AAAAAAAAAA",
+        kind="test",
+        tenant_id="t",
+        service_account_id=None,
+        name=None,
+        scopes=frozenset(),
+        models=None,
+        created_at=0,
+        expires_at=None,
+        last_used_at=None,
+        revoked_at=None,
         limits=Limits(),
-    )  # fmt: skip
+    )
     assert info.redacted_value == "hg_test_AAAAAAAAAA_***"

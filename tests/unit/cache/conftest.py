@@ -41,9 +41,7 @@ def start() -> Start:
 def serve(start: Start) -> Serve:
     """A whole request, from acquire to release, one step long."""
 
-    def serve(
-        cache: PrefixCache, path: NamespacePath, tokens: Sequence[int], **how: object
-    ) -> Handle:
+    def serve(cache: PrefixCache, path: NamespacePath, tokens: Sequence[int], **how: object) -> Handle:
         handle, result = start(cache, path, tokens, **how)
         cache.release(handle, result.block_ids)
         cache.tick()

@@ -7,17 +7,11 @@ from cache.hashing import group_hashes, region_id
 
 SECRET, ROOT, REGION, OTHER = b"deployment secret", b"model/rev", b"r" * 16, b"o" * 16
 PINNED_REGION = "0bd0362e11893a4daa291f9b1d6236af"
-PINNED_GROUPS = [
-    ("cb465461aff443c014e9b801f95c3d2d", 64),
-    ("2eac41949bd8a26a1ba9a39e26e2343c", 128),
-]
+PINNED_GROUPS = [("cb465461aff443c014e9b801f95c3d2d", 64), ("2eac41949bd8a26a1ba9a39e26e2343c", 128)]
 
 
 def groups(
-    path: list[tuple[bytes, int]],
-    tokens: list[int],
-    secret: bytes = SECRET,
-    root: bytes = ROOT,
+    path: list[tuple[bytes, int]], tokens: list[int], secret: bytes = SECRET, root: bytes = ROOT
 ) -> list[tuple[bytes, int]]:
     return group_hashes(secret, root, path, tokens, block_size=16)
 

@@ -110,9 +110,7 @@ def break_doomed(cache: PrefixCache) -> None:
         (break_tenant, r"\(7\) '' has 0 held, 2 retained"),
     ],
 )
-def test_a_broken_law_is_named(
-    breaks: Callable[[PrefixCache], None], law: str, serve: Serve
-) -> None:
+def test_a_broken_law_is_named(breaks: Callable[[PrefixCache], None], law: str, serve: Serve) -> None:
     cache = PrefixCache(16, 2)
     serve(cache, PATH, [1, 2, 3, 4])
     breaks(cache)

@@ -59,7 +59,7 @@ def test_memory_is_linear_in_the_trees_tokens_after_a_hundred_thousand_operation
         assert sum(map(len, storage)) == each * num_blocks
         num_bytes = sum(edge.buffer_info()[1] * edge.itemsize for edge in storage)
         assert num_bytes == each * num_blocks * storage[0].itemsize
-    heaps = [h for x in (pool.owners.protection.cold, pool.owners.protection.recent) for h in x.heaps.values()]  # fmt: skip
+    heaps = [h for x in (pool.owners.protection.cold, pool.owners.protection.recent) for h in x.heaps.values()]
     assert sum(len(heap.entries()) for heap in heaps) <= 2 * len(nodes) + 64 * len(heaps)
 
 
@@ -131,9 +131,7 @@ def test_another_root_shares_no_name_in_any_tier(part: str) -> None:
     assert not names(identity) & names({**identity, part: "b"})
 
 
-def test_planted_collisions_change_reasons_at_most(
-    monkeypatch: pytest.MonkeyPatch, serve: Serve
-) -> None:
+def test_planted_collisions_change_reasons_at_most(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
     """CVE-2025-25183: with every hash equal, tokens still decide what is found."""
     monkeypatch.setattr(cache.radix, "chain_hash", lambda *_: 7)
     pool = PrefixCache(12, 2)
@@ -147,9 +145,7 @@ def test_planted_collisions_change_reasons_at_most(
     invariants.check(pool, [])
 
 
-def test_what_an_eviction_looks_at_does_not_grow_with_tenants_or_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_an_eviction_looks_at_does_not_grow_with_tenants_or_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """sglang PR #14339: 7 ms per eviction in a large tree. One eviction refreshes the tenant it cut, no other."""
 
     def refreshed(num_tenants: int, leaves_each: int) -> float:

@@ -7,11 +7,7 @@ from cache.namespaces import UNBOUNDED, PathEntry, Segment, segments
 
 def test_each_end_is_rounded_down_to_whole_blocks() -> None:
     path = (PathEntry(b"public", 7), PathEntry(b"tenant", 8), PathEntry(b"user", -1))
-    assert segments(path, 4) == (
-        Segment(b"public", 1),
-        Segment(b"tenant", 2),
-        Segment(b"user", UNBOUNDED),
-    )
+    assert segments(path, 4) == (Segment(b"public", 1), Segment(b"tenant", 2), Segment(b"user", UNBOUNDED))
 
 
 @pytest.mark.parametrize(

@@ -197,9 +197,7 @@ def test_without_write_nothing_enters_the_tree_and_all_comes_back(start: Start) 
     assert (cache.num_free, cache.num_evictable) == (15, 0)
 
 
-def test_without_read_nothing_is_taken_but_equal_blocks_are_still_found_at_commit(
-    start: Start, serve: Serve
-) -> None:
+def test_without_read_nothing_is_taken_but_equal_blocks_are_still_found_at_commit(start: Start, serve: Serve) -> None:
     cache = PrefixCache(16, 2)
     serve(cache, PATH, [1, 2, 3, 4])
     handle, result = start(cache, PATH, [1, 2, 3, 4], read=False)
@@ -214,9 +212,7 @@ def test_output_is_evicted_before_prompts_that_are_older(serve: Serve) -> None:
     serve(cache, PATH, [2, 2, 3, 3, 4, 4], prompt_len=3)
     cache.allocate(2 + 2)
     assert cache.match(PATH, [1, 1, 1, 1, 0]) == 4
-    assert cache.match(PATH, [2, 2, 3, 3, 4, 4, 0]) == 2, (
-        "the block with the first output token is output"
-    )
+    assert cache.match(PATH, [2, 2, 3, 3, 4, 4, 0]) == 2, "the block with the first output token is output"
 
 
 def test_output_committed_later_does_not_grow_the_prompts_edge(start: Start) -> None:

@@ -80,9 +80,7 @@ def test_equal_tokens_in_another_region_are_another_child() -> None:
     assert walk(tree, [1, 2, 3, 4]) == ([], 0, 0)
 
 
-def test_a_tree_that_hashes_everything_alike_still_compares_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tree_that_hashes_everything_alike_still_compares_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(radix, "chain_hash", lambda previous, region, block: 1)
     tree = RadixTree(2)
     tree.add_child(tree.root, b"r", array("i", [1, 2]), [7])

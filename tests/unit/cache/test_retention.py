@@ -133,9 +133,7 @@ def test_blocks_under_a_running_sequence_go_when_it_ends(cache: PrefixCache, sta
     invariants.check(cache, [])
 
 
-def test_a_choice_does_not_insert_again_what_was_dropped_under_its_sibling(
-    cache: PrefixCache,
-) -> None:
+def test_a_choice_does_not_insert_again_what_was_dropped_under_its_sibling(cache: PrefixCache) -> None:
     tokens = [1, 2, 3, 4]
     path = (PathEntry(b"anna", -1),)
     first, table = cache.acquire(path, tokens), cache.allocate(2) or []

@@ -44,9 +44,7 @@ def matched(cache: PrefixCache, path: NamespacePath, tokens: list[int]) -> int:
     return cache.match(path, [*tokens, 99]) // 2
 
 
-def test_others_are_evicted_down_to_their_floor_and_no_further(
-    cache: PrefixCache, serve: Serve
-) -> None:
+def test_others_are_evicted_down_to_their_floor_and_no_further(cache: PrefixCache, serve: Serve) -> None:
     cache.set_share("anna", floor=5)
     serve(cache, ANNA, prompt(1, 8), tenant="anna")
     serve(cache, BERT, prompt(2, 8), tenant="bert")
@@ -58,9 +56,7 @@ def test_others_are_evicted_down_to_their_floor_and_no_further(
     invariants.check(cache, [])
 
 
-def test_a_floor_gives_way_as_the_last_resort_and_is_counted(
-    cache: PrefixCache, serve: Serve
-) -> None:
+def test_a_floor_gives_way_as_the_last_resort_and_is_counted(cache: PrefixCache, serve: Serve) -> None:
     cache.set_share("anna", floor=5)
     serve(cache, ANNA, prompt(1, 5), tenant="anna")
     serve(cache, BERT, prompt(2, 5), tenant="bert")
@@ -109,9 +105,7 @@ def test_above_quota_a_tenant_goes_first_however_warm(cache: PrefixCache, serve:
     assert (cache.usage("anna").num_blocks, cache.usage("bert").num_blocks) == (6, 3)
 
 
-def test_an_insert_takes_the_tenants_own_coldest_blocks_then_is_cut_short(
-    cache: PrefixCache, serve: Serve
-) -> None:
+def test_an_insert_takes_the_tenants_own_coldest_blocks_then_is_cut_short(cache: PrefixCache, serve: Serve) -> None:
     cache.set_share("anna", quota=6)
     serve(cache, BERT, prompt(9, 6), tenant="bert")
     serve(cache, ANNA, prompt(1, 4), tenant="anna")
@@ -126,9 +120,7 @@ def test_an_insert_takes_the_tenants_own_coldest_blocks_then_is_cut_short(
     assert cache.counts.num_evicted == {"quota": 8}
 
 
-def test_what_a_running_sequence_holds_is_not_evicted_for_its_own_quota(
-    cache: PrefixCache, serve: Serve
-) -> None:
+def test_what_a_running_sequence_holds_is_not_evicted_for_its_own_quota(cache: PrefixCache, serve: Serve) -> None:
     cache.set_share("anna", quota=4)
     serve(cache, ANNA, prompt(1, 4), tenant="anna")
     longer = [*prompt(1, 4), *prompt(2, 3)]
@@ -136,9 +128,7 @@ def test_what_a_running_sequence_holds_is_not_evicted_for_its_own_quota(
     assert matched(cache, ANNA, longer) == 4
 
 
-def test_batch_leaves_alone_what_interactive_used_a_moment_ago(
-    cache: PrefixCache, clock: Clock, serve: Serve
-) -> None:
+def test_batch_leaves_alone_what_interactive_used_a_moment_ago(cache: PrefixCache, clock: Clock, serve: Serve) -> None:
     serve(cache, ANNA, prompt(1, 6), tenant="anna", priority=50)
     serve(cache, BERT, prompt(2, 6), tenant="bert", priority=20)
     assert cache.available(COLD) == 8 + 6
@@ -161,9 +151,7 @@ def test_a_hit_begins_the_moment_anew(cache: PrefixCache, clock: Clock, serve: S
     assert cache.available(COLD) == 14
 
 
-def test_what_was_idle_for_an_hour_leaves_floors_or_not(
-    cache: PrefixCache, clock: Clock, serve: Serve
-) -> None:
+def test_what_was_idle_for_an_hour_leaves_floors_or_not(cache: PrefixCache, clock: Clock, serve: Serve) -> None:
     cache.set_share("anna", floor=10)
     serve(cache, ANNA, prompt(1, 6), tenant="anna")
     clock.now = 1000
@@ -203,9 +191,7 @@ def test_a_pin_with_a_time_to_live_holds_ends_and_says_so(clock: Clock, start) -
     assert handle.evicted_age >= 0
 
 
-def test_a_hit_refreshes_the_time_to_live(
-    cache: PrefixCache, clock: Clock, start, serve: Serve
-) -> None:
+def test_a_hit_refreshes_the_time_to_live(cache: PrefixCache, clock: Clock, start, serve: Serve) -> None:
     assert pin_for(cache, start, prompt(1, 2), 1000) == 2
     clock.now = 900
     serve(cache, ANNA, [*prompt(1, 2), 7], tenant="anna")
@@ -217,9 +203,7 @@ def test_a_hit_refreshes_the_time_to_live(
     assert cache.num_pinned == 0
 
 
-def test_the_budget_of_a_tenant_pins_the_beginning_of_a_longer_prompt(
-    cache: PrefixCache, clock: Clock, start
-) -> None:
+def test_the_budget_of_a_tenant_pins_the_beginning_of_a_longer_prompt(cache: PrefixCache, clock: Clock, start) -> None:
     assert cache.retention.tenant_limit == 2
     assert pin_for(cache, start, prompt(1, 5), 1000) == 2
     assert pin_for(cache, start, prompt(2, 5), 1000) == 0
@@ -276,9 +260,7 @@ def test_evictions_are_counted_for_who_lost_and_for_whom(cache: PrefixCache, ser
     assert cache.usage("anna").num_evicted_for == 0
 
 
-def test_what_a_batch_wrote_meanwhile_is_worth_more_once_a_chat_commits_it(
-    cache: PrefixCache, serve: Serve
-) -> None:
+def test_what_a_batch_wrote_meanwhile_is_worth_more_once_a_chat_commits_it(cache: PrefixCache, serve: Serve) -> None:
     tokens = prompt(1, 3)
     chat, table = cache.acquire(ANNA, tokens, tenant="anna"), cache.allocate(3) or []
     serve(cache, ANNA, tokens, tenant="anna", priority=20)

@@ -11,10 +11,7 @@ from cache.tiers import HostTier
 def write(host: HostTier, tenant: str, first: int, number: int) -> int:
     """Blocks of its own, of one token each. Returns how many got a slot."""
     node = SimpleNamespace(
-        region=tenant.encode(),
-        tenant=tenant,
-        block_ids=range(number),
-        tokens=range(first, first + number),
+        region=tenant.encode(), tenant=tenant, block_ids=range(number), tokens=range(first, first + number)
     )
     return len(host.write([node]))
 
@@ -63,13 +60,9 @@ def test_a_slot_costs_as_much_behind_a_long_public_prefix_that_others_hang_on() 
 
     def taking(length: int) -> int:
         host = HostTier(length + 8, 1)
-        public = SimpleNamespace(
-            region=b"p", tenant="operator", block_ids=range(length), tokens=range(length)
-        )
+        public = SimpleNamespace(region=b"p", tenant="operator", block_ids=range(length), tokens=range(length))
         for index in range(8):
-            own = SimpleNamespace(
-                region=b"p/%d" % index, tenant=f"t{index}", block_ids=[0], tokens=[index]
-            )
+            own = SimpleNamespace(region=b"p/%d" % index, tenant=f"t{index}", block_ids=[0], tokens=[index])
             assert len(host.write([public, own])) == (length + 1 if index == 0 else 1)
         write(host, "before", 0, 1)
         return lines_of_taking(host, 16)

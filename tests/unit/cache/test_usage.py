@@ -41,9 +41,7 @@ def test_what_is_read_does_not_change_with_the_tree() -> None:
     assert before.num_held == 1
 
 
-def test_a_block_counts_for_its_inserter_once_and_as_held_while_anyone_stands_on_it(
-    start: Start, serve: Serve
-) -> None:
+def test_a_block_counts_for_its_inserter_once_and_as_held_while_anyone_stands_on_it(start: Start, serve: Serve) -> None:
     clock = Clock()
     cache = PrefixCache(16, 2, now_ms=clock)
     serve(cache, OPERATOR, [1, 2], tenant="operator")

@@ -84,9 +84,7 @@ def test_a_tenant_never_writes_the_public_region_nor_anything_behind_it(serve: S
     assert cache.match(behind_public(b"anna"), [*SYSTEM, 5, 6, 7]) == 6
 
 
-def test_a_fill_that_arrives_meanwhile_is_adopted_at_the_next_commit(
-    start: Start, serve: Serve
-) -> None:
+def test_a_fill_that_arrives_meanwhile_is_adopted_at_the_next_commit(start: Start, serve: Serve) -> None:
     cache = PrefixCache(32, 2)
     tokens = [*SYSTEM, 5, 6]
     handle, result = start(cache, behind_public(b"anna"), tokens)
@@ -98,9 +96,7 @@ def test_a_fill_that_arrives_meanwhile_is_adopted_at_the_next_commit(
     invariants.check(cache, [handle])
 
 
-def test_a_half_filled_public_part_keeps_the_tenants_blocks_private(
-    start: Start, serve: Serve
-) -> None:
+def test_a_half_filled_public_part_keeps_the_tenants_blocks_private(start: Start, serve: Serve) -> None:
     cache = PrefixCache(32, 2)
     serve(cache, OPERATOR, SYSTEM[:2])
     handle, result = start(cache, behind_public(b"anna"), [*SYSTEM, 5, 6])
@@ -149,12 +145,8 @@ def test_three_levels_write_the_users_region_only(start: Start, serve: Serve) ->
     assert cache.match((*path[:2], PathEntry(b"someone else", -1)), [*tokens, 7]) == 4
 
 
-@pytest.mark.parametrize(
-    "order", [(OPERATOR, behind_public(b"anna")), (behind_public(b"anna"), OPERATOR)]
-)
-def test_a_region_id_equal_to_nothing_else_decides_alone(
-    order: tuple[NamespacePath, ...], serve: Serve
-) -> None:
+@pytest.mark.parametrize("order", [(OPERATOR, behind_public(b"anna")), (behind_public(b"anna"), OPERATOR)])
+def test_a_region_id_equal_to_nothing_else_decides_alone(order: tuple[NamespacePath, ...], serve: Serve) -> None:
     cache = PrefixCache(32, 2)
     for path in order:
         serve(cache, path, [*SYSTEM, 5, 6])

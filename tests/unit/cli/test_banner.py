@@ -13,17 +13,13 @@ LATER = Credentials("hg_admin_a", "proj_t", "hg_live_k")
 
 def curl_of(text: str) -> list[str]:
     start, end = text.index("curl"), text.index("from openai")
-    return shlex.split(
-        text[start:end].removesuffix("import os\n").rstrip().removesuffix("import os")
-    )
+    return shlex.split(text[start:end].removesuffix("import os\n").rstrip().removesuffix("import os"))
 
 
 def snippet_of(text: str) -> str:
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if "import" in line)
-    return "\n".join(
-        line[2:] for line in lines[first : lines.index("Ctrl-C drains and stops; nothing is lost.")]
-    )
+    return "\n".join(line[2:] for line in lines[first : lines.index("Ctrl-C drains and stops; nothing is lost.")])
 
 
 def test_the_first_start_shows_both_keys_and_commands_that_work_as_printed():

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from gateway.cli import main as cli
 
-NAMES = (cli.DRAFT_MODEL, "HEADGATE_ENGINE_SPECULATE", "HEADGATE_ENGINE_TENSOR_PARALLEL",
-         "HEADGATE_HOME")  # fmt: skip
+NAMES = (cli.DRAFT_MODEL, "HEADGATE_ENGINE_SPECULATE", "HEADGATE_ENGINE_TENSOR_PARALLEL", "HEADGATE_HOME")
 
 
 @pytest.fixture
@@ -42,9 +41,7 @@ def test_without_the_flag_nothing_is_set(started):
     assert "HEADGATE_ENGINE_SPECULATE" not in env
 
 
-def test_another_proposer_that_was_asked_for_stays_so_that_the_worker_refuses_both(
-    started, monkeypatch
-):
+def test_another_proposer_that_was_asked_for_stays_so_that_the_worker_refuses_both(started, monkeypatch):
     monkeypatch.setenv("HEADGATE_ENGINE_SPECULATE", "ngram")
     assert started("--draft-model", "small/one")["HEADGATE_ENGINE_SPECULATE"] == "ngram"
 

@@ -19,11 +19,18 @@ from gateway.schema.money import MAX_AMOUNT, decimal, micro_units
 @pytest.mark.parametrize(
     ("text", "amount"),
     [
-        ("25", 25_000_000), ("25.00", 25_000_000), ("0.000025", 25), ("0", 0), ("999", 999_000_000),
-        ("1000.0", 1_000_000_000), ("-5.5", -5_500_000), ("0.29", 290_000), ("9007199254.740991", MAX_AMOUNT),
+        ("25", 25_000_000),
+        ("25.00", 25_000_000),
+        ("0.000025", 25),
+        ("0", 0),
+        ("999", 999_000_000),
+        ("1000.0", 1_000_000_000),
+        ("-5.5", -5_500_000),
+        ("0.29", 290_000),
+        ("9007199254.740991", MAX_AMOUNT),
         ("00.10", 100_000),
     ],
-)  # fmt: skip
+)
 def test_o7_an_amount_is_read_exactly(text, amount):
     assert micro_units(text) == amount
 
@@ -37,11 +44,20 @@ def test_o7_what_is_printed_can_be_typed(amount):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("25,00", "like 25.00"), ("1,000.00", "like 25.00"), ("$25", "like 25.00"), ("1e3", "like 25.00"),
-        ("NaN", "like 25.00"), ("", "like 25.00"), (" 5", "like 25.00"), ("\u0665", "like 25.00"), (".5", "like 25.00"),
-        ("5.", "like 25.00"), ("0.0000001", "6 decimals"), ("9007199254.740992", "at most 9007199254.740991"),
+        ("25,00", "like 25.00"),
+        ("1,000.00", "like 25.00"),
+        ("$25", "like 25.00"),
+        ("1e3", "like 25.00"),
+        ("NaN", "like 25.00"),
+        ("", "like 25.00"),
+        (" 5", "like 25.00"),
+        ("\u0665", "like 25.00"),
+        (".5", "like 25.00"),
+        ("5.", "like 25.00"),
+        ("0.0000001", "6 decimals"),
+        ("9007199254.740992", "at most 9007199254.740991"),
     ],
-)  # fmt: skip
+)
 def test_o7_what_is_no_amount_says_how_one_is_written(text, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         micro_units(text)

@@ -78,9 +78,7 @@ async def test_a_stop_waits_for_the_child_to_finish_its_work(supervisor, tmp_pat
 
 
 async def test_a_child_that_ignores_the_stop_is_killed(supervisor, tmp_path):
-    await supervisor.start(
-        spec("trap '' TERM; echo up; while :; do sleep 0.01; done", stop_limit_s=0.2)
-    )
+    await supervisor.start(spec("trap '' TERM; echo up; while :; do sleep 0.01; done", stop_limit_s=0.2))
     await until(lambda: (tmp_path / "worker-0.log").read_text() == "up\n")
     (pid,) = supervisor.pids("worker")
     await supervisor.stop("worker")
@@ -101,9 +99,7 @@ async def main():
     await asyncio.sleep(60)
 asyncio.run(main())
 """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
-    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     pid = int(await process.stdout.readline())
     os.kill(pid, 0)
     process.kill()

@@ -41,7 +41,5 @@ def test_a_worker_has_the_threads_that_were_told_or_its_part_of_the_cores(
             given.append(start._worker(0).env["HEADGATE_THREADS"])
 
     monkeypatch.setattr(up, "run", run)
-    result = CliRunner(catch_exceptions=False).invoke(
-        cli.main, ["up", "--home", str(tmp_path / "home"), *arguments]
-    )
+    result = CliRunner(catch_exceptions=False).invoke(cli.main, ["up", "--home", str(tmp_path / "home"), *arguments])
     assert (result.exit_code, given) == (0, [expected]), result.output

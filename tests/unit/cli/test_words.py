@@ -32,10 +32,13 @@ def test_o9_help_says_every_command_in_whole_sentences(group):
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        (("tenats", "list"), "tenants"), (("tenants", "lisst"), "list"), (("buget", "list"), "budgets"),
-        (("verify-bok",), "verify-books"), (("invoice", "exportt"), "export"),
+        (("tenats", "list"), "tenants"),
+        (("tenants", "lisst"), "list"),
+        (("buget", "list"), "budgets"),
+        (("verify-bok",), "verify-books"),
+        (("invoice", "exportt"), "export"),
     ],
-)  # fmt: skip
+)
 def test_o9_a_command_that_is_close_is_suggested(typed, meant):
     status, output = said(*typed)
     assert status == 2
@@ -52,12 +55,24 @@ def test_o9_what_is_close_to_nothing_is_not_guessed():
 @pytest.mark.parametrize(
     ("typed", "name"),
     [
-        ("tenant", "tenants"), ("key", "keys"), ("budget", "budgets"), ("quota", "quotas"), ("limit", "limits"),
-        ("price", "prices"), ("invoices", "invoice"), ("credit", "credits"), ("webhook", "webhooks"),
-        ("prefix", "prefixes"), ("adapter", "adapters"), ("journal", "journals"), ("exports", "export"),
-        ("cost", "costs"), ("model-permissions", "models-permissions"), ("audits", "audit"),
+        ("tenant", "tenants"),
+        ("key", "keys"),
+        ("budget", "budgets"),
+        ("quota", "quotas"),
+        ("limit", "limits"),
+        ("price", "prices"),
+        ("invoices", "invoice"),
+        ("credit", "credits"),
+        ("webhook", "webhooks"),
+        ("prefix", "prefixes"),
+        ("adapter", "adapters"),
+        ("journal", "journals"),
+        ("exports", "export"),
+        ("cost", "costs"),
+        ("model-permissions", "models-permissions"),
+        ("audits", "audit"),
     ],
-)  # fmt: skip
+)
 def test_o9_names_are_found_in_singular_and_plural(typed, name):
     assert said(typed, "--help") == said(name, "--help")
     assert f"Usage: main {name}" in said(typed, "--help")[1]
@@ -75,9 +90,7 @@ def test_o9_a_range_that_ends_before_it_begins_is_told_by_its_options(command, t
     status, output = said(command, *days, "--home", str(tmp_path))
     assert (status, "--from must lie before --to." in output) == (2, True)
     for same in ("2026-11-02", "2026-11-02T00:00Z"):
-        status, output = said(
-            command, "--from", "2026-11-02", "--to", same, "--home", str(tmp_path)
-        )
+        status, output = said(command, "--from", "2026-11-02", "--to", same, "--home", str(tmp_path))
         assert "--from must lie before --to." in output
 
 

@@ -21,9 +21,7 @@ from gateway.cli.main import main
         (("--tensor-parallel", "2"), {"HEADGATE_ENGINE_TENSOR_PARALLEL": "4"}, "2"),
     ],
 )
-def test_a_worker_is_told_its_number_of_ranks(
-    tmp_path, monkeypatch, arguments, environment, expected
-):
+def test_a_worker_is_told_its_number_of_ranks(tmp_path, monkeypatch, arguments, environment, expected):
     became = []
     monkeypatch.setenv("HEADGATE_HOME", "")  # the command sets it for good
     monkeypatch.setattr(os, "execv", lambda _, command: became.append((command, dict(os.environ))))

@@ -17,10 +17,7 @@ LONG = encode("a prompt that is long enough to fill several blocks of four")
 @pytest.fixture
 def drive():
     driver = Driver()
-    driver.runner.adapters = {
-        "poet": LoadedAdapter(1, b"i" * 16),
-        "clerk": LoadedAdapter(2, b"c" * 16),
-    }
+    driver.runner.adapters = {"poet": LoadedAdapter(1, b"i" * 16), "clerk": LoadedAdapter(2, b"c" * 16)}
     return driver
 
 

@@ -61,9 +61,7 @@ def bitter(request_id, tenant="mallory", **fields):
 
 def victims(number, **fields):
     return [
-        generate_request(
-            f"v{i}", LONG[i:], 12, tenant=f"tenant {i % 5}", seed=i, temperature=1.0, **fields
-        )
+        generate_request(f"v{i}", LONG[i:], 12, tenant=f"tenant {i % 5}", seed=i, temperature=1.0, **fields)
         for i in range(number)
     ]
 

@@ -41,10 +41,7 @@ def test_of_a_longer_word_the_last_token_is_banned_behind_the_others():
 
 def test_the_prompt_is_no_beginning_of_a_word():
     drive = Driver(ScriptedRunner(block_size=4))
-    word = (
-        PROMPT[-1],
-        script(PROMPT, SampleSpec(SamplingParams(0, 0.0), 0, len(PROMPT), PROMPT, ())),
-    )
+    word = (PROMPT[-1], script(PROMPT, SampleSpec(SamplingParams(0, 0.0), 0, len(PROMPT), PROMPT, ())))
     drive.send(generate_request("r", PROMPT, 1, sampling=SamplingParams(0, 0.0, bad_words=(word,))))
     drive.run()
     assert drive.tokens[LINK, "r", 0] == [word[1]]
@@ -114,8 +111,7 @@ def expected(params, seed, num_tokens):
         banned = [
             word[-1]
             for word in params.bad_words
-            if len(output) >= len(word) - 1
-            and tuple(output[len(output) - len(word) + 1 :]) == word[:-1]
+            if len(output) >= len(word) - 1 and tuple(output[len(output) - len(word) + 1 :]) == word[:-1]
         ]
         token = script(tokens, SampleSpec(params, seed, len(tokens), PROMPT, output))
         output.append(allowed(token, mask, banned))
@@ -162,9 +158,7 @@ def test_a_choice_that_is_handed_over_knows_what_it_drew():
     answer = expected(params, 3, 30)
     for cut in range(1, 30, 4):
         drive = Driver(ScriptedRunner(block_size=4))
-        message = generate_request(
-            "r", PROMPT, 30, sampling=params, attempt=1, resume=((0, tuple(answer[:cut])),)
-        )
+        message = generate_request("r", PROMPT, 30, sampling=params, attempt=1, resume=((0, tuple(answer[:cut])),))
         drive.send(message)
         drive.run()
         assert drive.tokens[LINK, "r", 0] == answer[cut:]

@@ -35,15 +35,17 @@ def alone(*args, **fields):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_search_beside_others_finds_what_it_finds_alone(lag):
     """Small steps, others that come, draw and end, somebody thrown out now and then; on a device that is late, too."""
-    drive, source = (
-        driver(num_blocks=40, lag=lag, max_batch_tokens=12, max_running=10),
-        random.Random(1),
-    )
+    drive, source = (driver(num_blocks=40, lag=lag, max_batch_tokens=12, max_running=10), random.Random(1))
     others = [
-        generate_request(f"r{i}", [source.randrange(97, 100) for _ in range(source.randrange(1, 14))],
-                         source.randrange(1, 14), temperature=1.0, seed=i)
+        generate_request(
+            f"r{i}",
+            [source.randrange(97, 100) for _ in range(source.randrange(1, 14))],
+            source.randrange(1, 14),
+            temperature=1.0,
+            seed=i,
+        )
         for i in range(12)
-    ]  # fmt: skip
+    ]
     drive.send(search("a", (97,) * 9), *others[:6], search("b"), *others[6:])
     while not drive.idle:
         drive.step()
@@ -151,11 +153,11 @@ def test_a_batch_search_goes_as_one_for_interactive_work():
     [
         ({"width": 9, "steps": 20}, "too_long"),  # 9 x 7 blocks of 51
         ({"width": 90, "steps": 1}, "too_long"),
-        ({"grammar": "root ::= \"a\""}, "internal"),
+        ({"grammar": 'root ::= "a"'}, "internal"),
         ({"resume": ((0, (97,)),)}, "internal"),
         ({"steps": 0}, "internal"),
     ],
-)  # fmt: skip
+)
 def test_a_search_that_cannot_be_is_refused(fields, code):
     drive = driver()
     drive.send(search(**fields))
@@ -191,13 +193,17 @@ def test_searches_that_fight_for_blocks_all_come_to_their_ends(seed, lag):
     drive = driver(num_blocks=44, lag=lag, max_batch_tokens=16, max_running=14)
     requests = [
         search(
-            f"s{i}", tuple(source.choices(range(97, 100), k=source.randrange(1, 12))),
-            width=source.randrange(1, 5), steps=source.randrange(4, 18), lease_bound=4,
-            tier=source.choice(["interactive", "interactive", "batch"]), tenant=source.choice("ab"),
+            f"s{i}",
+            tuple(source.choices(range(97, 100), k=source.randrange(1, 12))),
+            width=source.randrange(1, 5),
+            steps=source.randrange(4, 18),
+            lease_bound=4,
+            tier=source.choice(["interactive", "interactive", "batch"]),
+            tenant=source.choice("ab"),
             cache_write=source.random() < 0.7,
         )
         for i in range(8)
-    ]  # fmt: skip
+    ]
     pending = list(requests)
     for number in range(1, 3000):
         if pending and source.random() < 0.5:
@@ -213,9 +219,7 @@ def test_searches_that_fight_for_blocks_all_come_to_their_ends(seed, lag):
     drive.check_idle()
     for request in requests:
         width, steps = request.num_choices, request.max_tokens
-        assert texts(drive, request.request_id, width) == alone(
-            prompt=request.prompt, width=width, steps=steps
-        )
+        assert texts(drive, request.request_id, width) == alone(prompt=request.prompt, width=width, steps=steps)
 
 
 def test_searches_that_fight_do_lose_blocks():

@@ -68,8 +68,7 @@ def test_figures_reach_the_metrics_by_reason_and_by_tenant():
     assert lost is not None
     assert lost > 0
     by_tenant = [
-        value("headgate_cache_tenant_evicted_blocks_total", {"tenant": t, "side": "suffered"})
-        for t in ("t0", "t1")
+        value("headgate_cache_tenant_evicted_blocks_total", {"tenant": t, "side": "suffered"}) for t in ("t0", "t1")
     ]
     assert sum(by_tenant) == lost
     assert value("headgate_cache_broken_laws_total", {}) == 0

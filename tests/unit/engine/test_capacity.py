@@ -20,12 +20,17 @@ def dense(hidden, inner, layers, heads, kv_heads, vocab, tied=False):
     return Served(
         ModelSize.dense(
             {
-                "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-                "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128,
-                "vocab_size": vocab, "tie_word_embeddings": tied,
+                "hidden_size": hidden,
+                "intermediate_size": inner,
+                "num_hidden_layers": layers,
+                "num_attention_heads": heads,
+                "num_key_value_heads": kv_heads,
+                "head_dim": 128,
+                "vocab_size": vocab,
+                "tie_word_embeddings": tied,
             }
         )
-    )  # fmt: skip
+    )
 
 
 MODELS = {
@@ -92,10 +97,19 @@ def test_flops_of_a_token_are_two_per_weight_and_four_per_attended_number():
 
 def sized(**changes):
     given = {
-        "linears": ((8, 64, 2),), "head": 640, "embedding": 640, "matrices": 0, "vectors": 0,
-        "experts": 0, "expert_share": 0.0, "vocab": 10, "num_heads": 4, "num_kv_heads": 2,
-        "head_dim": 16, "windows": (0, 0),
-    }  # fmt: skip
+        "linears": ((8, 64, 2),),
+        "head": 640,
+        "embedding": 640,
+        "matrices": 0,
+        "vectors": 0,
+        "experts": 0,
+        "expert_share": 0.0,
+        "vocab": 10,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "windows": (0, 0),
+    }
     return ModelSize(**given | changes)
 
 
@@ -129,8 +143,7 @@ def test_experts_take_the_formats_that_round_weights_alone():
 
 
 @pytest.mark.parametrize(
-    ("quant", "expected"),
-    [("none", 128 * 64 * 2), ("int8", 128 * 64 + 128 * 4), ("int4", 128 * 64 // 2 + 128 * 2)],
+    ("quant", "expected"), [("none", 128 * 64 * 2), ("int8", 128 * 64 + 128 * 4), ("int4", 128 * 64 // 2 + 128 * 2)]
 )
 def test_linear_weights_take_their_format_and_its_scales(quant, expected):
     served = Served(sized(linears=((128, 64, 3),)), quant=quant)

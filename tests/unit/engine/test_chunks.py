@@ -11,9 +11,7 @@ BUDGET = 64
 
 
 def driver():
-    return Driver(
-        ScriptedRunner(num_blocks=2000, block_size=4), max_batch_tokens=BUDGET, max_running=8
-    )
+    return Driver(ScriptedRunner(num_blocks=2000, block_size=4), max_batch_tokens=BUDGET, max_running=8)
 
 
 def prompt(length, variant):
@@ -102,9 +100,7 @@ def test_streams_count_among_the_tokens_of_a_short_step(num_streams, expected):
 
 
 def test_streams_that_fill_a_short_step_leave_a_part_of_one_to_prompts():
-    drive = Driver(
-        ScriptedRunner(num_blocks=2000, block_size=4), max_batch_tokens=BUDGET, max_running=60
-    )
+    drive = Driver(ScriptedRunner(num_blocks=2000, block_size=4), max_batch_tokens=BUDGET, max_running=60)
     send(drive, "rare", "rare", 8, 2)
     drive.run()
     for number in range(40):

@@ -4,15 +4,7 @@ from fakes import VOCAB_SIZE, ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import Drain, LinkClosed
 from workers.engine.sequences.sequence import Status
-from workers.protocol.messages import (
-    Cancel,
-    ExtendLease,
-    Failed,
-    Finished,
-    Region,
-    SamplingParams,
-    StepFrame,
-)
+from workers.protocol.messages import Cancel, ExtendLease, Failed, Finished, Region, SamplingParams, StepFrame
 
 LONG = encode("the quick brown fox jumps over the lazy dog and then sleeps")
 
@@ -51,14 +43,7 @@ def test_tokens_are_those_of_the_request_alone(chunk, num_choices, hit, temperat
         drive.send(generate_request("warm", LONG, 6, seed=3))
         drive.run()
     requests = [
-        generate_request(
-            f"r{i}",
-            LONG[: 20 + 13 * i],
-            11,
-            seed=i,
-            temperature=temperature,
-            num_choices=num_choices,
-        )
+        generate_request(f"r{i}", LONG[: 20 + 13 * i], 11, seed=i, temperature=temperature, num_choices=num_choices)
         for i in range(3)
     ]
     drive.send(*requests)
@@ -71,9 +56,7 @@ def test_tokens_are_those_of_the_request_alone(chunk, num_choices, hit, temperat
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
-@pytest.mark.parametrize(
-    "options", [{}, {"cache_read": False}, {"cache_write": False}, {"prompt_logprobs": 0}]
-)
+@pytest.mark.parametrize("options", [{}, {"cache_read": False}, {"cache_write": False}, {"prompt_logprobs": 0}])
 def test_preemption_at_every_step_changes_no_token_and_no_prompt_count(num_choices, options):
     request = generate_request("r", LONG, 9, num_choices=num_choices, temperature=1.0, **options)
     for at in range(1, 14):
@@ -104,9 +87,7 @@ def test_preemption_before_every_step_still_ends():
 
 def test_a_pool_too_small_for_all_preempts_and_gives_the_same_tokens():
     drive = driver(num_blocks=26)
-    requests = [
-        generate_request(f"r{i}", encode(f"prompt {i} of these"), 30, seed=i) for i in range(6)
-    ]
+    requests = [generate_request(f"r{i}", encode(f"prompt {i} of these"), 30, seed=i) for i in range(6)]
     drive.send(*requests)
     drive.run().check_idle()
     assert drive.engine.totals.num_preempted > 0
@@ -196,10 +177,7 @@ def test_ignore_eos_goes_on_and_given_stop_ids_still_end():
     assert len(drive.tokens[LINK, "plain", 0]) == 40
     stop = drive.tokens[LINK, "plain", 0][11]
     stopped = generate_request(
-        "stopped",
-        LONG,
-        40,
-        sampling=SamplingParams(7, 0.0, ignore_eos=True, stop_token_ids=(stop,)),
+        "stopped", LONG, 40, sampling=SamplingParams(7, 0.0, ignore_eos=True, stop_token_ids=(stop,))
     )
     drive.send(stopped)
     drive.run().check_idle()
@@ -231,9 +209,7 @@ def test_a_pinned_fill_reports_its_blocks_and_keeps_them():
 def test_a_published_prefix_is_read_by_every_tenant_and_a_tenants_own_by_nobody_else():
     public = b"public".ljust(16)
     drive = driver()
-    drive.send(
-        generate_request("fill", LONG[:33], 0, tenant="operator", namespace=(Region(public),))
-    )
+    drive.send(generate_request("fill", LONG[:33], 0, tenant="operator", namespace=(Region(public),)))
     drive.run()
     for tenant in ("a", "b"):
         path = (Region(public, 33), Region(tenant.encode() * 16))
@@ -417,10 +393,15 @@ def test_a_resumed_attempt_continues_exactly_and_counts_only_what_is_new(num_cho
     first.run()
     whole = {i: first.tokens[LINK, "r", i] for i in range(num_choices)}
     resumed = generate_request(
-        "r", LONG, 12, num_choices=num_choices, temperature=1.0, attempt=1,
+        "r",
+        LONG,
+        12,
+        num_choices=num_choices,
+        temperature=1.0,
+        attempt=1,
         resume=tuple((i, tuple(whole[i][:cut])) for i in range(1, num_choices) or range(1)),
         num_output_spent=cut * num_choices,
-    )  # fmt: skip
+    )
     drive = driver(max_batch_tokens=30, max_running=8)
     drive.send(resumed)
     drive.run().check_idle()
@@ -484,12 +465,7 @@ def test_last_said_while_parked_ends_at_once():
 def test_stale_and_falling_extensions_are_ignored():
     drive = driver()
     drive.send(generate_request("r", LONG, 20, lease_bound=4))
-    drive.send(
-        ExtendLease("r", 3, 6),
-        ExtendLease("r", 2, 20),
-        ExtendLease("r", 3, 20),
-        ExtendLease("r", 4, 5),
-    )
+    drive.send(ExtendLease("r", 3, 6), ExtendLease("r", 2, 20), ExtendLease("r", 3, 20), ExtendLease("r", 4, 5))
     for _ in range(15):
         drive.step()
     assert len(drive.tokens[LINK, "r", 0]) == 6
@@ -625,5 +601,12 @@ def test_statuses_follow_a_sequence_through_its_life(lag):
     assert sequence.status is Status.ENDED
     names = [event.name for event in drive.endings[LINK, "r"].timeline]
     assert [n for n in names if n != "chunk"] == [
-        "queued", "matched", "first_token", "preempted", "resumed", "parked", "preempted", "finished",
-    ]  # fmt: skip
+        "queued",
+        "matched",
+        "first_token",
+        "preempted",
+        "resumed",
+        "parked",
+        "preempted",
+        "finished",
+    ]

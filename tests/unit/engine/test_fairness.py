@@ -1,13 +1,7 @@
 import math
 from contextlib import closing
 
-from workers.engine.queueing.fairness import (
-    MAX_REMEMBERED,
-    MAX_RETURNING,
-    RecentService,
-    TenantOrder,
-    VirtualCounters,
-)
+from workers.engine.queueing.fairness import MAX_REMEMBERED, MAX_RETURNING, RecentService, TenantOrder, VirtualCounters
 
 
 def test_charges_count_output_double_cached_a_tenth_and_divide_by_the_weight():

@@ -11,10 +11,10 @@ from workers.protocol.messages import (
     BeamParams,
     CacheCommand,
     CacheProbe,
+    CacheProbed,
     CacheRange,
     Cancel,
     ExtendLease,
-    CacheProbed,
     Region,
     SamplingParams,
 )
@@ -36,7 +36,7 @@ SAMPLING = [
     ("min_tokens", [-1, 9, 2**31]),
     ("bad_words", [((),), ((-1,),), ((1, VOCAB_SIZE),), ((1,) * 1025,), ((1,),) * 1025]),
     ("allowed_token_ids", [(-1,), (VOCAB_SIZE,), (1,) * (VOCAB_SIZE + 1)]),
-]  # fmt: skip
+]
 REQUEST = [
     ("request_id", ["", "x" * 257]),
     ("tenant", ["", "x" * 257]),
@@ -58,11 +58,20 @@ REQUEST = [
     ("deadline_ms", [-1, 2**64 - 1]),
     ("prompt_logprobs", [-2, 1001]),
     ("num_output_spent", [-1, 2**63]),
-    ("retention", [(CacheRange(priority=101),), (CacheRange(-1),), (CacheRange(end=-2),), (CacheRange(ttl_s=-1),),
-                   (CacheRange(ttl_s=2**40),), (CacheRange(),) * 65]),
+    (
+        "retention",
+        [
+            (CacheRange(priority=101),),
+            (CacheRange(-1),),
+            (CacheRange(end=-2),),
+            (CacheRange(ttl_s=-1),),
+            (CacheRange(ttl_s=2**40),),
+            (CacheRange(),) * 65,
+        ],
+    ),
     ("resume", [((0, (VOCAB_SIZE,)),), ((1, (1,)),), ((-1, (1,)),), ((0, (1,)), (0, (2,))), ((0, (1,) * 8),)]),
     ("beams", [BeamParams(NAN), BeamParams(INF), BeamParams(10.1)]),
-]  # fmt: skip
+]
 
 
 def flat(table):
@@ -93,17 +102,31 @@ def test_every_number_of_the_wire_has_a_bound_here():
 @pytest.mark.parametrize(
     "message",
     [
-        ExtendLease("r", -1, 9), ExtendLease("r", 1, -9), ExtendLease("r", 1, 2**64 - 1), ExtendLease("", 1, 9),
-        Cancel(""), Cancel("x" * 1000),
-        CacheProbe(2**64 - 1, "scripted@1", (Region(b"a"),), (1,)), CacheProbe(1, "scripted@1", (), (1,)),
-        CacheProbe(1, "scripted@1", (Region(b"a"),), (2**40,)), CacheProbe(1, "scripted@1", (Region(b"a", -5), Region(b"b")), (1,)),
-        CacheCommand("drop"), CacheCommand("drop", b"x" * 65), CacheCommand("snapshot", key=b"k" * 1000),
-        AdapterCommand("unload", ""), AdapterCommand("unload", "x" * 1000), AdapterCommand("unload", "a", "/p" * 5000),
-        AdapterCommand("load", "", "/a"), AdapterCommand("load", "x" * 257, "/a"), AdapterCommand("load", "a"),
-        AdapterCommand("load", "a", "here"), AdapterCommand("load", "a", "/a\0b"), AdapterCommand("load", "a", "/" * 4097),
+        ExtendLease("r", -1, 9),
+        ExtendLease("r", 1, -9),
+        ExtendLease("r", 1, 2**64 - 1),
+        ExtendLease("", 1, 9),
+        Cancel(""),
+        Cancel("x" * 1000),
+        CacheProbe(2**64 - 1, "scripted@1", (Region(b"a"),), (1,)),
+        CacheProbe(1, "scripted@1", (), (1,)),
+        CacheProbe(1, "scripted@1", (Region(b"a"),), (2**40,)),
+        CacheProbe(1, "scripted@1", (Region(b"a", -5), Region(b"b")), (1,)),
+        CacheCommand("drop"),
+        CacheCommand("drop", b"x" * 65),
+        CacheCommand("snapshot", key=b"k" * 1000),
+        AdapterCommand("unload", ""),
+        AdapterCommand("unload", "x" * 1000),
+        AdapterCommand("unload", "a", "/p" * 5000),
+        AdapterCommand("load", "", "/a"),
+        AdapterCommand("load", "x" * 257, "/a"),
+        AdapterCommand("load", "a"),
+        AdapterCommand("load", "a", "here"),
+        AdapterCommand("load", "a", "/a\0b"),
+        AdapterCommand("load", "a", "/" * 4097),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_a_malformed_message_is_left_aside_and_nobody_hears_of_it(message):
     assert faults.of_other(message, VOCAB_SIZE)
     drive = Driver()
@@ -114,9 +137,7 @@ def test_a_malformed_message_is_left_aside_and_nobody_hears_of_it(message):
     drive.send(message)
     drive.send(message, link=OTHER)
     drive.step()
-    assert not [
-        m for output in drive.outputs for _, m in output.messages if isinstance(m, CacheProbed)
-    ]
+    assert not [m for output in drive.outputs for _, m in output.messages if isinstance(m, CacheProbed)]
     drive.send(ExtendLease("r", 1, 12))
     drive.run().check_idle()
     drive.check_alone(mine)

@@ -18,9 +18,7 @@ def test_batch_is_below_its_floor_only_with_less_than_its_share_of_both_counts()
 
 
 def test_a_batch_prompt_gets_its_share_beside_interactive_work_that_never_ends():
-    drive = Driver(
-        ScriptedRunner(num_blocks=400, block_size=4), max_batch_tokens=40, max_running=16
-    )
+    drive = Driver(ScriptedRunner(num_blocks=400, block_size=4), max_batch_tokens=40, max_running=16)
     drive.send(generate_request("job", [5] * 200, 4, tier="batch"))
     number = num_batch = num_all = 0
     while (LINK, "job") not in drive.endings:

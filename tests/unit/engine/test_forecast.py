@@ -41,9 +41,7 @@ def test_prompts_take_so_many_full_steps():
 def test_a_prompt_that_is_being_computed_stands_before_too():
     found = forecast(1, 512)
     begun = Load(num_running=1, num_prefill_tokens=5120, num_places=64)
-    assert found.wait_s(Queued(), begun) == pytest.approx(
-        found.wait_s(Queued(5120, 1), IDLE), rel=0.02
-    )
+    assert found.wait_s(Queued(), begun) == pytest.approx(found.wait_s(Queued(5120, 1), IDLE), rel=0.02)
 
 
 def test_small_steps_say_nothing_about_the_speed_of_large_ones():
@@ -66,9 +64,7 @@ def test_without_a_place_answers_have_to_end_first():
     found.answered(100)
     full = Load(num_running=64, num_places=64)
     # Of 64 answers of a hundred tokens one ends every 100 / 64 steps; 31 before this one, and its own place.
-    assert found.wait_s(Queued(31, 31), full) == pytest.approx(
-        32 * 100 / 64 * (FIXED_S + 64 * TOKEN_S), rel=0.05
-    )
+    assert found.wait_s(Queued(31, 31), full) == pytest.approx(32 * 100 / 64 * (FIXED_S + 64 * TOKEN_S), rel=0.05)
 
 
 def test_answers_are_as_long_as_they_were_of_late():
@@ -91,11 +87,8 @@ def test_more_before_somebody_is_never_a_shorter_wait():
 
 @pytest.mark.parametrize(
     ("max_running", "num_blocks", "num_tokens", "num_output"),
-    [
-        (8, 1000, 200, 4), (8, 1000, 30, 40), (64, 1000, 200, 4), (64, 1000, 30, 40),
-        (64, 90, 200, 4),
-    ],
-)  # fmt: skip
+    [(8, 1000, 200, 4), (8, 1000, 30, 40), (64, 1000, 200, 4), (64, 1000, 30, 40), (64, 90, 200, 4)],
+)
 def test_what_is_foretold_comes_about(max_running, num_blocks, num_tokens, num_output):
     """A hundred requests of one tenant at once: when the last of them gets its first token. Steps, places or blocks are
     what there is too little of; blocks that answers will grow into are not foreseen."""
@@ -104,9 +97,7 @@ def test_what_is_foretold_comes_about(max_running, num_blocks, num_tokens, num_o
 
     def send(name: str, number: int) -> None:
         for i in range(number):
-            drive.send(
-                generate_request(f"{name}{i}", [i, *[98] * (num_tokens - 1)], num_output, seed=i)
-            )
+            drive.send(generate_request(f"{name}{i}", [i, *[98] * (num_tokens - 1)], num_output, seed=i))
 
     def run() -> None:
         while not drive.idle:

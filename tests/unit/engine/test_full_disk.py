@@ -70,9 +70,7 @@ def check_that_a_full_disk_heals(directory: Path, clock: Clock, fill: Callable, 
     fill()
     drive.run()
     told = {request: ending for (_, request), ending in drive.endings.items()}
-    assert {request: ending.reason for request, ending in told.items()} == {
-        "a": "length", "b": "length",
-    }  # fmt: skip
+    assert {request: ending.reason for request, ending in told.items()} == {"a": "length", "b": "length"}
     assert usages(journal.unacked) == {request: end.usage for request, end in told.items()}
     assert drive.step().status.disk_full
     drive.send(generate_request("late", PROMPT, 3))
@@ -92,9 +90,7 @@ def check_that_a_full_disk_heals(directory: Path, clock: Clock, fill: Callable, 
     assert usages(records)["a"] == told["a"].usage
 
 
-def test_b2_running_requests_end_on_a_full_disk(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_b2_running_requests_end_on_a_full_disk(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = CountedDisk(tmp_path, monkeypatch)
 
     def fill_up() -> None:
@@ -110,10 +106,7 @@ def test_b2_running_requests_end_on_a_real_full_disk(tmp_path: Path, clock: Cloc
     with mounted(tmp_path / "disk", 4 * BALLAST) as disk:
         theirs: list[Path] = []
         check_that_a_full_disk_heals(
-            disk / "journal",
-            clock,
-            lambda: theirs.append(fill(disk)),
-            lambda: [path.unlink() for path in theirs],
+            disk / "journal", clock, lambda: theirs.append(fill(disk)), lambda: [path.unlink() for path in theirs]
         )
 
 
@@ -157,9 +150,7 @@ def test_b2_numbers_told_while_the_disk_took_none_are_never_told_again(
     assert min(record.seq for record in crashed) > max(told)
 
 
-def test_b2_a_worker_that_was_killed_with_its_ballast_numbers_on(
-    tmp_path: Path, clock: Clock
-) -> None:
+def test_b2_a_worker_that_was_killed_with_its_ballast_numbers_on(tmp_path: Path, clock: Clock) -> None:
     journal = opened(tmp_path, clock)
     begin(journal, "a")
     before = journal._chain.next_seq

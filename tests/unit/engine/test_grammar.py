@@ -86,9 +86,7 @@ def test_a_token_outside_of_the_grammar_is_a_fault_that_stays():
     assert "outside" in one.fault
 
 
-@pytest.mark.parametrize(
-    ("compiled", "output"), [(Words(()), ()), (Words((END,)), ()), (Words((1, 2)), (2,))]
-)
+@pytest.mark.parametrize(("compiled", "output"), [(Words(()), ()), (Words((END,)), ()), (Words((1, 2)), (2,))])
 def test_what_allows_nothing_does_not_begin(compiled, output):
     with pytest.raises(GrammarError):
         begin(compiled, [END], output)
@@ -135,7 +133,7 @@ def test_a_sentencepiece_vocabulary_has_spaces_bytes_and_no_special_tokens(tmp_p
         "post_processor": None,
         "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
         "model": {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
-    }  # fmt: skip
+    }
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     found = vocabulary.read(tmp_path, 7)
     assert found == [b"", b"", b"\n", b" the", "é".encode(), b"<tool>", b""]

@@ -39,12 +39,7 @@ def test_a_worker_killed_after_any_step_leaves_exact_records(tmp_path):
         directory = tmp_path / str(at)
         journal = open_journal(directory)
         drive = driver(journal)
-        drive.send(
-            *[
-                generate_request(f"r{i}", PROMPT[i:], 4 + 5 * i, num_choices=i or 1)
-                for i in range(4)
-            ]
-        )
+        drive.send(*[generate_request(f"r{i}", PROMPT[i:], 4 + 5 * i, num_choices=i or 1) for i in range(4)])
         for step in range(at):
             if step == 5:
                 drive.send(Cancel("r3", 1), Cancel("r2"))
@@ -89,11 +84,7 @@ def test_a_lost_link_leaves_a_record_of_what_was_computed(tmp_path):
         drive.step()
     drive.send(LinkClosed())
     (record,) = drive.step().records
-    assert (record.reason, record.usage.output, record.usage.prompt) == (
-        "link_lost",
-        5,
-        len(PROMPT),
-    )
+    assert (record.reason, record.usage.output, record.usage.prompt) == ("link_lost", 5, len(PROMPT))
     drive.check_idle()
     drive.engine._journal.close()
 
@@ -165,9 +156,7 @@ def test_a_segment_torn_before_its_checkpoint_ended_falls_back_to_the_one_before
     assert record.usage == usage
 
 
-@pytest.mark.parametrize(
-    "torn", [b"", b"\0" * 4096, b"\x00\x00\x01"], ids=["empty", "zeros", "torn"]
-)
+@pytest.mark.parametrize("torn", [b"", b"\0" * 4096, b"\x00\x00\x01"], ids=["empty", "zeros", "torn"])
 def test_a_segment_that_was_begun_and_never_written_is_begun_again(tmp_path, torn):
     """Killed between a segment's creation and its first whole record."""
     drive = driver(open_journal(tmp_path))

@@ -38,8 +38,7 @@ def discarded(drive):
 def outcome(drive):
     """All that a gateway hears of it, but for the order between requests."""
     endings = {
-        key: (type(e).__name__, getattr(e, "reason", None) or e.code, e.usage)
-        for key, e in drive.endings.items()
+        key: (type(e).__name__, getattr(e, "reason", None) or e.code, e.usage) for key, e in drive.endings.items()
     }
     return dict(drive.tokens), drive.finishes, endings
 
@@ -122,9 +121,7 @@ def test_the_loop_of_the_engine_thread_never_waits_while_somebody_could_run(monk
 
 
 @pytest.mark.parametrize(("setting", "used"), [("auto", 1), ("off", 0)])
-def test_the_setting_decides_whether_a_worker_uses_what_its_runner_offers(
-    monkeypatch, tmp_path, setting, used
-):
+def test_the_setting_decides_whether_a_worker_uses_what_its_runner_offers(monkeypatch, tmp_path, setting, used):
     monkeypatch.setenv("HEADGATE_MODEL", "/models/demo")
     monkeypatch.setenv("HEADGATE_ENGINE_LAG", setting)
     runner = LaggedRunner(ScriptedRunner(num_blocks=64, block_size=4), 256)
@@ -180,9 +177,7 @@ def test_what_is_dropped_is_not_charged_to_the_tenant():
         drive.send(*[generate_request(f"r{i}", LONG[i:], 200, seed=i) for i in range(4)])
         drive.run().check_idle()
         assert discarded(drive) == 4 * lag
-        charged.append(
-            {kind: sum(dict(c).get(kind, 0) for c in charges) for kind in ("computed", "output")}
-        )
+        charged.append({kind: sum(dict(c).get(kind, 0) for c in charges) for kind in ("computed", "output")})
     assert charged[0] == charged[1]
 
 
@@ -213,9 +208,7 @@ def test_a_last_lease_of_several_choices_is_dealt_out_as_without_lag(bound):
         for lag in (0, 1):
             drive = driver(eos_every=4, lag=lag)
             drive.send(
-                generate_request(
-                    "r", LONG, 9, num_choices=3, temperature=1.0, seed=seed, lease_bound=bound
-                ),
+                generate_request("r", LONG, 9, num_choices=3, temperature=1.0, seed=seed, lease_bound=bound),
                 ExtendLease("r", 1, bound, last=True),
             )
             drive.run().check_idle()
@@ -238,9 +231,7 @@ def test_a_cancel_in_every_phase_is_silent_about_what_is_in_flight(num_choices):
         heard = drive.step()
         assert [a.message.request_id for a in heard.ended] == ["r"]
         num_heard = sum(map(len, drive.tokens.values()))
-        assert drive.endings[LINK, "r"].usage.output == num_heard - len(
-            drive.tokens[LINK, "other", 0]
-        )
+        assert drive.endings[LINK, "r"].usage.output == num_heard - len(drive.tokens[LINK, "other", 0])
         drive.run().check_idle()
         for index in range(num_choices):
             drive.check_alone(request, index=index, exactly=False)
@@ -337,9 +328,7 @@ def test_tokens_usage_and_endings_are_those_without_lag(name, num_choices):
                     tenant="ab"[i % 2],
                     tier=("interactive", "batch")[i % 3 == 2],
                     num_choices=num_choices,
-                    sampling=SamplingParams(
-                        i, float(i % 2), stop_token_ids=(101,) if i % 4 == 0 else ()
-                    ),
+                    sampling=SamplingParams(i, float(i % 2), stop_token_ids=(101,) if i % 4 == 0 else ()),
                 )
             )
             drive.step()
@@ -350,9 +339,7 @@ def test_tokens_usage_and_endings_are_those_without_lag(name, num_choices):
     assert tokens[0] == tokens[1]
     assert finishes[0] == finishes[1]
     same = ("cache_read", "cache_write", "uncached", "output")
-    if (
-        name == "tiny pool"
-    ):  # when somebody is preempted is a matter of time, what is cached then too
+    if name == "tiny pool":  # when somebody is preempted is a matter of time, what is cached then too
         assert all(t.num_preempted > 0 for t in totals)
         same = ("output",)
     for key, (kind, reason, usage) in endings[0].items():
@@ -409,10 +396,7 @@ def test_what_was_computed_before_a_launch_failed_is_delivered():
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_step_too_large_is_made_smaller_and_no_attempt_fails(lag, late):
     drive = driver(num_blocks=200, lag=lag, device={"max_step_tokens": 40, "late": late})
-    requests = [
-        generate_request(f"r{i}", LONG[i:], 20, seed=i, tier=("interactive", "batch")[i % 2])
-        for i in range(6)
-    ]
+    requests = [generate_request(f"r{i}", LONG[i:], 20, seed=i, tier=("interactive", "batch")[i % 2]) for i in range(6)]
     drive.send(*requests)
     drive.run().check_idle()
     for request in requests:

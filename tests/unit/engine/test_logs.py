@@ -5,9 +5,7 @@ from workers.engine.logs import JsonFormatter
 
 
 def line(message="hello %s", args=("you",), exc_info=None, **extra):
-    record = logging.makeLogRecord(
-        {"levelname": "INFO", "msg": message, "args": args, "exc_info": exc_info, **extra}
-    )
+    record = logging.makeLogRecord({"levelname": "INFO", "msg": message, "args": args, "exc_info": exc_info, **extra})
     return JsonFormatter("worker-1").format(record)
 
 

@@ -7,15 +7,7 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 from proposing import speculating
 
-from workers.engine.speculate.lookahead import (
-    KEPT_GRAMS,
-    LEVELS,
-    MOST_GRAMS,
-    LookaheadProposer,
-    advance,
-    begin,
-    draft,
-)
+from workers.engine.speculate.lookahead import KEPT_GRAMS, LEVELS, MOST_GRAMS, LookaheadProposer, advance, begin, draft
 
 
 def right(successor, proposal, last):
@@ -28,8 +20,10 @@ def test_each_column_goes_on_behind_its_own_token():
     proposal = draft(window, 5, 40)
     assert proposal.tokens[:3] == (10, 11, 12)
     assert [proposal.path(nodes[-1]) for nodes in window.nodes] == [
-        [10, 11, 12], [10, 11, 12, 13], [10, 11, 12, 13, 14],
-    ]  # fmt: skip
+        [10, 11, 12],
+        [10, 11, 12, 13],
+        [10, 11, 12, 13, 14],
+    ]
 
 
 def test_the_window_finds_how_the_text_goes_on_without_having_seen_it():

@@ -92,10 +92,7 @@ def test_figures_are_those_of_the_requests(metrics):
     assert samples["vllm:inter_token_latency_seconds_count",] == 3 * 8
     assert samples["vllm:inter_token_latency_seconds_bucket", "+Inf"] == 3 * 8
     assert samples["vllm:num_requests_running",] == 0
-    assert (
-        samples["headgate_cache_blocks", "free"] + samples["headgate_cache_blocks", "evictable"]
-        == 63
-    )
+    assert samples["headgate_cache_blocks", "free"] + samples["headgate_cache_blocks", "evictable"] == 63
 
 
 async def test_probes_follow_the_service(ops):

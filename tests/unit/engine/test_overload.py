@@ -7,15 +7,7 @@ from simulation import PacedRunner, paced_driver
 
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.forecast import Queued
-from workers.engine.queueing.overload import (
-    EARLY_S,
-    GRACE_S,
-    JITTER,
-    LONGEST_S,
-    SHORT,
-    Arrival,
-    Overload,
-)
+from workers.engine.queueing.overload import EARLY_S, GRACE_S, JITTER, LONGEST_S, SHORT, Arrival, Overload
 from workers.protocol.messages import Failed
 
 RATE = 1000.0
@@ -154,9 +146,7 @@ QUICK = (0.004, 0.0002, 0.0)
 def burst(drive: Driver, num_requests: int, num_tokens: int) -> list[object]:
     """What became of so many prompts that came at once."""
     names = [f"burst{i}" for i in range(num_requests)]
-    drive.send(
-        *(generate_request(n, [i, *[98] * (num_tokens - 1)], 8) for i, n in enumerate(names))
-    )
+    drive.send(*(generate_request(n, [i, *[98] * (num_tokens - 1)], 8) for i, n in enumerate(names)))
     drive.run()
     return [drive.endings[LINK, name] for name in names]
 
@@ -205,9 +195,7 @@ def test_b1_no_tenant_fills_the_worker_so_that_others_are_kept_out(monkeypatch):
     monkeypatch.setattr("workers.engine.step.request_validator.MAX_PRESENT", 12)
     drive = slow_driver()
     for tenant in "abc":
-        drive.send(
-            *(generate_request(f"{tenant}{i}", [i, 98], 4, tenant=tenant) for i in range(20))
-        )
+        drive.send(*(generate_request(f"{tenant}{i}", [i, 98], 4, tenant=tenant) for i in range(20)))
     drive.step()
     present = Counter(attempt.message.tenant for attempt in drive.engine.attempts.values())
     assert present == {"a": 6, "b": 3, "c": 2}, "one has half at most, the next half of the rest"
@@ -237,10 +225,7 @@ class DearDraws(PacedRunner):
 def after_a_flood(**options) -> Driver:
     """Hundreds of streams ran at once, and the last of them ended."""
     drive = paced_driver(
-        DearDraws(QUICK, num_blocks=6000, block_size=16),
-        max_batch_tokens=512,
-        max_running=256,
-        **options,
+        DearDraws(QUICK, num_blocks=6000, block_size=16), max_batch_tokens=512, max_running=256, **options
     )
     drive.send(*(generate_request(f"flood{i}", [i, *[96] * 7], 40) for i in range(256)))
     return drive.run()

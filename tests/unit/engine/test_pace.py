@@ -2,14 +2,7 @@ import random
 
 import pytest
 
-from workers.engine.queueing.pace import (
-    LEAST_BUDGET,
-    LEAST_SHORT,
-    MIN_STEPS,
-    STALE_STEPS,
-    StepTime,
-    TokenBudget,
-)
+from workers.engine.queueing.pace import LEAST_BUDGET, LEAST_SHORT, MIN_STEPS, STALE_STEPS, StepTime, TokenBudget
 
 A, B, C = 0.008, 30e-6, 20e-9
 

@@ -11,9 +11,7 @@ LONG = encode("the quick brown fox jumps over the lazy dog")
 
 
 def peek_of(request, **changes):
-    fields = {
-        "peek_id": 7, "root": request.root, "namespace": request.namespace, "prompt": request.prompt,
-    } | changes  # fmt: skip
+    fields = {"peek_id": 7, "root": request.root, "namespace": request.namespace, "prompt": request.prompt} | changes
     return CacheProbe(**fields)
 
 

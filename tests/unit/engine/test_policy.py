@@ -41,9 +41,7 @@ def entered(drive):
     return order
 
 
-@pytest.mark.parametrize(
-    ("policy", "order"), [("fcfs", ["a0", "a1", "a2", "b"]), ("fair", ["a0", "b", "a1", "a2"])]
-)
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", ["a0", "a1", "a2", "b"]), ("fair", ["a0", "b", "a1", "a2"])])
 def test_a_tenant_that_comes_late_waits_for_all_that_came_before(policy, order):
     drive = driver(policy, max_running=1)
     requests = [generate_request(f"a{i}", prompt(30, i), 2, tenant="a") for i in range(3)]
@@ -52,9 +50,7 @@ def test_a_tenant_that_comes_late_waits_for_all_that_came_before(policy, order):
     drive.check_idle()
 
 
-@pytest.mark.parametrize(
-    ("policy", "order"), [("fcfs", ["cold", "warm"]), ("fair", ["warm", "cold"])]
-)
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", ["cold", "warm"]), ("fair", ["warm", "cold"])])
 def test_a_longer_match_does_not_overtake(policy, order):
     drive = driver(policy, max_running=1)
     drive.send(generate_request("first", prompt(40), 2))
@@ -76,7 +72,7 @@ def test_nobody_is_held_back_for_a_prefix_that_another_one_computes(policy, num_
 
 @pytest.mark.parametrize(
     ("policy", "tokens"), [("fcfs", [{"a": 20}, {"a": 10, "b": 10}]), ("fair", [{"a": 10, "b": 10}])]
-)  # fmt: skip
+)
 def test_a_prompt_is_dealt_all_it_can_use_before_a_later_one(policy, tokens):
     drive = driver(policy, max_batch_tokens=20, max_running=4)
     drive.send(*[generate_request(n, prompt(30, i), 3) for i, n in enumerate("ab")])
@@ -91,9 +87,7 @@ def test_a_prompt_is_dealt_all_it_can_use_before_a_later_one(policy, tokens):
 
 def computed(drive):
     return {
-        s.attempt.message.request_id: s.num_computed
-        for s in drive.scheduler.running["interactive"]
-        if s.num_computed
+        s.attempt.message.request_id: s.num_computed for s in drive.scheduler.running["interactive"] if s.num_computed
     }
 
 

@@ -13,11 +13,7 @@ def meter() -> ResidencyMeter:
 
 
 def rows(made: ResidencyMeter) -> list[tuple[int, str, int, int]]:
-    return [
-        (one.hour, one.tenant, one.cache, one.pinned)
-        for report in made.reports()
-        for one in report.hours
-    ]
+    return [(one.hour, one.tenant, one.cache, one.pinned) for report in made.reports() for one in report.hours]
 
 
 def blocks(held: int, retained: int = 0, pinned: int = 0) -> TenantBlocks:

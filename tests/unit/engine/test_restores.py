@@ -101,7 +101,7 @@ def test_a_request_that_does_not_read_restores_nothing():
 
 @pytest.mark.parametrize(
     "command", [CacheCommand("drop", tenant="tenant"), CacheCommand("drop", b"tenant".ljust(16, b"\0"))]
-)  # fmt: skip
+)
 def test_a_purge_empties_the_host_too(command):
     drive = driver()
     make_hot(drive)
@@ -274,10 +274,15 @@ def test_everybody_preempted_at_every_step_still_gets_the_same_tokens(preempt, l
     for number in range(3):
         drive.send(
             generate_request(
-                f"r{number}", encode("pqr"[number] * 11), 6, num_choices=num_choices,
-                temperature=1.0, seed=number, cache_write=number > 0,
+                f"r{number}",
+                encode("pqr"[number] * 11),
+                6,
+                num_choices=num_choices,
+                temperature=1.0,
+                seed=number,
+                cache_write=number > 0,
             )
-        )  # fmt: skip
+        )
     while not drive.idle:
         drive.step()
         for sequences in drive.scheduler.running.values():

@@ -35,9 +35,7 @@ def test_decodes_come_first_and_prefills_share_what_is_left():
 
 def test_a_short_prompt_leaves_its_share_to_the_long_ones():
     drive = driver(max_batch_tokens=24, max_running=8)
-    drive.send(
-        generate_request("long", prompt(60, 1), 2), generate_request("short", prompt(6, 2), 2)
-    )
+    drive.send(generate_request("long", prompt(60, 1), 2), generate_request("short", prompt(6, 2), 2))
     drive.step()
     assert sorted(chunks(drive)) == [6, 18]
     assert drive.tokens[LINK, "short", 0], "the short one was stuck behind the long one"
@@ -189,11 +187,7 @@ def test_waiting_tokens_are_those_of_prompts_that_never_ran():
     drive = driver(max_running=1)
     drive.send(*[generate_request(f"r{i}", prompt(9, i), 5) for i in range(3)])
     output = drive.step()
-    assert (output.status.running, output.status.waiting, output.status.waiting_tokens) == (
-        1,
-        2,
-        18,
-    )
+    assert (output.status.running, output.status.waiting, output.status.waiting_tokens) == (1, 2, 18)
     drive.run().check_idle()
 
 

@@ -57,14 +57,8 @@ def test_a_wrong_value_or_an_unknown_name_is_named_in_one_sentence(monkeypatch, 
 @pytest.mark.parametrize(
     ("told", "reason"),
     [
-        (
-            {"KV_SPARSITY": "heavy"},
-            "^HEADGATE_ENGINE_KV_SPARSITY and HEADGATE_ENGINE_KV_BUDGET need each other",
-        ),
-        (
-            {"KV_BUDGET": "1024"},
-            "^HEADGATE_ENGINE_KV_SPARSITY and HEADGATE_ENGINE_KV_BUDGET need each other",
-        ),
+        ({"KV_SPARSITY": "heavy"}, "^HEADGATE_ENGINE_KV_SPARSITY and HEADGATE_ENGINE_KV_BUDGET need each other"),
+        ({"KV_BUDGET": "1024"}, "^HEADGATE_ENGINE_KV_SPARSITY and HEADGATE_ENGINE_KV_BUDGET need each other"),
         ({"KV_SPARSITY": "all", "KV_BUDGET": "1024"}, "HEADGATE_ENGINE_KV_SPARSITY: "),
         (
             {"KV_SPARSITY": "heavy", "KV_BUDGET": "64", "SPECULATE": "ngram"},
@@ -76,9 +70,7 @@ def test_a_wrong_value_or_an_unknown_name_is_named_in_one_sentence(monkeypatch, 
         ),
     ],
 )
-def test_a_kv_budget_goes_with_its_policy_and_with_neither_guesses_nor_ranks(
-    monkeypatch, told, reason
-):
+def test_a_kv_budget_goes_with_its_policy_and_with_neither_guesses_nor_ranks(monkeypatch, told, reason):
     for name, value in told.items():
         monkeypatch.setenv(f"HEADGATE_ENGINE_{name}", value)
     with pytest.raises(StartError, match=reason):
@@ -89,9 +81,7 @@ def test_a_kv_budget_goes_with_its_policy_and_with_neither_guesses_nor_ranks(
 def test_a_draft_model_and_its_setting_need_each_other(monkeypatch, proposer, draft):
     monkeypatch.setenv("HEADGATE_ENGINE_SPECULATE", proposer)
     monkeypatch.setenv("HEADGATE_ENGINE_DRAFT_MODEL", draft)
-    with pytest.raises(
-        StartError, match=r"^HEADGATE_ENGINE_SPECULATE=draft and HEADGATE_ENGINE_DRAFT_MODEL "
-    ):
+    with pytest.raises(StartError, match=r"^HEADGATE_ENGINE_SPECULATE=draft and HEADGATE_ENGINE_DRAFT_MODEL "):
         settings.load()
 
 
@@ -103,10 +93,7 @@ def test_names_of_other_processes_are_not_ours_to_judge(monkeypatch):
 def test_more_running_sequences_than_a_step_has_tokens_is_refused(monkeypatch):
     monkeypatch.setenv("HEADGATE_ENGINE_MAX_RUNNING", "100")
     monkeypatch.setenv("HEADGATE_ENGINE_MAX_BATCH_TOKENS", "50")
-    with pytest.raises(
-        StartError,
-        match=r"^HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH",
-    ):
+    with pytest.raises(StartError, match=r"^HEADGATE_ENGINE_MAX_RUNNING must not be above HEADGATE_ENGINE_MAX_BATCH"):
         settings.load()
 
 

@@ -16,11 +16,15 @@ from workers.engine.values.errors import ModelError
 LLAMA_8B = Served(
     ModelSize.dense(
         {
-            "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128_256,
         }
     )
-)  # fmt: skip
+)
 CPU = Device("cpu", 64 << 30, 40e9, 1e12, 0.2e12, 0.0, "a test", is_cpu=True)
 
 
@@ -100,19 +104,21 @@ def test_a_device_without_8_bit_floats_says_so():
 @pytest.mark.parametrize(
     ("told", "name"),
     [
-        ("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA A100-SXM4-80GB", "a100-80g"), ("NVIDIA A100-PCIE-40GB", "a100-40g"),
-        ("NVIDIA L40S", "l40s"), ("NVIDIA L4", "l4"), ("NVIDIA A10", "a10"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40g"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A10", "a10"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
     ],
-)  # fmt: skip
+)
 def test_a_device_is_known_by_what_its_driver_calls_it(told, name):
     assert named(told) is TABLE[name]
 
 
-@pytest.mark.parametrize(
-    "told", ["NVIDIA A10G", "NVIDIA L40", "Tesla T4", "NVIDIA GeForce RTX 3090"]
-)
+@pytest.mark.parametrize("told", ["NVIDIA A10G", "NVIDIA L40", "Tesla T4", "NVIDIA GeForce RTX 3090"])
 def test_a_device_like_another_is_not_taken_for_it(told):
     assert named(told) is None
 

@@ -56,9 +56,7 @@ def decode_rows(drive):
 # --- what stays ---
 
 
-@given(
-    st.integers(MIN_BLOCKS, 12), st.booleans(), st.lists(st.floats(0, 4), max_size=40), st.data()
-)
+@given(st.integers(MIN_BLOCKS, 12), st.booleans(), st.lists(st.floats(0, 4), max_size=40), st.data())
 def test_of_any_blocks_the_first_the_last_and_the_heaviest_stay(budget, is_full, mass, data):
     num_held = data.draw(st.integers(max(budget, len(mass)), 50))
     sparsity, number = Sparsity("heavy", budget, SIZE), budget - is_full
@@ -196,8 +194,12 @@ def test_while_it_decodes_its_prompt_may_be_evicted():
 @pytest.mark.parametrize("write", [True, False])
 def test_parallel_choices_part_and_each_holds_its_own(write):
     drive = driver(num_blocks=96)
-    request = ask(num_choices=3, temperature=1.0, cache_write=write, sampling=SamplingParams(
-        seed=9, ignore_eos=True, temperature=1.0))  # fmt: skip
+    request = ask(
+        num_choices=3,
+        temperature=1.0,
+        cache_write=write,
+        sampling=SamplingParams(seed=9, ignore_eos=True, temperature=1.0),
+    )
     run(drive, request)
     assert all(len(drive.tokens[LINK, "r", index]) == 40 for index in range(3))
     assert len({tuple(drive.tokens[LINK, "r", index]) for index in range(3)}) == 3
@@ -264,9 +266,7 @@ def test_a_step_that_fails_while_blocks_change_hands_loses_none():
 
 def test_many_share_a_pool_that_holds_few_of_their_prompts():
     drive = driver(num_blocks=40)
-    requests = [
-        ask(f"r{i}", prompt=[*PROMPT[: 20 + i], 65 + i], tenant=f"t{i % 3}") for i in range(12)
-    ]
+    requests = [ask(f"r{i}", prompt=[*PROMPT[: 20 + i], 65 + i], tenant=f"t{i % 3}") for i in range(12)]
     run(drive, *requests)
     assert all(drive.endings[LINK, r.request_id].usage.output == 40 for r in requests)
 
@@ -314,9 +314,7 @@ def test_a_worker_takes_a_budget_and_keeps_room_for_copies(monkeypatch, tmp_path
     assert engine.scheduler.limits.max_len == (64 - 1 - 12 - 6) * SIZE
 
 
-@pytest.mark.parametrize(
-    ("budget", "reason"), [(15, "fewer than 4 blocks"), (120, "more than half")]
-)
+@pytest.mark.parametrize(("budget", "reason"), [(15, "fewer than 4 blocks"), (120, "more than half")])
 def test_a_budget_that_cannot_be_is_refused_at_start(monkeypatch, tmp_path, budget, reason):
     with pytest.raises(StartError, match=reason):
         worker(monkeypatch, tmp_path, budget)

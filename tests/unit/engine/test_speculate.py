@@ -84,13 +84,9 @@ def test_proposals_grow_while_all_are_right():
 
 
 def driven(requests, error=0.0, options=None, **settings):
-    known = {
-        (r.request_id, 0): expected_output(r.prompt, r.sampling, r.max_tokens) for r in requests
-    }
+    known = {(r.request_id, 0): expected_output(r.prompt, r.sampling, r.max_tokens) for r in requests}
     proposer = Informed(known, error=error)
-    drive = Driver(
-        settings.pop("runner", None), speculate=speculating(proposer, **options or {}), **settings
-    )
+    drive = Driver(settings.pop("runner", None), speculate=speculating(proposer, **options or {}), **settings)
     drive.send(*requests)
     return drive, proposer
 

@@ -31,11 +31,7 @@ def proposed(drive, request):
 
 
 def driver(lag=0):
-    return Driver(
-        ScriptedRunner(num_blocks=200, block_size=4),
-        lag=lag,
-        speculate=speculating(SuffixProposer(4)),
-    )
+    return Driver(ScriptedRunner(num_blocks=200, block_size=4), lag=lag, speculate=speculating(SuffixProposer(4)))
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -61,12 +57,8 @@ def test_what_another_region_computed_changes_no_proposal(tenant):
 
 def test_the_shared_public_part_teaches_no_tenant_about_the_other():
     end = 16
-    first, second = (
-        (Region(PUBLIC.id, end), region) for region in (A, B)
-    )  # a public region, then the tenant's own
-    request = {
-        "prompt": PROMPT, "max_tokens": 40, "temperature": 0.0,
-    }  # fmt: skip
+    first, second = ((Region(PUBLIC.id, end), region) for region in (A, B))  # a public region, then the tenant's own
+    request = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0.0}
     alone = proposed(driver(), generate_request("r", **request, namespace=second))
     drive = driver()
     proposed(drive, generate_request("r1", **request, namespace=first))
@@ -91,9 +83,7 @@ def test_a_dropped_region_is_forgotten():
 
 def test_most_of_the_latest_longest_matches_decide():
     index = RegionIndex()
-    for number, text in enumerate(
-        ([1, 2, 3, 7, 7], [1, 2, 3, 8, 9], [1, 2, 3, 8, 5], [9, 2, 3, 4])
-    ):
+    for number, text in enumerate(([1, 2, 3, 7, 7], [1, 2, 3, 8, 9], [1, 2, 3, 8, 5], [9, 2, 3, 4])):
         index.teach((number, 0), array("i", text))
     length, places = index.find(array("i", [0, 1, 2, 3]))
     assert (length, len(places)) == (3, 3)

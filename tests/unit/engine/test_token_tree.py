@@ -25,9 +25,7 @@ def test_nodes_stand_at_their_depth_and_see_their_branch():
     assert FORKED.depths == [1, 1, 2, 2, 3]
     assert FORKED.path(4) == [6, 7, 9]
     assert positions(20, FORKED.parents) == [20, 21, 21, 22, 22, 23]
-    assert [bin(view) for view in views(FORKED.parents)] == [
-        "0b1", "0b11", "0b101", "0b1101", "0b10011", "0b101101",
-    ]  # fmt: skip
+    assert [bin(view) for view in views(FORKED.parents)] == ["0b1", "0b11", "0b101", "0b1101", "0b10011", "0b101101"]
     assert FORKED.trunk() == Proposal.chain([5, 8])
     assert not FORKED.is_chain and Proposal.chain([5, 8]).is_chain
     assert FORKED.cut(3) == Proposal((5, 6, 7), (ROOT, ROOT, 1))
@@ -132,9 +130,7 @@ def test_a_model_that_takes_no_trees_is_given_their_trunks():
 
 def asked(tokens, num_tokens=3, num_nodes=12):
     """Of a sequence that teaches nothing."""
-    attempt = SimpleNamespace(
-        message=SimpleNamespace(cache_write=False), path=[SimpleNamespace(region=b"r")]
-    )
+    attempt = SimpleNamespace(message=SimpleNamespace(cache_write=False), path=[SimpleNamespace(region=b"r")])
     sequence = SimpleNamespace(tokens=array("i", tokens), attempt=attempt, handle=object())
     return Ask(sequence, Drafting(), num_tokens, num_nodes)
 

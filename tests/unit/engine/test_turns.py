@@ -52,9 +52,7 @@ def crowd(num_streams: dict[str, int], num_output: int = 30, **fields) -> Driver
     drive.run()
     for tenant, number in num_streams.items():
         for i in range(number):
-            drive.send(
-                generate_request(f"{tenant}{i}", [i, 98, 99], num_output, tenant=tenant, **fields)
-            )
+            drive.send(generate_request(f"{tenant}{i}", [i, 98, 99], num_output, tenant=tenant, **fields))
     while drive.inbox or not all(s.output for s in drive.scheduler.all_running):
         drive.step(0.0)
     return drive
@@ -63,10 +61,7 @@ def crowd(num_streams: dict[str, int], num_output: int = 30, **fields) -> Driver
 def rows(output) -> Counter[str]:
     """Tokens that a step brought about, by request."""
     return Counter(
-        delta.request_id
-        for _, message in output.messages
-        for delta in getattr(message, "deltas", ())
-        if delta.tokens
+        delta.request_id for _, message in output.messages for delta in getattr(message, "deltas", ()) if delta.tokens
     )
 
 

@@ -70,9 +70,7 @@ def test_equal_prompts_of_one_tenant_do():
 def test_a_prompt_waits_for_the_fill_of_its_public_part():
     drive = driver()
     shared = prompt(40)
-    drive.send(
-        generate_request("fill", shared, 0, tenant="operator", namespace=(PUBLIC,), pinned=True)
-    )
+    drive.send(generate_request("fill", shared, 0, tenant="operator", namespace=(PUBLIC,), pinned=True))
     mine = (Region(PUBLIC.id, 40), Region(b"mine".ljust(16, b"\0")))
     drive.send(generate_request("chat", [*shared, 1, 2, 3], 3, tenant="t", namespace=mine))
     drive.step()
@@ -126,9 +124,7 @@ def test_a_match_that_was_evicted_meanwhile_is_not_believed():
     drive.run()
     drive.send(generate_request("busy", prompt(8, 1), 9))
     drive.step()
-    drive.send(
-        generate_request("first", prompt(44, 2), 2), generate_request("gone", [*prompt(40), 7], 2)
-    )
+    drive.send(generate_request("first", prompt(44, 2), 2), generate_request("gone", [*prompt(40), 7], 2))
     drive.step()
     drive.cache.drop(b"tenant".ljust(16, b"\0"))
     assert entered(drive) == ["busy", "first", "gone"]
@@ -154,9 +150,7 @@ def test_a_tenant_is_served_a_quantum_and_then_another_is_chosen():
     """But for who has not been served at all, b at first."""
     drive = driver(max_running=1, max_batch_tokens=10)  # a quantum of 40 tokens
     for name in "ab":
-        drive.send(
-            *[generate_request(f"{name}{i}", prompt(15, 3 * i + ord(name)), 1, tenant=name) for i in range(6)]
-        )  # fmt: skip
+        drive.send(*[generate_request(f"{name}{i}", prompt(15, 3 * i + ord(name)), 1, tenant=name) for i in range(6)])
     order = "".join(name[0] for name in ended(drive))
     assert order == "abbbaaabbbaa"
 

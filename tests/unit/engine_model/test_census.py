@@ -19,9 +19,7 @@ from workers.engine.sizing.capacity import ModelSize
 from workers.engine.values.errors import ModelError
 
 MOE = {
-    "mixtral": lambda: transformers.MixtralConfig(
-        **_COMMON, num_local_experts=4, num_experts_per_tok=2
-    ),
+    "mixtral": lambda: transformers.MixtralConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
         **_COMMON, head_dim=32, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32
     ),
@@ -47,11 +45,7 @@ def test_every_parameter_is_counted_once(name):
 @pytest.mark.parametrize("name", DENSE)
 def test_a_dense_model_has_the_matrices_of_the_closed_formula(name):
     size, closed = take(name).whole.size, ModelSize.dense(ALL[name]().to_dict())
-    assert (size.num_linear, size.head, size.embedding) == (
-        closed.num_linear,
-        closed.head,
-        closed.embedding,
-    )
+    assert (size.num_linear, size.head, size.embedding) == (closed.num_linear, closed.head, closed.embedding)
     assert size.matrices == size.experts == 0
 
 

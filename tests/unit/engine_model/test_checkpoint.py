@@ -65,14 +65,7 @@ def test_a_directory_without_a_configuration(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        "{}",
-        '{"model_type": "no-such-type"}',
-        '{"model_type": "llama", "hidden_size": "x"}',
-    ],
+    "text", ["{", "[]", "{}", '{"model_type": "no-such-type"}', '{"model_type": "llama", "hidden_size": "x"}']
 )
 def test_a_broken_configuration(model: Path, text: str) -> None:
     (model / "config.json").write_text(text)
@@ -89,10 +82,7 @@ def test_remote_code_is_never_run(model: Path) -> None:
     edit_json(
         model / "config.json",
         model_type="own",
-        auto_map={
-            "AutoConfig": "modeling_own.Config",
-            "AutoModelForCausalLM": "modeling_own.Model",
-        },
+        auto_map={"AutoConfig": "modeling_own.Config", "AutoModelForCausalLM": "modeling_own.Model"},
     )
     assert "config.json" in refusal(model)
 
@@ -152,10 +142,7 @@ def test_old_derived_tensors_are_ignored(model: Path) -> None:
 
 def test_weights_saved_without_the_head_s_prefix_are_found(model: Path) -> None:
     tensors = load_file(model / "model.safetensors")
-    save_file(
-        {name.removeprefix("model."): tensor for name, tensor in tensors.items()},
-        model / "model.safetensors",
-    )
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, model / "model.safetensors")
     start(model)
 
 
@@ -183,26 +170,17 @@ def save_config(config: PreTrainedConfig, directory: Path) -> Path:
         (transformers.Gemma3Config(), "more than text"),
         (transformers.Llama4TextConfig(), "layers of type chunked_attention"),
         (transformers.Qwen3NextConfig(), "layers of type linear_attention"),
-        (
-            transformers.LlamaConfig(quantization_config={"quant_method": "aqlm", "bits": 2}),
-            "quantized (aqlm)",
-        ),
+        (transformers.LlamaConfig(quantization_config={"quant_method": "aqlm", "bits": 2}), "quantized (aqlm)"),
         (
             transformers.Qwen2Config(
-                rope_parameters={
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "mrope_section": [16, 24, 24],
-                }
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16, 24, 24]}
             ),
             "several axes",
         ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_architecture_that_cannot_be_run_right(
-    tmp_path: Path, config: PreTrainedConfig, reason: str
-) -> None:
+def test_an_architecture_that_cannot_be_run_right(tmp_path: Path, config: PreTrainedConfig, reason: str) -> None:
     """Refused from the configuration alone: the weights are never opened."""
     assert reason in refusal(save_config(config, tmp_path))
 
@@ -246,9 +224,7 @@ def test_end_ids_come_from_the_generation_settings_before_the_configuration(mode
     assert start(model).eos_token_ids == (5, 6)
 
 
-def test_equal_directories_have_one_root_and_every_part_of_it_counts(
-    original: Path, model: Path
-) -> None:
+def test_equal_directories_have_one_root_and_every_part_of_it_counts(original: Path, model: Path) -> None:
     root = start(original).root
     assert start(model).root == root
     assert start(model, block_size=32).root == root

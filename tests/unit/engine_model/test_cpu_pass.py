@@ -33,9 +33,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_the_family_takes_it_and_says_the_tokens_of_transformers(
-    tiny_model: TinyModels, name: str
-) -> None:
+def test_the_family_takes_it_and_says_the_tokens_of_transformers(tiny_model: TinyModels, name: str) -> None:
     model = tiny_model(name)
     runner = model.runner()
     assert isinstance(runner.loaded.hidden_states, CpuPass)
@@ -43,11 +41,7 @@ def test_the_family_takes_it_and_says_the_tokens_of_transformers(
     drive(runner, [sequence], 20)
     ids = torch.tensor([PROMPT])
     expected = model.reference.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=20,
-        min_new_tokens=20,
-        do_sample=False,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=20, do_sample=False
     )
     assert sequence.output == expected[0, len(PROMPT) :].tolist()
 
@@ -125,8 +119,7 @@ def test_guesses_are_proved_with_the_bits_of_single_steps_whoever_is_beside_them
     table, others = [[*range(at, at + 7)] for at in (1, 10)], [[9], PROMPT[:3], PROMPT]
     runner.execute([Row(first, 0, table[0])])
     steps = [
-        seen_logits(runner, [Row([PROMPT[at]], at, table[0], (drawing(PROMPT[: at + 1]),))])
-        for at in range(start, end)
+        seen_logits(runner, [Row([PROMPT[at]], at, table[0], (drawing(PROMPT[: at + 1]),))]) for at in range(start, end)
     ]
     draws = tuple(drawing(PROMPT[: at + 1]) for at in range(start, end))
     for beside in ([], others):
@@ -158,9 +151,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
         assert torch.equal(filled[slot], kv[slot])
 
 
-def test_trees_alone_are_left_to_torchs_operations(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trees_alone_are_left_to_torchs_operations(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_panels(monkeypatch)
     runner = tiny_model("llama").runner()
     taken: list[int] = []

@@ -123,7 +123,5 @@ def test_numbers_of_a_mixed_step_begin_where_compiled_kernels_want_them(number: 
         (2, 4, [4]),
     ],
 )
-def test_buckets_are_powers_of_two_and_then_steps_of_16(
-    max_rows: int, smallest: int, sizes: list[int]
-) -> None:
+def test_buckets_are_powers_of_two_and_then_steps_of_16(max_rows: int, smallest: int, sizes: list[int]) -> None:
     assert bucket_sizes(max_rows, smallest) == sizes

@@ -47,7 +47,7 @@ def test_a_cpu_that_computes_in_bfloat16_takes_a_checkpoint_of_it_as_it_is(
     assert choose(NARROW, has, widens=False, model=model).dtype == NARROW
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("qwen3", NARROW), ("gemma2", WIDE), ("mixtral", WIDE)])  # fmt: skip
+@pytest.mark.parametrize(("model", "dtype"), [("qwen3", NARROW), ("gemma2", WIDE), ("mixtral", WIDE)])
 def test_a_cpu_that_widens_takes_it_for_models_with_layers_of_our_own(
     choose: Choose, model: str, dtype: torch.dtype
 ) -> None:
@@ -67,9 +67,7 @@ def test_a_cpu_without_anything_of_16_bits_computes_in_float32_and_says_why(choo
 
 
 @pytest.mark.parametrize("stored", [WIDE, HALF, None])
-def test_other_checkpoints_stay_in_float32_on_every_cpu(
-    choose: Choose, stored: torch.dtype | None
-) -> None:
+def test_other_checkpoints_stay_in_float32_on_every_cpu(choose: Choose, stored: torch.dtype | None) -> None:
     for has in ({"bf16", "amx", "amx_fp16"}, set[str]()):
         assert choose(stored, has).dtype == WIDE
 

@@ -48,11 +48,7 @@ def test_the_family_takes_the_fused_pass_and_says_the_same_tokens(
     drive_with_rows(runner, sequence, 20)
     ids = torch.tensor([sequence.prompt])
     expected = model.reference.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=20,
-        min_new_tokens=20,
-        do_sample=False,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=20, do_sample=False
     )
     assert sequence.output == expected[0, 20:].tolist()
 
@@ -70,9 +66,7 @@ def drive_with_rows(runner: ModelRunner, sequence: Driven, num_tokens: int) -> N
     drive(runner, [sequence], num_tokens, chunk=7)
 
 
-def test_other_models_keep_their_own_pass(
-    tiny_model: TinyModels, compiled: dict[str, dispatch.Kernel]
-) -> None:
+def test_other_models_keep_their_own_pass(tiny_model: TinyModels, compiled: dict[str, dispatch.Kernel]) -> None:
     runner = runner_of(tiny_model("gemma2").directory)
     assert not isinstance(runner.loaded.hidden_states, FusedPass)
 

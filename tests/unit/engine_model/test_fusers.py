@@ -91,7 +91,7 @@ def fused_parts(runner: ModelRunner) -> tuple[int, int, int, int]:
     head = model.get_output_embeddings()
     transposed = [
         m for m in modules if isinstance(m, PackedLinear) and m is not head and "gpt2" in model.config.model_type
-    ]  # fmt: skip
+    ]
     return (
         sum(isinstance(module, Together) for module in modules),
         sum(isinstance(forward, Norm) for forward in forwards),
@@ -128,11 +128,7 @@ def test_in_bfloat16_a_fused_model_is_as_near_to_float32_as_unfused(
 
 @pytest.mark.parametrize(
     ("kind", "tolerance"),
-    [
-        ("int8", 1e-4),
-        ("int4", 1e-4),
-        ("w8a8", 5e-2),
-    ],  # with activations a last bit is a step of 127
+    [("int8", 1e-4), ("int4", 1e-4), ("w8a8", 5e-2)],  # with activations a last bit is a step of 127
 )
 @pytest.mark.parametrize("name", ["gemma2", "granite"])
 def test_rounded_weights_are_the_same_numbers_joined(
@@ -170,9 +166,7 @@ def test_weights_exist_once(tiny_model: TinyModels) -> None:
 @pytest.mark.parametrize(("told", "number"), [("on", 6), ("off", 0)])
 def test_a_worker_is_told_to_fuse_or_not(tiny_model: TinyModels, told: str, number: int) -> None:
     directory = str(tiny_model("gemma2").directory)
-    settings = WorkerSettings(
-        model=directory, engine_device="cpu", engine_num_blocks=16, engine_fuse=told
-    )
+    settings = WorkerSettings(model=directory, engine_device="cpu", engine_num_blocks=16, engine_fuse=told)
     assert fused_parts(loading.load(settings))[0] == number
 
 
@@ -275,9 +269,7 @@ def test_a_norm_that_takes_nothing_but_its_own_dtype_is_not_taken() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.addmm(self.weight, x, x.T)
 
-    found = Found(
-        Mine(64).to(torch.bfloat16), (torch.ones(5, 64).bfloat16(),), Ops(CPU, dict(TWINS))
-    )
+    found = Found(Mine(64).to(torch.bfloat16), (torch.ones(5, 64).bfloat16(),), Ops(CPU, dict(TWINS)))
     assert fusers._norm(found, PackedLinear) is None
 
 

@@ -72,15 +72,11 @@ def test_a_packed_linear_gives_the_bits_of_the_plain_one_in_bfloat16(
 
 
 @pytest.mark.parametrize("in_features", [64, 1536])
-def test_a_packed_linear_is_the_plain_one_in_float32_up_to_the_order_of_sums(
-    in_features: int,
-) -> None:
+def test_a_packed_linear_is_the_plain_one_in_float32_up_to_the_order_of_sums(in_features: int) -> None:
     weight = weight_of(96, in_features, torch.float32)
     x = weight_of(7, in_features, torch.float32)
     expected = F.linear(x.double(), weight.double())
-    torch.testing.assert_close(
-        PackedLinear(weight, None)(x).double(), expected, atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(PackedLinear(weight, None)(x).double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -116,9 +112,7 @@ def test_a_widened_product_is_that_of_float32_whatever_the_input_is(dtype: torch
 
 
 @pytest.mark.parametrize("in_features", [48, 768, 2560])
-def test_a_widened_row_has_the_same_bits_alone_among_others_and_on_more_threads(
-    in_features: int,
-) -> None:
+def test_a_widened_row_has_the_same_bits_alone_among_others_and_on_more_threads(in_features: int) -> None:
     """So a pass of such products needs no filling, and threads may change from step to step."""
     needs_fbgemm()
     product = linear.HalfProduct(weight_of(321, in_features, torch.bfloat16))
@@ -131,9 +125,7 @@ def test_a_widened_row_has_the_same_bits_alone_among_others_and_on_more_threads(
     assert torch.equal(product(x, None), whole)
 
 
-@pytest.mark.parametrize(
-    ("factor", "fits"), [(1.0, True), (1e-2, True), (1e-4, False), (1e7, False)]
-)
+@pytest.mark.parametrize(("factor", "fits"), [(1.0, True), (1e-2, True), (1e-4, False), (1e7, False)])
 @pytest.mark.usefixtures("without_panels")
 def test_a_weight_is_widened_only_if_float16_holds_it(
     monkeypatch: pytest.MonkeyPatch, factor: float, fits: bool
@@ -203,9 +195,7 @@ def test_a_kind_of_cpu_that_is_asked_for_chooses_its_product(
 
 
 @pytest.mark.parametrize("shape", [(64, 24), (64, 8)])
-def test_a_weight_that_does_not_fall_on_whole_registers_is_left_to_the_library(
-    shape: tuple[int, int],
-) -> None:
+def test_a_weight_that_does_not_fall_on_whole_registers_is_left_to_the_library(shape: tuple[int, int]) -> None:
     product = linear.product_of(weight_of(*shape, torch.float32))
     assert not isinstance(product, linear.PanelProduct)
 

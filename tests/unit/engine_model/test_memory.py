@@ -24,9 +24,7 @@ def test_kv_gets_what_the_other_terms_leave_of_the_share() -> None:
     need = Need(19 * GIB, 2 << 20, 16, 16)
     assert need.num_blocks(PLAN.kv, 10**9) == 24 * 1024
     assert need.num_blocks(PLAN.kv, 100) == 100
-    assert PLAN.terms() == (
-        "90% of 80.00 GiB - 20.00 used - 3.00 for a step - 1.00 for recorded steps = 48.00 GiB"
-    )
+    assert PLAN.terms() == ("90% of 80.00 GiB - 20.00 used - 3.00 for a step - 1.00 for recorded steps = 48.00 GiB")
 
 
 def test_no_room_is_one_sentence_with_the_numbers() -> None:
@@ -46,9 +44,7 @@ def test_weights_that_are_larger_than_the_free_memory_are_refused_before_they_ar
     refuse_large_weights(1, torch.device("cpu"), 0.9, 1)
 
 
-def test_on_a_gpu_weights_may_take_the_share_that_others_leave(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_gpu_weights_may_take_the_share_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * GIB, 80 * GIB))
     refuse_large_weights(62 * GIB, torch.device("cuda"), 0.9, 1)
     with pytest.raises(ModelError, match=r"has 62.00 GiB \(90% of 80.00 GiB less what others use"):
@@ -59,9 +55,7 @@ def test_on_a_gpu_weights_may_take_the_share_that_others_leave(
     ("num_tokens", "num_rows", "max_model_len"),
     [(512, 256, 4096), (8192, 16, 1000), (100, 100, 50), (7, 3, 4), (512, 1, 64)],
 )
-def test_the_largest_steps_are_as_large_as_steps_can_be(
-    num_tokens: int, num_rows: int, max_model_len: int
-) -> None:
+def test_the_largest_steps_are_as_large_as_steps_can_be(num_tokens: int, num_rows: int, max_model_len: int) -> None:
     largest = Largest(num_tokens, num_rows, max_model_len, 16)
     many, (one,) = largest.many_rows(), largest.one_row()
     assert len(many) == min(num_rows, num_tokens)
@@ -76,14 +70,10 @@ def test_the_largest_steps_are_as_large_as_steps_can_be(
     assert {row.row_id for row in many} == set(range(len(many)))
 
 
-def test_the_largest_steps_are_run_and_their_store_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_steps_are_run_and_their_store_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, with a device that tells made-up figures of its memory."""
     model = TinyModel.make("llama", tmp_path)
-    settings = RunnerSettings(
-        str(tmp_path), device="cpu", steps="device", num_blocks=8, block_size=4, max_rows=6
-    )
+    settings = RunnerSettings(str(tmp_path), device="cpu", steps="device", num_blocks=8, block_size=4, max_rows=6)
     runner = ModelRunner(settings, capture=DirectCall())
     steps, launched = runner._steps, []
     true_launch = steps.launch

@@ -42,9 +42,7 @@ def draw(params: SamplingParams, output: list[int] | None = None) -> SampleSpec:
     return SampleSpec(params, params.seed, len(PROMPT) + len(output), PROMPT, output)
 
 
-def processed(
-    logits: torch.Tensor, params: SamplingParams, output: list[int] | None = None
-) -> torch.Tensor:
+def processed(logits: torch.Tensor, params: SamplingParams, output: list[int] | None = None) -> torch.Tensor:
     edits = processors.edit_tensors([draw(params, output)], VOCAB, EOS, logits.device)
     out = torch.empty_like(logits)
     dispatch.choose(logits.device).logits(out, logits, edits, torch.ones(1))
@@ -71,9 +69,7 @@ def test_frequency_and_presence_penalty_count_the_output_only() -> None:
 def test_logit_bias_is_added_as_transformers_adds_it() -> None:
     logits = logits_of(3)
     params = msgspec.structs.replace(GREEDY, logit_bias=((3, 4.0), (8, -100.0)))
-    expected = SequenceBiasLogitsProcessor([[[3], 4.0], [[8], -100.0]])(
-        torch.tensor([PROMPT]), logits
-    )
+    expected = SequenceBiasLogitsProcessor([[[3], 4.0], [[8], -100.0]])(torch.tensor([PROMPT]), logits)
     torch.testing.assert_close(processed(logits, params), expected[0])
 
 
@@ -81,9 +77,7 @@ def test_logit_bias_is_added_as_transformers_adds_it() -> None:
 def test_bad_words_are_banned_as_transformers_bans_them(seed: int) -> None:
     """Over few tokens, so that most histories end in the beginning of a word."""
     source = random.Random(seed)
-    words = {
-        tuple(source.choices(range(10, 16), k=source.choice((1, 2, 2, 3, 4)))) for _ in range(20)
-    }
+    words = {tuple(source.choices(range(10, 16), k=source.choice((1, 2, 2, 3, 4)))) for _ in range(20)}
     output = source.choices(range(10, 16), k=30)
     logits = logits_of(seed)
     params = msgspec.structs.replace(GREEDY, bad_words=tuple(words), logit_bias=((11, 3.0),))
@@ -101,9 +95,7 @@ def test_bad_words_are_banned_as_transformers_bans_them(seed: int) -> None:
     expected = chain(torch.tensor([output]), logits)
     torch.testing.assert_close(out, expected)
     assert out.isinf().sum() == len(banned)
-    assert (
-        processors.needs_processing(drawn) and SAMPLER.draw(logits, [drawn])[0].token not in banned
-    )
+    assert processors.needs_processing(drawn) and SAMPLER.draw(logits, [drawn])[0].token not in banned
 
 
 def test_no_end_token_can_be_drawn_below_min_tokens() -> None:
@@ -121,12 +113,7 @@ def test_processors_and_warpers_together_are_those_of_transformers_in_their_orde
     """The kept set decides which tokens can be drawn at all, so drawing often shows it."""
     logits = logits_of(6)
     params = SamplingParams(
-        seed=1,
-        temperature=1.6,
-        top_k=4,
-        repetition_penalty=1.5,
-        logit_bias=((7, 3.0),),
-        min_tokens=9,
+        seed=1, temperature=1.6, top_k=4, repetition_penalty=1.5, logit_bias=((7, 3.0),), min_tokens=9
     )
     chain = LogitsProcessorList(
         [

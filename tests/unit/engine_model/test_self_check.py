@@ -51,9 +51,7 @@ def test_a_kernel_that_equals_its_twin_stays(name: str, shapes: Shapes) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_that_is_wrong_gives_its_place_to_its_twin(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kernel_that_is_wrong_gives_its_place_to_its_twin(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Wrong by not doing what it does, whatever that is."""
 
     def idle(*args: object) -> object:

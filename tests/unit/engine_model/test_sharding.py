@@ -94,18 +94,11 @@ def test_a_model_whose_plan_cannot_be_followed_is_refused(name, reason):
     assert reason in refusal(configs[name](), 2)
 
 
-@pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "size"), [(4, 2, 3), (6, 3, 2), (6, 2, 4), (4, 4, 8)]
-)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "size"), [(4, 2, 3), (6, 3, 2), (6, 2, 4), (4, 4, 8)])
 def test_heads_that_do_not_divide_are_refused_with_the_numbers(num_heads, num_kv_heads, size):
     config = transformers.LlamaConfig(
         **tiny_models._COMMON
-        | {
-            "hidden_size": 96,
-            "num_attention_heads": num_heads,
-            "num_key_value_heads": num_kv_heads,
-            "head_dim": 16,
-        }
+        | {"hidden_size": 96, "num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": 16}
     )
     numbers = f"{size} ranks: {num_heads} attention heads and {num_kv_heads} key-value heads"
     assert numbers in refusal(config, size)

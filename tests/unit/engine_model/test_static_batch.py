@@ -26,17 +26,13 @@ def decoding(index: int, shared: int, own: int) -> Row:
 
 @pytest.mark.parametrize("max_len", [4097 + BLOCK, 8192, 40_000, 131_072])
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_rows_that_share_a_prefix_fit_beside_a_row_as_long_as_it_may_be(
-    max_len: int, share: float
-) -> None:
+def test_rows_that_share_a_prefix_fit_beside_a_row_as_long_as_it_may_be(max_len: int, share: float) -> None:
     """12 rows that read their prefix together, 4 alone."""
     blocks = (max_len - 1) // BLOCK
     prefix = int(share * blocks)
     rows = [decoding(index, prefix, blocks - prefix) for index in range(12)]
     rows += [decoding(index, 0, blocks) for index in range(12, BUCKET)]
-    static = StaticBatch(
-        BUCKET, -(-max_len // BLOCK), BLOCK, 11, CPU, (HEADS, HEAD_DIM), shared_attention=True
-    )
+    static = StaticBatch(BUCKET, -(-max_len // BLOCK), BLOCK, 11, CPU, (HEADS, HEAD_DIM), shared_attention=True)
     groups = shared_groups(rows, BLOCK)
     assert [len(members) for members, _ in groups] == [12]
     context = static.shared_context(BUCKET, rows, groups)
@@ -51,10 +47,7 @@ def test_rows_that_share_a_prefix_fit_beside_a_row_as_long_as_it_may_be(
 def test_without_shared_attention_there_is_no_room_for_it() -> None:
     """It would be a third of the memory more."""
     static = [
-        StaticBatch(BUCKET, 256, BLOCK, 11, CPU, (HEADS, HEAD_DIM), shared_attention=shares)
-        for shares in (False, True)
+        StaticBatch(BUCKET, 256, BLOCK, 11, CPU, (HEADS, HEAD_DIM), shared_attention=shares) for shares in (False, True)
     ]
     spaces = [each.decode_batch([1]).workspace for each in static]
-    assert [len(space.sums) for space in spaces if space] == [
-        BUCKET * HEADS * HEAD_DIM * parts for parts in (16, 24)
-    ]
+    assert [len(space.sums) for space in spaces if space] == [BUCKET * HEADS * HEAD_DIM * parts for parts in (16, 24)]

@@ -21,7 +21,7 @@ def test_o9_a_checkpoint_with_another_head_is_not_served(head):
         refuse_unsupported(LlamaConfig(architectures=[head]))
 
 
-@pytest.mark.parametrize("named", [None, [], ["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"]])  # fmt: skip
+@pytest.mark.parametrize("named", [None, [], ["LlamaForCausalLM"], ["LLaMAForCausalLM"], ["LlamaModel"]])
 def test_o9_whoever_continues_texts_is_served(named):
     refuse_unsupported(LlamaConfig(architectures=named))
     refuse_unsupported(BertConfig(is_decoder=True))

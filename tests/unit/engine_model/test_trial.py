@@ -18,9 +18,7 @@ PROMPT = list(range(20, 45))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_that_asks_its_layers_for_their_dtype_is_served(
-    tiny_model: TinyModels, dtype: str
-) -> None:
+def test_a_model_that_asks_its_layers_for_their_dtype_is_served(tiny_model: TinyModels, dtype: str) -> None:
     """HunYuan's router reads `wg.weight.dtype`, and a packed layer has no weight any more."""
     model = tiny_model("hunyuan_moe")
     runner = model.runner(dtype=dtype)
@@ -28,11 +26,7 @@ def test_a_model_that_asks_its_layers_for_their_dtype_is_served(
     drive(runner, [sequence], 10)
     ids = torch.tensor([PROMPT])
     expected = model.reference.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=10,
-        min_new_tokens=10,
-        do_sample=False,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=10, min_new_tokens=10, do_sample=False
     )
     assert len(sequence.output) == 10
     if dtype == "float32":
@@ -62,9 +56,7 @@ def test_a_model_whose_first_step_fails_is_refused_in_a_sentence(
     )
 
 
-def test_both_a_prompt_and_a_token_behind_it_are_tried(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_a_prompt_and_a_token_behind_it_are_tried(tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     called = hf.hidden_states
     sizes: list[int] = []
 
@@ -81,8 +73,6 @@ def test_both_a_prompt_and_a_token_behind_it_are_tried(
 
 
 @pytest.mark.parametrize(("block_size", "num_blocks"), [(1, 2), (1, 3), (4, 2), (16, 8)])
-def test_the_smallest_stores_have_room_for_it(
-    tiny_model: TinyModels, block_size: int, num_blocks: int
-) -> None:
+def test_the_smallest_stores_have_room_for_it(tiny_model: TinyModels, block_size: int, num_blocks: int) -> None:
     runner = tiny_model("llama").runner(block_size=block_size, num_blocks=num_blocks)
     assert runner.num_blocks == num_blocks

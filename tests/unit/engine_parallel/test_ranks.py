@@ -61,13 +61,10 @@ def test_a_rank_that_cannot_start_says_why_and_with_what_status(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "ending"),
-    [("os._exit(7)", "exit code 7"), ("os.kill(os.getpid(), 9)", "signal SIGKILL")],
+    ("end", "ending"), [("os._exit(7)", "exit code 7"), ("os.kill(os.getpid(), 9)", "signal SIGKILL")]
 )
 def test_a_rank_that_ends_without_a_word_ends_the_worker(tmp_path, end, ending):
-    status, said, errors = run(
-        tmp_path, WAIT, LOADED, f"if rank == '1': time.sleep(0.5); {end}", "channel.receive()"
-    )
+    status, said, errors = run(tmp_path, WAIT, LOADED, f"if rank == '1': time.sleep(0.5); {end}", "channel.receive()")
     assert (status, errors) == (2, "")
     assert said[-1] == f"Rank 1 of 3 ended with {ending}. The worker ends."
 

@@ -8,17 +8,7 @@ import threading
 import pytest
 
 from workers.engine.parallel.runner import OutOfStep, ParallelRunner, follow
-from workers.engine.parallel.wire import (
-    Channel,
-    CopyBlocks,
-    Ended,
-    Execute,
-    Leave,
-    Loaded,
-    frame,
-    parts_of,
-    rows_of,
-)
+from workers.engine.parallel.wire import Channel, CopyBlocks, Ended, Execute, Leave, Loaded, frame, parts_of, rows_of
 from workers.engine.values.plan import Collected, Row, RowResult, SampleSpec
 from workers.protocol.messages import SamplingParams
 
@@ -32,20 +22,11 @@ def channels():
 
 
 DRAW = SampleSpec(SamplingParams(7), 7, 4, [1, 2, 3, 4], [])
-ROWS = [
-    Row([1, 2, 3, 4], 0, [9, 8, 7], (DRAW, DRAW), 3, 77),
-    Row([5], 8, [3, 2, 1], row_id=6),
-]
+ROWS = [Row([1, 2, 3, 4], 0, [9, 8, 7], (DRAW, DRAW), 3, 77), Row([5], 8, [3, 2, 1], row_id=6)]
 
 
 def test_every_message_arrives_as_it_was_sent(channels):
-    said = [
-        Execute(parts_of(ROWS, 4)),
-        CopyBlocks([(1, 2), (3, 4)]),
-        Loaded(),
-        Ended("Because.", 78),
-        Leave(),
-    ]
+    said = [Execute(parts_of(ROWS, 4)), CopyBlocks([(1, 2), (3, 4)]), Loaded(), Ended("Because.", 78), Leave()]
     for message in said:
         channels[0].send(frame(message))
     assert [channels[1].receive() for _ in said] == said
@@ -139,11 +120,7 @@ def test_a_rank_does_what_rank_0_does_in_the_same_order(channels):
     channels[0].send(frame(Leave()))
     thread.join(5)
     assert not thread.is_alive()
-    assert (
-        following.asked
-        == leading.asked
-        == [[[1, 2, 3, 4], [5]], [(1, 2)], ("move", [(9, 8)]), [[5]]]
-    )
+    assert following.asked == leading.asked == [[[1, 2, 3, 4], [5]], [(1, 2)], ("move", [(9, 8)]), [[5]]]
 
 
 def test_a_rank_leaves_when_rank_0_is_gone(channels):

@@ -12,9 +12,7 @@ from accounting.values.types import Principal
 from gateway.base.errors import ApiError
 from gateway.http.auth import BAD_KEYS_BURST, Authenticator, LookupFailed, presented_key
 
-GOOD = Principal(
-    kind="tenant", tenant_id="t", key_id="k", scopes=frozenset({"chat"}), expires_at=2000
-)
+GOOD = Principal(kind="tenant", tenant_id="t", key_id="k", scopes=frozenset({"chat"}), expires_at=2000)
 
 
 def headers(*pairs: tuple[str, str]) -> CIMultiDictProxy[str]:
@@ -32,9 +30,7 @@ class Bench:
         self.answers = asyncio.Event()
         """Unset: SQL takes its time."""
         self.answers.set()
-        self.auth = Authenticator(
-            self._lookup, lambda key: not key.startswith("!"), lambda: self.now, lambda: self.now
-        )
+        self.auth = Authenticator(self._lookup, lambda key: not key.startswith("!"), lambda: self.now, lambda: self.now)
         self.auth.saw_epoch(1)
 
     async def _lookup(self, key: str) -> Principal | None:
@@ -56,14 +52,21 @@ class Bench:
 @pytest.mark.parametrize(
     ("pairs", "key"),
     [
-        ([("authorization", "Bearer abc")], "abc"), ([("Authorization", "bEARER   abc ")], "abc"),
-        ([("x-api-key", "abc")], "abc"), ([("api-key", "abc"), ("x-api-key", "abc")], "abc"),
-        ([], None), ([("authorization", "Basic abc")], None), ([("api-key", "a"), ("x-api-key", "b")], None),
+        ([("authorization", "Bearer abc")], "abc"),
+        ([("Authorization", "bEARER   abc ")], "abc"),
+        ([("x-api-key", "abc")], "abc"),
+        ([("api-key", "abc"), ("x-api-key", "abc")], "abc"),
+        ([], None),
+        ([("authorization", "Basic abc")], None),
+        ([("api-key", "a"), ("x-api-key", "b")], None),
         ([("authorization", "Bearer a"), ("authorization", "Bearer b")], None),
-        ([("authorization", "Bearer a b")], None), ([("x-api-key", "")], None), ([("x-api-key", "x" * 300)], None),
-        ([("x-api-key", "schlüssel")], None), ([("x-api-key", "a"), ("authorization", "junk")], None),
+        ([("authorization", "Bearer a b")], None),
+        ([("x-api-key", "")], None),
+        ([("x-api-key", "x" * 300)], None),
+        ([("x-api-key", "schlüssel")], None),
+        ([("x-api-key", "a"), ("authorization", "junk")], None),
     ],
-)  # fmt: skip
+)
 def test_one_key_is_found_or_none(pairs: Any, key: str | None) -> None:
     assert presented_key(headers(*pairs)) == key
 
@@ -90,9 +93,7 @@ async def test_who_asks_at_the_same_time_waits_for_one_lookup() -> None:
 
 
 @pytest.mark.parametrize(("age", "num_lookups"), [(39, 1), (41, 2)])
-async def test_a_key_in_use_is_looked_up_again_before_anybody_waits_for_it(
-    age: float, num_lookups: int
-) -> None:
+async def test_a_key_in_use_is_looked_up_again_before_anybody_waits_for_it(age: float, num_lookups: int) -> None:
     bench = Bench()
     await bench.ask("good")
     bench.now += age

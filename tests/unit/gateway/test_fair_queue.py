@@ -80,14 +80,8 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
     assert len(queue._had) <= 2 * MAX_REMEMBERED
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.integers(1, 50)) | st.none(), min_size=1, max_size=200
-    )
-)
-def test_while_two_wait_neither_gets_more_than_one_item_ahead(
-    steps: list[tuple[str, int] | None],
-) -> None:
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)) | st.none(), min_size=1, max_size=200))
+def test_while_two_wait_neither_gets_more_than_one_item_ahead(steps: list[tuple[str, int] | None]) -> None:
     """The bound of start-time fair queueing, over every stretch in which both wait."""
     queue: FairQueue[tuple[str, int]] = FairQueue()
     waiting: Counter[str] = Counter()
@@ -97,9 +91,7 @@ def test_while_two_wait_neither_gets_more_than_one_item_ahead(
             queue.push(step[0], step[1], step)
             waiting[step[0]] += 1
             continue
-        pairs = {
-            frozenset({a, b}) for a in "abc" for b in "abc" if a < b and waiting[a] and waiting[b]
-        }
+        pairs = {frozenset({a, b}) for a in "abc" for b in "abc" if a < b and waiting[a] and waiting[b]}
         had = {pair: had.get(pair, Counter()) for pair in pairs}
         item = queue.pop()
         if item is None:
@@ -147,9 +139,7 @@ async def test_s3_large_bodies_leave_a_thread_to_small_ones(work: TextWork) -> N
     assert await asyncio.gather(*flood) == [f"flood {i}" for i in range(8)]
 
 
-async def test_work_whose_caller_left_keeps_its_thread_until_it_ends_and_its_place_no_longer(
-    work: TextWork,
-) -> None:
+async def test_work_whose_caller_left_keeps_its_thread_until_it_ends_and_its_place_no_longer(work: TextWork) -> None:
     gate = Gate()
     running = asyncio.create_task(work.run("a", LARGE, lambda: gate.work("running")))
     waiting = asyncio.create_task(work.run("a", LARGE, lambda: gate.work("waiting")))

@@ -33,9 +33,7 @@ def test_o9_no_field_of_a_body_has_a_pattern_without_words():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "pattern":
                 named = isinstance(node.value, ast.Attribute)
-                found.add(
-                    getattr(forms, node.value.attr) if named else ast.literal_eval(node.value)
-                )
+                found.add(getattr(forms, node.value.attr) if named else ast.literal_eval(node.value))
     assert len(found) >= 7
     assert found <= set(forms.WORDS)
 

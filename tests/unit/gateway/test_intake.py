@@ -56,16 +56,12 @@ def test_s3_one_tenant_holds_no_more_than_it_leaves_and_others_find_room(intake:
         again.take_up_to(28 * MIB)
 
 
-def test_s3_bytes_of_a_minute_are_bounded_by_tenant_and_come_back_evenly(
-    intake: Intake, clock: Clock
-) -> None:
+def test_s3_bytes_of_a_minute_are_bounded_by_tenant_and_come_back_evenly(intake: Intake, clock: Clock) -> None:
     for _ in range(3):
         with intake.share(principal("flood")) as share:
             share.take_up_to(20 * MIB)
     error = refused(intake, "flood", 2 * MIB)
-    assert (error.status, error.headgate and error.headgate["dimension"]) == (
-        429, "body_bytes_per_minute",
-    )  # fmt: skip
+    assert (error.status, error.headgate and error.headgate["dimension"]) == (429, "body_bytes_per_minute")
     assert error.headers["retry-after"] == "3"  # rounded up from 2.001 s
     with intake.share(principal("victim")) as share:
         share.take_up_to(20 * MIB)

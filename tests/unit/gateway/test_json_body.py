@@ -50,18 +50,14 @@ def test_s2_the_largest_prompts_that_models_can_take_are_decoded() -> None:
 
 @pytest.mark.parametrize("shift", range(12))
 @pytest.mark.parametrize("inner", ['-0 "', "\\\\\\", '","b":', "[[", 'x"y\\"z'])
-def test_what_stands_in_a_string_is_no_structure_wherever_a_window_ends(
-    shift: int, inner: str
-) -> None:
+def test_what_stands_in_a_string_is_no_structure_wherever_a_window_ends(shift: int, inner: str) -> None:
     value = {"a": "x" * (WINDOW - 20 + shift) + inner, "b": [{"c": inner}]}
     assert decode_object(json.dumps(value).encode()) == value
 
 
 @pytest.mark.parametrize("shift", range(6))
 @pytest.mark.parametrize("number", ["-0", "18446744073709551616", "-9223372036854775809"])
-def test_numbers_that_parsers_disagree_about_are_refused_wherever_a_window_ends(
-    shift: int, number: str
-) -> None:
+def test_numbers_that_parsers_disagree_about_are_refused_wherever_a_window_ends(shift: int, number: str) -> None:
     filler = " " * (WINDOW - 10 + shift)
     assert refusal(f'{{"a":{filler}{number}}}'.encode())[0] == "invalid_json"
     assert refusal(f'{{"a":[1,{{"b":[{number} ]}}]}}'.encode())[0] == "invalid_json"
@@ -81,8 +77,7 @@ def test_an_exponent_may_be_a_negative_zero_wherever_a_window_ends(shift: int, n
 
 
 @pytest.mark.parametrize(
-    "body",
-    ['{"a":1,"a":2}', '{"a":{"b":1,"\\u0062":2}}', '{"x":[1,[{"a":{},"a":{}}]]}', '{"a":1,"a":1}'],
+    "body", ['{"a":1,"a":2}', '{"a":{"b":1,"\\u0062":2}}', '{"x":[1,[{"a":{},"a":{}}]]}', '{"a":1,"a":1}']
 )
 def test_a_key_that_comes_twice_is_refused_at_any_depth(body: str) -> None:
     code, message = refusal(body.encode())

@@ -57,9 +57,7 @@ async def test_s5_a_hundred_thousand_unknown_keys_cost_less_than_a_hundredth_of_
 async def test_s5_one_after_another_they_wait_and_a_real_key_is_found_among_them() -> None:
     table = Table()
     await table.spend_the_burst()
-    together = await asyncio.gather(
-        *(table.lookups(f"unknown {i}") for i in range(40)), table.lookups("good")
-    )
+    together = await asyncio.gather(*(table.lookups(f"unknown {i}") for i in range(40)), table.lookups("good"))
     assert together == [None] * 40 + [GOOD]
     # One for the first, one for all who came while it was asked, one for all that the real key may do.
     assert table.num_statements <= 3

@@ -69,9 +69,7 @@ def test_bodies_carry_the_bounds_that_the_gateway_checks():
     assert (rotation["minimum"], rotation["maximum"]) == (0, 604_800)
     assert "model" in schemas["ChatFields"]["required"]
     for kind in ("ChatFields", "CompletionFields"):
-        (words,) = (
-            one for one in schemas[kind]["properties"]["bad_words"]["anyOf"] if "items" in one
-        )
+        (words,) = (one for one in schemas[kind]["properties"]["bad_words"]["anyOf"] if "items" in one)
         assert (words["minItems"], words["maxItems"]) == (1, 128)
         assert (words["items"]["minLength"], words["items"]["maxLength"]) == (1, 100)
         assert "allowed_token_ids" in schemas[kind]["properties"]

@@ -173,9 +173,7 @@ def test_predictions_are_counted_against_what_was() -> None:
 def test_only_workers_that_have_the_adapter_are_asked_and_its_kv_is_its_own() -> None:
     router = Router(KEY)
     identity = b"i" * 16
-    poets = [
-        Link(name, adapters={"poet": AdapterState("poet", "loaded", identity)}) for name in "bc"
-    ]
+    poets = [Link(name, adapters={"poet": AdapterState("poet", "loaded", identity)}) for name in "bc"]
     links = [Link("a").holds(ANNA, TOKENS), poets[0].holds(ANNA, TOKENS), poets[1]]
     choice = router.choose(links, prompt(adapter="poet"))
     assert choice.link.registration.worker in "bc"

@@ -19,9 +19,7 @@ def limits() -> Iterator[tuple[int, int]]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_b1_a_gateway_may_open_as_many_files_as_it_takes_connections(
-    limits: tuple[int, int],
-) -> None:
+def test_b1_a_gateway_may_open_as_many_files_as_it_takes_connections(limits: tuple[int, int]) -> None:
     _, hard = limits
     allow_files(4000)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(4000, hard), hard)

@@ -37,11 +37,7 @@ def test_models_and_networks_are_read_from_text() -> None:
 
 
 def test_names_of_other_processes_are_none_of_ours_and_not_unknown() -> None:
-    others = {
-        "HEADGATE_MODEL": "x",
-        "HEADGATE_ENGINE_DEVICE": "cpu",
-        "HEADGATE_TEST_REDIS_URL": "y",
-    }
+    others = {"HEADGATE_MODEL": "x", "HEADGATE_ENGINE_DEVICE": "cpu", "HEADGATE_TEST_REDIS_URL": "y"}
     assert load(HOME | others).home == Path("/srv/headgate")
 
 
@@ -60,9 +56,7 @@ def test_names_of_other_processes_are_none_of_ours_and_not_unknown() -> None:
         ({"HEADGATE_LOG_LEVEL": "LOUD"}, "HEADGATE_LOG_LEVEL"),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence_with_the_name(
-    more: dict[str, str], words: str
-) -> None:
+def test_what_cannot_be_used_is_one_sentence_with_the_name(more: dict[str, str], words: str) -> None:
     with pytest.raises(SettingsError) as found:
         load(HOME | more)
     assert words in str(found.value)

@@ -37,10 +37,7 @@ class Workers:
         return self.after_s
 
     def flood(self, rate: float, seconds: float, since: float = 0.0) -> list[float]:
-        return [
-            self.send(str((since, n)).encode(), since + n / rate)
-            for n in range(int(rate * seconds))
-        ]
+        return [self.send(str((since, n)).encode(), since + n / rate) for n in range(int(rate * seconds))]
 
 
 def test_ten_times_what_workers_take_costs_them_twice_what_they_take():

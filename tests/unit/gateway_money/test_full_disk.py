@@ -53,9 +53,7 @@ async def test_what_runs_ends_nothing_is_let_in_and_space_heals(small_disk: Path
                 await asyncio.sleep(0.05)
     assert not journal.is_writable, "the ballast is gone, so nobody is let in"
     assert not (small_disk / "journal" / NAME).exists()
-    await asyncio.gather(
-        *(journal.end(opened(n).void("ok", "internal", 1)) for n in range(2, num_opened + 1))
-    )
+    await asyncio.gather(*(journal.end(opened(n).void("ok", "internal", 1)) for n in range(2, num_opened + 1)))
     await asyncio.sleep(1.5)
     assert not journal.is_writable
 
@@ -77,9 +75,7 @@ async def test_what_runs_ends_nothing_is_let_in_and_space_heals(small_disk: Path
     assert len(set(ended)) == len(ended) == num_opened
 
 
-async def test_a_disk_that_stays_full_is_not_littered_with_beginnings(
-    small_disk: Path, opened
-) -> None:
+async def test_a_disk_that_stays_full_is_not_littered_with_beginnings(small_disk: Path, opened) -> None:
     journal = await open_journal(small_disk / "journal", 0, ballast_bytes=BALLAST)
     fill(small_disk)
     await until_poisoned(journal, opened)

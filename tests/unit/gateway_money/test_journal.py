@@ -61,9 +61,7 @@ async def test_an_open_returns_while_a_sync_is_under_way(tmp_path: Path, opened)
     await journal.close()
 
 
-async def test_what_arrives_during_a_sync_goes_together_with_the_next(
-    tmp_path: Path, opened
-) -> None:
+async def test_what_arrives_during_a_sync_goes_together_with_the_next(tmp_path: Path, opened) -> None:
     num_syncs = 0
 
     def sync(descriptor: int) -> None:
@@ -107,9 +105,7 @@ async def test_segments_are_private_to_their_user(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o700
 
 
-async def test_a_full_segment_is_sealed_and_the_next_takes_over_what_runs(
-    tmp_path: Path, opened
-) -> None:
+async def test_a_full_segment_is_sealed_and_the_next_takes_over_what_runs(tmp_path: Path, opened) -> None:
     journal = await open_journal(tmp_path, 0, segment_bytes=2000)
     for n in range(30):
         await journal.open(opened(n))
@@ -121,15 +117,11 @@ async def test_a_full_segment_is_sealed_and_the_next_takes_over_what_runs(
     last = list_segments(tmp_path)[-1].path.read_bytes()
     assert opened(7).request_id.encode() in last
     again = await open_journal(tmp_path, 0)
-    assert (
-        journal_records.posting(recover(tmp_path).records[-1].payload).request_id == "req_00000007"
-    )
+    assert journal_records.posting(recover(tmp_path).records[-1].payload).request_id == "req_00000007"
     await again.close()
 
 
-async def test_whoever_restarts_voids_what_the_dead_process_left_open(
-    tmp_path: Path, opened
-) -> None:
+async def test_whoever_restarts_voids_what_the_dead_process_left_open(tmp_path: Path, opened) -> None:
     journal = await open_journal(tmp_path, 0)
     for n in range(3):
         await journal.open(opened(n))
@@ -143,8 +135,10 @@ async def test_whoever_restarts_voids_what_the_dead_process_left_open(
         if record.kind == Kind.VOID
     ]
     assert [(end.request_id[-1], end.outcome) for end in ends] == [
-        ("1", "internal"), ("0", "gateway_crash"), ("2", "gateway_crash"),
-    ]  # fmt: skip
+        ("1", "internal"),
+        ("0", "gateway_crash"),
+        ("2", "gateway_crash"),
+    ]
     third = await open_journal(tmp_path, 0)
     await third.close()
     assert kinds(tmp_path).count(Kind.VOID) == 3
@@ -158,9 +152,7 @@ async def test_a_journal_lost_with_its_disk_does_not_number_anew(tmp_path: Path,
 
 
 @pytest.mark.parametrize("fault", [errno.EIO, errno.ENOSPC])
-async def test_a_failed_sync_poisons_the_journal_and_is_not_repeated(
-    tmp_path: Path, opened, fault: int
-) -> None:
+async def test_a_failed_sync_poisons_the_journal_and_is_not_repeated(tmp_path: Path, opened, fault: int) -> None:
     num_failures = 0
     broken = False
 

@@ -22,9 +22,7 @@ class ScriptedLimiter:
         self.answers = list(answers)
         self.asked: list[tuple[int, int, int]] = []
 
-    async def extend(
-        self, _: LimitSubject, seq: int, rungs: Ladder, now_ms: int, counted: int = -1
-    ) -> LeaseGrant:
+    async def extend(self, _: LimitSubject, seq: int, rungs: Ladder, now_ms: int, counted: int = -1) -> LeaseGrant:
         assert now_ms > 0
         self.asked.append((seq, rungs[0][0], counted))
         answer = self.answers.pop(0)

@@ -14,9 +14,15 @@ from gateway.limiter.rules import LimitSubject
 
 def holder(tenant: Limits, key: Limits | None = None, *budgets: Budget) -> LimitSubject:
     principal = Principal(
-        "tenant", "proj_1", "key_1", frozenset(), tenant_limits=tenant, key_limits=key or Limits(),
-        model_limits=(("m-8b", Limits()),), budgets=budgets,
-    )  # fmt: skip
+        "tenant",
+        "proj_1",
+        "key_1",
+        frozenset(),
+        tenant_limits=tenant,
+        key_limits=key or Limits(),
+        model_limits=(("m-8b", Limits()),),
+        budgets=budgets,
+    )
     return LimitSubject.of("req_1", principal, "m-8b", "interactive", now_ms=NOW_MS)
 
 
@@ -40,10 +46,20 @@ def failing(who: LimitSubject, level: str, dimension: str, wait_ms: int = 1000) 
 @pytest.mark.parametrize(
     ("milliseconds", "text"),
     [
-        (0, "0s"), (12, "12ms"), (999, "999ms"), (1000, "1s"), (1500, "1.5s"), (51_189, "51.189s"), (59_999, "59.999s"),
-        (60_000, "1m0s"), (60_054, "1m0.054s"), (360_000, "6m0s"), (3_600_000, "1h0m0s"), (86_405_010, "24h0m5.01s"),
+        (0, "0s"),
+        (12, "12ms"),
+        (999, "999ms"),
+        (1000, "1s"),
+        (1500, "1.5s"),
+        (51_189, "51.189s"),
+        (59_999, "59.999s"),
+        (60_000, "1m0s"),
+        (60_054, "1m0.054s"),
+        (360_000, "6m0s"),
+        (3_600_000, "1h0m0s"),
+        (86_405_010, "24h0m5.01s"),
     ],
-)  # fmt: skip
+)
 def test_durations_are_written_as_openai_writes_them(milliseconds: int, text: str) -> None:
     assert duration(milliseconds) == text
 
@@ -111,7 +127,7 @@ def test_a_request_that_alone_exceeds_its_limit_is_told_not_to_retry() -> None:
 @pytest.mark.parametrize(
     ("dimension", "kind", "limit"),
     [("requests_per_minute", "requests", 1), ("tokens_per_minute", "tokens", 2), ("concurrency", "concurrency", 3)],
-)  # fmt: skip
+)
 def test_each_limit_is_named(level: str, dimension: str, kind: str, limit: int) -> None:
     who = holder(Limits(21, 22, 23), Limits(11, 12, 13))
     error = refused(who, failing(who, level, dimension), "m", 1, 1)
@@ -121,20 +137,20 @@ def test_each_limit_is_named(level: str, dimension: str, kind: str, limit: int) 
 
 
 def test_a_budget_refuses_for_good_and_names_what_is_used_and_held() -> None:
-    budget = Budget(
-        id="budget_1", tenant_id="proj_1", key_id="key_1", period="hour", limit_micro_units=500
-    )
+    budget = Budget(id="budget_1", tenant_id="proj_1", key_id="key_1", period="hour", limit_micro_units=500)
     who = holder(Limits(), None, budget)
     [use] = who.budgets
     verdict = replace(ADMITTED, failing=use, wait_ms=-1, money={use.row: Money(300, 190)})
     error = refused(who, verdict, "m-8b", 10, 1)
-    assert (error.status, error.type, error.code) == (
-        429,
-        "insufficient_quota",
-        "insufficient_quota",
-    )
+    assert (error.status, error.type, error.code) == (429, "insufficient_quota", "insufficient_quota")
     assert error.headers == {"x-should-retry": "false"}
     assert error.headgate == {
-        "level": "key", "dimension": "budget_micro_units", "limit": 500, "used": 300, "reserved": 190,
-        "scope": "key", "resets_at": 1_790_002_800, "budget": "budget_1",
-    }  # fmt: skip
+        "level": "key",
+        "dimension": "budget_micro_units",
+        "limit": 500,
+        "used": 300,
+        "reserved": 190,
+        "scope": "key",
+        "resets_at": 1_790_002_800,
+        "budget": "budget_1",
+    }

@@ -84,9 +84,7 @@ async def test_a_journal_cut_at_every_byte_of_its_last_records_keeps_the_records
         shutil.rmtree(copy)
 
 
-@pytest.mark.parametrize(
-    "torn", [b"", b"\0" * 4096, b"\x00\x00\x01"], ids=["empty", "zeros", "torn"]
-)
+@pytest.mark.parametrize("torn", [b"", b"\0" * 4096, b"\x00\x00\x01"], ids=["empty", "zeros", "torn"])
 @pytest.mark.parametrize("num_requests", [0, 3])
 async def test_a_segment_that_was_begun_and_never_written_is_begun_again(
     tmp_path: Path, opened, torn: bytes, num_requests: int
@@ -169,9 +167,7 @@ async def test_segments_go_a_week_after_they_were_shipped(tmp_path: Path, opened
     assert drop_old(tmp_path, segments[1].first_seq - 2, now + week + 60) == 0
     assert drop_old(tmp_path, segments[2].first_seq - 1, now + week + 60) == 2
     assert list_segments(tmp_path)[0].first_seq == segments[2].first_seq
-    assert (
-        drop_old(tmp_path, ALL, now + week + 60) == len(segments) - 3
-    )  # the last is being written
+    assert drop_old(tmp_path, ALL, now + week + 60) == len(segments) - 3  # the last is being written
 
 
 async def test_an_unreadable_directory_is_an_error_and_not_an_empty_journal(tmp_path: Path) -> None:

@@ -65,9 +65,7 @@ def test_a_client_that_left_does_not_pay_beyond_the_abort_bound() -> None:
 @pytest.mark.parametrize("outcome", sorted(FREE))
 @pytest.mark.parametrize("usage", [NOTHING, PROMPT, FULL])
 @pytest.mark.parametrize("engine_final", [True, False])
-def test_our_error_is_free_and_names_its_reason(
-    outcome: Outcome, usage: Usage, engine_final: bool
-) -> None:
+def test_our_error_is_free_and_names_its_reason(outcome: Outcome, usage: Usage, engine_final: bool) -> None:
     ending = decide(outcome, usage, engine_final=engine_final)
     assert (ending.kind, ending.outcome, ending.billed) == ("void", outcome, NOTHING)
     assert ending.write_off == FREE[outcome]

@@ -10,16 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import pytest
-from webhook_receiver import (
-    DRIP,
-    ENDLESS_1XX,
-    ENDLESS_BODY,
-    ENDLESS_HEADERS,
-    SILENT,
-    Receiver,
-    hostile,
-    receiving,
-)
+from webhook_receiver import DRIP, ENDLESS_1XX, ENDLESS_BODY, ENDLESS_HEADERS, SILENT, Receiver, hostile, receiving
 
 from accounting.events.egress import Egress, networks
 from accounting.values.errors import InvalidError
@@ -42,8 +33,7 @@ def answers(*addresses: str):
     def lookup(host, port, *_):
         asked.append(host)
         return [
-            (socket.AF_INET6 if ":" in a else socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port))
-            for a in addresses
+            (socket.AF_INET6 if ":" in a else socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in addresses
         ]
 
     return lookup, asked

@@ -24,9 +24,7 @@ def simulate(tenants: list[Waiting], turns: int) -> Counter[str]:
         given[turn.tenant_id] += state[turn.tenant_id].predicted_tokens
         for name, deficit in turn.deficits.items():
             visit = turn.visits[name]
-            state[name] = msgspec.structs.replace(
-                state[name], deficit_tokens=deficit, last_visit=visit
-            )
+            state[name] = msgspec.structs.replace(state[name], deficit_tokens=deficit, last_visit=visit)
     return given
 
 

@@ -14,9 +14,7 @@ from workers.jobs.pace import FIRST, MOST, Pace
 
 
 def error(code: str | None, kind: str = "x") -> bytes:
-    return json.dumps(
-        {"error": {"code": code, "message": "why", "type": kind, "param": None}}
-    ).encode()
+    return json.dumps({"error": {"code": code, "message": "why", "type": kind, "param": None}}).encode()
 
 
 NEVER = {"x-should-retry": "false"}
@@ -46,7 +44,7 @@ NEVER = {"x-should-retry": "false"}
         (200, {}, b"<html>", Failed),
         (200, {}, b"{}", Answered),
     ],
-)  # fmt: skip
+)
 def test_an_answer_is_judged(status, headers, content, outcome):
     assert isinstance(judge(status, headers, content), outcome)
 
@@ -59,11 +57,7 @@ def test_waits_are_honoured_and_bounded():
 
 
 def test_a_good_answer_brings_its_usage_and_no_newline():
-    usage = {
-        "prompt_tokens": 20,
-        "completion_tokens": 5,
-        "prompt_tokens_details": {"cached_tokens": 16},
-    }
+    usage = {"prompt_tokens": 20, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 16}}
     content = json.dumps({"usage": usage, "text": "a\nb"}, indent=2).encode()
     outcome = judge(200, {"x-request-id": "req_new"}, content)
     assert outcome.usage == Usage(cache_read=16, uncached=4, output=5)

@@ -20,10 +20,7 @@ def free_port() -> int:
 def test_metrics_are_served_while_it_listens_and_no_longer():
     registry, address = CollectorRegistry(), f"127.0.0.1:{free_port()}"
     Counter("headgate_something", "x", registry=registry).inc()
-    with (
-        ops.listening(address, None, registry),
-        urllib.request.urlopen(f"http://{address}/metrics") as answer,
-    ):
+    with ops.listening(address, None, registry), urllib.request.urlopen(f"http://{address}/metrics") as answer:
         assert b"headgate_something_total 1.0" in answer.read()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{address}/metrics")
@@ -40,10 +37,7 @@ def test_a_socket_that_listens_already_is_served_and_outlives_it():
         given.listen()
         given.setblocking(False)
         url = f"http://127.0.0.1:{given.getsockname()[1]}/metrics"
-        with (
-            ops.listening("", given.fileno(), CollectorRegistry()),
-            urllib.request.urlopen(url) as answer,
-        ):
+        with ops.listening("", given.fileno(), CollectorRegistry()), urllib.request.urlopen(url) as answer:
             assert answer.status == 200
         with socket.create_connection(given.getsockname()):
             pass

@@ -8,9 +8,11 @@ from workers.jobs import settings
 from workers.jobs.app import create_celery
 
 GOOD = {
-    "HEADGATE_HOME": "/nowhere", "HEADGATE_URL": "http://127.0.0.1:8080/", "HEADGATE_BROKER_URL": "redis://x/1",
+    "HEADGATE_HOME": "/nowhere",
+    "HEADGATE_URL": "http://127.0.0.1:8080/",
+    "HEADGATE_BROKER_URL": "redis://x/1",
     "HEADGATE_SLOT": "3",
-}  # fmt: skip
+}
 
 
 def test_names_of_other_processes_are_left_to_them():

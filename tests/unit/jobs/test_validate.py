@@ -14,17 +14,13 @@ ENDPOINT = "/v1/chat/completions"
 
 def line(number: int = 0, **changes) -> bytes:
     body = {"model": "m", "messages": [{"role": "user", "content": f"hello {number}"}]}
-    return json.dumps(
-        {"custom_id": f"c{number}", "method": "POST", "url": ENDPOINT, "body": body} | changes
-    ).encode()
+    return json.dumps({"custom_id": f"c{number}", "method": "POST", "url": ENDPOINT, "body": body} | changes).encode()
 
 
 def faults(content: bytes, part_bytes: int = 7) -> list[tuple[str, int | None]]:
     parts = [content[i : i + part_bytes] for i in range(0, len(content), part_bytes)]
     found = validate(parts, ENDPOINT, {"m", "n"})
-    return [
-        (fault.code, fault.line_no) for fault in ([found.whole] if found.whole else found.faults)
-    ]
+    return [(fault.code, fault.line_no) for fault in ([found.whole] if found.whole else found.faults)]
 
 
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
@@ -67,7 +63,7 @@ def test_both_line_endings_and_a_missing_last_one_are_fine(ending, last):
         (line(1, body={"model": ["m"]}), "model_not_found"),
         (line(1, body={}), "model_not_found"),
     ],
-)  # fmt: skip
+)
 def test_attack_E07_a_bad_line_is_named_by_its_number(bad, code):
     assert faults(line(0) + b"\n" + bad + b"\n" + line(2), 4096) == [(code, 2)]
 
@@ -90,9 +86,7 @@ def test_a_huge_line_is_refused_without_being_held(monkeypatch):
     huge = b'{"custom_id": "' + b"x" * 50_000
     content = line(0) + b"\n" + huge + b"\n" + line(2) + b"\n"
     assert faults(content, 100) == [("invalid_json_line", 2)]
-    held = max(
-        len(raw or b"") for _, raw in split(content[i : i + 64] for i in range(0, len(content), 64))
-    )
+    held = max(len(raw or b"") for _, raw in split(content[i : i + 64] for i in range(0, len(content), 64)))
     assert held <= 1000
     offsets = [offset for offset, _ in split([content])]
     assert offsets == [0, len(line(0)) + 1, len(line(0)) + len(huge) + 2]

@@ -2,14 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.protocol.journal import (
-    MAX_PAYLOAD_BYTES,
-    Chain,
-    Kind,
-    parse_segment_name,
-    scan,
-    segment_name,
-)
+from workers.protocol.journal import MAX_PAYLOAD_BYTES, Chain, Kind, parse_segment_name, scan, segment_name
 
 PAYLOADS = [b"header", b"", b"x" * 300, b"last"]
 

@@ -56,9 +56,7 @@ def test_s2_what_came_while_the_own_loop_stood_still_is_heard(
         assert runner.run(_heard(lambda peer: peer.sendall(encode(Alive())))) == [Alive()]
 
 
-def test_s2_a_stall_alone_uses_up_no_more_than_a_tick(
-    new_loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
+def test_s2_a_stall_alone_uses_up_no_more_than_a_tick(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def stalled() -> str:
         async with patience(0.4):
             time.sleep(1.0)  # noqa: ASYNC251 (this is the stall)

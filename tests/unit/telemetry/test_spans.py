@@ -23,14 +23,26 @@ def record(*marks: tuple[str, int], status: int = 200, **fields) -> RequestRecor
 
 def whole(**fields) -> RequestRecord:
     marks = [
-        ("accepted", 0), ("authenticated", 1), ("tokenized", 3), ("admitted", 5), ("dispatched", 6), ("lease", 50),
-        ("first_byte", 40), ("finished", 110), ("settled", 112), ("last_byte", 113),
-    ]  # fmt: skip
+        ("accepted", 0),
+        ("authenticated", 1),
+        ("tokenized", 3),
+        ("admitted", 5),
+        ("dispatched", 6),
+        ("lease", 50),
+        ("first_byte", 40),
+        ("finished", 110),
+        ("settled", 112),
+        ("last_byte", 113),
+    ]
     timeline = (
-        TimelineEvent("queued", 0), TimelineEvent("matched", 4_000, 7), TimelineEvent("chunk", 20_000, 8, 256),
-        TimelineEvent("first_token", 30_000, 9), TimelineEvent("preempted", 50_000, 11),
-        TimelineEvent("resumed", 60_000, 13), TimelineEvent("finished", 100_000, 40),
-    )  # fmt: skip
+        TimelineEvent("queued", 0),
+        TimelineEvent("matched", 4_000, 7),
+        TimelineEvent("chunk", 20_000, 8, 256),
+        TimelineEvent("first_token", 30_000, 9),
+        TimelineEvent("preempted", 50_000, 11),
+        TimelineEvent("resumed", 60_000, 13),
+        TimelineEvent("finished", 100_000, 40),
+    )
     return record(*marks, worker_timeline=timeline, **fields)
 
 
@@ -43,12 +55,16 @@ def flat(span):
 def test_a_request_becomes_seven_nested_spans_in_order():
     root = spans.plan(whole())
     assert [s.name for s in flat(root)] == [
-        "POST /v1/chat/completions", "admit", "chat llama", "queue", "prefill", "decode", "settle",
-    ]  # fmt: skip
+        "POST /v1/chat/completions",
+        "admit",
+        "chat llama",
+        "queue",
+        "prefill",
+        "decode",
+        "settle",
+    ]
     for parent in flat(root):
-        assert all(
-            parent.start_ns <= c.start_ns <= c.end_ns <= parent.end_ns for c in parent.children
-        )
+        assert all(parent.start_ns <= c.start_ns <= c.end_ns <= parent.end_ns for c in parent.children)
 
 
 def test_phases_come_from_the_workers_offsets_inside_the_chat_span():
@@ -90,9 +106,13 @@ def test_usage_and_parameters_are_numbers_and_nothing_else():
 
 def test_a_refused_request_has_an_admit_span_that_says_why():
     made = record(
-        ("accepted", 0), ("authenticated", 1), ("tokenized", 2), ("last_byte", 4),
-        status=429, error_code="rate_limit_exceeded",
-    )  # fmt: skip
+        ("accepted", 0),
+        ("authenticated", 1),
+        ("tokenized", 2),
+        ("last_byte", 4),
+        status=429,
+        error_code="rate_limit_exceeded",
+    )
     root = spans.plan(made)
     (admit,) = root.children
     assert admit.name == "admit"
@@ -102,9 +122,15 @@ def test_a_refused_request_has_an_admit_span_that_says_why():
 
 def test_our_failure_marks_server_and_chat_span():
     made = record(
-        ("accepted", 0), ("tokenized", 1), ("admitted", 2), ("dispatched", 3), ("last_byte", 9),
-        status=200, outcome="server_error", error_code="upstream_lost",
-    )  # fmt: skip
+        ("accepted", 0),
+        ("tokenized", 1),
+        ("admitted", 2),
+        ("dispatched", 3),
+        ("last_byte", 9),
+        status=200,
+        outcome="server_error",
+        error_code="upstream_lost",
+    )
     root = spans.plan(made)
     assert spans.failed(made)
     assert root.error == "upstream_lost"
@@ -119,9 +145,7 @@ def test_a_cut_timeline_leaves_no_phase_without_an_end():
 
 
 def test_the_callers_identity_is_ids_only():
-    principal = Principal(
-        kind="batch", tenant_id="proj_1", key_id="key_1", scopes=frozenset(), batch_id="batch_1"
-    )
+    principal = Principal(kind="batch", tenant_id="proj_1", key_id="key_1", scopes=frozenset(), batch_id="batch_1")
     attributes = spans.plan(whole(principal=principal)).attributes
     assert attributes[names.TENANT_ID] == "proj_1"
     assert attributes[names.API_KEY_ID] == "key_1"

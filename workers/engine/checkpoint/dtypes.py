@@ -32,9 +32,7 @@ class ModelDtype:
         return _name(self.dtype)
 
 
-def of_model(
-    asked: str, device: torch.device, config: PreTrainedConfig, rounded: bool = False
-) -> ModelDtype:
+def of_model(asked: str, device: torch.device, config: PreTrainedConfig, rounded: bool = False) -> ModelDtype:
     """`asked`: a dtype's name, or auto. `rounded`: weights are, at load or in the checkpoint. Decided by what a device has,
     never by a timing, so that a restart decides alike. Raises ModelError for a name that is none."""
     if asked in _DTYPES:
@@ -67,9 +65,7 @@ def of_kv(asked: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
         capability = torch.cuda.get_device_capability(device)
         if capability < _FP8_CAPABILITY:
             major, minor = capability
-            raise ModelError(
-                f"fp8 KV needs a device of capability 8.9; this one has {major}.{minor}."
-            )
+            raise ModelError(f"fp8 KV needs a device of capability 8.9; this one has {major}.{minor}.")
     return _KV_DTYPES[asked]
 
 

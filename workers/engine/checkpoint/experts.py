@@ -63,9 +63,7 @@ class Stacks:
         stack = self._stack(path, attribute, home)
         expert = int(match["expert"])
         if (expert, matrix) not in stack.waiting:
-            raise ModelError(
-                f"The tensor {stored.name} is of an expert the model has no place for."
-            )
+            raise ModelError(f"The tensor {stored.name} is of an expert the model has no place for.")
         rows = stack.tensor[expert].chunk(_MATRICES[attribute])[matrix]
         if stored.shape != list(rows.shape):
             raise ModelError(

@@ -46,15 +46,11 @@ _DERIVED = (r"rotary_emb\.inv_freq$",)
 def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     content = read_json(checkpoint.directory / "config.json")
     try:
-        return AutoConfig.from_pretrained(
-            checkpoint.directory, trust_remote_code=False, local_files_only=True
-        )
+        return AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
     except _NONSENSE as error:
         kind = content.get("model_type", "none given")
         path = checkpoint.directory / "config.json"
-        raise ModelError(
-            f"The configuration {path} (model type: {kind}) cannot be used: {cause_of(error)}"
-        ) from error
+        raise ModelError(f"The configuration {path} (model type: {kind}) cannot be used: {cause_of(error)}") from error
 
 
 def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
@@ -78,9 +74,7 @@ def refuse_large_tokenizer(directory: Path, config: PreTrainedConfig) -> None:
         )
 
 
-def build(
-    config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
-) -> PreTrainedModel:
+def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
     """The model without memory for its parameters (meta), but with its buffers computed on the device."""
     try:
         with torch.device("meta"):
@@ -124,9 +118,7 @@ def fill(
         part = parts.get(target)
         needed = part.full(old.shape) if part else list(old.shape)
         if found.shape != needed:
-            raise ModelError(
-                f"The tensor {name} has shape {found.shape}, but the model needs {needed}."
-            )
+            raise ModelError(f"The tensor {name} has shape {found.shape}, but the model needs {needed}.")
         tensor = found.read(part).to(device=device, dtype=old.dtype)
         if id(old) in filled:
             _refuse_unequal(name, filled[id(old)], tensor)
@@ -230,9 +222,7 @@ def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
         results = []
         for before in (0, 1):
             for name in names:
-                module._buffers[name] = torch.full_like(
-                    module._buffers[name], before, device=device
-                )
+                module._buffers[name] = torch.full_like(module._buffers[name], before, device=device)
             if names:
                 model._init_weights(module)
             results.append([module._buffers[name] for name in names])

@@ -99,9 +99,7 @@ def _cut_tensors(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
     return parts
 
 
-def _part(
-    model: PreTrainedModel, name: str, tensor: torch.Tensor, parallel: Parallel
-) -> Part | None:
+def _part(model: PreTrainedModel, name: str, tensor: torch.Tensor, parallel: Parallel) -> Part | None:
     path, _, attribute = name.rpartition(".")
     style = _style(model, path)
     if style is None or style in _WHOLE or (style in _JOINED and attribute != "weight"):

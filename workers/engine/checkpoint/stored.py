@@ -25,16 +25,10 @@ class Scheme(Protocol):
     def takes(self, suffix: str, stored: Stored) -> bool:
         """Whether a tensor of this name's end belongs to a quantized layer."""
 
-    def numbers(
-        self, tensors: Tensors, in_features: int, out_features: int, path: str
-    ) -> Numbers: ...
+    def numbers(self, tensors: Tensors, in_features: int, out_features: int, path: str) -> Numbers: ...
 
 
-_METHODS = {
-    "gptq": stored_gptq,
-    "awq": stored_gptq,
-    "compressed-tensors": stored_compressed,
-}
+_METHODS = {"gptq": stored_gptq, "awq": stored_gptq, "compressed-tensors": stored_compressed}
 
 
 def reasons(config: PreTrainedConfig) -> Iterator[str]:
@@ -59,17 +53,13 @@ def scheme_of(config: PreTrainedConfig) -> Scheme | None:
     return scheme
 
 
-def numbers_of(
-    scheme: Scheme, tensors: Tensors, in_features: int, out_features: int, path: str
-) -> Numbers:
+def numbers_of(scheme: Scheme, tensors: Tensors, in_features: int, out_features: int, path: str) -> Numbers:
     """Raises ModelError if the tensors are not those of a layer of this size."""
     try:
         return scheme.numbers(tensors, in_features, out_features, path)
     except (ValueError, KeyError, ModelError) as error:
         lacking = f"lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ModelError(
-            f"The layer {path} of the checkpoint cannot be read as {scheme.method}: {lacking}."
-        ) from error
+        raise ModelError(f"The layer {path} of the checkpoint cannot be read as {scheme.method}: {lacking}.") from error
 
 
 def refuse_beside(scheme: Scheme | None, rounding: str, num_ranks: int) -> None:
@@ -81,9 +71,7 @@ def refuse_beside(scheme: Scheme | None, rounding: str, num_ranks: int) -> None:
             f"The checkpoint is quantized already ({scheme.method}): HEADGATE_ENGINE_QUANT={rounding} cannot be added."
         )
     if num_ranks > 1:
-        raise ModelError(
-            f"The checkpoint is quantized ({scheme.method}): it cannot be split over {num_ranks} ranks."
-        )
+        raise ModelError(f"The checkpoint is quantized ({scheme.method}): it cannot be split over {num_ranks} ranks.")
 
 
 def _settings(config: PreTrainedConfig) -> dict[str, Any] | None:

@@ -128,11 +128,7 @@ def _activation_faults(group: Group) -> Iterator[str]:
 
 
 def _packed(tensors: Tensors, group: Group, in_features: int, out_features: int) -> Numbers:
-    bits, packed, scale = (
-        group.weights["num_bits"],
-        tensors["weight_packed"],
-        tensors["weight_scale"],
-    )
+    bits, packed, scale = (group.weights["num_bits"], tensors["weight_packed"], tensors["weight_scale"])
     refuse_shape("weight_packed", packed, (out_features, in_features * bits // 32))
     if group.activations is not None:
         raise ValueError("packed weights with activations of 8 bits are not supported")

@@ -85,11 +85,7 @@ def _gptq(tensors: Tensors, in_features: int, out_features: int, layout: str, bi
 
 
 def grouped(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    groups: torch.Tensor | None,
-    bits: int,
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, groups: torch.Tensor | None, bits: int
 ) -> Packed:
     """`groups`: of each input, if they are not in order."""
     if groups is None or bool((groups < 0).any()):  # -1 marks groups that are in order
@@ -118,11 +114,7 @@ def _awq(tensors: Tensors, in_features: int, out_features: int) -> Packed:
 
 
 def _packed(
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    order: torch.Tensor | None,
-    bits: int,
+    weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, order: torch.Tensor | None, bits: int
 ) -> Packed:
     """Groups longer than the op knows are cut into several with the same scale."""
     size = _group_size(32 // bits * len(weight), len(scale))
@@ -147,9 +139,7 @@ def _repeated(values: torch.Tensor, times: int) -> torch.Tensor:
     return values.repeat_interleave(times, dim=0).contiguous()
 
 
-def _unpacked_columns(
-    packed: torch.Tensor, columns: tuple[int, ...] = tuple(range(8)), bits: int = 4
-) -> torch.Tensor:
+def _unpacked_columns(packed: torch.Tensor, columns: tuple[int, ...] = tuple(range(8)), bits: int = 4) -> torch.Tensor:
     """int32 `[n, out · bits / 32]` → int32 `[n, out]`; `columns`: which of a word's each place holds."""
     word = 32 // bits
     places = unpack_words(packed.T.contiguous(), bits).T.reshape(len(packed), -1, word)

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_MASKED_LM_MAPPING,
-    PreTrainedConfig,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
 
 from workers.engine.checkpoint import stored
 from workers.engine.values.errors import ModelError
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 OTHER_HEADS = (
-    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
-    "ForMultipleChoice", "ForNextSentencePrediction",
-)  # fmt: skip
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+)
 """Ends of architectures whose checkpoints have no layer that gives the next token."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -54,9 +54,7 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
         yield "its attention does not go through transformers' attention interface"
     if getattr(config, "num_kv_shared_layers", 0):
         yield "its layers share keys and values"
-    if getattr(config, "is_causal", True) is False or getattr(
-        config, "use_bidirectional_attention", False
-    ):
+    if getattr(config, "is_causal", True) is False or getattr(config, "use_bidirectional_attention", False):
         yield "its attention looks ahead"
     for rope in rope_settings(config):
         if "mrope_section" in rope:
@@ -75,9 +73,7 @@ def context_limit(config: PreTrainedConfig) -> int:
     cached could not follow a change."""
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if limit is None:
-        raise ModelError(
-            f"The model type '{config.model_type}' does not say how long its context is."
-        )
+        raise ModelError(f"The model type '{config.model_type}' does not say how long its context is.")
     for rope in rope_settings(config):
         if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
             limit = min(limit, rope.get("original_max_position_embeddings", limit))

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@click.command(
-    "calibrate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.command("calibrate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("model", envvar="HEADGATE_MODEL")
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
@@ -32,9 +30,12 @@ if TYPE_CHECKING:
 )
 @click.option("--tokens", default=4096, show_default=True, type=click.IntRange(min=1))
 @click.option(
-    "--alpha", default=0.5, show_default=True, type=click.FloatRange(0, 1),
+    "--alpha",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(0, 1),
     help="How much of the difficulty moves from activations into weights.",
-)  # fmt: skip
+)
 def main(model: str, out: Path, text: Path | None, tokens: int, alpha: float) -> None:
     """Measures the largest activations of MODEL, for HEADGATE_ENGINE_SMOOTHING."""
     try:
@@ -45,9 +46,7 @@ def main(model: str, out: Path, text: Path | None, tokens: int, alpha: float) ->
     click.echo(f"{out}: {num_norms} norms over {num_read} tokens.")
 
 
-def _measure(
-    model: str, text: Path | None, tokens: int, alpha: float, out: Path
-) -> tuple[int, int]:
+def _measure(model: str, text: Path | None, tokens: int, alpha: float, out: Path) -> tuple[int, int]:
     """How many norms were measured, over how many tokens."""
     import torch
     from safetensors.torch import save_file
@@ -78,16 +77,12 @@ def _measure(
                 loaded(input_ids=torch.tensor([row]), use_cache=False)
                 num_read += len(row)
     if not largest:
-        raise ModelError(
-            f"The model type '{config.model_type}' has no layers that can be smoothed."
-        )
+        raise ModelError(f"The model type '{config.model_type}' has no layers that can be smoothed.")
     save_file(largest, out, metadata={"alpha": str(alpha)})
     return len(largest), num_read
 
 
-def _keep(
-    largest: dict[str, torch.Tensor], path: str
-) -> Callable[[nn.Module, object, torch.Tensor], None]:
+def _keep(largest: dict[str, torch.Tensor], path: str) -> Callable[[nn.Module, object, torch.Tensor], None]:
     def hook(_module: nn.Module, _inputs: object, output: torch.Tensor) -> None:
         found = output.abs().flatten(0, -2).amax(0)
         largest[path] = found.maximum(largest[path]) if path in largest else found

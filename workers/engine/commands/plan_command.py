@@ -45,9 +45,7 @@ class Overrides:
         return replace(device, **given, source=f"{device.source}; options") if given else device
 
 
-@click.command(
-    "plan", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.command("plan", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("model", envvar="HEADGATE_MODEL")
 @click.option(
     "--gpu",
@@ -56,19 +54,9 @@ class Overrides:
     type=click.Choice(["auto", *TABLE, "cpu"]),
     help="auto: the first GPU of this machine, else its CPU.",
 )
-@click.option(
-    "--memory-gib", type=click.FloatRange(min=0, min_open=True), help="Instead of the device's own."
-)
-@click.option(
-    "--bandwidth-gb",
-    type=click.FloatRange(min=0, min_open=True),
-    help="GB/s, instead of the device's own.",
-)
-@click.option(
-    "--tflops",
-    type=click.FloatRange(min=0, min_open=True),
-    help="TFLOP/s of dense products, likewise.",
-)
+@click.option("--memory-gib", type=click.FloatRange(min=0, min_open=True), help="Instead of the device's own.")
+@click.option("--bandwidth-gb", type=click.FloatRange(min=0, min_open=True), help="GB/s, instead of the device's own.")
+@click.option("--tflops", type=click.FloatRange(min=0, min_open=True), help="TFLOP/s of dense products, likewise.")
 @click.option(
     "--dtype",
     envvar=f"{OWN}DTYPE",
@@ -78,11 +66,7 @@ class Overrides:
     help="auto: the checkpoint's; float32 on a CPU that would be slower in it.",
 )
 @click.option(
-    "--kv-dtype",
-    envvar=f"{OWN}KV_DTYPE",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "int8", "fp8"]),
+    "--kv-dtype", envvar=f"{OWN}KV_DTYPE", default="auto", show_default=True, type=click.Choice(["auto", "int8", "fp8"])
 )
 @click.option(
     "--quant",
@@ -101,13 +85,7 @@ class Overrides:
     metavar="N",
     help="Devices that one copy is split over.",
 )
-@click.option(
-    "--block-size",
-    envvar=f"{OWN}BLOCK_SIZE",
-    default=16,
-    show_default=True,
-    type=click.IntRange(1, 256),
-)
+@click.option("--block-size", envvar=f"{OWN}BLOCK_SIZE", default=16, show_default=True, type=click.IntRange(1, 256))
 @click.option(
     "--context",
     "contexts",
@@ -167,9 +145,7 @@ def _device(name: str, num_ranks: int) -> Device:
     return cpu_speed.measure(num_ranks)
 
 
-def _census(
-    model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, num_ranks: int
-) -> tuple[Census, str]:
+def _census(model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, num_ranks: int) -> tuple[Census, str]:
     """With why it is in its dtype. Raises ModelError."""
     import torch
 
@@ -198,8 +174,5 @@ if __name__ == "__main__":
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "transformers", "safetensors"):
             raise
-        print(
-            f"headgate: counting a model needs {error.name}: pip install 'headgate[worker]'.",
-            file=sys.stderr,
-        )
+        print(f"headgate: counting a model needs {error.name}: pip install 'headgate[worker]'.", file=sys.stderr)
         sys.exit(1)

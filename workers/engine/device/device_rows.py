@@ -119,21 +119,13 @@ class RowStore:
     def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
         self.state = torch.zeros((len(Field), max_rows), dtype=torch.int32, device=device)
         self.block_table = torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device)
-        self.rows = DeviceRows(
-            self.state[Field.LAST_TOKEN], self.state[Field.POSITION], self.block_table
-        )
+        self.rows = DeviceRows(self.state[Field.LAST_TOKEN], self.state[Field.POSITION], self.block_table)
 
     def clear(self) -> None:
         self.state.zero_()
         self.block_table.zero_()
 
-    def apply(
-        self,
-        rows: torch.Tensor,
-        records: torch.Tensor,
-        places: torch.Tensor,
-        blocks: torch.Tensor,
-    ) -> None:
+    def apply(self, rows: torch.Tensor, records: torch.Tensor, places: torch.Tensor, blocks: torch.Tensor) -> None:
         """The parts of a delta, on the device."""
         if len(rows):
             self.state.index_copy_(1, rows.long(), records.view(-1, len(Field)).T)
@@ -150,12 +142,7 @@ def numbers(draw: SampleSpec) -> array[int]:
     line = array("i")
     line.frombytes(
         _NUMBERS.pack(
-            params.temperature,
-            params.top_p,
-            params.min_p,
-            min(params.top_k, 0x7FFFFFFF),
-            seed & 0xFFFFFFFF,
-            seed >> 32,
+            params.temperature, params.top_p, params.min_p, min(params.top_k, 0x7FFFFFFF), seed & 0xFFFFFFFF, seed >> 32
         )
     )
     return line

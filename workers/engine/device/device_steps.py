@@ -183,9 +183,7 @@ class DeviceSteps:
             self.graphs.called(bucket.size).draw()
             self._tell_unequal(bucket, "tokens", found, tokens)
 
-    def _tell_unequal(
-        self, bucket: Bucket, what: str, found: torch.Tensor, expected: torch.Tensor
-    ) -> None:
+    def _tell_unequal(self, bucket: Bucket, what: str, found: torch.Tensor, expected: torch.Tensor) -> None:
         if not equal([found], [expected]):
             event = {"event": "graph_differs", "num_rows": bucket.size}
             log.error("the recorded step of %d rows has other %s", bucket.size, what, extra=event)
@@ -243,8 +241,7 @@ class DeviceSteps:
 
     def _prompts(self, step: MixedStep, hidden: torch.Tensor) -> list[tuple[TokenLogprob, ...]]:
         return [
-            self._loaded.prompt_logprobs(row, start, hidden)
-            for row, start in zip(step.rows, step.starts, strict=True)
+            self._loaded.prompt_logprobs(row, start, hidden) for row, start in zip(step.rows, step.starts, strict=True)
         ]
 
     # --- both ---
@@ -258,9 +255,7 @@ class DeviceSteps:
         """Records every size it can, each compared with its call. A half with an op that needs the host is called."""
         forward, draw = (self._recordable(ops) for ops in (_FORWARD_OPS, _DRAW_OPS))
         direct = DirectCall()
-        self.graphs.record(
-            capture if forward else direct, capture if draw else direct, self._made_up()
-        )
+        self.graphs.record(capture if forward else direct, capture if draw else direct, self._made_up())
         self.forget()
 
     def try_decode(self) -> None:

@@ -72,9 +72,7 @@ class StaticBatch:
             zeros(max_rows, max_blocks, dtype=torch.int32),
         )
         self._query_starts = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
-        self._lines = torch.ones(
-            (len(Field) - Field.TEMPERATURE, max_rows), dtype=torch.int32, device=device
-        )
+        self._lines = torch.ones((len(Field) - Field.TEMPERATURE, max_rows), dtype=torch.int32, device=device)
         self._workspace: DecodeWorkspace | None = None
         if attention is not None:
             bound = most_splits_beside_shared if shared_attention else most_splits
@@ -118,24 +116,19 @@ class StaticBatch:
         batch = PagedBatch(*lens, [], self._block_size, given, self._workspace)
         return StepContext(slots, batch, None)
 
-    def shared_context(
-        self, size: int, rows: Sequence[Row], groups: Sequence[Group]
-    ) -> StepContext:
+    def shared_context(self, size: int, rows: Sequence[Row], groups: Sequence[Group]) -> StepContext:
         """As `context`, with rows that read their common prefix together."""
         batch = self.decode_batch([row.start for row in rows])
         slots = Slots(self._inputs.slots[:size], self._block_size)
         # Not from the buffers: the pass that reads them writes them first.
         tables = [
-            torch.tensor(rows[members[0]].block_table[:number], device=self.active.device)
-            for members, number in groups
+            torch.tensor(rows[members[0]].block_table[:number], device=self.active.device) for members, number in groups
         ]
         return StepContext(slots, batch, None, shared=SharedGroups.of(batch, groups, tables))
 
     def decode_batch(self, context_lens: Sequence[int]) -> PagedBatch:
         """The first rows of the buffers, as lists too."""
         number, lens = len(context_lens), list(context_lens)
-        tables = TableViews(
-            self._inputs.block_table, [length // self._block_size + 1 for length in lens]
-        )
+        tables = TableViews(self._inputs.block_table, [length // self._block_size + 1 for length in lens])
         given = self.row_tensors(number, max(lens) + 1)
         return PagedBatch([1] * number, lens, tables, self._block_size, given, self._workspace)

@@ -96,12 +96,7 @@ class Trial(Protocol):
 class Graphs:
     """The buckets of a runner. `forward` and `draw` launch a step of so many rows on static buffers."""
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        forward: Callable[[int], None],
-        draw: Callable[[int], None],
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], forward: Callable[[int], None], draw: Callable[[int], None]) -> None:
         self.sizes = sorted(sizes)
         self._forward = forward
         self._draw = draw
@@ -141,12 +136,7 @@ class Graphs:
             seconds,
             taken / 2**20,
             ", ".join(str(size) for size, b in self._buckets.items() if b.recorded) or "no",
-            extra={
-                "event": "graphs_recorded",
-                "num_graphs": 2 * number,
-                "seconds": round(seconds, 3),
-                "bytes": taken,
-            },
+            extra={"event": "graphs_recorded", "num_graphs": 2 * number, "seconds": round(seconds, 3), "bytes": taken},
         )
 
 

@@ -62,13 +62,7 @@ def warm_up(store: KVStore, largest: Largest, steps: Steps) -> None:
 
 
 def measure(
-    store: KVStore,
-    device: torch.device,
-    share: float,
-    largest: Largest,
-    steps: Steps,
-    num_graphs: int,
-    need: Need,
+    store: KVStore, device: torch.device, share: float, largest: Largest, steps: Steps, num_graphs: int, need: Need
 ) -> int:
     """Runs the largest steps over a small store, which is given up; returns how many blocks the device holds. Raises
     ModelError with the numbers."""

@@ -99,12 +99,7 @@ class ModelRunner:
     """Raises ModelError, with one sentence, if the model cannot be served exactly. `capture`: how decode steps are
     recorded; None: as the settings say."""
 
-    def __init__(
-        self,
-        settings: RunnerSettings,
-        parallel: Parallel = ALONE,
-        capture: Capture | None = None,
-    ) -> None:
+    def __init__(self, settings: RunnerSettings, parallel: Parallel = ALONE, capture: Capture | None = None) -> None:
         self._parallel = parallel
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
@@ -124,9 +119,12 @@ class ModelRunner:
         dtype = chosen.dtype
         kv_dtype = dtypes.of_kv(settings.kv_dtype, self._device, dtype)
         log.info(
-            "%s is computed in %s: %s", settings.model, chosen.name, chosen.reason,
+            "%s is computed in %s: %s",
+            settings.model,
+            chosen.name,
+            chosen.reason,
             extra={"event": "model_dtype", "dtype": chosen.name},
-        )  # fmt: skip
+        )
         limit = support.context_limit(config)
         self.max_model_len = min(settings.max_model_len or limit, limit)
         self.block_size = settings.block_size
@@ -155,9 +153,7 @@ class ModelRunner:
             self.loaded = self._load(model, kv_dtype, settings)
             self.store = self.loaded.store
             self._steps = self._ready(settings, capture)
-            trial.run(
-                self._steps, config.model_type, self.block_size, self.store.num_blocks, self.max_model_len
-            )  # fmt: skip
+            trial.run(self._steps, config.model_type, self.block_size, self.store.num_blocks, self.max_model_len)
         self.num_blocks = self.store.num_blocks
 
     @property
@@ -215,9 +211,7 @@ class ModelRunner:
 
     # --- at start ---
 
-    def _load(
-        self, model: PreTrainedModel, kv_dtype: torch.dtype, settings: RunnerSettings
-    ) -> LoadedModel:
+    def _load(self, model: PreTrainedModel, kv_dtype: torch.dtype, settings: RunnerSettings) -> LoadedModel:
         """With a KV store of no blocks yet."""
         device, step = self._device, hf.StepSlot()
         min_tokens = MIN_ROWS if device.type == "cpu" else 1
@@ -227,13 +221,9 @@ class ModelRunner:
             raise ModelError(
                 "HEADGATE_ENGINE_KV_SPARSITY does not go with the sliding windows and sinks of this model."
             )
-        shape = KVShape(
-            len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, kv_dtype
-        )
+        shape = KVShape(len(sites), sites[0].num_kv_heads, sites[0].head_dim, self.block_size, kv_dtype)
         self.bytes_per_block = shape.bytes_per_block * self._parallel.size
-        ops, self.kernels = self_check.checked(
-            dispatch.choose(device), self_check.shapes_of(model, shape, sites)
-        )
+        ops, self.kernels = self_check.checked(dispatch.choose(device), self_check.shapes_of(model, shape, sites))
         quant.bind(model, ops)
         probe(model, device, ops, self._parallel)
         store = KVStore(shape, 0, device, ops)
@@ -261,9 +251,7 @@ class ModelRunner:
             leads=self._parallel.leads,
         )
 
-    def _places(
-        self, model: PreTrainedModel, ops: Ops, settings: RunnerSettings
-    ) -> Adapters | None:
+    def _places(self, model: PreTrainedModel, ops: Ops, settings: RunnerSettings) -> Adapters | None:
         """For adapters; on a CPU they are made with the first one, unless their number is given."""
         alone, rank = self._parallel.size == 1, settings.max_adapter_rank
         if settings.max_adapters is None:
@@ -306,9 +294,7 @@ class ModelRunner:
         if self._device.type == "cuda":
             memory.warm_up(self.store, largest, steps)
 
-    def _plan_blocks(
-        self, settings: RunnerSettings, largest: memory.Largest, steps: Steps, num_graphs: int
-    ) -> int:
+    def _plan_blocks(self, settings: RunnerSettings, largest: memory.Largest, steps: Steps, num_graphs: int) -> int:
         device, share, shape = self._device, settings.memory_share, self.store.shape
         least = self.max_model_len if settings.max_model_len else self.block_size
         need = Need(self._weights, shape.bytes_per_block, self.block_size, least)

@@ -106,9 +106,7 @@ Case = Callable[[Ops, Bench], list[torch.Tensor]]
 
 def _advance_rows(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     rows = _device_rows(bench)
-    ops.advance_rows(
-        rows, bench.integers((3, -1, 0, 5)), bench.integers((7, 8, 9, 10), torch.int64)
-    )
+    ops.advance_rows(rows, bench.integers((3, -1, 0, 5)), bench.integers((7, 8, 9, 10), torch.int64))
     return [rows.last_tokens, rows.positions]
 
 
@@ -140,9 +138,7 @@ def _attention_prefill(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     return _attend(ops.attention_prefill, bench, batch, num_blocks)
 
 
-def _attend(
-    op: Callable[..., None], bench: Bench, batch: PagedBatch, num_blocks: int
-) -> list[torch.Tensor]:
+def _attend(op: Callable[..., None], bench: Bench, batch: PagedBatch, num_blocks: int) -> list[torch.Tensor]:
     shapes = bench.shapes
     kv, scales = bench.kv(num_blocks)
     query = bench.random(batch.starts[-1], shapes.num_heads, shapes.kv.head_dim)
@@ -313,9 +309,7 @@ def _moe(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     stacks = (bench.random(3, 64, 64) / 8, bench.random(3, 64, 32) / 8)
     outs = []
     for num_tokens in (5, 40):
-        x, shares = (
-            bench.random(num_tokens, n, dtype=d) for n, d in ((64, None), (2, torch.float32))
-        )
+        x, shares = (bench.random(num_tokens, n, dtype=d) for n, d in ((64, None), (2, torch.float32)))
         experts = bench.integers([-1, 2, 0, 1] * (num_tokens // 2 + 1))[: 2 * num_tokens]
         outs.append(torch.full_like(x, float("nan")))
         ops.weights.moe(outs[-1], x, *stacks, shares, experts.view(-1, 2))

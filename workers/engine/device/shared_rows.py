@@ -13,14 +13,10 @@ Group = tuple[list[int], int]
 """Indices of rows, and how many of their first blocks are the same."""
 
 
-def shared_groups(
-    rows: Sequence[Row], block_size: int, pays: Callable[[int, int], bool] = sharing_pays
-) -> list[Group]:
+def shared_groups(rows: Sequence[Row], block_size: int, pays: Callable[[int, int], bool] = sharing_pays) -> list[Group]:
     """Groups worth reading once; a row is in one at most. Rows are sorted by their tables, so that those with a long
     common start are neighbours; from each start on, the group that saves most is taken. O(rows x blocks)."""
-    tables = {
-        index: tuple(row.block_table[: row.start // block_size]) for index, row in enumerate(rows)
-    }
+    tables = {index: tuple(row.block_table[: row.start // block_size]) for index, row in enumerate(rows)}
     order = sorted(tables, key=tables.__getitem__)
     common = [_common(tables[a], tables[b]) for a, b in itertools.pairwise(order)]
     groups: list[Group] = []

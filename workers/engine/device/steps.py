@@ -47,9 +47,7 @@ class LoadedModel:
     """Only rank 0 of a parallel model draws."""
     adapters: Adapters | None = None
 
-    def prompt_logprobs(
-        self, row: Row, start: int, hidden: torch.Tensor
-    ) -> tuple[TokenLogprob, ...]:
+    def prompt_logprobs(self, row: Row, start: int, hidden: torch.Tensor) -> tuple[TokenLogprob, ...]:
         """Of a row whose tokens begin at `start` of a pass; the host waits for it."""
         if row.prompt_logprobs < 0:
             return ()
@@ -116,9 +114,7 @@ class PlainSteps:
     def forget(self) -> None:
         pass
 
-    def _draw(
-        self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor
-    ) -> list[list[SampledToken]]:
+    def _draw(self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor) -> list[list[SampledToken]]:
         """Only tokens that are drawn behind reach the head: the last one of a row, whose draws share the logits, or
         the last known one and every guess."""
         drawn: list[list[SampledToken]] = [[] for _ in rows]

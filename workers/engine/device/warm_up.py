@@ -49,9 +49,7 @@ class MadeUpRows:
         index = torch.arange(number, device=device, dtype=torch.int32)
         state, table = self._rows.state, self._rows.block_table
         state[Field.LAST_TOKEN, :number] = index * 7 % self._vocab_size
-        positions = [
-            min(shared * block_size + row % block_size, self._max_context) for row in range(number)
-        ]
+        positions = [min(shared * block_size + row % block_size, self._max_context) for row in range(number)]
         state[Field.POSITION, :number] = torch.tensor(positions, dtype=torch.int32, device=device)
         numbers = torch.tensor(_NUMBERS, device=device).T[:, index % len(_NUMBERS)]
         state[Field.TEMPERATURE : Field.TOP_K, :number] = numbers[:3].contiguous().view(torch.int32)

@@ -39,10 +39,7 @@ class XGrammar:
 
         self._library = xgrammar
         self._info = xgrammar.TokenizerInfo(
-            list(vocabulary),
-            xgrammar.VocabType.RAW,
-            vocab_size=len(vocabulary),
-            stop_token_ids=[],
+            list(vocabulary), xgrammar.VocabType.RAW, vocab_size=len(vocabulary), stop_token_ids=[]
         )
         self._compiler = xgrammar.GrammarCompiler(self._info, max_threads=1, cache_enabled=False)
 
@@ -95,10 +92,7 @@ class LLGuidance:
         wrapped = llguidance.TokenizerWrapper(_Tokens(vocabulary))
         self._tokenizer = llguidance.LLTokenizer(wrapped)
         self._limits = llguidance.LLParserLimits(
-            step_max_items=_STEP_ITEMS,
-            step_lexer_fuel=_STEP_FUEL,
-            max_lexer_states=_LEXER_STATES,
-            verbose_errors=False,
+            step_max_items=_STEP_ITEMS, step_lexer_fuel=_STEP_FUEL, max_lexer_states=_LEXER_STATES, verbose_errors=False
         )
 
     def compile(self, text: str) -> LLGuidanceCompiled:

@@ -165,9 +165,7 @@ class Grammars:
     def _begin(self, *, warm: bool = False) -> None:
         with self._condition:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(
-                    target=self._run, args=(warm,), name="grammars", daemon=True
-                )
+                self._thread = threading.Thread(target=self._run, args=(warm,), name="grammars", daemon=True)
                 self._thread.start()
 
     # --- the thread beside it ---
@@ -257,9 +255,7 @@ class Grammars:
             raise RuntimeError("the compiler of grammars does not start")
         return child
 
-    def _said(
-        self, child: subprocess.Popen[bytes], message: Start | str, limit_s: float
-    ) -> Verdict | None:
+    def _said(self, child: subprocess.Popen[bytes], message: Start | str, limit_s: float) -> Verdict | None:
         """The child's answer; None if it died, or had to be killed because it gave none in time."""
         assert child.stdin is not None
         assert child.stdout is not None

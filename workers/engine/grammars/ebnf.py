@@ -163,9 +163,7 @@ class _Reader:
             case ("mark", "("):
                 return self._group()
             case (_, found):
-                raise EbnfError(
-                    f"there should be a literal, a class, a name or a group, not {found}"
-                )
+                raise EbnfError(f"there should be a literal, a class, a name or a group, not {found}")
 
     def _group(self) -> Node:
         if self._at_mark(")"):

@@ -64,9 +64,7 @@ def digest(text: str) -> bytes:
 class Automaton:
     """One choice's place in its grammar. Follows the output token by token; `fault` says why it cannot go on."""
 
-    def __init__(
-        self, compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()) -> None:
         """`output`: what was drawn before, here or on another worker."""
         self._end_bits = sum(1 << token for token in set(end_ids))
         self._text_bits = (1 << compiled.vocab_size) - 1 & ~self._end_bits

@@ -47,6 +47,4 @@ def _byte_of_char() -> dict[str, int]:
     """Printable Latin-1 stands for itself; the other bytes, in order, are the characters from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
-    }
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -25,13 +25,7 @@ from workers.engine.sequences.sequence import Attempt
 from workers.engine.values.errors import StartError
 from workers.engine.values.record import StepTotals
 from workers.protocol.ballast import BALLAST_BYTES, Ballast, is_full
-from workers.protocol.journal import (
-    SEGMENT_BYTES,
-    Chain,
-    Kind,
-    SegmentHeader,
-    segment_name,
-)
+from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader, segment_name
 from workers.protocol.messages import EngineRecord, TokenUsage
 
 logger = logging.getLogger(__name__)
@@ -77,16 +71,12 @@ class EngineJournal:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartError(
-                f"The journal directory {directory} cannot be used: {error.strerror}."
-            ) from None
+            raise StartError(f"The journal directory {directory} cannot be used: {error.strerror}.") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            raise StartError(
-                f"Another process holds {directory}: is this slot running already?"
-            ) from None
+            raise StartError(f"Another process holds {directory}: is this slot running already?") from None
         self._state, self._chain, self._boot = recover(directory)
         if self._chain.next_seq > 1 and not self._ballast.was_left:
             # Its disk may have been full: then numbers were told that no segment has.
@@ -98,9 +88,7 @@ class EngineJournal:
             self._end_crashed()
         except OSError as error:
             os.close(self._lock)
-            raise StartError(
-                f"The journal directory {directory} cannot be written: {error.strerror}."
-            ) from None
+            raise StartError(f"The journal directory {directory} cannot be written: {error.strerror}.") from None
 
     @property
     def is_writable(self) -> bool:
@@ -116,12 +104,7 @@ class EngineJournal:
     def begin(self, attempt: Attempt) -> None:
         message = attempt.message
         begun = Begun(
-            self._next_number,
-            message.request_id,
-            message.attempt,
-            message.tenant,
-            self._root,
-            message.lease_bound,
+            self._next_number, message.request_id, message.attempt, message.tenant, self._root, message.lease_bound
         )
         self._next_number += 1
         self._numbers[attempt.serial] = begun.number
@@ -161,10 +144,7 @@ class EngineJournal:
 
     def add_totals(self, totals: StepTotals) -> None:
         now = Totals(
-            totals.num_prefill_tokens,
-            totals.num_cached_tokens,
-            totals.num_output_tokens,
-            totals.num_recomputed,
+            totals.num_prefill_tokens, totals.num_cached_tokens, totals.num_output_tokens, totals.num_recomputed
         )
         if now != self._last_totals:
             self._append(Kind.TOTALS, now)
@@ -215,8 +195,7 @@ class EngineJournal:
             raise failure
         if not self._is_behind:
             logger.critical(
-                "the disk has no room for the journal, which goes on in memory",
-                extra={"event": "journal_behind"},
+                "the disk has no room for the journal, which goes on in memory", extra={"event": "journal_behind"}
             )
         self._is_behind, self._last_totals = True, None
         self._look_at = self._clock() + LOOK_EVERY_S
@@ -238,8 +217,7 @@ class EngineJournal:
         if not is_full(failure) or not self._ballast.is_held:
             raise failure
         logger.error(
-            "the disk is full: what runs may end, nothing more is let in",
-            extra={"event": "journal_disk_full"},
+            "the disk is full: what runs may end, nothing more is let in", extra={"event": "journal_disk_full"}
         )
         self._ballast.give_up()
         self._look_at = self._clock() + LOOK_EVERY_S
@@ -314,12 +292,7 @@ class EngineJournal:
             bound = begun.lease_bound
             if counts is not None:
                 usage = TokenUsage(
-                    counts.cache_read,
-                    counts.cache_write,
-                    counts.uncached,
-                    counts.output,
-                    0,
-                    counts.recomputed,
+                    counts.cache_read, counts.cache_write, counts.uncached, counts.output, 0, counts.recomputed
                 )
                 bound = counts.lease_bound
             record = EngineRecord(

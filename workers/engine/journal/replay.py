@@ -12,16 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.protocol.journal import (
-    NO_HASH,
-    Chain,
-    Kind,
-    Record,
-    Scan,
-    SegmentHeader,
-    parse_segment_name,
-    scan,
-)
+from workers.protocol.journal import NO_HASH, Chain, Kind, Record, Scan, SegmentHeader, parse_segment_name, scan
 from workers.protocol.messages import EngineRecord
 
 logger = logging.getLogger(__name__)
@@ -119,9 +110,7 @@ def recover(directory: Path) -> tuple[Replay, Chain, int]:
         next_seq = max(next_seq, _seq_bound(found, path))
         if found.state == "corrupt":
             logger.error(
-                "journal segment %s is damaged and set aside",
-                path.name,
-                extra={"event": "journal_quarantined"},
+                "journal segment %s is damaged and set aside", path.name, extra={"event": "journal_quarantined"}
             )
             path.rename(path.with_suffix(".quarantined"))
         elif not found.records:

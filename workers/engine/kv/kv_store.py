@@ -42,11 +42,7 @@ class KVShape:
 
 
 def plan_num_blocks(
-    need: Need,
-    device: torch.device,
-    max_model_len: int,
-    memory: int | None = None,
-    num_ranks: int = 1,
+    need: Need, device: torch.device, max_model_len: int, memory: int | None = None, num_ranks: int = 1
 ) -> int:
     """Blocks that fit into `memory` bytes, the null block included. Default, on a CPU: a share of what is free, of
     which `num_ranks` processes each take their part. Raises ModelError with the numbers."""

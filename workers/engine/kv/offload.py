@@ -42,9 +42,7 @@ class Landed:
 class Flying:
     """A transfer on a GPU's own stream."""
 
-    def __init__(
-        self, begun: torch.cuda.Event, ended: torch.cuda.Event, staging: Staging | None = None
-    ) -> None:
+    def __init__(self, begun: torch.cuda.Event, ended: torch.cuda.Event, staging: Staging | None = None) -> None:
         self.begun, self._ended, self.staging = begun, ended, staging
 
     @property
@@ -62,14 +60,10 @@ class Flying:
 class Staging:
     """Packed blocks: `[n, num_layers, 2, KVH, block_size, D]`, and their scales where they are 8-bit."""
 
-    def __init__(
-        self, store: KVStore, num_blocks: int, device: torch.device, *, pinned: bool = False
-    ):
+    def __init__(self, store: KVStore, num_blocks: int, device: torch.device, *, pinned: bool = False):
         shape = (num_blocks, store.shape.num_layers, *store.tensor.shape[2:])
         self.kv = _empty(shape, store.shape.dtype, device, pinned)
-        self.scales = (
-            None if store.scales is None else _empty(shape[:-1], torch.float32, device, pinned)
-        )
+        self.scales = None if store.scales is None else _empty(shape[:-1], torch.float32, device, pinned)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -84,9 +78,7 @@ class HostStore:
         self.layout = f"{shape.num_layers} layers, {shape.num_kv_heads} heads of {shape.head_dim}, {shape.dtype}"
         self.num_slots = num_bytes // self.bytes_per_slot
         if not self.num_slots:
-            raise ModelError(
-                f"A host cache of {num_bytes} bytes holds no block of {self.bytes_per_slot}."
-            )
+            raise ModelError(f"A host cache of {num_bytes} bytes holds no block of {self.bytes_per_slot}.")
         if num_bytes > available_bytes():
             raise ModelError(f"There is no memory for a host cache of {num_bytes} bytes.")
         self._store, self._ops, self._device = store, ops, device
@@ -139,11 +131,7 @@ class HostStore:
             blocks, slots = [block for block, _ in part], [slot for _, slot in part]
             staging = Staging(self._store, len(part), self._device)
             self._ops.gather_blocks(
-                staging.kv,
-                self._store.tensor,
-                self._ids(blocks),
-                staging.scales,
-                self._store.scales,
+                staging.kv, self._store.tensor, self._ids(blocks), staging.scales, self._store.scales
             )
             if self._stream is None:
                 self._to_host(staging, slots)
@@ -161,9 +149,7 @@ class HostStore:
     def _to_host(self, staging: Staging, slots: list[int]) -> None:
         for host, packed in zip(self._host.tensors, staging.tensors, strict=True):
             for first, slot, length in _runs(slots):
-                host[slot : slot + length].copy_(
-                    packed[first : first + length], non_blocking=self._on_cuda
-                )
+                host[slot : slot + length].copy_(packed[first : first + length], non_blocking=self._on_cuda)
 
     # --- host to device ---
 
@@ -182,9 +168,7 @@ class HostStore:
         staging = Staging(self._store, len(slots), self._device)
         for host, packed in zip(self._host.tensors, staging.tensors, strict=True):
             for first, slot, length in _runs(slots):
-                packed[first : first + length].copy_(
-                    host[slot : slot + length], non_blocking=self._on_cuda
-                )
+                packed[first : first + length].copy_(host[slot : slot + length], non_blocking=self._on_cuda)
         return staging
 
     def _place(self, loaded: Transfer, blocks: Sequence[int]) -> None:
@@ -195,17 +179,13 @@ class HostStore:
         if self._on_cuda:
             for tensor in staging.tensors:
                 tensor.record_stream(torch.cuda.current_stream(self._device))
-        self._ops.scatter_blocks(
-            self._store.tensor, staging.kv, self._ids(blocks), self._store.scales, staging.scales
-        )
+        self._ops.scatter_blocks(self._store.tensor, staging.kv, self._ids(blocks), self._store.scales, staging.scales)
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.int64)
 
 
-def _empty(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool
-) -> torch.Tensor:
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
     tensor = torch.empty(shape, dtype=dtype, device=device)
     if pinned:
         # Registered, not allocated as pinned: that allocator rounds up to a power of two.

@@ -38,10 +38,7 @@ class Split:
     """What this rank's part takes of an input that every rank has whole; None: the input is its own."""
 
     def apply(
-        self,
-        product: Callable[[torch.Tensor, None], torch.Tensor],
-        x: torch.Tensor,
-        bias: torch.Tensor | None,
+        self, product: Callable[[torch.Tensor, None], torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """The bias is the whole layer's: it is added behind the join, once."""
         own = x if self.inputs is None else x[..., self.inputs]
@@ -147,9 +144,7 @@ class PackedLinear(nn.Module):
     shape and dtype to modules that ask their layers for these, and has no numbers: whoever computes with it fails, which
     the trial before a worker is ready shows (`trial.run`)."""
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None) -> None:
         super().__init__()
         self.split = split
         self.out_features, self.in_features = weight.shape
@@ -209,11 +204,7 @@ def has_matrix_unit() -> bool:
 def _pairs(dtype: torch.dtype) -> bool:
     """Whether pairs of bfloat16 are multiplied faster than float32. Both by AMD and by Intel the instruction is there;
     Intel's takes as long as the four of float32 that it stands for."""
-    return (
-        dtype == torch.bfloat16
-        and instructions.has("bf16")
-        and compiled.cpu_name().startswith("znver")
-    )
+    return dtype == torch.bfloat16 and instructions.has("bf16") and compiled.cpu_name().startswith("znver")
 
 
 @cache
@@ -244,9 +235,7 @@ def _onednn_packs(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linears(
-    model: nn.Module, make: MakeLinear = PackedLinear, head: nn.Module | None = None
-) -> int:
+def pack_linears(model: nn.Module, make: MakeLinear = PackedLinear, head: nn.Module | None = None) -> int:
     """Puts a layer of `make` in the place of every plain one, a packed one in that of the `head`; returns how many. A
     weight that something else still uses (a tied embedding) stays for that use."""
     number = 0

@@ -50,9 +50,7 @@ class LoraLinear(nn.Module):
         super().__init__()
         number, rank = room
         self.layer, self.ends = layer, ends
-        self._shrink = torch.zeros(
-            (number, len(ends), rank, in_features), dtype=dtype, device=ops.device
-        )
+        self._shrink = torch.zeros((number, len(ends), rank, in_features), dtype=dtype, device=ops.device)
         self._expand = torch.zeros((number, ends[-1], rank), dtype=dtype, device=ops.device)
         self._tokens, self._ops = tokens, ops
 
@@ -62,9 +60,7 @@ class LoraLinear(nn.Module):
             return out
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         added = out.reshape(len(rows), -1).contiguous()
-        self._ops.weights.lora(
-            added, rows, self._shrink, self._expand, self._tokens.groups, self.ends
-        )
+        self._ops.weights.lora(added, rows, self._shrink, self._expand, self._tokens.groups, self.ends)
         return added.view(out.shape)
 
     def put(self, slot: int, part: int, down: torch.Tensor, up: torch.Tensor, scale: float) -> None:

@@ -36,9 +36,7 @@ class RoundedExperts:
     down: list[Numbers]
     dtype: torch.dtype
 
-    def stacks(
-        self, experts: torch.Tensor, waits: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def stacks(self, experts: torch.Tensor, waits: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """For the chosen `experts` `[num_tokens, top_k]`: both stacks, and the choice as indices into them. A host that
         `waits` to learn who was chosen widens no others."""
         ids = list(range(len(self.down)))

@@ -35,9 +35,7 @@ class Numbers(Protocol):
     def shape(self) -> tuple[int, int]:
         """Outputs, inputs."""
 
-    def multiply(
-        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
-    ) -> None: ...
+    def multiply(self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None: ...
 
     def wide(self, dtype: torch.dtype) -> torch.Tensor:
         """`[out_features, in_features]`."""
@@ -57,9 +55,7 @@ class Packed:
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[1], 32 // self.bits * len(self.weight)
 
-    def multiply(
-        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def multiply(self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
         ops.weights.linear_w4(out, rows, self.weight, self.scale, self.zero, self.order, bias)
 
     def wide(self, dtype: torch.dtype) -> torch.Tensor:
@@ -106,9 +102,7 @@ class Channels:
     def shape(self) -> tuple[int, int]:
         return self.weight.shape[0], self.weight.shape[1]
 
-    def multiply(
-        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def multiply(self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
         if self.kind == "int8":
             ops.weights.linear_w8(out, rows, self.weight, self.scale, bias)
             return
@@ -118,9 +112,7 @@ class Channels:
         product = ops.weights.linear_fp8 if self.kind == "fp8" else ops.weights.linear_w8a8
         product(out, *self._tokens(ops, rows), self.weight, self.scale, bias)
 
-    def _split(
-        self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def _split(self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
         """Outliers by a product of their own. Each token has its own ones: what others bring does not change it."""
         large = rows.abs() >= OUTLIER
         ops.weights.linear_w8(out, rows.where(large, 0.0), self.weight, self.scale, bias)
@@ -166,8 +158,7 @@ def rounded(kind: Format, weight: torch.Tensor) -> Numbers:
         groups = [group for group in formats.GROUPS if inputs % group == 0]
         if not groups:
             raise ModelError(
-                f"int4 needs layers whose inputs can be cut into groups of {formats.GROUPS[0]}, "
-                f"but one has {inputs}."
+                f"int4 needs layers whose inputs can be cut into groups of {formats.GROUPS[0]}, but one has {inputs}."
             )
         return Packed(*formats.quantize_int4(weight, max(groups)), None)
     assert kind != "none"
@@ -181,9 +172,7 @@ def linear_maker(kind: Format, ops: Ops) -> MakeLinear:
         return PackedLinear
     refuse_device(kind, ops.device)
 
-    def make(
-        weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None
-    ) -> nn.Module:
+    def make(weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None) -> nn.Module:
         return QuantLinear(rounded(kind, weight), bias, ops, weight.dtype, split)
 
     return make
@@ -193,21 +182,14 @@ def refuse_device(kind: str, device: torch.device) -> None:
     if kind == "fp8" and device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < (8, 9):
-            raise ModelError(
-                f"This GPU (capability {major}.{minor}) has no 8-bit floats: use int8."
-            )
+            raise ModelError(f"This GPU (capability {major}.{minor}) has no 8-bit floats: use int8.")
 
 
 class QuantLinear(nn.Module):
     """Rows of any leading shape in, rows out; the format is that of its numbers."""
 
     def __init__(
-        self,
-        numbers: Numbers,
-        bias: torch.Tensor | None,
-        ops: Ops,
-        dtype: torch.dtype,
-        split: Split | None = None,
+        self, numbers: Numbers, bias: torch.Tensor | None, ops: Ops, dtype: torch.dtype, split: Split | None = None
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = numbers.shape

@@ -28,10 +28,7 @@ class AdapterRead:
 class AdapterTable:
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
-        self._states = {
-            name: AdapterState(name, "loaded", one.identity)
-            for name, one in runner.adapters.items()
-        }
+        self._states = {name: AdapterState(name, "loaded", one.identity) for name, one in runner.adapters.items()}
         self._changed = bool(self._states)
 
     @property

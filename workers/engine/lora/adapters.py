@@ -28,9 +28,7 @@ from workers.engine.model.packing import PackedStep
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import Row
 
-_TENSOR = re.compile(
-    r"^base_model\.model\.model\.layers\.(\d+)\.\w+\.(\w+)\.lora_([AB])(?:\.default)?\.weight$"
-)
+_TENSOR = re.compile(r"^base_model\.model\.model\.layers\.(\d+)\.\w+\.(\w+)\.lora_([AB])(?:\.default)?\.weight$")
 _PLACES = {
     "q_proj": ("qkv", 0),
     "k_proj": ("qkv", 1),
@@ -62,9 +60,7 @@ class Weights:
 class Adapters:
     """`slots`: name → slot of those that are loaded; `identities` of the same."""
 
-    def __init__(
-        self, model: nn.Module, ops: Ops, max_adapters: int, max_rank: int, *, late: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, ops: Ops, max_adapters: int, max_rank: int, *, late: bool = False) -> None:
         """Puts itself beside every product of the model's layers; `late`: with the first adapter, so that a model
         without any pays nothing. Raises ModelError if they are not `llama`'s."""
         self.slots: dict[str, int] = {}
@@ -96,9 +92,7 @@ class Adapters:
                 self._sites[layer][product].put(slot, part, pair["A"], pair["B"], weights.scale)
         except (ValueError, IndexError, KeyError, TypeError, RuntimeError) as error:
             self._clear(slot)
-            raise ModelError(
-                f"The adapter {weights.directory} does not fit the model: {error}."
-            ) from error
+            raise ModelError(f"The adapter {weights.directory} does not fit the model: {error}.") from error
         self.slots[name], self.identities[name] = slot, weights.identity
 
     @torch.inference_mode()
@@ -157,9 +151,7 @@ def read(directory: Path) -> Weights:
     asked = [name for name in _NOT_DONE if config.get(name)]
     asked += [] if config.get("bias", "none") == "none" else ["bias"]
     if asked:
-        raise ModelError(
-            f"The adapter {directory} needs {', '.join(asked)}, which is not supported."
-        )
+        raise ModelError(f"The adapter {directory} needs {', '.join(asked)}, which is not supported.")
     try:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

@@ -26,9 +26,7 @@ class Observed:
 
 
 class MassProbe:
-    def __init__(
-        self, rows: Sequence[Row], starts: Sequence[int], block_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], starts: Sequence[int], block_size: int, device: torch.device) -> None:
         """`starts`: first token of each row in the pass."""
         self._observed: dict[int, Observed] = {}
         self._sums: dict[int, torch.Tensor] = {}
@@ -44,12 +42,7 @@ class MassProbe:
             self._sums[index] = torch.zeros(len(table), device=device)
 
     def add(
-        self,
-        query: torch.Tensor,
-        kv: torch.Tensor,
-        scales: torch.Tensor | None,
-        scale: float,
-        softcap: float,
+        self, query: torch.Tensor, kv: torch.Tensor, scales: torch.Tensor | None, scale: float, softcap: float
     ) -> None:
         """One layer: `query` `[num_tokens, H, D]`, its KV and the scales of 8-bit KV (kv_store.LayerKV)."""
         self._num_layers += 1
@@ -67,9 +60,7 @@ class MassProbe:
         return tuple((self._sums[index] / self._num_layers).tolist())
 
 
-def _mass(
-    query: torch.Tensor, keys: torch.Tensor, row: Observed, scale: float, softcap: float
-) -> torch.Tensor:
+def _mass(query: torch.Tensor, keys: torch.Tensor, row: Observed, scale: float, softcap: float) -> torch.Tensor:
     """`keys` is `[num_blocks, KVH, block_size, D]`."""
     num_blocks, num_kv_heads, block_size, head_dim = keys.shape
     number, num_heads = query.shape[:2]

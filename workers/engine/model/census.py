@@ -58,12 +58,7 @@ def read_config(model: str) -> PreTrainedConfig:
 
 
 def take(
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    kv_itemsize: int | None,
-    quant: Format,
-    num_ranks: int,
-    on_cpu: bool,
+    config: PreTrainedConfig, dtype: torch.dtype, kv_itemsize: int | None, quant: Format, num_ranks: int, on_cpu: bool
 ) -> Census:
     """`kv_itemsize`: bytes of an 8-bit format; None: KV is in the dtype. Raises ModelError if a worker would."""
 
@@ -92,12 +87,7 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelS
     linears: Counter[tuple[int, int]] = Counter()
     stacked: Counter[tuple[int, int]] = Counter()
     head = model.get_output_embeddings().weight
-    stacks = {
-        id(tensor)
-        for block in model.modules()
-        if moe.fits(block)
-        for tensor in block.experts.parameters()
-    }
+    stacks = {id(tensor) for block in model.modules() if moe.fits(block) for tensor in block.experts.parameters()}
     for kind, tensor in _kinds(model, head):
         if kind == "linear":
             linears[tuple(tensor.shape)] += 1

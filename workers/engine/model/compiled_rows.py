@@ -23,18 +23,14 @@ if TYPE_CHECKING:
 
 
 class CompiledRows:
-    def __init__(self, layers: Sequence[LlamaLayer], weights: Sequence[LayerWeights], turns: torch.Tensor) -> None:  # fmt: skip
+    def __init__(self, layers: Sequence[LlamaLayer], weights: Sequence[LayerWeights], turns: torch.Tensor) -> None:
         from kernels.cpu.layers import DecoderLayers  # needs numba
 
         self._layers = layers
         self._compiled = DecoderLayers(weights, turns, layers[0].num_heads)
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        batches: Sequence[PagedBatch],
-        layers: range,
+        self, hidden: torch.Tensor, positions: torch.Tensor, batches: Sequence[PagedBatch], layers: range
     ) -> None:
         """`hidden` `[num_tokens, hidden]`, float32, is overwritten with what these layers make of it; the batches' rows
         lie in it one behind the other."""
@@ -46,9 +42,7 @@ class CompiledRows:
         self._compiled(hidden, positions, starts, places, tables, kv, layers.start)
 
 
-def build(
-    layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int
-) -> CompiledRows | None:
+def build(layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int) -> CompiledRows | None:
     """None where a product is not in panels, where sizes do not fall on whole ones, or over KV of 8 bits."""
     if not all(_in_panels(linear) for layer in layers for linear in layer.linears):
         return None

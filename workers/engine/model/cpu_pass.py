@@ -34,9 +34,7 @@ log = logging.getLogger(__name__)
 class CpuPass:
     """`hf.hidden_states` of one model."""
 
-    def __init__(
-        self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> None:
         base = model.base_model
         self._embed, self.layers = base.embed_tokens, list(base.layers)
         self._ops, self._step = ops, step
@@ -140,9 +138,7 @@ def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
     return torch.cat(weights).detach().to(dtype)
 
 
-def _angles(
-    rotary: nn.Module, max_positions: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _angles(rotary: nn.Module, max_positions: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """`[max_positions, head_dim]` each: cosines twice, and sines that bring the sign of rotate_half."""
     cos, sin = rope_table(rotary, max_positions, torch.device("cpu")).chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
@@ -168,9 +164,7 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
     return CpuPass(model, ops, step, max_positions)
 
 
-def _difference(
-    model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, trial: StepSlot
-) -> float:
+def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, trial: StepSlot) -> float:
     """Of a layer from itself as transformers calls it, on a prompt in three chunks, one of them a single token; compiled,
     and by torch's operations. The larger one, as a length relative to that of all outputs: one token that is wrong
     among these is a fifth of it."""

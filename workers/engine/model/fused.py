@@ -28,9 +28,7 @@ class FusedPass:
     """`hf.hidden_states` of one model, with its own loop over the layers: what a layer adds to the residual stream is
     added by the norm of the next one."""
 
-    def __init__(
-        self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> None:
         base = model.base_model
         self._embed, self._norm, self.layers = base.embed_tokens, base.norm, list(base.layers)
         self._ops = ops
@@ -44,11 +42,7 @@ class FusedPass:
         return self._normed(hidden, self._norm, residual)
 
     def run(
-        self,
-        layer: LlamaLayer,
-        hidden: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,
+        self, layer: LlamaLayer, hidden: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`hidden` is what the layer before adds to `residual`; the first layer's residual is its input itself."""
         x = self._normed(hidden, layer.norms[0], residual)
@@ -59,9 +53,7 @@ class FusedPass:
         self._ops.silu_mul(product, gates)
         return layer.down(product), residual
 
-    def _attend(
-        self, layer: LlamaLayer, qkv: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def _attend(self, layer: LlamaLayer, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         step, (kv, scales) = self._step.context, layer.paged.kv
         assert step is not None, "a pass outside a step"
         number = len(step.slots)
@@ -70,15 +62,11 @@ class FusedPass:
         where = (self._table, positions[:number], step.slots)
         self._ops.rope_kv_write(kv, qkv[:number], *where, weights, eps, kv_scales=scales)
         heads = qkv.view(len(qkv), -1, layer.head_dim)
-        query, key, value = heads.split(
-            (layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), dim=1
-        )
+        query, key, value = heads.split((layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), dim=1)
         call = Call(query, key, value, layer.scale, layer.window, 0.0, None)
         return layer.paged.attend_written(call, step).view(len(qkv), -1)
 
-    def _normed(
-        self, x: torch.Tensor, norm: nn.Module, residual: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _normed(self, x: torch.Tensor, norm: nn.Module, residual: torch.Tensor | None) -> torch.Tensor:
         """With a residual: `x` is added to it in place, and that is what is normalised."""
         out = torch.empty_like(x)
         self._ops.rms_norm(out, x, norm.weight, norm.variance_epsilon, residual)
@@ -102,9 +90,7 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
     return FusedPass(model, ops, step, max_positions)
 
 
-def difference(
-    model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: Ops, trial: StepSlot
-) -> float:
+def difference(model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: Ops, trial: StepSlot) -> float:
     """Largest difference of a fused layer from itself unfused, on a chunk and a single token behind it, relative to
     the largest output."""
     weight = layer.norms[0].weight
@@ -112,10 +98,7 @@ def difference(
     shape = KVShape(1, layer.num_kv_heads, layer.head_dim, 4, weight.dtype)
     packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
     trial.context = packed.context
-    served, layer.paged = (
-        layer.paged,
-        PagedLayer(KVStore(shape, 4, weight.device, ops), 0, ops, trial),
-    )
+    served, layer.paged = (layer.paged, PagedLayer(KVStore(shape, 4, weight.device, ops), 0, ops, trial))
     embeddings = model.base_model.rotary_emb(x[None], packed.positions[None])
     expected = layer(x[None], position_embeddings=embeddings)[0]
     added, residual = mine.run(layer, x.clone(), None, packed.positions)

@@ -36,12 +36,7 @@ from workers.engine.values.plan import Row
 log = logging.getLogger(__name__)
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-_GATED_OPS = {
-    SiLUActivation: "silu_mul",
-    nn.SiLU: "silu_mul",
-    GELUTanh: "gelu_mul",
-    NewGELUActivation: "gelu_mul",
-}
+_GATED_OPS = {SiLUActivation: "silu_mul", nn.SiLU: "silu_mul", GELUTanh: "gelu_mul", NewGELUActivation: "gelu_mul"}
 
 _UNCALLABLE = (TypeError, ValueError, RuntimeError, AttributeError)
 """What a module raises that is given what it does not take."""
@@ -91,17 +86,13 @@ Fuser = Callable[[Found, MakeLinear], Change | None]
 """None: the module is not of the kind."""
 
 
-def install(
-    model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops, make: MakeLinear
-) -> int:
+def install(model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops, make: MakeLinear) -> int:
     """Changes every module that can be; returns how many. Leaves the attention modules attached to a store that is
     gone. Every rank of a split model runs the same passes, whatever it finds of its part."""
     number = 0
     handles: dict[str, torch.utils.hooks.RemovableHandle] = {}
 
-    def settle(
-        name: str, module: nn.Module, args: tuple[Any, ...], how: dict[str, Any], out: Any
-    ) -> None:
+    def settle(name: str, module: nn.Module, args: tuple[Any, ...], how: dict[str, Any], out: Any) -> None:
         nonlocal number
         handles[name].remove()
         number += _settled(name, Found(module, args, ops), how, _first(out), make)
@@ -233,11 +224,7 @@ def _transposed(found: Found, make: MakeLinear) -> Change | None:
     layers = {name: child for name, child in found.module.named_children() if type(child) is Conv1D}
     if not layers or not all(can_pack(layer.weight) for layer in layers.values()):
         return None
-    return Change(
-        children={
-            name: PackedLinear(layer.weight.t(), layer.bias) for name, layer in layers.items()
-        }
-    )
+    return Change(children={name: PackedLinear(layer.weight.t(), layer.bias) for name, layer in layers.items()})
 
 
 def _gelu(found: Found, make: MakeLinear) -> Change | None:
@@ -295,12 +282,7 @@ def _norms(weight: torch.Tensor, eps: float, ops: Ops) -> Iterator[Norm]:
 
 
 def _rms_kernel(
-    ops: Ops,
-    weight: torch.Tensor,
-    eps: float,
-    plus_one: bool,
-    out: torch.Tensor,
-    rows: torch.Tensor,
+    ops: Ops, weight: torch.Tensor, eps: float, plus_one: bool, out: torch.Tensor, rows: torch.Tensor
 ) -> None:
     ops.rms_norm(out, rows, weight, eps, plus_one=plus_one, cast_first=False)
 

@@ -53,10 +53,7 @@ class Heads(nn.Module):
             logprobs = self(hidden).float().log_softmax(dim=-1).transpose(0, 1)
             values, tokens = logprobs.topk(min(BEST, logprobs.shape[-1]), dim=-1)
         pairs = zip(tokens.tolist(), values.tolist(), strict=True)
-        return [
-            [list(zip(*head, strict=True)) for head in zip(ids, found, strict=True)]
-            for ids, found in pairs
-        ]
+        return [[list(zip(*head, strict=True)) for head in zip(ids, found, strict=True)] for ids, found in pairs]
 
 
 def load(path: Path, hidden: int, vocab: int, device: torch.device, dtype: torch.dtype) -> Heads:

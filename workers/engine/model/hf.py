@@ -116,17 +116,13 @@ class PagedLayer:
         if step.trees is not None:
             tokens = slice(end, end := len(step.slots))
             trees = step.trees
-            self._ops.attention_prefill(
-                out[tokens], call.query[tokens], kv, trees.batch, *how, tree=trees.views
-            )
+            self._ops.attention_prefill(out[tokens], call.query[tokens], kv, trees.batch, *how, tree=trees.views)
         out[end:] = 0.0  # padding attends to nothing
         if step.mass is not None:
             step.mass.add(call.query, kv, scales, call.scale, call.softcap)
         return out
 
-    def _decode(
-        self, out: torch.Tensor, call: Call, kv: torch.Tensor, step: StepContext, how: How
-    ) -> None:
+    def _decode(self, out: torch.Tensor, call: Call, kv: torch.Tensor, step: StepContext, how: How) -> None:
         assert step.decode is not None
         query, scale, window, softcap, *rest = call.query[: len(out)], *how
         if step.shared is None or window:  # with a window each row sees another end of the prefix
@@ -159,13 +155,9 @@ class Discovery:
     def attend(self, call: Call) -> torch.Tensor:
         _, num_kv_heads, head_dim = call.key.shape
         if call.value.shape != call.key.shape or call.query.shape[2] != head_dim:
-            raise ModelError(
-                "Keys, queries and values of the model differ in size, which is not supported."
-            )
+            raise ModelError("Keys, queries and values of the model differ in size, which is not supported.")
         if any(site.module is self._module for site in self._sites):
-            raise ModelError(
-                "One attention layer of the model runs twice in a pass, which is not supported."
-            )
+            raise ModelError("One attention layer of the model runs twice in a pass, which is not supported.")
         how = (call.scale, call.window, call.softcap, call.sinks is not None)
         num_heads = call.query.shape[1]
         self._sites.append(AttentionSite(self._module, num_heads, num_kv_heads, head_dim, *how))
@@ -193,9 +185,7 @@ def paged_attention(
     if is_causal is False or getattr(module, "is_causal", True) is False:
         unknown.append("is_causal=False")
     if unknown:
-        raise ModelError(
-            f"The attention of the model needs {', '.join(unknown)}, which is not supported."
-        )
+        raise ModelError(f"The attention of the model needs {', '.join(unknown)}, which is not supported.")
     call = Call(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -232,9 +222,7 @@ def _refuse_sites(sites: Sequence[AttentionSite], num_layers: int) -> None:
             f"Only {len(sites)} of the model's {num_layers} layers attend through transformers' interface."
         )
     if len({(site.num_kv_heads, site.head_dim) for site in sites}) != 1:
-        raise ModelError(
-            "The layers of the model differ in the size of their keys, which is not supported."
-        )
+        raise ModelError("The layers of the model differ in the size of their keys, which is not supported.")
     if sites[0].head_dim not in SUPPORTED_HEAD_DIMS:
         allowed = ", ".join(map(str, sorted(SUPPORTED_HEAD_DIMS)))
         raise ModelError(f"The head size {sites[0].head_dim} of the model is not one of {allowed}.")
@@ -246,13 +234,9 @@ def attach(sites: Sequence[AttentionSite], store: KVStore, ops: Ops, step: StepS
         setattr(site.module, _LAYER, PagedLayer(store, index, ops, step))
 
 
-def hidden_states(
-    model: PreTrainedModel, token_ids: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
+def hidden_states(model: PreTrainedModel, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """One packed pass without the head: `[num_tokens]` ids and absolute positions → `[num_tokens, hidden]`."""
-    output = model.base_model(
-        input_ids=token_ids[None], position_ids=positions[None], use_cache=False
-    )
+    output = model.base_model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
     return output.last_hidden_state[0]
 
 

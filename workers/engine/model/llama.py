@@ -55,12 +55,7 @@ class LlamaLayer(nn.Module):
     """Holds nothing of the layer it replaces but the norms, so that the weights exist once."""
 
     def __init__(
-        self,
-        layer: Any,
-        site: AttentionSite,
-        paged: PagedLayer,
-        rope: Rope,
-        make: MakeLinear = PackedLinear,
+        self, layer: Any, site: AttentionSite, paged: PagedLayer, rope: Rope, make: MakeLinear = PackedLinear
     ) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
@@ -82,10 +77,7 @@ class LlamaLayer(nn.Module):
         return self.qkv, self.output, self.gate_up, self.down
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        **_: object,
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
     ) -> torch.Tensor:
         """`[1, num_tokens, hidden]`, as transformers' model calls its layers."""
         hidden = hidden_states[0]
@@ -94,9 +86,7 @@ class LlamaLayer(nn.Module):
         hidden = hidden + self.down(F.silu(gate) * up)
         return hidden[None]
 
-    def _attend(
-        self, x: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         cos, sin = self._rope.of(position_embeddings)
         num_tokens, head_dim = len(x), self.head_dim
         rotated = self.num_heads + self.num_kv_heads
@@ -168,9 +158,7 @@ def _checked(
     return mine, ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def _qk_norm(
-    attention: nn.Module, num_heads: int, num_kv_heads: int
-) -> tuple[torch.Tensor | None, float]:
+def _qk_norm(attention: nn.Module, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor | None, float]:
     """The weights of a norm per head, `[H + KVH, head_dim]`, where the model has one (Qwen3)."""
     if not hasattr(attention, "q_norm"):
         return None, 0.0

@@ -28,9 +28,7 @@ class PackedStep:
     """First packed token of each given row (not of each packed one)."""
 
 
-def pack(
-    rows: Sequence[Row], block_size: int, device: torch.device, min_tokens: int = 1
-) -> PackedStep:
+def pack(rows: Sequence[Row], block_size: int, device: torch.device, min_tokens: int = 1) -> PackedStep:
     """Rows with one token come first: their attention is another kernel's. Chunks follow, then trees. Behind the rows
     the pass is filled up to `min_tokens` tokens that belong to nobody."""
     decode = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
@@ -89,6 +87,4 @@ def _batch(rows: Sequence[Row], block_size: int, device: torch.device) -> PagedB
         used = -(-(row.kv_start + len(row.tokens)) // block_size)
         assert len(row.block_table) >= used, "a block table ends before its tokens"
         tables.append(torch.tensor(row.block_table[:used], dtype=torch.int64, device=device))
-    return PagedBatch(
-        [len(row.tokens) for row in rows], [row.kv_start for row in rows], tables, block_size
-    )
+    return PagedBatch([len(row.tokens) for row in rows], [row.kv_start for row in rows], tables, block_size)

@@ -27,9 +27,7 @@ _TOLERANCE = 1e-4
 """Of the largest logit."""
 
 
-def probe(
-    model: PreTrainedModel, device: torch.device, ops: Ops, parallel: Parallel = ALONE
-) -> None:
+def probe(model: PreTrainedModel, device: torch.device, ops: Ops, parallel: Parallel = ALONE) -> None:
     """Raises ModelError where the two ways differ. Over several ranks, all run the packed way on their parts and rank
     0 compares it with the whole."""
     config = _small_config(model.config, parallel.size)
@@ -37,10 +35,7 @@ def probe(
     # A configuration of its own: a model writes its attention into it.
     theirs = loader.build(copy.deepcopy(config), torch.float32, device, "eager")
     _copy_weights(model, mine, theirs, parallel)
-    sequences = [
-        [(7 * index + 3 * length) % config.vocab_size for index in range(length)]
-        for length in _LENGTHS
-    ]
+    sequences = [[(7 * index + 3 * length) % config.vocab_size for index in range(length)] for length in _LENGTHS]
     found = _packed_logits(mine, sequences, device, ops)
     if not parallel.leads:
         return
@@ -62,9 +57,7 @@ def _packed_logits(
     """Both sequences at once; the second one in two chunks, the later behind the rest of the first, so that a model
     which numbers the packed tokens itself is caught."""
     sites = hf.discover(small)
-    shape = KVShape(
-        len(sites), sites[0].num_kv_heads, sites[0].head_dim, _BLOCK_SIZE, torch.float32
-    )
+    shape = KVShape(len(sites), sites[0].num_kv_heads, sites[0].head_dim, _BLOCK_SIZE, torch.float32)
     store = KVStore(shape, 16, device, ops)
     step = hf.StepSlot()
     hf.attach(sites, store, ops, step)
@@ -80,18 +73,11 @@ def _packed_logits(
         packed = pack(rows, _BLOCK_SIZE, device)
         step.context = packed.context
         logits = head(hf.hidden_states(small, packed.token_ids, packed.positions))
-        parts.append(
-            [
-                logits[start : start + len(row.tokens)]
-                for start, row in zip(packed.starts, rows, strict=True)
-            ]
-        )
+        parts.append([logits[start : start + len(row.tokens)] for start, row in zip(packed.starts, rows, strict=True)])
     return [torch.cat((parts[0][0], parts[1][1])), torch.cat((parts[0][1], parts[1][0]))]
 
 
-def _copy_weights(
-    model: PreTrainedModel, mine: PreTrainedModel, theirs: PreTrainedModel, parallel: Parallel
-) -> None:
+def _copy_weights(model: PreTrainedModel, mine: PreTrainedModel, theirs: PreTrainedModel, parallel: Parallel) -> None:
     """The model's weights into the small copies: this rank's part into `mine`, the whole into `theirs`."""
     parts = sharding.split(mine, parallel)
     whole_homes = loader.places(theirs)
@@ -121,9 +107,7 @@ def _small_config(config: PreTrainedConfig, num_ranks: int) -> PreTrainedConfig:
     small = copy.deepcopy(config)
     num_layers = config.num_hidden_layers
     per_layer = {
-        name: value
-        for name, value in vars(config).items()
-        if isinstance(value, list) and len(value) == num_layers
+        name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == num_layers
     }
     kinds = [str([value[layer] for value in per_layer.values()]) for layer in range(num_layers)]
     small.num_hidden_layers = min(num_layers, max(2, 1 + max(map(kinds.index, kinds))))

@@ -62,9 +62,7 @@ def refuse_beside(rounding: str, num_ranks: int, stored: bool) -> None:
     if stored:
         raise ModelError("The checkpoint is quantized already: smoothing has no place in it.")
     if rounding == "none":
-        raise ModelError(
-            "HEADGATE_ENGINE_SMOOTHING is for rounded layers: set HEADGATE_ENGINE_QUANT too."
-        )
+        raise ModelError("HEADGATE_ENGINE_SMOOTHING is for rounded layers: set HEADGATE_ENGINE_QUANT too.")
     if num_ranks > 1:
         raise ModelError("Smoothing does not go together with several ranks.")
 

@@ -35,9 +35,7 @@ class _Process:
         mine, its = socket.socketpair()
         with its:
             told = [str(rank), str(size), str(its.fileno()), str(meeting), str(os.getpid())]
-            self.process = subprocess.Popen(
-                [*command, *told], stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),)
-            )
+            self.process = subprocess.Popen([*command, *told], stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),))
         self.rank = rank
         self.channel = Channel(mine)
         self.loaded = threading.Event()
@@ -67,9 +65,7 @@ class Ranks:
             threading.Thread(target=self._watch, args=(other,), daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, RuntimeError):
             self.wait_for_news()
         self._leave(kill=error is not None)

@@ -23,14 +23,7 @@ from workers.engine.parallel.wire import (
     rows_of,
 )
 from workers.engine.values.errors import ModelError
-from workers.engine.values.plan import (
-    AdapterWeights,
-    LoadedAdapter,
-    Row,
-    RowResult,
-    StepRunner,
-    Ticket,
-)
+from workers.engine.values.plan import AdapterWeights, LoadedAdapter, Row, RowResult, StepRunner, Ticket
 
 
 class OutOfStep(BaseException):

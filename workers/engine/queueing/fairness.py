@@ -93,9 +93,7 @@ class VirtualCounters:
 
     def _forget(self) -> None:
         """Those who are not active and whose credit is whole, or else half of them: they get theirs back early."""
-        idle = sorted(
-            self._counters.keys() - self._num_requests.keys(), key=self._counters.__getitem__
-        )
+        idle = sorted(self._counters.keys() - self._num_requests.keys(), key=self._counters.__getitem__)
         for number, tenant in enumerate(idle):
             if number >= len(idle) // 2 and self._counters[tenant] > self._time - self._credit:
                 break

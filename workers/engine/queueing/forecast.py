@@ -36,10 +36,7 @@ class Queued:
     def plus(self, other: Queued, part: float = 1.0) -> Queued:
         """Both, or of the other one a part between 0 and 1."""
         part = min(1.0, max(0.0, part))
-        return Queued(
-            self.num_tokens + part * other.num_tokens,
-            self.num_sequences + part * other.num_sequences,
-        )
+        return Queued(self.num_tokens + part * other.num_tokens, self.num_sequences + part * other.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +87,7 @@ class Forecast:
             step_s *= max(1.0, num_rows / self._budget.num_rows(load.num_kv_tokens / num_rows))
         return num_steps * (step_s + token_s * num_streams) + token_s * num_tokens
 
-    def _for_prompts(
-        self, step: int, num_rows: float, num_tokens: float, num_sequences: float
-    ) -> float:
+    def _for_prompts(self, step: int, num_rows: float, num_tokens: float, num_sequences: float) -> float:
         """Of a step's tokens, those that streams leave: they take as many as run, but in the long run no more than
         whoever begins will take, for an answer of the usual length."""
         if num_tokens <= 0:

@@ -84,9 +84,7 @@ class Overload:
         if (tenant, prompt) in self._places:
             self._give_up((tenant, prompt))
 
-    def refuse(
-        self, arrival: Arrival, queued: Mapping[str, Queued], now: float, wait_s: Wait
-    ) -> float:
+    def refuse(self, arrival: Arrival, queued: Mapping[str, Queued], now: float, wait_s: Wait) -> float:
         """Seconds after which to come again; 0: welcome. `queued`: those that wait, by tenant. O(tenants that wait)."""
         self._lapse(now)
         key = arrival.tenant, arrival.prompt

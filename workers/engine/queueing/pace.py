@@ -87,9 +87,7 @@ class StepTime:
         now = tuple(FORGET * old + new for old, new in zip(before, told, strict=True))
         self._of_size[size] = now
         self._last[size] = self.num_steps
-        self._sums = tuple(
-            total - old + new for total, old, new in zip(self._sums, before, now, strict=True)
-        )
+        self._sums = tuple(total - old + new for total, old, new in zip(self._sums, before, now, strict=True))
         self._fit = None
 
     def rest(self) -> None:
@@ -143,17 +141,13 @@ class StepTime:
         """Gaussian elimination on the terms given, the others being 0; sums of squares, so pivots are positive."""
         sums, ridge = self._sums, RIDGE * self._sums[0]
         rows = [
-            [sums[_PRODUCTS[r][c]] + (ridge if r == c else 0.0) for c in terms]
-            + [sums[_RESULTS[r]]]
-            for r in terms
+            [sums[_PRODUCTS[r][c]] + (ridge if r == c else 0.0) for c in terms] + [sums[_RESULTS[r]]] for r in terms
         ]
         size = len(terms)
         for pivot in range(size):
             for below in range(pivot + 1, size):
                 factor = rows[below][pivot] / rows[pivot][pivot]
-                rows[below] = [
-                    x - factor * y for x, y in zip(rows[below], rows[pivot], strict=True)
-                ]
+                rows[below] = [x - factor * y for x, y in zip(rows[below], rows[pivot], strict=True)]
         found = [0.0] * 3
         for row in reversed(range(size)):
             known = sum(rows[row][k] * found[terms[k]] for k in range(row + 1, size))

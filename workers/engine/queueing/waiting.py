@@ -128,9 +128,7 @@ class TenantQueue:
     def push(self, sequence: Sequence, quantum: int) -> None:
         ahead = self.num_uncached
         self._join(sequence, self._look(sequence))
-        heapq.heappush(
-            self._due, (self._num_served + 2 * ahead + quantum, sequence.order, sequence)
-        )
+        heapq.heappush(self._due, (self._num_served + 2 * ahead + quantum, sequence.order, sequence))
 
     def remove(self, sequence: Sequence) -> int:
         """Returns its uncached tokens, as far as is known."""
@@ -276,10 +274,7 @@ class WaitingQueue:
 
     @property
     def queued(self) -> dict[str, Queued]:
-        return {
-            tenant: Queued(queue.num_uncached, len(queue))
-            for tenant, queue in self._tenants.items()
-        }
+        return {tenant: Queued(queue.num_uncached, len(queue)) for tenant, queue in self._tenants.items()}
 
     def push(self, sequence: Sequence) -> None:
         tenant = sequence.attempt.message.tenant
@@ -293,11 +288,7 @@ class WaitingQueue:
         self._num_items += 1
 
     def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
-        if (
-            self._chosen is not None
-            and self._quantum_left > 0
-            and not self._is_overtaken(self._chosen)
-        ):
+        if self._chosen is not None and self._quantum_left > 0 and not self._is_overtaken(self._chosen):
             sequence = self._first(self._chosen, waits)
             if sequence is not None:
                 return sequence

@@ -53,9 +53,7 @@ class CacheFeed:
         for start in range(0, max(len(inserted), len(evicted)), size):
             piece = slice(start, start + size)
             self.seq += 1
-            event = CacheEvent(
-                self.seq, inserted=tuple(inserted[piece]), evicted=tuple(evicted[piece])
-            )
+            event = CacheEvent(self.seq, inserted=tuple(inserted[piece]), evicted=tuple(evicted[piece]))
             messages += [(link, event) for link in self._links]
         if self._asked:
             here = tuple(self._watch.present(MAX_SNAPSHOT_GROUPS))

@@ -19,30 +19,16 @@ OTHERS = "_other"
 class CacheMetrics:
     def __init__(self, registry: CollectorRegistry, *, by_tenant: bool) -> None:
         self._before = CacheFigures()
-        self._evicted = Counter(
-            "headgate_cache_evicted_blocks", "Blocks evicted", ["reason"], registry=registry
-        )
-        self._breaches = Counter(
-            "headgate_cache_floor_breaches", "Leaves cut below a floor", registry=registry
-        )
-        self._refused = Counter(
-            "headgate_cache_refused_inserts", "Commits that a quota cut short", registry=registry
-        )
-        self._broken = Counter(
-            "headgate_cache_broken_laws", "Laws found broken: must stay 0", registry=registry
-        )
+        self._evicted = Counter("headgate_cache_evicted_blocks", "Blocks evicted", ["reason"], registry=registry)
+        self._breaches = Counter("headgate_cache_floor_breaches", "Leaves cut below a floor", registry=registry)
+        self._refused = Counter("headgate_cache_refused_inserts", "Commits that a quota cut short", registry=registry)
+        self._broken = Counter("headgate_cache_broken_laws", "Laws found broken: must stay 0", registry=registry)
         self._pinned = Gauge("headgate_cache_pinned_blocks", "Blocks under pins", registry=registry)
         self._cached = Counter(
-            "headgate_cached_tokens",
-            "Prompt tokens found, by region",
-            ["region"],
-            registry=registry,
+            "headgate_cached_tokens", "Prompt tokens found, by region", ["region"], registry=registry
         )
         self._misses = Counter(
-            "headgate_cache_misses",
-            "Attempts by why no more was cached",
-            ["reason"],
-            registry=registry,
+            "headgate_cache_misses", "Attempts by why no more was cached", ["reason"], registry=registry
         )
         self._swapped = Counter(
             "headgate_swapped_blocks",
@@ -81,16 +67,10 @@ class _Tiers:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hits = Counter(
-            "headgate_cache_tier_hit_tokens",
-            "Tokens brought nearer to the device",
-            ["tier"],
-            registry=registry,
+            "headgate_cache_tier_hit_tokens", "Tokens brought nearer to the device", ["tier"], registry=registry
         )
         self._bytes = Counter(
-            "headgate_cache_tier_bytes",
-            "Bytes written to a tier, and read",
-            ["tier", "direction"],
-            registry=registry,
+            "headgate_cache_tier_bytes", "Bytes written to a tier, and read", ["tier", "direction"], registry=registry
         )
         self._refused = Counter(
             "headgate_cache_tier_refused",
@@ -98,9 +78,7 @@ class _Tiers:
             ["tier", "reason"],
             registry=registry,
         )
-        self._used = Gauge(
-            "headgate_cache_tier_used_bytes", "Bytes in use", ["tier"], registry=registry
-        )
+        self._used = Gauge("headgate_cache_tier_used_bytes", "Bytes in use", ["tier"], registry=registry)
 
     def observe(self, tier: str, now: TierFigures, before: TierFigures) -> None:
         self._hits.labels(tier).inc(now.num_hit_tokens - before.num_hit_tokens)
@@ -118,21 +96,17 @@ class _Tenants:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._names: dict[str, str] = {}
         self._blocks = Gauge(
-            "headgate_cache_tenant_blocks",
-            "Blocks of the tree",
-            ["tenant", "state"],
-            registry=registry,
+            "headgate_cache_tenant_blocks", "Blocks of the tree", ["tenant", "state"], registry=registry
         )
         self._seconds = Counter(
-            "headgate_cache_block_seconds",
-            "Residency in the tree",
-            ["tenant", "state"],
-            registry=registry,
+            "headgate_cache_block_seconds", "Residency in the tree", ["tenant", "state"], registry=registry
         )
         self._lost = Counter(
-            "headgate_cache_tenant_evicted_blocks", "Blocks lost, and lost by others for it",
-            ["tenant", "side"], registry=registry,
-        )  # fmt: skip
+            "headgate_cache_tenant_evicted_blocks",
+            "Blocks lost, and lost by others for it",
+            ["tenant", "side"],
+            registry=registry,
+        )
 
     def observe(self, now: dict[str, TenantBlocks], before: dict[str, TenantBlocks]) -> None:
         others = TenantBlocks()

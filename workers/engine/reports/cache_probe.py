@@ -7,13 +7,7 @@ from cache.prefix_cache import PrefixCache
 from workers.protocol.messages import CacheProbe, CacheProbed
 
 
-def peek(
-    message: CacheProbe,
-    root: str,
-    identity: bytes | None,
-    cache: PrefixCache,
-    wait_s: float,
-) -> CacheProbed:
+def peek(message: CacheProbe, root: str, identity: bytes | None, cache: PrefixCache, wait_s: float) -> CacheProbed:
     """`identity`: of the adapter, None for one that is not here. `wait_s`: how long it would wait, whatever it is."""
     wait_ms = int(1000 * wait_s)
     if message.root != root or identity is None:

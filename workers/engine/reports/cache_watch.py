@@ -72,9 +72,7 @@ class CacheWatch:
             return
         if broken:
             self.num_broken_laws += len(broken)
-            logger.error(
-                "the cache broke its laws: %s", "; ".join(broken[:3]), extra={"event": "cache_law"}
-            )
+            logger.error("the cache broke its laws: %s", "; ".join(broken[:3]), extra={"event": "cache_law"})
 
     def _figures(self) -> CacheFigures:
         cache = self._cache

@@ -30,9 +30,7 @@ class Shared:
 
 @dataclass(slots=True)
 class Occupancy:
-    shared: dict[Mode, Shared] = field(
-        default_factory=lambda: {"parallel": Shared(), "beam": Shared()}
-    )
+    shared: dict[Mode, Shared] = field(default_factory=lambda: {"parallel": Shared(), "beam": Shared()})
     num_slots: int = 0
     """Of blocks in the tables of running sequences."""
     num_used: int = 0

@@ -53,11 +53,10 @@ class ResidencyMeter:
     def reports(self) -> Iterator[ResidencyReport]:
         rows = [
             TenantHour(
-                hour, tenant, kept.cache_block_ms * self._bytes_per_block,
-                kept.pinned_block_ms * self._bytes_per_block,
+                hour, tenant, kept.cache_block_ms * self._bytes_per_block, kept.pinned_block_ms * self._bytes_per_block
             )
             for (hour, tenant), kept in sorted(self._hours.items())
-        ]  # fmt: skip
+        ]
         for start in range(0, len(rows), MAX_ROWS):
             some = tuple(rows[start : start + MAX_ROWS])
             yield ResidencyReport(self._process, self._model, some)

@@ -50,19 +50,12 @@ class _Lines:
 
 class DeviceEdits:
     def __init__(
-        self,
-        ops: Ops,
-        max_rows: int,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        device: torch.device,
+        self, ops: Ops, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int], device: torch.device
     ) -> None:
         self._ops = ops
         self._eos_token_ids = eos_token_ids
         self._device = device
-        self._prompt_bits = torch.zeros(
-            (max_rows, num_words(vocab_size)), dtype=torch.int32, device=device
-        )
+        self._prompt_bits = torch.zeros((max_rows, num_words(vocab_size)), dtype=torch.int32, device=device)
         self._counts = torch.zeros((max_rows, vocab_size), dtype=torch.int32, device=device)
         self._num_words = num_words(vocab_size)
 
@@ -76,9 +69,7 @@ class DeviceEdits:
             return
         parts = (lines.rows, lines.prompt_lines, lines.words, lines.bits)
         counted = (lines.count_lines, lines.tokens, lines.counts)
-        ids, prompt_lines, words, bits, count_lines, tokens, counts = upload(
-            self._device, *parts, *counted
-        )
+        ids, prompt_lines, words, bits, count_lines, tokens, counts = upload(self._device, *parts, *counted)
         self._prompt_bits.index_fill_(0, ids.long(), 0)
         self._counts.index_fill_(0, ids.long(), 0)
         self._prompt_bits.index_put_((prompt_lines.long(), words.long()), bits)
@@ -88,9 +79,7 @@ class DeviceEdits:
         """In place, on `[num_draws, vocab]`: the draws of the rows, in order."""
         flat = [(row.row_id, draw) for row in rows for draw in row.draws]
         edited = [
-            (place, row_id, draw)
-            for place, (row_id, draw) in enumerate(flat)
-            if processors.needs_processing(draw)
+            (place, row_id, draw) for place, (row_id, draw) in enumerate(flat) if processors.needs_processing(draw)
         ]
         if not edited:
             return
@@ -122,19 +111,17 @@ class DeviceEdits:
         filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in biases]
         lines = [row_id if penalizes(draw.params) else -1 for _, row_id, draw in edited]
         params = [draw.params for draw in draws]
-        places, penalty_lines, repetition, frequency, presence, tokens, values, masks, bits = (
-            upload(
-                self._device,
-                ids,
-                array("i", lines),
-                float_bits([p.repetition_penalty for p in params]),
-                float_bits([p.frequency_penalty for p in params]),
-                float_bits([p.presence_penalty for p in params]),
-                array("i", [token for bias in filled for token, _ in bias]),
-                float_bits([value for bias in filled for _, value in bias]),
-                processors.mask_lines(draws),
-                processors.mask_words(draws),
-            )
+        places, penalty_lines, repetition, frequency, presence, tokens, values, masks, bits = upload(
+            self._device,
+            ids,
+            array("i", lines),
+            float_bits([p.repetition_penalty for p in params]),
+            float_bits([p.frequency_penalty for p in params]),
+            float_bits([p.presence_penalty for p in params]),
+            array("i", [token for bias in filled for token, _ in bias]),
+            float_bits([value for bias in filled for _, value in bias]),
+            processors.mask_lines(draws),
+            processors.mask_words(draws),
         )
         return EditTensors(
             penalty_lines=penalty_lines,

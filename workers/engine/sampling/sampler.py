@@ -48,9 +48,7 @@ class Sampler:
         if not rows:
             return logits
         device, vocab = logits.device, logits.shape[1]
-        edits = processors.edit_tensors(
-            [draws[row] for row in rows], vocab, self.eos_token_ids, device
-        )
+        edits = processors.edit_tensors([draws[row] for row in rows], vocab, self.eos_token_ids, device)
         ids = torch.tensor(rows, device=device)
         edited = logits.new_empty((len(rows), vocab))
         unscaled = logits.new_ones(len(rows))
@@ -98,14 +96,10 @@ def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) ->
     return _token_logprobs(logprobs.gather(1, ids).squeeze(1), best.indices, best.values)
 
 
-def _token_logprobs(
-    own: torch.Tensor, best: torch.Tensor, best_values: torch.Tensor
-) -> list[TokenLogprob]:
+def _token_logprobs(own: torch.Tensor, best: torch.Tensor, best_values: torch.Tensor) -> list[TokenLogprob]:
     return [
         TokenLogprob(logprob, tuple(map(TopLogprob, top, values)))
-        for logprob, top, values in zip(
-            own.tolist(), best.tolist(), best_values.tolist(), strict=True
-        )
+        for logprob, top, values in zip(own.tolist(), best.tolist(), best_values.tolist(), strict=True)
     ]
 
 

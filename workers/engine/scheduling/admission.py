@@ -111,10 +111,7 @@ class Admission:
 
     def _sibling_prefills(self, sequence: Sequence) -> bool:
         """Choices that were preempted come back one after the other: the next one finds the prompt in the tree."""
-        return any(
-            other.status is Status.RUNNING and not other.decoding
-            for other in sequence.attempt.sequences
-        )
+        return any(other.status is Status.RUNNING and not other.decoding for other in sequence.attempt.sequences)
 
     def _make_room(self, victim: Sequence, plan: StepPlan) -> None:
         """A batch sequence goes, for an interactive one."""
@@ -129,9 +126,7 @@ class Admission:
         num_free = self._limits.max_running - num_places
         if sequence.num_choices > num_free - self._kept_free(sequence, running):
             return False
-        alone = all(s.attempt is sequence.attempt for s in running) and (
-            not running or sequence.in_search
-        )
+        alone = all(s.attempt is sequence.attempt for s in running) and (not running or sequence.in_search)
         num_spare = 0 if alone else self._spare_blocks(sequence, len(running))
         if not self._block_tables.acquire(sequence, num_spare, self._ranks.reach(sequence)):
             return False
@@ -154,9 +149,7 @@ class Admission:
         """What has to stay available behind an admission: the first lease, a tail per further choice, copies, the watermark;
         twice that for one that was preempted, so that it is not at once again."""
         cache = self._block_tables.cache
-        lease = min(
-            sequence.attempt.lease.left, sequence.attempt.message.max_tokens * sequence.num_choices
-        )
+        lease = min(sequence.attempt.lease.left, sequence.attempt.message.max_tokens * sequence.num_choices)
         watermark = max(cache.num_blocks // WATERMARK_SHARE, num_running + 1)
         if sequence.status is Status.PREEMPTED:
             watermark *= 2

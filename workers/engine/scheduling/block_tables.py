@@ -49,11 +49,7 @@ class BlockTables:
         message = attempt.message
         read = message.cache_read and not attempt.wants_prompt_logprobs
         handle = cache.acquire(
-            attempt.path,
-            sequence.tokens,
-            tenant=message.tenant,
-            read=read,
-            priority=PRIORITIES[message.tier],
+            attempt.path, sequence.tokens, tenant=message.tenant, read=read, priority=PRIORITIES[message.tier]
         )
         source = restores.source(sequence, handle, read=read) if restores is not None else None
         num_blocks = -(-len(sequence.tokens) // cache.block_size) - len(handle.block_ids)
@@ -132,9 +128,7 @@ class BlockTables:
         assert sequence.handle is not None
         return index < sequence.handle.num_tree_blocks or self.shares(sequence, index)
 
-    def thin(
-        self, sequence: Sequence, kept: list[int], fresh: list[int], step: int
-    ) -> list[tuple[int, int]]:
+    def thin(self, sequence: Sequence, kept: list[int], fresh: list[int], step: int) -> list[tuple[int, int]]:
         """From here on it has the blocks `kept` for itself, in `fresh` ones where they are common, and behind them what
         is left of `fresh`; the pairs to be copied are returned. The tree keeps for others what it had: that was computed
         with everything in sight. `step` makes the copies; the rest is given back when it is collected."""
@@ -146,9 +140,7 @@ class BlockTables:
         stays = set(mine)
         rest = [block for block in table[handle.num_tree_blocks :] if block not in stays]
         self._parted.append((step, handle, table[: handle.num_tree_blocks] + rest))
-        sequence.handle = self.cache.acquire(
-            attempt.path, (), tenant=attempt.message.tenant, read=False
-        )
+        sequence.handle = self.cache.acquire(attempt.path, (), tenant=attempt.message.tenant, read=False)
         self._keep(sequence, kept, [*mine, *left])
         self._count(attempt, len(sequence.block_ids) - num_own)
         return [(table[index], block) for index, block in own.items()]
@@ -208,11 +200,7 @@ class BlockTables:
         if attempt.message.pinned:
             attempt.pinned(self.cache.pin(sequence.handle))
             return
-        kept = [
-            self.cache.pin_for(sequence.handle, one.end, one.ttl_ms)
-            for one in attempt.ranges
-            if one.ttl_ms
-        ]
+        kept = [self.cache.pin_for(sequence.handle, one.end, one.ttl_ms) for one in attempt.ranges if one.ttl_ms]
         attempt.pinned(max(kept, default=0))
 
     # --- steps, and giving back ---

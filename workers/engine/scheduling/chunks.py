@@ -20,9 +20,7 @@ a part of the step only."""
 
 
 class Chunks:
-    def __init__(
-        self, ranks: SequenceQueues, counters: VirtualCounters, budget: TokenBudget
-    ) -> None:
+    def __init__(self, ranks: SequenceQueues, counters: VirtualCounters, budget: TokenBudget) -> None:
         self._ranks = ranks
         self._counters = counters
         self._token_budget = budget

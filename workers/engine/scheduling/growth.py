@@ -56,14 +56,10 @@ class Growth:
                 plan.copies.append(copy)
         return True
 
-    def _fresh(
-        self, asker: Sequence, number: Callable[[], int], plan: StepPlan
-    ) -> list[int] | None:
+    def _fresh(self, asker: Sequence, number: Callable[[], int], plan: StepPlan) -> list[int] | None:
         """So many blocks, whoever else loses them. Their number is asked for anew when somebody who may have shared
         with the asker is gone."""
-        while (
-            fresh := self._block_tables.fresh_blocks(asker, number(), self._ranks.reach(asker))
-        ) is None:
+        while (fresh := self._block_tables.fresh_blocks(asker, number(), self._ranks.reach(asker))) is None:
             if plan.ahead:
                 plan.holds_next = True
                 return None
@@ -91,9 +87,7 @@ class Growth:
         if sequence.num_dropped:
             block_tables.turn(sequence, kept)
             return True
-        fresh = self._fresh(
-            sequence, lambda: block_tables.num_common(sequence, kept) + is_full, plan
-        )
+        fresh = self._fresh(sequence, lambda: block_tables.num_common(sequence, kept) + is_full, plan)
         if fresh is None:
             return False
         plan.copies += block_tables.thin(sequence, kept, fresh, plan.step)

@@ -72,14 +72,9 @@ class Scheduler:
         self.restores = None if host is None else Restores(cache, host, self.forecast, preempt)
         self.block_tables = BlockTables(cache, limits.max_running, self.restores)
         self.deferral = Deferral(cache)
-        waiting = {
-            tier: parts.queue(self.counters, self._look, lambda: self.budget.num_tokens)
-            for tier in TIERS
-        }
+        waiting = {tier: parts.queue(self.counters, self._look, lambda: self.budget.num_tokens) for tier in TIERS}
         self.ranks = SequenceQueues(self.block_tables, waiting, self.deferral, self.floor)
-        self.admission = parts.admission(
-            self.ranks, self.block_tables, self.deferral, self.counters, limits, sparsity
-        )
+        self.admission = parts.admission(self.ranks, self.block_tables, self.deferral, self.counters, limits, sparsity)
         self.chunks = parts.chunks(self.ranks, self.counters, self.budget)
         self.sparsity = sparsity
         self._growth = parts.growth(self.ranks, self.block_tables, self.counters, sparsity)
@@ -123,9 +118,7 @@ class Scheduler:
         sequence = attempt.sequences[0]
         num_tokens = len(sequence.tokens) - self._look(sequence).num_tokens
         arrival = Arrival(message.tenant, message.weight, num_tokens, hash(message.prompt), limit_s)
-        return self.overload.refuse(
-            arrival, waiting.queued, now, lambda ahead: self.forecast.wait_s(ahead, load)
-        )
+        return self.overload.refuse(arrival, waiting.queued, now, lambda ahead: self.forecast.wait_s(ahead, load))
 
     def wait_s(self) -> float:
         """Seconds that somebody would wait who came now, and whom all others in the queue go before."""
@@ -178,12 +171,7 @@ class Scheduler:
     # --- the plan of a step ---
 
     def plan(
-        self,
-        step: int,
-        now: float,
-        *,
-        ahead: bool = False,
-        takes: Callable[[Sequence], bool] | None = None,
+        self, step: int, now: float, *, ahead: bool = False, takes: Callable[[Sequence], bool] | None = None
     ) -> StepPlan:
         """Between a plan and its `launched` nothing else may touch the scheduler. `takes`: of these only."""
         self.admission.tick(now)
@@ -340,9 +328,7 @@ class Scheduler:
         end = sequence.num_computed = start + num_tokens
         sequence.num_pending -= num_draws
         # The token drawn last counts as decode; all else is prefill, be it prompt or what was lost.
-        num_prefill = (
-            num_tokens - 1 if sequence.output and end == len(sequence.tokens) else num_tokens
-        )
+        num_prefill = num_tokens - 1 if sequence.output and end == len(sequence.tokens) else num_tokens
         if num_prefill < num_tokens:
             record.num_decode_seqs += 1
         if num_prefill:

@@ -26,11 +26,7 @@ _order = attrgetter("order")
 
 class SequenceQueues:
     def __init__(
-        self,
-        block_tables: BlockTables,
-        waiting: Mapping[Tier, Waiting],
-        deferral: Deferral,
-        floor: BatchFloor,
+        self, block_tables: BlockTables, waiting: Mapping[Tier, Waiting], deferral: Deferral, floor: BatchFloor
     ) -> None:
         self.waiting = waiting
         self.floor = floor

@@ -16,9 +16,7 @@ from workers.protocol.messages import SamplingParams
 class Bans:
     """Of one request, for all its choices. Raises `ValueError` where nothing could ever be drawn."""
 
-    def __init__(
-        self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int
-    ) -> None:
+    def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         """All ids are of the vocabulary, no word is empty."""
         words = params.bad_words
         self._single = tuple(sorted({word[0] for word in words if len(word) == 1}))
@@ -44,11 +42,7 @@ class Bans:
         """Tokens not to be drawn next. Where bans of longer words would leave nothing, they give way."""
         if not (output and self._longer):
             return self._single
-        ending = {
-            last
-            for before, last in self._longer.get(output[-1], ())
-            if list(output[-len(before) :]) == before
-        }
+        ending = {last for before, last in self._longer.get(output[-1], ()) if list(output[-len(before) :]) == before}
         if not ending:
             return self._single
         banned = ending.union(self._single)

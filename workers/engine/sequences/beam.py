@@ -52,9 +52,7 @@ _score = attrgetter("score")
 class BeamSearch:
     """The search of one request. `beams` are in the order of the caller's sequences."""
 
-    def __init__(
-        self, width: int, length_penalty: float, end_ids: frozenset[int], num_logprobs: int = -1
-    ) -> None:
+    def __init__(self, width: int, length_penalty: float, end_ids: frozenset[int], num_logprobs: int = -1) -> None:
         self.width = width
         self.beams = [Beam()]
         self.found: list[Hypothesis] = []
@@ -74,11 +72,7 @@ class BeamSearch:
         return max(self.num_candidates, self._num_logprobs)
 
     def advance(
-        self,
-        offers: Sequence[Sequence[TopLogprob]],
-        outputs: Sequence[Sequence[int]],
-        *,
-        is_last: bool,
+        self, offers: Sequence[Sequence[TopLogprob]], outputs: Sequence[Sequence[int]], *, is_last: bool
     ) -> list[Extension]:
         """The beams that go on, the best first; none if the search is over. `offers`: the best tokens behind each beam,
         `outputs`: what it has so far. With `is_last` no text may grow further."""

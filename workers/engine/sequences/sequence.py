@@ -272,9 +272,7 @@ class Attempt:
         self.prompt = array("i", message.prompt)
         # An adapter's KV lies in regions of its own: the caller's id, then what the adapter is.
         identity = b"" if adapter is None else adapter.identity
-        self.path: NamespacePath = tuple(
-            PathEntry(r.id + identity, r.end) for r in message.namespace
-        )
+        self.path: NamespacePath = tuple(PathEntry(r.id + identity, r.end) for r in message.namespace)
         self.ranges = tuple(
             Range(r.start, len(self.prompt) if r.end < 0 else r.end, r.priority, r.ttl_s * 1000)
             for r in message.retention

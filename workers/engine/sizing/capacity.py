@@ -226,9 +226,7 @@ class Served:
         float32 logits three times over. A worker on a GPU measures it."""
         size = self.size
         hidden = size.head // max(1, size.vocab)
-        return (
-            num_tokens * (6 * hidden + 2 * size.widest) * self.itemsize + num_rows * size.vocab * 12
-        )
+        return num_tokens * (6 * hidden + 2 * size.widest) * self.itemsize + num_rows * size.vocab * 12
 
     @property
     def _kv_bytes_per_layer(self) -> float:
@@ -251,9 +249,7 @@ class Served:
             rest -= number * outputs * inputs
         return stacked + rest * self.itemsize
 
-    def _compute_s(
-        self, num_tokens: int, num_drawn: int, attended: int, ceilings: Ceilings
-    ) -> float:
+    def _compute_s(self, num_tokens: int, num_drawn: int, attended: int, ceilings: Ceilings) -> float:
         linear, others = self.size.layer_flops()
         plain = others * num_tokens + 2.0 * self.size.head * num_drawn
         plain += self.size.flops_per_attended * attended
@@ -354,25 +350,13 @@ class Need:
         least = blocks_for(self.num_tokens, self.block_size)
         number = min(kv // self.bytes_per_block, most)
         if number < least:
-            raise does_not_fit(
-                self.weights,
-                self.weights + kv,
-                least * self.bytes_per_block,
-                self.num_tokens,
-                terms,
-            )
+            raise does_not_fit(self.weights, self.weights + kv, least * self.bytes_per_block, self.num_tokens, terms)
         return number
 
 
-def does_not_fit(
-    weights: int, has: int, sequence: int = 0, num_tokens: int = 0, terms: str = ""
-) -> ModelError:
+def does_not_fit(weights: int, has: int, sequence: int = 0, num_tokens: int = 0, terms: str = "") -> ModelError:
     """The one sentence. All in bytes; without a sequence the weights alone are too large."""
-    kv = (
-        f" and {in_words(sequence)} for one sequence of {num_tokens} tokens beside pinned blocks"
-        if num_tokens
-        else ""
-    )
+    kv = f" and {in_words(sequence)} for one sequence of {num_tokens} tokens beside pinned blocks" if num_tokens else ""
     because = f" ({terms})" if terms else ""
     return ModelError(
         f"The model does not fit: it needs {in_words(weights)} for weights{kv}, and has {in_words(has)}{because}."

@@ -46,7 +46,12 @@ def _sheet(
 TABLE: Mapping[str, Device] = MappingProxyType(
     {
         "h200": Device(
-            "h200", 139 << 30, 4.3e12, 790e12, 67e12, 1979e12,
+            "h200",
+            139 << 30,
+            4.3e12,
+            790e12,
+            67e12,
+            1979e12,
             "measured on an H200 SXM: copy, square bf16 product, memory; float32 and fp8 from NVIDIA's H200 datasheet",
         ),
         **dict(
@@ -61,7 +66,7 @@ TABLE: Mapping[str, Device] = MappingProxyType(
             )
         ),
     }
-)  # fmt: skip
+)
 
 
 def named(name: str) -> Device | None:

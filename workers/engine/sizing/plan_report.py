@@ -40,9 +40,7 @@ class Report:
             "MAX_BATCH_TOKENS": best.max_batch_tokens,
             "MAX_RUNNING": best.max_running,
         }
-        return {f"{PREFIX}MODEL": told["MODEL"]} | {
-            f"{PREFIX}ENGINE_{name}": value for name, value in own.items()
-        }
+        return {f"{PREFIX}MODEL": told["MODEL"]} | {f"{PREFIX}ENGINE_{name}": value for name, value in own.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Bytes, seconds, and rates per second; bytes and blocks are of one rank."""
@@ -81,51 +79,66 @@ class Report:
         console.print(_table(("", ""), self._facts()))
         console.print()
         console.print(_table(_COLUMNS, map(_cells, self.plan.contexts)))
-        console.print(
-            "Times are floors and rates are ceilings of the roofline; a worker stays below them.\n"
-        )
+        console.print("Times are floors and rates are ceilings of the roofline; a worker stays below them.\n")
         best = self.plan.recommended
         lines = [f"{name}={value}" for name, value in self.settings().items()]
         lines.append(f"# kept free by the scheduler: {best.watermark_blocks} blocks")
-        lines.append(
-            f"# a lease of {LEASE_TOKENS} tokens lasts at least {_time(best.lease_s)}, and is renewed at half"
-        )
+        lines.append(f"# a lease of {LEASE_TOKENS} tokens lasts at least {_time(best.lease_s)}, and is renewed at half")
         console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
     def _facts(self) -> list[tuple[str, str]]:
-        size, plan, device, ranks = (
-            self.whole.size, self.plan, self.asked.device, self.asked.num_ranks,
-        )  # fmt: skip
+        size, plan, device, ranks = (self.whole.size, self.plan, self.asked.device, self.asked.num_ranks)
         each = "" if ranks == 1 else f", on each of {ranks} devices"
         rate = device.ceilings(self.given["DTYPE"]).matmul_flops_per_s
         return [
             ("parameters", f"{size.total:,} in all, {size.active:,} met by a token"),
             ("dtype", f"{self.given['DTYPE']} ({self.dtype_reason})"),
-            ("device", f"{device.name}: {in_words(device.memory)}, {device.bytes_per_s / 1e9:,.1f} GB/s,"
-             f" {rate / 1e12:,.2f} TFLOP/s {self.given['DTYPE']} ({device.source})"),
+            (
+                "device",
+                f"{device.name}: {in_words(device.memory)}, {device.bytes_per_s / 1e9:,.1f} GB/s,"
+                f" {rate / 1e12:,.2f} TFLOP/s {self.given['DTYPE']} ({device.source})",
+            ),
             ("weights", f"{in_words(plan.weight_bytes)}{each}"),
             ("KV", f"{self.rank.kv_bytes_per_token:,} bytes per token{each}"),
             ("for KV", f"{in_words(plan.kv_bytes)} ({plan.terms})"),
-            ("blocks", f"{plan.fitting_blocks:,} of {self.asked.block_size} tokens fit; a worker takes"
-             f" {plan.num_blocks:,}"),
+            (
+                "blocks",
+                f"{plan.fitting_blocks:,} of {self.asked.block_size} tokens fit; a worker takes {plan.num_blocks:,}",
+            ),
             ("knee", f"{plan.knee:,.0f} tokens per step: below, memory bounds it, above, arithmetic"),
-        ]  # fmt: skip
+        ]
 
 
 _COLUMNS = (
-    "context", "GFLOP/token", "largest batch", "step, batch 1", "tokens/s", "step, largest", "tokens/s",
-    "bound", "prefill tokens/s", "first token", "bound",
-)  # fmt: skip
+    "context",
+    "GFLOP/token",
+    "largest batch",
+    "step, batch 1",
+    "tokens/s",
+    "step, largest",
+    "tokens/s",
+    "bound",
+    "prefill tokens/s",
+    "first token",
+    "bound",
+)
 
 
 def _cells(at: AtContext) -> tuple[str, ...]:
     full = at.full
     return (
-        f"{at.context:,}", f"{at.flops_per_token / 1e9:.3g}", f"{at.largest_batch:,}", _time(at.one.seconds),
-        f"{at.tokens_per_s:,.0f}", _time(full.seconds) if full else "-",
-        f"{at.full_tokens_per_s:,.0f}" if full else "-", full.bound if full else "-",
-        f"{at.prefill_tokens_per_s:,.0f}", _time(at.prefill.seconds), at.prefill.bound,
-    )  # fmt: skip
+        f"{at.context:,}",
+        f"{at.flops_per_token / 1e9:.3g}",
+        f"{at.largest_batch:,}",
+        _time(at.one.seconds),
+        f"{at.tokens_per_s:,.0f}",
+        _time(full.seconds) if full else "-",
+        f"{at.full_tokens_per_s:,.0f}" if full else "-",
+        full.bound if full else "-",
+        f"{at.prefill_tokens_per_s:,.0f}",
+        _time(at.prefill.seconds),
+        at.prefill.bound,
+    )
 
 
 def _context(at: AtContext) -> dict[str, Any]:

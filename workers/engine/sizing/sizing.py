@@ -134,9 +134,7 @@ def plan(rank: Served, context_limit: int, dtype: str, asked: Asked) -> Plan:
         max(1, taken // WATERMARK_SHARE),
         LEASE_TOKENS * rank.decode_s([1], ceilings),
     )
-    return Plan(
-        rank.weight_bytes, kv, terms, fitting, taken, rank.knee(ceilings), found, recommended
-    )
+    return Plan(rank.weight_bytes, kv, terms, fitting, taken, rank.knee(ceilings), found, recommended)
 
 
 def longest_safe(num_blocks: int, block_size: int, limit: int) -> int:
@@ -179,9 +177,7 @@ def kv_memory(served: Served, asked: Asked, num_tokens: int, num_rows: int) -> t
     return found.kv, found.terms()
 
 
-def at_context(
-    served: Served, context: int, num_blocks: int, block_size: int, ceilings: Ceilings
-) -> AtContext:
+def at_context(served: Served, context: int, num_blocks: int, block_size: int, ceilings: Ceilings) -> AtContext:
     batch = (num_blocks - 1) // -(-context // block_size)
     if longest_sequence(num_blocks, block_size) < context:
         batch = 0

@@ -54,9 +54,7 @@ class Window:
 
 def begin(text: Seq[int], width: int) -> Window:
     """Anything will do to begin with: tokens of the text."""
-    return Window(
-        [[text[(level + column) % len(text)] for column in range(width)] for level in range(LEVELS)]
-    )
+    return Window([[text[(level + column) % len(text)] for column in range(width)] for level in range(LEVELS)])
 
 
 def draft(window: Window, last: int, num_nodes: int) -> Proposal:

@@ -30,16 +30,10 @@ def own_path(
     return tuple(nodes), tuple(kept)
 
 
-def moves(
-    nodes: Sequence[int], start: int, block_table: Sequence[int], size: int
-) -> list[tuple[int, int]]:
+def moves(nodes: Sequence[int], start: int, block_table: Sequence[int], size: int) -> list[tuple[int, int]]:
     """Slots from which accepted nodes go to their places. `start`: position of the last known token."""
 
     def slot(position: int) -> int:
         return block_table[position // size] * size + position % size
 
-    return [
-        (slot(start + 1 + node), slot(start + 1 + place))
-        for place, node in enumerate(nodes)
-        if node != place
-    ]
+    return [(slot(start + 1 + node), slot(start + 1 + place)) for place, node in enumerate(nodes) if node != place]

@@ -44,9 +44,7 @@ class Apart:
         self._groups.extendleft(group for group in halves if group)
         return None
 
-    def turns(
-        self, now: float, running: Callable[[], Iterable[Sequence]]
-    ) -> Iterator[Takes | None]:
+    def turns(self, now: float, running: Callable[[], Iterable[Sequence]]) -> Iterator[Takes | None]:
         """Whose turn it is, in order: a caller goes on while whoever is named has nothing to compute. None: everybody's.
         `running`: of all tiers."""
         if self._suspects:
@@ -72,9 +70,7 @@ class Apart:
     def _takes_others(self) -> Takes:
         grouped = frozenset[Attempt]().union(*self._groups)
         suspects = self._suspects
-        return lambda sequence: (
-            sequence.attempt not in grouped and _tenant(sequence) not in suspects
-        )
+        return lambda sequence: sequence.attempt not in grouped and _tenant(sequence) not in suspects
 
     def _blame(self, attempt: Attempt, now: float) -> Attempt:
         """Others of its tenant need not be looked for among strangers any more."""

@@ -122,9 +122,14 @@ class Attempts:
 
     def _refuse(self, link: int, message: GenerateRequest, refusal: Refusal) -> None:
         failed = Failed(
-            message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal),
-            refusal.retryable, refusal.retry_after_ms,
-        )  # fmt: skip
+            message.request_id,
+            message.attempt,
+            TokenUsage(),
+            refusal.code,
+            str(refusal),
+            refusal.retryable,
+            refusal.retry_after_ms,
+        )
         self._outbox.ending(link, failed)
 
     def _ask_grammar(self, attempt: Attempt) -> None:
@@ -140,9 +145,7 @@ class Attempts:
             if compiled is not None:
                 attempt.use_grammar(compiled)
         except GrammarsWait as error:
-            raise Refusal(
-                "overloaded", str(error), retryable=True, retry_after_ms=GRAMMARS_RETRY_MS
-            ) from None
+            raise Refusal("overloaded", str(error), retryable=True, retry_after_ms=GRAMMARS_RETRY_MS) from None
         except GrammarError as error:
             raise Refusal("grammar", str(error)) from None
         if compiled is None:
@@ -274,15 +277,11 @@ class Attempts:
 
     def _finished(self, attempt: Attempt, reason: FinishReason) -> Finished:
         message = attempt.message
-        return Finished(
-            message.request_id, message.attempt, attempt.usage, reason, attempt.cache_report
-        )
+        return Finished(message.request_id, message.attempt, attempt.usage, reason, attempt.cache_report)
 
     def fail(self, attempt: Attempt, code: FailCode, text: str, *, retryable: bool = False) -> None:
         message = attempt.message
-        failed = Failed(
-            message.request_id, message.attempt, attempt.usage, code, text, retryable=retryable
-        )
+        failed = Failed(message.request_id, message.attempt, attempt.usage, code, text, retryable=retryable)
         self._end(attempt, code, failed)
 
     def broken(self, attempt: Attempt, code: FailCode = "internal", text: str = BROKEN) -> None:
@@ -305,11 +304,7 @@ class Attempts:
         self._ended.append(attempt)
         if ending is not None:
             attempt.residency.change(0, self._scheduler.cache.now_ms())
-            told = msgspec.structs.replace(
-                ending,
-                timeline=attempt.timeline,
-                held_block_ms=attempt.residency.block_ms,
-            )
+            told = msgspec.structs.replace(ending, timeline=attempt.timeline, held_block_ms=attempt.residency.block_ms)
             self._outbox.ending(attempt.link, told)
 
     def take_ended(self) -> tuple[list[Attempt], list[EngineRecord]]:

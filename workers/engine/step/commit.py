@@ -97,12 +97,7 @@ class Commit:
                 self._token(one, drawn, now)
 
     def _verified(
-        self,
-        work: Work,
-        outcome: Outcome,
-        own: tuple[SampledToken, ...],
-        record: StepRecord,
-        now: float,
+        self, work: Work, outcome: Outcome, own: tuple[SampledToken, ...], record: StepRecord, now: float
     ) -> None:
         """What was right of the proposals is so many steps of one token."""
         sequence, num_proposed = work.sequence, len(outcome.proposal.tokens)

@@ -75,9 +75,7 @@ def of_other(message: Message, vocab_size: int) -> str:
                     "an answer's number out of range": abs(message.peek_id) > MAX_COUNT,
                     "a name too long": max(len(message.root), len(message.adapter)) > MAX_NAME,
                     "regions that are none": not _are_regions(message.namespace),
-                    "a token id outside of the vocabulary": _are_foreign(
-                        message.prompt, vocab_size
-                    ),
+                    "a token id outside of the vocabulary": _are_foreign(message.prompt, vocab_size),
                 }
             )
         case CacheCommand():
@@ -85,8 +83,7 @@ def of_other(message: Message, vocab_size: int) -> str:
                 {
                     "an id or a name too long": len(message.region) > MAX_REGION_ID
                     or max(len(message.key), len(message.tenant)) > MAX_NAME,
-                    "nothing to drop": message.action == "drop"
-                    and not (message.region or message.tenant),
+                    "nothing to drop": message.action == "drop" and not (message.region or message.tenant),
                 }
             )
         case AdapterCommand():
@@ -111,16 +108,13 @@ def _of_names(message: GenerateRequest) -> Table:
     return {
         "no id, or one too long": not _is_name(message.request_id),
         "no tenant, or one too long": not _is_name(message.tenant),
-        "a name too long": max(len(message.model), len(message.adapter), len(message.traceparent))
-        > MAX_NAME,
+        "a name too long": max(len(message.model), len(message.adapter), len(message.traceparent)) > MAX_NAME,
         "a grammar too long": len(message.grammar) > MAX_GRAMMAR,
     }
 
 
 def _of_numbers(message: GenerateRequest) -> Table:
-    counts = (
-        message.lease_bound, message.lease_seq, message.num_output_spent, message.deadline_ms,
-    )  # fmt: skip
+    counts = (message.lease_bound, message.lease_seq, message.num_output_spent, message.deadline_ms)
     least, most = WEIGHTS
     return {
         "no choice at all": message.num_choices < 1,
@@ -130,9 +124,7 @@ def _of_numbers(message: GenerateRequest) -> Table:
         "a least length beyond the bound": message.sampling.min_tokens > message.max_tokens,
         "an attempt's number out of range": not 0 <= message.attempt <= INT32,
         "a weight out of range": not least <= message.weight <= most,
-        "a number of prompt logprobs out of range": not -1
-        <= message.prompt_logprobs
-        <= MAX_LOGPROBS,
+        "a number of prompt logprobs out of range": not -1 <= message.prompt_logprobs <= MAX_LOGPROBS,
     }
 
 
@@ -177,9 +169,7 @@ def _of_sampling(sampling: SamplingParams) -> Table:
     return {
         "a seed that is not an unsigned 64-bit number": not 0 <= sampling.seed < 2**64,
         "a temperature out of range": not 0 <= sampling.temperature <= 100,
-        "a part of the probability outside of 0 to 1": not (
-            0 <= sampling.top_p <= 1 and 0 <= sampling.min_p <= 1
-        ),
+        "a part of the probability outside of 0 to 1": not (0 <= sampling.top_p <= 1 and 0 <= sampling.min_p <= 1),
         "a number of tokens to keep out of range": not 0 <= sampling.top_k <= INT32,
         "a penalty out of range": not (
             abs(sampling.presence_penalty) <= 100
@@ -192,17 +182,14 @@ def _of_sampling(sampling: SamplingParams) -> Table:
         "too many tokens that end it": len(sampling.stop_token_ids) > MAX_STOP_TOKENS,
         "a least length out of range": not 0 <= sampling.min_tokens <= INT32,
         "too many bad words": len(words) > MAX_BAD_WORDS,
-        "a bad word without tokens, or too long": not all(
-            1 <= len(word) <= MAX_BAD_WORD for word in words
-        ),
+        "a bad word without tokens, or too long": not all(1 <= len(word) <= MAX_BAD_WORD for word in words),
     }
 
 
 def _of_search(message: GenerateRequest, search: BeamParams) -> Table:
     """Beams have no tokens to hand over, and follow nothing but logprobs."""
     return {
-        "a search that cannot be": bool(message.grammar or message.resume)
-        or message.max_tokens == 0,
+        "a search that cannot be": bool(message.grammar or message.resume) or message.max_tokens == 0,
         "a length penalty out of range": not abs(search.length_penalty) <= MAX_LENGTH_PENALTY,
     }
 
@@ -234,9 +221,4 @@ def _are_regions(namespace: Sequence[Region]) -> bool:
 
 
 def _is_range(one: CacheRange) -> bool:
-    return (
-        0 <= one.priority <= 100
-        and 0 <= one.start <= INT32
-        and -1 <= one.end <= INT32
-        and 0 <= one.ttl_s <= INT32
-    )
+    return 0 <= one.priority <= 100 and 0 <= one.start <= INT32 and -1 <= one.end <= INT32 and 0 <= one.ttl_s <= INT32

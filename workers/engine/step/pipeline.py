@@ -14,15 +14,7 @@ from workers.engine.sequences.sequence import Sequence, Status
 from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.speculate.verify import moves, own_path
-from workers.engine.values.plan import (
-    PENDING,
-    Row,
-    RowResult,
-    SampledToken,
-    SampleSpec,
-    StepRunner,
-    Ticket,
-)
+from workers.engine.values.plan import PENDING, Row, RowResult, SampledToken, SampleSpec, StepRunner, Ticket
 from workers.engine.values.record import StepRecord
 from workers.engine.values.token_tree import ROOT, Proposal
 from workers.protocol.messages import SamplingParams
@@ -41,13 +33,7 @@ def row_of(work: Work, proposal: Proposal | None = None, sparsity: Sparsity | No
     if sequence.num_pending:
         table = sequence.block_ids
         return Row(
-            _PENDING_TOKENS,
-            start,
-            table,
-            draws,
-            row_id=row_id,
-            adapter=adapter,
-            wants_hidden=_wants_hidden(sequence),
+            _PENDING_TOKENS, start, table, draws, row_id=row_id, adapter=adapter, wants_hidden=_wants_hidden(sequence)
         )
     end = start + num_tokens
     prompt_logprobs = next_token = -1
@@ -115,11 +101,7 @@ def _draws(sequence: Sequence, num_draws: int) -> tuple[SampleSpec, ...]:
     mask, bans = _mask(sequence), attempt.bans
     if not attempt.unforked:
         banned = () if bans is None else bans.behind(sequence.output)
-        return (
-            SampleSpec(
-                params, sequence.seed, position, attempt.prompt, sequence.output, mask, banned
-            ),
-        )
+        return (SampleSpec(params, sequence.seed, position, attempt.prompt, sequence.output, mask, banned),)
     banned = () if bans is None else bans.behind(())
     return tuple(
         SampleSpec(params, seed, position, attempt.prompt, (), mask, banned)

@@ -46,9 +46,7 @@ class RequestValidator:
         self._num_admitted = 0
         self._deadlines: list[tuple[float, int, Attempt]] = []
 
-    def admit(
-        self, message: GenerateRequest, link: int, now: float, num_present: int, num_own: int
-    ) -> Attempt:
+    def admit(self, message: GenerateRequest, link: int, now: float, num_present: int, num_own: int) -> Attempt:
         """`num_present`: requests that are here, `num_own`: of them the tenant's. Raises `Refusal`."""
         if num_own >= MAX_PRESENT - num_present:
             raise Refusal(
@@ -128,8 +126,7 @@ class RequestValidator:
             most = capacity // search.width * runner.block_size
             raise Refusal(
                 "too_long",
-                f"{search.width} beams of {attempt.end_len} tokens do not fit this worker,"
-                f" which holds {most} of each",
+                f"{search.width} beams of {attempt.end_len} tokens do not fit this worker, which holds {most} of each",
             )
 
     def _check_size(self, message: GenerateRequest) -> None:
@@ -137,10 +134,7 @@ class RequestValidator:
         num_tokens = len(message.prompt) + longest
         room = 1 if message.max_tokens else 0
         if num_tokens + room > self._limits.max_len:
-            raise Refusal(
-                "too_long",
-                f"{num_tokens} tokens do not fit the {self._limits.max_len} of this worker",
-            )
+            raise Refusal("too_long", f"{num_tokens} tokens do not fit the {self._limits.max_len} of this worker")
         if message.num_choices > self._limits.max_running:
             raise Refusal("too_long", f"{message.num_choices} choices are more than run at once")
         num_logprobs = len(message.prompt) * (message.prompt_logprobs + 1)

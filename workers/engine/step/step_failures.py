@@ -23,12 +23,7 @@ logger = logging.getLogger(__name__)
 
 class StepFailures:
     def __init__(
-        self,
-        scheduler: Scheduler,
-        attempts: Attempts,
-        pipeline: Pipeline,
-        pulse: Pulse,
-        clock: Callable[[], float],
+        self, scheduler: Scheduler, attempts: Attempts, pipeline: Pipeline, pulse: Pulse, clock: Callable[[], float]
     ) -> None:
         self.apart = Apart()
         self.pulse = pulse
@@ -47,9 +42,7 @@ class StepFailures:
             self._scheduler.retract(work)
         self._pipeline.void(plan)
         self._scheduler.collected(plan.step)
-        live = [
-            w for w in plan.work if w.sequence.status is not Status.ENDED and w.sequence not in void
-        ]
+        live = [w for w in plan.work if w.sequence.status is not Status.ENDED and w.sequence not in void]
         out_of_memory = isinstance(error, DeviceOutOfMemory)
         self._num_out_of_memory += out_of_memory
         if not live:
@@ -77,13 +70,13 @@ class StepFailures:
         unable = self._scheduler.shrink(plan, live)
         logger.warning(
             "step %d did not fit the device: %s; %d tokens from here on",
-            plan.step, error, self._scheduler.budget.num_tokens,
+            plan.step,
+            error,
+            self._scheduler.budget.num_tokens,
             extra={"event": "device_out_of_memory"},
-        )  # fmt: skip
+        )
         if unable is not None:
-            self._attempts.fail(
-                unable.attempt, "internal", "one token did not fit the device's memory"
-            )
+            self._attempts.fail(unable.attempt, "internal", "one token did not fit the device's memory")
 
     def _poisoned(self, plan: StepPlan, live: list[Work]) -> None:
         """Who fails alone ends; until that is known, the others of the step wait for their turn to run again."""
@@ -97,8 +90,9 @@ class StepFailures:
             blamed = [] if one is None else [one]
         for attempt in blamed:
             logger.error(
-                "request %s failed its step", attempt.message.request_id,
+                "request %s failed its step",
+                attempt.message.request_id,
                 extra={"event": "attempt_poisoned", "tenant": attempt.message.tenant},
-            )  # fmt: skip
+            )
             self._attempts.fail(attempt, "internal", "the model failed on this request")
         self._pulse_due |= bool(blamed)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from workers.engine.sequences.beam import Hypothesis
 from workers.engine.sequences.sequence import Attempt
 from workers.protocol.messages import (
+    CacheProbed,
     Failed,
     Finished,
     FinishReason,
     Message,
-    CacheProbed,
     PromptCounts,
     StepFrame,
     TokenDelta,
@@ -67,9 +67,7 @@ class StepMessages:
             ),
         )
 
-    def hypothesis(
-        self, attempt: Attempt, index: int, found: Hypothesis, finish: FinishReason
-    ) -> None:
+    def hypothesis(self, attempt: Attempt, index: int, found: Hypothesis, finish: FinishReason) -> None:
         """A whole choice."""
         message, logprobs = attempt.message, found.logprobs
         self._add(
@@ -123,9 +121,7 @@ class StepMessages:
         self._deltas.setdefault(attempt.link, []).append(delta)
 
 
-def _first_delta_parts(
-    attempt: Attempt,
-) -> tuple[PromptCounts | None, tuple[TokenLogprob | None, ...]]:
+def _first_delta_parts(attempt: Attempt) -> tuple[PromptCounts | None, tuple[TokenLogprob | None, ...]]:
     """The prompt's counts and logprobs, for the first delta behind the prefill only."""
     if attempt.prompt_sent or not attempt.account.closed:
         return None, ()

@@ -99,9 +99,7 @@ class _Stores:
 
 
 class Restores:
-    def __init__(
-        self, cache: PrefixCache, mover: HostBlocks, prefill: Forecast, preempt: Preempt = "auto"
-    ) -> None:
+    def __init__(self, cache: PrefixCache, mover: HostBlocks, prefill: Forecast, preempt: Preempt = "auto") -> None:
         assert cache.host is not None
         self.counts = RestoreCounts()
         self.pace = Pace(prefill, cache.block_size)

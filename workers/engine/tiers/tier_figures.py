@@ -24,9 +24,7 @@ class TierFigures:
     """By why something was not written, or not taken: blocks in the host, values in the shared tier."""
 
 
-def figures(
-    cache: PrefixCache, restores: Restores | None, shared: SharedTier | None
-) -> dict[str, TierFigures]:
+def figures(cache: PrefixCache, restores: Restores | None, shared: SharedTier | None) -> dict[str, TierFigures]:
     """Of the tiers that there are, the device's own aside."""
     found: dict[str, TierFigures] = {}
     if cache.host is not None and restores is not None:
@@ -44,11 +42,7 @@ def _host(cache: PrefixCache, restores: Restores) -> TierFigures:
         num_bytes_in=counts.num_stored * width,
         num_bytes_out=(counts.num_restored + counts.num_swapped_in) * width,
         num_used_bytes=(host.num_slots - host.num_free) * width,
-        refused={
-            "full": host.counts.num_refused,
-            "slower": counts.num_skipped,
-            "no_memory": counts.num_failed,
-        },
+        refused={"full": host.counts.num_refused, "slower": counts.num_skipped, "no_memory": counts.num_failed},
     )
 
 

@@ -19,9 +19,7 @@ class ModelError(StartError):
 class Refusal(Exception):
     """A request that this worker will not run: becomes the `Failed` of its attempt."""
 
-    def __init__(
-        self, code: FailCode, message: str, *, retryable: bool = False, retry_after_ms: int = 0
-    ) -> None:
+    def __init__(self, code: FailCode, message: str, *, retryable: bool = False, retry_after_ms: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.retryable = retryable

@@ -69,9 +69,7 @@ class PromptAccount:
     def counts(self) -> PromptCounts:
         """What was read and computed up to now."""
         return self._closed or PromptCounts(
-            cache_read=self.num_read,
-            cache_write=self._num_written,
-            uncached=self.num_computed - self._num_written,
+            cache_read=self.num_read, cache_write=self._num_written, uncached=self.num_computed - self._num_written
         )
 
 

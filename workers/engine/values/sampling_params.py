@@ -24,8 +24,4 @@ def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int
 
 def penalizes(params: SamplingParams) -> bool:
     """Whether each output token changes the logits of all later ones."""
-    return (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    )
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

@@ -27,7 +27,7 @@ PUBLIC = b"public region..."
 @pytest.fixture(params=["directory", "redis"])
 def open_store(request, tmp_path, redis_url):
     kind = request.param
-    return lambda: DirectoryStore(tmp_path, BOUNDS) if kind == "directory" else RedisStore(redis_url, BOUNDS)  # fmt: skip
+    return lambda: DirectoryStore(tmp_path, BOUNDS) if kind == "directory" else RedisStore(redis_url, BOUNDS)
 
 
 @pytest.fixture
@@ -39,14 +39,7 @@ def worker(open_store):
         runner = ScriptedRunner(num_blocks=num_blocks, block_size=4, root=root)
         drive = Driver(runner, host={"num_slots": num_slots}, **options)
         engine = drive.engine
-        tier = open_tier(
-            store or open_store(),
-            secret,
-            runner,
-            drive.cache,
-            drive.host,
-            engine.scheduler.forecast,
-        )
+        tier = open_tier(store or open_store(), secret, runner, drive.cache, drive.host, engine.scheduler.forecast)
         engine.share(tier)
         opened.append(tier)
         return drive
@@ -311,10 +304,7 @@ def test_an_attempt_waits_for_the_store_no_longer_than_its_limit(worker, open_st
     second.step(3.0)
     assert second.engine.shared.num_waiting == 0
     second.run()
-    assert (
-        second.endings[LINK, "a"].usage.uncached + second.endings[LINK, "a"].usage.cache_write
-        == 200
-    )
+    assert second.endings[LINK, "a"].usage.uncached + second.endings[LINK, "a"].usage.cache_write == 200
 
 
 # --- purge: every tier ---
@@ -357,9 +347,7 @@ def test_a_purge_leaves_nothing_in_any_tier_and_others_theirs(worker, how):
     assert all(count("bert") for count in tiers.values())
 
 
-def test_a_purge_that_the_store_does_not_answer_is_tried_again_and_nothing_is_read_meanwhile(
-    worker, open_store
-):
+def test_a_purge_that_the_store_does_not_answer_is_tried_again_and_nothing_is_read_meanwhile(worker, open_store):
     drive = worker()
     fill(drive, tenant="anna")
 

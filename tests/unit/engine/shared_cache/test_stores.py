@@ -20,7 +20,7 @@ def open_store(request, tmp_path, redis_url):
     def make(num_bytes=100_000, ttl_s=60):
         bounds = Bounds(num_bytes, ttl_s)
         kind = request.param
-        store = DirectoryStore(tmp_path, bounds) if kind == "directory" else RedisStore(redis_url, bounds)  # fmt: skip
+        store = DirectoryStore(tmp_path, bounds) if kind == "directory" else RedisStore(redis_url, bounds)
         opened.append(store)
         return store
 

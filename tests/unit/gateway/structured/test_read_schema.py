@@ -8,12 +8,7 @@ import pytest
 from walks import matches
 
 from gateway.base.errors import ApiError
-from gateway.structured.form import (
-    JsonSchema,
-    ResponseFormat,
-    StructuredOutputs,
-    form_of,
-)
+from gateway.structured.form import JsonSchema, ResponseFormat, StructuredOutputs, form_of
 from gateway.structured.read_schema import MAX_NAMED
 
 
@@ -74,7 +69,7 @@ STRING = {"type": "string"}
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, ""),
     ],
     ids=lambda value: json.dumps(value)[:60],
-)  # fmt: skip
+)
 def test_what_cannot_be_enforced_is_refused_with_its_pointer(schema, pointer):
     fault = refusal(schema)
     assert (fault.code, fault.param) == ("unsupported_schema", pointer)
@@ -96,20 +91,20 @@ def deep(levels):
         {"enum": ["x" * 100] * 700},
         {"description": "x" * 66_000},
         {"properties": {"x" * 300: {}}},
-        {"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(MAX_NAMED + 1)],
-         "$defs": {str(i): {} for i in range(MAX_NAMED + 1)}},
+        {
+            "anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(MAX_NAMED + 1)],
+            "$defs": {str(i): {} for i in range(MAX_NAMED + 1)},
+        },
         {"oneOf": [{"properties": {"a": {"const": i}}, "required": ["a"]} for i in range(200)]},
         {"$ref": "#/$defs/0", "$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(300)}},
     ],
     ids=["depth", "properties", "nested-properties", "enum", "bytes", "name", "references", "oneOf", "chain"],
-)  # fmt: skip
+)
 def test_a_hostile_schema_is_refused(schema):
     assert refusal(schema).code == "unsupported_schema"
 
 
-@pytest.mark.parametrize(
-    "schema", [deep(16), {"properties": {f"p{i}": {} for i in range(512)}}, {}, True]
-)
+@pytest.mark.parametrize("schema", [deep(16), {"properties": {f"p{i}": {} for i in range(512)}}, {}, True])
 def test_a_schema_at_the_limits_is_taken(schema):
     assert of_schema(schema).grammar.startswith("root ::= ")
 
@@ -117,8 +112,11 @@ def test_a_schema_at_the_limits_is_taken(schema):
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
-        ({"type": "integer", "minimum": -12, "exclusiveMaximum": 305},
-         ["-12", "0", "99", "304"], ["-13", "305", "00", "-0", "1.0", "+1"]),
+        (
+            {"type": "integer", "minimum": -12, "exclusiveMaximum": 305},
+            ["-12", "0", "99", "304"],
+            ["-13", "305", "00", "-0", "1.0", "+1"],
+        ),
         ({"type": ["integer", "null"]}, ["0", "-7", "null"], ["1.5", '"a"']),
         ({"type": "number"}, ["1.5", "-2e-3", "0"], ["01", ".5", "1.", "NaN"]),
         ({"type": "string", "maxLength": 2}, ['""', '"é\\n"', '"\\""'], ['"abc"', '"\n"', "a"]),
@@ -126,33 +124,56 @@ def test_a_schema_at_the_limits_is_taken(schema):
         ({"type": "string", "pattern": '^"\\d$'}, ['"\\"7"'], ['""7"', '"x\\"7"', '"\\"77"']),
         ({"enum": [1, "a", {"k": [None, True]}]}, ["1", '"a"', '{"k": [null, true]}'], ["2", '"1"']),
         ({"enum": [1, "a"], "type": "string"}, ['"a"'], ["1"]),
-        ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
-         ["[true]", "[true,false]", "[true, false]"], ["[]", "[true,true,true]", "[ true]", "[true,  true]"]),
-        ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}},
-         ["[]", "[1]", "[1,2]", "[1,2,3,3]"], ["[2]", "[1,3]"]),
-        ({"prefixItems": [{"const": 1}, {"const": 2}], "items": False, "minItems": 1},
-         ["[1]", "[1,2]"], ["[]", "[1,2,3]"]),
-        ({"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "required": ["b"]},
-         ['{"b":2}', '{"a": 1, "b": 2}', '{"b":2,"c":3}', '{"a":1,"b":2,"c":3}'],
-         ["{}", '{"a":1}', '{"b":2,"a":1}', '{"b":2,"d":1}', '{"b":2,"b":2}', '{"b":2,}']),
-        ({"properties": {"ab": {"const": 1}}, "additionalProperties": {"const": 2}},
-         ["{}", '{"ab":1}', '{"ab":1,"a":2,"abc":2,"":2}', '{"x":2}'],
-         ['{"ab":2}', '{"ab":1,"ab":2}', '{"\\u0061b":2}']),
+        (
+            {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+            ["[true]", "[true,false]", "[true, false]"],
+            ["[]", "[true,true,true]", "[ true]", "[true,  true]"],
+        ),
+        (
+            {"prefixItems": [{"const": 1}, {"const": 2}], "items": {"const": 3}},
+            ["[]", "[1]", "[1,2]", "[1,2,3,3]"],
+            ["[2]", "[1,3]"],
+        ),
+        (
+            {"prefixItems": [{"const": 1}, {"const": 2}], "items": False, "minItems": 1},
+            ["[1]", "[1,2]"],
+            ["[]", "[1,2,3]"],
+        ),
+        (
+            {"properties": {"a": {"const": 1}, "b": {"const": 2}, "c": {"const": 3}}, "required": ["b"]},
+            ['{"b":2}', '{"a": 1, "b": 2}', '{"b":2,"c":3}', '{"a":1,"b":2,"c":3}'],
+            ["{}", '{"a":1}', '{"b":2,"a":1}', '{"b":2,"d":1}', '{"b":2,"b":2}', '{"b":2,}'],
+        ),
+        (
+            {"properties": {"ab": {"const": 1}}, "additionalProperties": {"const": 2}},
+            ["{}", '{"ab":1}', '{"ab":1,"a":2,"abc":2,"":2}', '{"x":2}'],
+            ['{"ab":2}', '{"ab":1,"ab":2}', '{"\\u0061b":2}'],
+        ),
         ({"type": "object"}, ["{}", '{"a":[1,{"b":null}]}'], ["[]", '{"a"}']),
         ({"type": "object", "additionalProperties": False}, ["{}"], ['{"a":1}']),
         ({"oneOf": [{"type": "string"}, {"type": "null"}]}, ['""', "null"], ["1"]),
-        ({"oneOf": [{"properties": {"t": {"const": "a"}}, "required": ["t"]},
-                    {"properties": {"t": {"const": "b"}, "x": {}}, "required": ["t"]}]},
-         ['{"t":"a"}', '{"t":"b","x":1}'], ['{"t":"a","x":1}', "{}"]),
+        (
+            {
+                "oneOf": [
+                    {"properties": {"t": {"const": "a"}}, "required": ["t"]},
+                    {"properties": {"t": {"const": "b"}, "x": {}}, "required": ["t"]},
+                ]
+            },
+            ['{"t":"a"}', '{"t":"b","x":1}'],
+            ['{"t":"a","x":1}', "{}"],
+        ),
         ({"allOf": [{"$ref": "#/definitions/a"}], "definitions": {"a": {"const": "x"}}}, ['"x"'], ['"y"']),
-        ({"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
-         ['{"next":null}', '{"next":{"next":null}}'], ["{}", '{"next":1}']),
+        (
+            {"properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]},
+            ['{"next":null}', '{"next":{"next":null}}'],
+            ["{}", '{"next":1}'],
+        ),
         ({"type": "string", "format": "date"}, ['"2024-12-31"'], ['"2024-02-30"', '"24-1-1"']),
         ({"type": "string", "format": "ipv4"}, ['"10.0.255.1"'], ['"10.0.256.1"']),
         ({"type": "string", "format": "ipv6"}, ['"::1"', '"fe80::"', '"1:2:3:4:5:6:7:8"'], ['"1:2"', '":"']),
     ],
     ids=lambda value: json.dumps(value)[:50],
-)  # fmt: skip
+)
 def test_a_schema_lets_through_what_satisfies_it(schema, good, bad):
     form = of_schema(schema)
     for text in good:

@@ -24,8 +24,7 @@ def line(**extra: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["a\nb\r\n", "\x1b[31mred\x1b[0m", "\u2028\u2029", "%s %d {x}", "\x00\x7f", "x" * 1_000_000],
+    "value", ["a\nb\r\n", "\x1b[31mred\x1b[0m", "\u2028\u2029", "%s %d {x}", "\x00\x7f", "x" * 1_000_000]
 )
 def test_attack_F05_a_hostile_value_is_one_harmless_line(value: str) -> None:
     shown = line(client=value)["client"]
@@ -61,9 +60,7 @@ def test_equal_events_in_one_second_are_counted() -> None:
     assert later.num_suppressed == 5
 
 
-def test_the_access_line_has_the_route_template_and_no_header(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_access_line_has_the_route_template_and_no_header(caplog: pytest.LogCaptureFixture) -> None:
     record = RequestRecord("req_1", "POST", route="/v1/models/{id}", status=200, traceparent="evil")
     with caplog.at_level("INFO", logger="gateway.access"):
         logs.access(record)

@@ -14,11 +14,16 @@ from gateway.telemetry.record import RequestRecord
 ACCEPTS = {
     "prometheus 2.42": (
         "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
-        "text/plain;version=0.0.4;q=0.5,*/*;q=0.1", OPENMETRICS),
-    "prometheus 3": ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.3", OPENMETRICS),
+        "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        OPENMETRICS,
+    ),
+    "prometheus 3": (
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;q=0.3",
+        OPENMETRICS,
+    ),
     "text": ("text/plain", TEXT),
     "none": ("", TEXT),
-}  # fmt: skip
+}
 
 
 def record(**facts: object) -> RequestRecord:
@@ -67,11 +72,7 @@ def test_pages_of_several_processes_become_one() -> None:
     pages = [("0", first.page("").body.decode()), ("1", second.page("").body.decode()), ("2", None)]
     body = gathered(pages, "").body.decode()
     families = {family.name: family for family in text_string_to_metric_families(body)}
-    assert {s.labels["gateway"]: s.value for s in families["headgate_gateway_up"].samples} == {
-        "0": 1,
-        "1": 1,
-        "2": 0,
-    }
+    assert {s.labels["gateway"]: s.value for s in families["headgate_gateway_up"].samples} == {"0": 1, "1": 1, "2": 0}
     assert {s.labels["gateway"] for s in families["headgate_requests"].samples} == {"0", "1"}
     assert body.count("# TYPE headgate_requests_total ") == 1
 
@@ -79,10 +80,14 @@ def test_pages_of_several_processes_become_one() -> None:
 @pytest.mark.parametrize(
     ("facts", "outcome"),
     [
-        ({}, "ok"), ({"status": 404}, "client_error"), ({"status": 429}, "refused"), ({"status": 503}, "server_error"),
-        ({"error_code": "upstream_lost"}, "server_error"), ({"status": 499}, "client_gone"),
+        ({}, "ok"),
+        ({"status": 404}, "client_error"),
+        ({"status": 429}, "refused"),
+        ({"status": 503}, "server_error"),
+        ({"error_code": "upstream_lost"}, "server_error"),
+        ({"status": 499}, "client_gone"),
         ({"disconnect_phase": "decode"}, "client_gone"),
     ],
-)  # fmt: skip
+)
 def test_outcomes_are_few(facts: dict[str, object], outcome: str) -> None:
     assert outcome_of(record(**facts)) == outcome

@@ -28,10 +28,7 @@ def model(tmp_path):
 
 
 def texts(model, *words):
-    return [
-        tuple(model.tokenizer.decode([token]) for token in ids)
-        for ids in model.encode_bad_words(words)
-    ]
+    return [tuple(model.tokenizer.decode([token]) for token in ids) for ids in model.encode_bad_words(words)]
 
 
 def test_a_word_is_banned_with_and_without_a_space_before_it(model):

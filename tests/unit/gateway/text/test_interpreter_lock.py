@@ -56,9 +56,7 @@ def longest_stop(function: Callable[[], Any]) -> float:
     ],
     ids=["encode", "decode", "json", "fingerprint"],
 )
-def test_s2_no_step_of_text_work_holds_the_interpreter_for_most_of_its_time(
-    work: Callable[[], Any],
-) -> None:
+def test_s2_no_step_of_text_work_holds_the_interpreter_for_most_of_its_time(work: Callable[[], Any]) -> None:
     # Once of five times: on a busy machine the watcher may not be let in for other reasons.
     assert any(longest_stop(work) < 0.5 for _ in range(5))
 

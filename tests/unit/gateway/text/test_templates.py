@@ -49,9 +49,7 @@ def test_text_and_ids_are_those_of_transformers(
     reference: PreTrainedTokenizerFast, name: str, with_prompt: bool
 ) -> None:
     source = TEMPLATES[name]
-    template = ChatTemplate(
-        source, {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": None}
-    )
+    template = ChatTemplate(source, {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": None})
     expected = reference.apply_chat_template(
         MESSAGES, chat_template=source, tokenize=False, add_generation_prompt=with_prompt
     )
@@ -59,9 +57,7 @@ def test_text_and_ids_are_those_of_transformers(
     if name in {"chatml", "blocks", "loopcontrols", "strftime"}:
         tokenizer = ModelTokenizer(tokenizer_spec(), source)
         broken_up = [{**m, "content": tokenizer.break_up(m["content"])} for m in MESSAGES]
-        ids = tokenizer.encode_rendered(
-            template.render(broken_up, add_generation_prompt=with_prompt)
-        )
+        ids = tokenizer.encode_rendered(template.render(broken_up, add_generation_prompt=with_prompt))
         assert ids == reference.encode(expected, add_special_tokens=False)
 
 
@@ -74,11 +70,17 @@ def test_a_template_may_refuse_and_its_words_are_passed_on() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ self.__init__.__globals__ }}",
-        "{% set ns = namespace(__class__=1) %}", "{{ messages[0].content.missing.deeper }}", "{{ 1 / 0 }}",
-        "{{ undefined_function() }}", "{{ range(10000000) | list }}", "{{ cycler.__init__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ self.__init__.__globals__ }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{{ messages[0].content.missing.deeper }}",
+        "{{ 1 / 0 }}",
+        "{{ undefined_function() }}",
+        "{{ range(10000000) | list }}",
+        "{{ cycler.__init__ }}",
     ],
-)  # fmt: skip
+)
 def test_a_template_cannot_reach_out_of_its_sandbox(source: str) -> None:
     try:
         rendered = ChatTemplate(source).render(MESSAGES)
@@ -101,8 +103,10 @@ def test_a_template_that_does_not_compile_stops_the_start() -> None:
 
 def test_a_template_is_found_in_its_file_or_in_the_configuration(tmp_path: Path) -> None:
     assert load_template(tmp_path) is None
-    config = {"chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "{{ eos_token }}"}],
-              "eos_token": {"content": "<e>"}}  # fmt: skip
+    config = {
+        "chat_template": [{"name": "rag", "template": "r"}, {"name": "default", "template": "{{ eos_token }}"}],
+        "eos_token": {"content": "<e>"},
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     template = load_template(tmp_path)
     assert template is not None

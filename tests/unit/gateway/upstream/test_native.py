@@ -67,9 +67,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[HandWorker, WorkerLink]]:
     async def keep(records: EngineRecords) -> EngineAck:
         return EngineAck(records.worker, records.records[-1].seq)
 
-    link = WorkerLink(
-        Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keep
-    )
+    link = WorkerLink(Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keep)
     running = asyncio.create_task(link.run())
     await worker.connected.wait()
     await until(lambda: link.is_up)
@@ -82,17 +80,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[HandWorker, WorkerLink]]:
 
 def start(link: WorkerLink, mailbox: Mailbox, attempt: int = 0) -> NativeCall:
     request = GenerateRequest(
-        "req_1",
-        "t",
-        "m",
-        "r",
-        (),
-        (1, 2),
-        SamplingParams(1),
-        8,
-        lease_bound=8,
-        attempt=attempt,
-        num_choices=2,
+        "req_1", "t", "m", "r", (), (1, 2), SamplingParams(1), 8, lease_bound=8, attempt=attempt, num_choices=2
     )
     return link.start_call(request, mailbox, 7)
 
@@ -101,9 +89,7 @@ def delta(seq_no: int, index: int = 0, attempt: int = 0, request_id: str = "req_
     return StepFrame(1, (TokenDelta(request_id, attempt, index, seq_no, (9,)),))
 
 
-async def test_events_reach_the_call_they_belong_to_in_order(
-    pair: tuple[HandWorker, WorkerLink],
-) -> None:
+async def test_events_reach_the_call_they_belong_to_in_order(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, link = pair
     mailbox = Mailbox()
     start(link, mailbox)
@@ -144,9 +130,7 @@ async def test_a_gap_or_a_foreign_choice_ends_the_attempt(
     assert link.num_calls == 0
 
 
-async def test_a_link_that_breaks_loses_its_calls_and_takes_no_more(
-    pair: tuple[HandWorker, WorkerLink],
-) -> None:
+async def test_a_link_that_breaks_loses_its_calls_and_takes_no_more(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, link = pair
     mailbox = Mailbox()
     start(link, mailbox)
@@ -158,9 +142,7 @@ async def test_a_link_that_breaks_loses_its_calls_and_takes_no_more(
     assert not link.takes_work
 
 
-async def test_a_repeated_bound_has_a_number_of_its_own(
-    pair: tuple[HandWorker, WorkerLink],
-) -> None:
+async def test_a_repeated_bound_has_a_number_of_its_own(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, link = pair
     call = start(link, Mailbox())
     call.extend(8, wait_ms=1000)
@@ -168,8 +150,10 @@ async def test_a_repeated_bound_has_a_number_of_its_own(
     call.extend(16)
     extensions = await worker.hears(ExtendLease, 3)
     assert [(e.lease_seq, e.bound, e.wait_ms) for e in extensions if isinstance(e, ExtendLease)] == [
-        (1, 8, 1000), (2, 8, 1000), (3, 16, 0),
-    ]  # fmt: skip
+        (1, 8, 1000),
+        (2, 8, 1000),
+        (3, 16, 0),
+    ]
 
 
 async def test_status_decides_who_takes_work(pair: tuple[HandWorker, WorkerLink]) -> None:
@@ -196,9 +180,7 @@ async def test_an_engine_stuck_in_a_step_is_given_up(pair: tuple[HandWorker, Wor
     assert isinstance(event, Lost)
 
 
-async def test_records_are_acknowledged_after_they_are_kept(
-    pair: tuple[HandWorker, WorkerLink],
-) -> None:
+async def test_records_are_acknowledged_after_they_are_kept(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, _ = pair
     record = EngineRecord(41, "req_1", 0, "t", "r", TokenUsage(output=1))
     worker.say(EngineRecords("worker-0", (record,)))

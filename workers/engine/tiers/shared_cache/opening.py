@@ -68,12 +68,7 @@ def identity_of(secret: bytes, runner: StepRunner, mover: HostBlocks, adapter: s
 
 
 def open_tier(
-    store: Store,
-    secret: bytes,
-    runner: StepRunner,
-    cache: PrefixCache,
-    mover: HostBlocks,
-    prefill: Forecast,
+    store: Store, secret: bytes, runner: StepRunner, cache: PrefixCache, mover: HostBlocks, prefill: Forecast
 ) -> SharedTier:
     kind = identity_of(secret, runner, mover)
     return SharedTier(StoreThread(store, secret, kind), cache, mover, secret, kind, prefill)

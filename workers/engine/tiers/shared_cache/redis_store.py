@@ -20,9 +20,7 @@ _BOOKS = [registry.SHARED_ORDER, registry.SHARED_SIZES, registry.SHARED_TOTAL]
 class RedisStore:
     def __init__(self, url: str, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._client = redis.Redis.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
-        )
+        self._client = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
         self._put, self._drop = (
             self._client.register_script((_SCRIPTS / name).read_text(encoding="ascii"))
             for name in ("put.lua", "drop.lua")
@@ -39,11 +37,8 @@ class RedisStore:
         with _away():
             taken = self._put(
                 [*_BOOKS, registry.SHARED_OWNER + owner],
-                [
-                    value, region, name, bounds.ttl_s, bounds.num_bytes,
-                    registry.SHARED_ENTRY, registry.SHARED_REGION,
-                ],
-            )  # fmt: skip
+                [value, region, name, bounds.ttl_s, bounds.num_bytes, registry.SHARED_ENTRY, registry.SHARED_REGION],
+            )
         if not taken:
             raise StoreAway("a value is larger than the store")
 

@@ -21,14 +21,7 @@ from cache.prefix_cache import PrefixCache
 from cache.tiers import HostBlock, HostTier, Written
 from workers.engine.queueing.forecast import Forecast
 from workers.engine.sequences.sequence import Attempt
-from workers.engine.tiers.shared_cache.store_thread import (
-    Done,
-    Drop,
-    Group,
-    Read,
-    StoreThread,
-    Write,
-)
+from workers.engine.tiers.shared_cache.store_thread import Done, Drop, Group, Read, StoreThread, Write
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.record import Rate
 

@@ -209,9 +209,7 @@ class StoreThread:
         except StoreAway as error:
             self.counts.num_away += 1
             self._away_until = time.monotonic() + RETRY_S
-            logger.warning(
-                "the shared cache is away: %s", error, extra={"event": "shared_cache_away"}
-            )
+            logger.warning("the shared cache is away: %s", error, extra={"event": "shared_cache_away"})
             return False
         return True
 

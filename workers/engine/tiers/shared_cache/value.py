@@ -37,9 +37,7 @@ def seal(secret: bytes, identity: bytes, tokens: Sequence[int], kv: bytes) -> by
     return body + _digest(secret, body)
 
 
-def unseal(
-    secret: bytes, identity: bytes, tokens: Sequence[int], num_bytes: int, data: bytes
-) -> memoryview:
+def unseal(secret: bytes, identity: bytes, tokens: Sequence[int], num_bytes: int, data: bytes) -> memoryview:
     """The KV, `num_bytes` of it. Raises `Refused` unless it is that of these very tokens."""
     raw = _raw(tokens)
     if len(data) < _HEAD.size:
