@@ -15,8 +15,8 @@ import statistics
 import time
 from array import array
 
-from cache.namespaces import PathEntry
 from cache.prefix_cache import PrefixCache
+from cache.tree.namespaces import PathEntry
 from workers.engine.reports.cache_feed import CacheFeed
 
 BLOCK = 16

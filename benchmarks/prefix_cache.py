@@ -19,8 +19,8 @@ from array import array
 from collections.abc import Callable
 from pathlib import Path
 
-from cache.namespaces import NamespacePath, PathEntry
 from cache.prefix_cache import PrefixCache
+from cache.tree.namespaces import NamespacePath, PathEntry
 
 BLOCK = 16
 NUM_TENANTS = 100

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from cache.block_pool import NULL_BLOCK
-from cache.eviction import Leaves
-from cache.ownership import Ownership
-from cache.prefix_cache import Handle, PrefixCache
-from cache.radix import Node
-from cache.usage import COLD, LAST_RESORT, SHARED
+from cache.blocks.block_pool import NULL_BLOCK
+from cache.blocks.eviction import Leaves
+from cache.blocks.ownership import Ownership
+from cache.blocks.usage import COLD, LAST_RESORT, SHARED
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import Handle
+from cache.tree.radix import Node
 
 Live = list[Handle] | None
 """All handles that are not released; None: not known."""

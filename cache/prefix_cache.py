@@ -15,21 +15,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from cache.block_pool import NULL_BLOCK
-from cache.eviction import INTERACTIVE
-from cache.groups import GroupWatch
-from cache.handle import BlockKey as BlockKey
-from cache.handle import CommitResult as CommitResult
-from cache.handle import Handle as Handle
-from cache.handle import Probe as Probe
-from cache.misses import Miss, explain
-from cache.namespaces import NamespacePath, Segment, segments
-from cache.ownership import IDLE_MS, Ownership
-from cache.predecessor import Predecessor
-from cache.radix import Node, Walk, token_slice
-from cache.retention import Range, Retention, Worth
-from cache.tiers import HostBlock, HostTier
-from cache.usage import COLD, SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
+from cache.blocks.block_pool import NULL_BLOCK
+from cache.blocks.eviction import INTERACTIVE
+from cache.blocks.ownership import IDLE_MS, Ownership
+from cache.blocks.retention import Range, Retention, Worth
+from cache.blocks.usage import COLD, SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
+from cache.host.tiers import HostBlock, HostTier
+from cache.tree.groups import GroupWatch
+from cache.tree.handle import BlockKey, CommitResult, Handle, Probe
+from cache.tree.misses import Miss, explain
+from cache.tree.namespaces import NamespacePath, Segment, segments
+from cache.tree.predecessor import Predecessor
+from cache.tree.radix import Node, Walk, token_slice
 
 
 def _monotonic_ms() -> int:
@@ -337,7 +334,7 @@ class PrefixCache:
         self.owners.unprotect(handle.node)
         handle.node, handle.num_tree_blocks = node, num_blocks
 
-    # The host tier (cache/tiers.py).
+    # The host tier (cache/host/tiers.py).
 
     def hit(self, handle: Handle) -> None:
         """A request runs on what it acquired."""
@@ -365,7 +362,7 @@ class PrefixCache:
     def end_move(self, block_ids: Iterable[int]) -> None:
         self.owners.moving.difference_update(block_ids)
 
-    # What stays and what must go (cache/retention.py).
+    # What stays and what must go (cache/blocks/retention.py).
 
     def pin(self, handle: Handle) -> int:
         """Keep everything up to the handle's node until `unpin` or `drop`. Returns the blocks so pinned; 0 if there

@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from gateway.base.settings import GatewaySettings
 from workers.engine.settings import WorkerSettings
-from workers.jobs.settings import JobsSettings
+from workers.jobs.base.settings import JobsSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, NAMES = (ROOT / "docs" / "configuration.md", ROOT / "accounting" / "values" / "setting_names.py")

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cache import invariants
-from cache.eviction import INTERACTIVE, RECENT_MS
-from cache.namespaces import NamespacePath, PathEntry
-from cache.ownership import IDLE_MS
-from cache.prefix_cache import Handle, PrefixCache
-from cache.radix import Node
-from cache.usage import COLD, LAST_RESORT, SHARED, Reach
+from cache.blocks.eviction import INTERACTIVE, RECENT_MS
+from cache.blocks.ownership import IDLE_MS
+from cache.blocks.usage import COLD, LAST_RESORT, SHARED, Reach
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import Handle
+from cache.tree.namespaces import NamespacePath, PathEntry
+from cache.tree.radix import Node
 
 SIZE = 2
 PUBLIC, ANNA, BERT = b"public", b"anna", b"bert"

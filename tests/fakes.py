@@ -21,8 +21,8 @@ from typing import Literal
 import msgspec
 from scripted_host import ScriptedHost
 
+from cache.host.tiers import HostTier
 from cache.prefix_cache import PrefixCache
-from cache.tiers import HostTier
 from workers.engine.engine import Engine
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.metrics import Metrics

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from accounting.tenants.prefixes import PrefixInfo
 from accounting.values.types import OPERATOR_TENANT, Principal
-from cache.hashing import region_id
+from cache.tree.hashing import region_id
 from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.generation.engine_request import EngineRequest

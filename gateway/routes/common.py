@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from accounting.values.types import Principal
-from cache.hashing import region_id
+from cache.tree.hashing import region_id
 from gateway.base import errors
 from gateway.base.app_keys import CACHE_SECRET, SETTINGS, THROTTLE
 from gateway.generation.models import MODELS, ServedModel

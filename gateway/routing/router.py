@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cache.hashing import GROUP_TOKENS, group_hashes
+from cache.tree.hashing import GROUP_TOKENS, group_hashes
 from gateway.base import errors
 from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, place
 from gateway.routing.upstream.cache_view import Group

@@ -19,8 +19,8 @@ from gateway.cli.main import main
 from gateway.journal.journals import worker_journals
 from workers.engine.settings import load as load_worker
 from workers.engine.values.errors import StartError
-from workers.jobs.settings import SettingsError as JobsError
-from workers.jobs.settings import load as load_jobs
+from workers.jobs.base.settings import SettingsError as JobsError
+from workers.jobs.base.settings import load as load_jobs
 
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("configuration", ROOT / "ops" / "configuration.py")

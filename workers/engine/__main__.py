@@ -14,8 +14,8 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from cache.host.tiers import HostTier
 from cache.prefix_cache import PrefixCache
-from cache.tiers import HostTier
 from kernels.cpu import instructions
 from workers.engine import logs, settings
 from workers.engine.engine import Engine

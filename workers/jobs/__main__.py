@@ -21,12 +21,12 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
-from workers.jobs import logs, ops
-from workers.jobs import settings as jobs_settings
-from workers.jobs.app import create_celery
-from workers.jobs.settings import JobsSettings
-from workers.jobs.sweeper import Sweeper
-from workers.jobs.webhooks import Sender
+from workers.jobs.base import logs, ops
+from workers.jobs.base import settings as jobs_settings
+from workers.jobs.base.app import create_celery
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.batches.sweeper import Sweeper
+from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 
 logger = logging.getLogger(__name__)

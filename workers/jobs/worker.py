@@ -18,11 +18,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
 from accounting.batches.batches import DOORBELL, RING_EXPIRES_S
-from workers.jobs import logs, tracing
-from workers.jobs import settings as jobs_settings
-from workers.jobs.app import create_celery
-from workers.jobs.settings import JobsSettings
-from workers.jobs.tasks import Look
+from workers.jobs.base import logs, tracing
+from workers.jobs.base import settings as jobs_settings
+from workers.jobs.base.app import create_celery
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.batches.tasks import Look
 
 logger = logging.getLogger(__name__)
 

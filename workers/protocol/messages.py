@@ -83,7 +83,7 @@ class BeamParams(Frame, frozen=True):
 
 
 class Region(Frame, frozen=True):
-    """One step of a namespace path (cache/namespaces.py)."""
+    """One step of a namespace path (cache/tree/namespaces.py)."""
 
     id: bytes
     """16 bytes: a keyed hash of level, tenant, key or user, salt; made by the gateway, opaque here."""
@@ -171,7 +171,7 @@ class CacheCommand(Frame, frozen=True, tag="cache_command"):
     tenant: str = ""
     """With `drop`, and instead of a region: all that this tenant has in the tree."""
     key: bytes = b""
-    """With `snapshot`: what group hashes are keyed with (cache/hashing.py). From here on the link gets every
+    """With `snapshot`: what group hashes are keyed with (cache/tree/hashing.py). From here on the link gets every
     `CacheEvent`, the snapshot first."""
 
 
@@ -359,7 +359,7 @@ class Alive(Frame, frozen=True, tag="alive"):
 
 
 class CacheEvent(Frame, frozen=True, tag="cache_event"):
-    """Whole groups of 64 tokens that came into the prefix tree or left it (cache/groups.py)."""
+    """Whole groups of 64 tokens that came into the prefix tree or left it (cache/tree/groups.py)."""
 
     seq: int
     """Counts up by one; a number left out means that events were lost, and a snapshot is asked for."""

@@ -1,7 +1,7 @@
 """What one worker's prefix cache holds, by group hash, as far as this gateway has heard. Pure.
 
 Lives and dies with the link, so nothing of a dead worker is ever asked. A hash has the caller's namespace in it
-(cache/hashing.py): another tenant's tokens are other hashes. A wrong guess costs time, never correctness.
+(cache/tree/hashing.py): another tenant's tokens are other hashes. A wrong guess costs time, never correctness.
 """
 
 from __future__ import annotations

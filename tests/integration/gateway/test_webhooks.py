@@ -15,8 +15,8 @@ from webhook_receiver import Receiver, Verifier, receiving
 from accounting.access import api_keys
 from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
-from workers.jobs.settings import JobsSettings
-from workers.jobs.webhooks import Sender
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.webhooks.sender import Sender
 
 PATH = "/admin/v1/webhooks"
 LOOPBACK = "127.0.0.0/8"

@@ -270,9 +270,9 @@ async def test_a_revoked_key_stops_its_batch(gateway, client, worker):
     """As a cancel does: nothing of it is left running under a key that is no more."""
     from accounting.access import api_keys
     from gateway.base.app_keys import DATABASE
-    from workers.jobs import settings as jobs_settings
-    from workers.jobs.tasks import Look
-    from workers.jobs.tracing import provider
+    from workers.jobs.base import settings as jobs_settings
+    from workers.jobs.base.tracing import provider
+    from workers.jobs.batches.tasks import Look
 
     tenant_id, key = await gateway.new_tenant("leaver")
     async with gateway.client(key) as leaver:

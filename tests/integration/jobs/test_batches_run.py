@@ -11,9 +11,9 @@ import pytest_asyncio
 from sqlalchemy import text
 
 from accounting.batches import batch_lines, batch_runs, batches, claims
-from workers.jobs.settings import JobsSettings
-from workers.jobs.tasks import Look
-from workers.jobs.tracing import provider
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.tracing import provider
+from workers.jobs.batches.tasks import Look
 
 
 def custom_ids(results) -> list[str]:

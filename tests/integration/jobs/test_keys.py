@@ -23,7 +23,7 @@ from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
 from gateway.journal.journal_records import Opened
 from gateway.journal.segments import recover
-from workers.jobs.order import Placed, pack
+from workers.jobs.batches.order import Placed, pack
 from workers.protocol.journal import Kind
 
 PATH = "/v1/chat/completions"

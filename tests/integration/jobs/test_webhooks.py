@@ -18,8 +18,8 @@ from accounting.events.egress import Egress, networks
 from accounting.events.events import Event
 from accounting.tables.outbox_models import Outbox
 from accounting.tenants import tenants
-from workers.jobs.settings import JobsSettings
-from workers.jobs.webhooks import Sender
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.webhooks.sender import Sender
 
 from .conftest import MASTER
 

@@ -10,8 +10,8 @@ from cache_machine import SIZE, CacheMachine, Prefix
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant
 
-import cache.groups
-import cache.hashing
+import cache.tree.groups
+import cache.tree.hashing
 
 GROUP = 2 * SIZE
 SECRET, ROOT = b"s" * 32, "root"
@@ -25,7 +25,7 @@ def hashes(prefix: Prefix, *, closed: bool = False) -> set[bytes]:
         ends.append((region, position))
     path = [*ends, (b"behind", -1)] if closed else [*ends[:-1], (ends[-1][0], -1)]
     tokens = [token for _, token in prefix]
-    found = cache.hashing.group_hashes(SECRET, ROOT.encode(), path, tokens, block_size=SIZE)
+    found = cache.tree.hashing.group_hashes(SECRET, ROOT.encode(), path, tokens, block_size=SIZE)
     return {group for group, _ in found}
 
 
@@ -33,7 +33,9 @@ class GroupsMachine(CacheMachine):
     @initialize(num_blocks=st.integers(9, 16), pin_limit=st.sampled_from([0, 3, 16, 100]))
     def start(self, num_blocks: int, pin_limit: int) -> None:
         super().start(num_blocks, pin_limit)
-        self.patches = [mock.patch.object(module, "GROUP_TOKENS", GROUP) for module in (cache.groups, cache.hashing)]
+        self.patches = [
+            mock.patch.object(module, "GROUP_TOKENS", GROUP) for module in (cache.tree.groups, cache.tree.hashing)
+        ]
         for patch in self.patches:
             patch.start()
         self.watch = self.cache.watch_groups(SECRET, ROOT)
@@ -57,7 +59,7 @@ class GroupsMachine(CacheMachine):
     def a_watch_that_begins_late_sees_the_same(self) -> None:
         if hasattr(self, "watch"):
             tree = self.cache.owners.tree
-            late = cache.groups.GroupWatch(tree, SECRET, ROOT.encode())
+            late = cache.tree.groups.GroupWatch(tree, SECRET, ROOT.encode())
             tree.watch = self.watch
             assert set(late.present(10**6)) <= set(self.watch.present(10**6))
 

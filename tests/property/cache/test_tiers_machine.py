@@ -15,9 +15,9 @@ from cache_machine import ANNA, BERT, PATHS, PUBLIC, SIZE, CacheMachine, Prefix,
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cache.namespaces import segments
+from cache.host.tiers import HostBlock, HostTier
 from cache.prefix_cache import PrefixCache
-from cache.tiers import HostBlock, HostTier
+from cache.tree.namespaces import segments
 
 
 def prefix_of(copy: HostBlock) -> Prefix:

@@ -18,7 +18,7 @@ from inline_grammars import InlineGrammars
 from tiny_models import TinyModel
 
 from cache import invariants
-from cache.usage import LAST_RESORT
+from cache.blocks.usage import LAST_RESORT
 from workers.engine.engine import LinkClosed
 from workers.protocol.frames import encode
 from workers.protocol.messages import Failed, Finished, SamplingParams, StepFrame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cache.hashing import group_hashes
+from cache.tree.hashing import group_hashes
 from gateway.routing.placement import LOAD_BOUND, Candidate, Wanted, _Rates, place
 
 rates = st.one_of(st.just(0.0), st.floats(1.0, 1e5))

@@ -28,7 +28,7 @@ from accounting.requests import idempotency_store as replies
 from accounting.requests.idempotency_store import KeyClosed, line_key
 from accounting.tenants import tenants
 from accounting.values.types import Charge, Posting, Usage
-from workers.jobs.order import Placed, pack, unpack
+from workers.jobs.batches.order import Placed, pack, unpack
 
 CLAIM_MS = 60_000
 LINES = range(1, 7)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from cache import invariants
-from cache.namespaces import NamespacePath
-from cache.prefix_cache import CommitResult, Handle, PrefixCache
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import CommitResult, Handle
+from cache.tree.namespaces import NamespacePath
 
 Start = Callable[..., tuple[Handle, CommitResult]]
 Serve = Callable[..., Handle]

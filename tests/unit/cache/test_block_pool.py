@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache.block_pool import BlockPool
+from cache.blocks.block_pool import BlockPool
 
 
 def test_the_null_block_is_never_handed_out() -> None:

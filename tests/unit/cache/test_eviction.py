@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import pytest
 
-from cache.eviction import LeafHeap
-from cache.namespaces import PathEntry
+from cache.blocks.eviction import LeafHeap
 from cache.prefix_cache import PrefixCache
-from cache.radix import Node
+from cache.tree.namespaces import PathEntry
+from cache.tree.radix import Node
 
 PATH = (PathEntry(b"tenant", -1),)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cache import hashing
-from cache.hashing import group_hashes, region_id
+from cache.tree import hashing
+from cache.tree.hashing import group_hashes, region_id
 
 SECRET, ROOT, REGION, OTHER = b"deployment secret", b"model/rev", b"r" * 16, b"o" * 16
 PINNED_REGION = "0bd0362e11893a4daa291f9b1d6236af"

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from cache import invariants
-from cache.namespaces import PathEntry
-from cache.prefix_cache import CommitResult, Handle, PrefixCache
-from cache.radix import Node
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import CommitResult, Handle
+from cache.tree.namespaces import PathEntry
+from cache.tree.radix import Node
 
 Start = Callable[..., tuple[Handle, CommitResult]]
 Serve = Callable[..., Handle]
@@ -149,7 +150,7 @@ def test_the_dump_shows_nodes_private_and_free_blocks(start: Start) -> None:
 
 
 def test_a_slot_in_two_places_a_lost_count_and_a_moving_block_that_is_free_are_found():
-    from cache.tiers import HostTier
+    from cache.host.tiers import HostTier
 
     cache = PrefixCache(16, 2, host=HostTier(4, 2))
     assert cache.host is not None

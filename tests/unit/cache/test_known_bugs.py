@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import cache.prefix_cache
-import cache.radix
+import cache.tree.radix
 from cache import invariants
-from cache.block_pool import NULL_BLOCK
-from cache.hashing import group_hashes
-from cache.namespaces import PathEntry
-from cache.prefix_cache import CommitResult, Handle, PrefixCache
+from cache.blocks.block_pool import NULL_BLOCK
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import CommitResult, Handle
+from cache.tree.hashing import group_hashes
+from cache.tree.namespaces import PathEntry
 
 Start = Callable[..., tuple[Handle, CommitResult]]
 Serve = Callable[..., Handle]
@@ -65,7 +66,7 @@ def test_memory_is_linear_in_the_trees_tokens_after_a_hundred_thousand_operation
 
 def test_the_cache_imports_the_standard_library_only() -> None:
     """Tiny device tensors per node (sglang #5958) cannot come in where no tensor library does."""
-    for source in Path(cache.radix.__file__).parent.glob("*.py"):
+    for source in Path(cache.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -133,7 +134,7 @@ def test_another_root_shares_no_name_in_any_tier(part: str) -> None:
 
 def test_planted_collisions_change_reasons_at_most(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> None:
     """CVE-2025-25183: with every hash equal, tokens still decide what is found."""
-    monkeypatch.setattr(cache.radix, "chain_hash", lambda *_: 7)
+    monkeypatch.setattr(cache.tree.radix, "chain_hash", lambda *_: 7)
     pool = PrefixCache(12, 2)
     serve(pool, PATH, [1, 2, 3, 4, 5, 6])
     assert pool.match(PATH, [1, 2, 9, 9, 5, 6, 7]) == 2
@@ -160,15 +161,15 @@ def test_what_an_eviction_looks_at_does_not_grow_with_tenants_or_leaves(monkeypa
                 pool.tick()
         pool.allocate(1)
         calls = 0
-        inner = cache.eviction.Leaves._refresh
+        inner = cache.blocks.eviction.Leaves._refresh
 
-        def counted(leaves: cache.eviction.Leaves, tenant: str) -> None:
+        def counted(leaves: cache.blocks.eviction.Leaves, tenant: str) -> None:
             nonlocal calls
             calls += 1
             inner(leaves, tenant)
 
         with monkeypatch.context() as patched:
-            patched.setattr(cache.eviction.Leaves, "_refresh", counted)
+            patched.setattr(cache.blocks.eviction.Leaves, "_refresh", counted)
             for _ in range(50):
                 pool.allocate(1)
         return calls / 50

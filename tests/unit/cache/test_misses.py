@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from cache.misses import Ghost, GhostList
-from cache.namespaces import PathEntry
-from cache.prefix_cache import Handle, PrefixCache
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import Handle
+from cache.tree.misses import Ghost, GhostList
+from cache.tree.namespaces import PathEntry
 
 Serve = Callable[..., Handle]
 PATH = (PathEntry(b"tenant", -1),)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cache.namespaces import UNBOUNDED, PathEntry, Segment, segments
+from cache.tree.namespaces import UNBOUNDED, PathEntry, Segment, segments
 
 
 def test_each_end_is_rounded_down_to_whole_blocks() -> None:

@@ -4,9 +4,9 @@ from array import array
 
 import pytest
 
-from cache import radix
-from cache.namespaces import PathEntry, segments
-from cache.radix import RadixTree, common_tokens
+from cache.tree import radix
+from cache.tree.namespaces import PathEntry, segments
+from cache.tree.radix import RadixTree, common_tokens
 
 PATH = segments((PathEntry(b"r", -1),), 2)
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from cache import invariants
-from cache.namespaces import PathEntry
-from cache.prefix_cache import CommitResult, Handle, PrefixCache
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import CommitResult, Handle
+from cache.tree.namespaces import PathEntry
 
 Start = Callable[..., tuple[Handle, CommitResult]]
 Serve = Callable[..., Handle]

@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from cache import invariants
-from cache.eviction import RECENT_MS
-from cache.namespaces import NamespacePath, PathEntry
-from cache.ownership import IDLE_MS
-from cache.prefix_cache import Handle, PrefixCache
-from cache.retention import Range
-from cache.usage import COLD, LAST_RESORT, SHARED
+from cache.blocks.eviction import RECENT_MS
+from cache.blocks.ownership import IDLE_MS
+from cache.blocks.retention import Range
+from cache.blocks.usage import COLD, LAST_RESORT, SHARED
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import Handle
+from cache.tree.namespaces import NamespacePath, PathEntry
 
 Serve = Callable[..., Handle]
 ANNA, BERT = (PathEntry(b"anna", -1),), (PathEntry(b"bert", -1),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-from cache.tiers import HostTier
+from cache.host.tiers import HostTier
 
 
 def write(host: HostTier, tenant: str, first: int, number: int) -> int:

@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cache import invariants
-from cache.namespaces import PathEntry
-from cache.prefix_cache import CommitResult, Handle, PrefixCache
-from cache.usage import TenantBlocks, Usage
+from cache.blocks.usage import TenantBlocks, Usage
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import CommitResult, Handle
+from cache.tree.namespaces import PathEntry
 
 Start = Callable[..., tuple[Handle, CommitResult]]
 Serve = Callable[..., Handle]

@@ -8,7 +8,7 @@ import pytest
 from engine_driver import Driver
 from fakes import ROOT, ScriptedRunner, generate_request
 
-from cache.hashing import group_hashes
+from cache.tree.hashing import group_hashes
 from gateway.routing.upstream.cache_view import CacheView, Group
 from workers.engine.engine import LinkClosed
 from workers.engine.reports import cache_feed
@@ -95,7 +95,7 @@ def test_what_is_evicted_or_dropped_is_taken_back():
 
 
 def _path(region: Region):
-    from cache.namespaces import PathEntry
+    from cache.tree.namespaces import PathEntry
 
     return (PathEntry(region.id, -1),)
 

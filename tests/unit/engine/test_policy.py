@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulation import PacedRunner, paced_driver
 
-from cache.prefix_cache import Probe
+from cache.tree.handle import Probe
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.scheduling.policy import EVERYBODY, ArrivalQueue
 from workers.protocol.messages import Failed

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cache.namespaces import PathEntry
-from cache.ownership import IDLE_MS
+from cache.blocks.ownership import IDLE_MS
 from cache.prefix_cache import PrefixCache
+from cache.tree.namespaces import PathEntry
 from workers.engine.reports import predecessor
 
 ANNA = (PathEntry(b"public", 4), PathEntry(b"anna", -1))

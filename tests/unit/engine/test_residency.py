@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cache.usage import TenantBlocks
+from cache.blocks.usage import TenantBlocks
 from workers.engine.reports.residency import HOUR_S, MAX_ROWS, TOLD_FOR_S, ResidencyMeter
 
 HOUR = 1_790_000_000 // HOUR_S * HOUR_S

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cache.hashing import group_hashes
+from cache.tree.hashing import group_hashes
 from gateway.base.errors import ApiError
 from gateway.routing.router import Prompt, Router
 from gateway.routing.upstream.cache_view import CacheView

@@ -14,7 +14,7 @@ from webhook_receiver import DRIP, ENDLESS_1XX, ENDLESS_BODY, ENDLESS_HEADERS, S
 
 from accounting.events.egress import Egress, networks
 from accounting.values.errors import InvalidError
-from workers.jobs.egress import Poster
+from workers.jobs.webhooks.egress import Poster
 
 LOOPBACK = Egress(networks("127.0.0.0/8"))
 LIMIT_S = 0.5

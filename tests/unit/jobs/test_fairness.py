@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 from accounting.batches.claims import Waiting
-from workers.jobs.fairness import QUANTUM_TOKENS, choose, cost
+from workers.jobs.batches.fairness import QUANTUM_TOKENS, choose, cost
 
 
 def waiting(name: str, cost: int = 1000, weight: int = 100, **fields) -> Waiting:

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from accounting.values.types import Usage
-from workers.jobs.line import Answered, Closed, Failed, Later, Sender, Stopped, judge
-from workers.jobs.pace import FIRST, MOST, Pace
+from workers.jobs.batches.line import Answered, Closed, Failed, Later, Sender, Stopped, judge
+from workers.jobs.batches.pace import FIRST, MOST, Pace
 
 
 def error(code: str | None, kind: str = "x") -> bytes:

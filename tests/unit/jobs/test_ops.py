@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from workers.jobs import ops
+from workers.jobs.base import ops
 
 
 def free_port() -> int:

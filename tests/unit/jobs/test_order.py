@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
-from workers.jobs import order
-from workers.jobs.order import PackedLine, Placed, chunks, pack, prefix_bytes, sort_key, unpack
+from workers.jobs.batches import order
+from workers.jobs.batches.order import PackedLine, Placed, chunks, pack, prefix_bytes, sort_key, unpack
 
 
 def placed(no: int, text: str, tokens: int = 1) -> Placed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from workers.jobs import settings
-from workers.jobs.app import create_celery
+from workers.jobs.base import settings
+from workers.jobs.base.app import create_celery
 
 GOOD = {
     "HEADGATE_HOME": "/nowhere",

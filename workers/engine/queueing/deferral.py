@@ -8,7 +8,8 @@ Knows sequences and the cache's names of blocks; counts steps, not time.
 
 from __future__ import annotations
 
-from cache.prefix_cache import BlockKey, PrefixCache
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import BlockKey
 from workers.engine.sequences.sequence import Sequence
 
 MAX_STEPS = 8

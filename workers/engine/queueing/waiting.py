@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Protocol
 
-from cache.prefix_cache import BlockKey, Probe
+from cache.tree.handle import BlockKey, Probe
 from workers.engine.queueing.fairness import TenantOrder, VirtualCounters
 from workers.engine.queueing.forecast import Queued
 from workers.engine.sequences.sequence import Sequence

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from cache.groups import GroupWatch
 from cache.prefix_cache import PrefixCache
+from cache.tree.groups import GroupWatch
 from workers.protocol.messages import CacheEvent, Message
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from cache.usage import TenantBlocks
+from cache.blocks.usage import TenantBlocks
 from workers.engine.reports.cache_watch import CacheFigures
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.tiers.tier_figures import TierFigures

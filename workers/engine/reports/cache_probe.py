@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cache.namespaces import PathEntry
 from cache.prefix_cache import PrefixCache
+from cache.tree.namespaces import PathEntry
 from workers.protocol.messages import CacheProbe, CacheProbed
 
 

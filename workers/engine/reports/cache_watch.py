@@ -10,8 +10,8 @@ import logging
 from dataclasses import dataclass, field
 
 from cache import invariants
+from cache.blocks.usage import TenantBlocks
 from cache.prefix_cache import PrefixCache
-from cache.usage import TenantBlocks
 from workers.engine.tiers.restores import RestoreCounts, Restores
 from workers.engine.tiers.shared_cache.shared import SharedTier
 from workers.engine.tiers.tier_figures import TierFigures, figures

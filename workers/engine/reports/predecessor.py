@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from cache.predecessor import Predecessor, names
 from cache.prefix_cache import PrefixCache
+from cache.tree.predecessor import Predecessor, names
 
 
 class _Left(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cache.usage import TenantBlocks
+from cache.blocks.usage import TenantBlocks
 from workers.protocol.messages import ResidencyReport, TenantHour
 
 HOUR_S = 3_600

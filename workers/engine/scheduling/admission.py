@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from cache.misses import behind
+from cache.tree.misses import behind
 from workers.engine.queueing.deferral import MAX_STEPS, Deferral
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.waiting import Group

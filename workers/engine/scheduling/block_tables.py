@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from cache.prefix_cache import BlockKey, Handle, PrefixCache
-from cache.usage import LAST_RESORT, Reach
+from cache.blocks.usage import LAST_RESORT, Reach
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import BlockKey, Handle
 from workers.engine.sequences.sequence import Attempt, Sequence
 from workers.engine.tiers.restores import Restores
 from workers.protocol.messages import Tier

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Literal, NamedTuple
 
-from cache.prefix_cache import BlockKey
+from cache.tree.handle import BlockKey
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.forecast import Queued
 from workers.engine.queueing.overload import Arrival, Overload

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
-from cache.prefix_cache import PrefixCache, Probe
+from cache.prefix_cache import PrefixCache
+from cache.tree.handle import Probe
 from workers.engine.queueing.deferral import Deferral
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.floor import BatchFloor

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Mapping
 from operator import attrgetter
 
-from cache.usage import COLD, LAST_RESORT, SHARED, Reach
+from cache.blocks.usage import COLD, LAST_RESORT, SHARED, Reach
 from workers.engine.queueing.deferral import Deferral
 from workers.engine.queueing.floor import BatchFloor
 from workers.engine.queueing.waiting import Waiting

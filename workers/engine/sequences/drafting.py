@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache.handle import Handle
+from cache.tree.handle import Handle
 from workers.engine.sequences.acceptance import Acceptance
 from workers.engine.sequences.ngram import NgramIndex
 

@@ -13,10 +13,10 @@ from enum import Enum
 
 import msgspec
 
-from cache.handle import Handle
-from cache.misses import Miss
-from cache.namespaces import NamespacePath, PathEntry
-from cache.retention import Range
+from cache.blocks.retention import Range
+from cache.tree.handle import Handle
+from cache.tree.misses import Miss
+from cache.tree.namespaces import NamespacePath, PathEntry
 from workers.engine.grammars.grammar import Automaton, Compiled, begin
 from workers.engine.sequences.bans import Bans
 from workers.engine.sequences.beam import BeamSearch

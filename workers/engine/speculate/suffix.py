@@ -1,7 +1,7 @@
 """Proposals from what a namespace region has computed before: how its texts went on behind the same tokens.
 
 Each region has an index of its own, and a sequence asks and teaches only that of its last region, the wall that the
-prefix tree has too (cache/namespaces.py): nothing is ever proposed from another tenant's text, whose presence would show
+prefix tree has too (cache/tree/namespaces.py): nothing is ever proposed from another tenant's text, whose presence would show
 in the speed. Taught is what the tree took over of a sequence, in its own region; requests that may not write the
 cache teach nothing.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Set
 
-from cache.namespaces import segments
+from cache.tree.namespaces import segments
 from workers.engine.scheduling.step_plan import Limits
 from workers.engine.sequences.bans import Bans, bans_of
 from workers.engine.sequences.sequence import Attempt

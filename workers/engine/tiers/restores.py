@@ -12,9 +12,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cache.handle import Handle
+from cache.host.tiers import HostBlock, HostTier, Written
 from cache.prefix_cache import PrefixCache
-from cache.tiers import HostBlock, HostTier, Written
+from cache.tree.handle import Handle
 from workers.engine.queueing.forecast import Forecast
 from workers.engine.sequences.sequence import Sequence, Swapped
 from workers.engine.values.errors import DeviceOutOfMemory

@@ -6,8 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
-from cache.hashing import identity
 from cache.prefix_cache import PrefixCache
+from cache.tree.hashing import identity
 from workers.engine.queueing.forecast import Forecast
 from workers.engine.tiers.shared_cache.directory import DirectoryStore
 from workers.engine.tiers.shared_cache.shared import SharedTier

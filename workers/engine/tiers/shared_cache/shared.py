@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from cache.hashing import group_hashes, store_tag
-from cache.namespaces import NamespacePath, PathEntry, segments
+from cache.host.tiers import HostBlock, HostTier, Written
 from cache.prefix_cache import PrefixCache
-from cache.tiers import HostBlock, HostTier, Written
+from cache.tree.hashing import group_hashes, store_tag
+from cache.tree.namespaces import NamespacePath, PathEntry, segments
 from workers.engine.queueing.forecast import Forecast
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.tiers.shared_cache.store_thread import Done, Drop, Group, Read, StoreThread, Write

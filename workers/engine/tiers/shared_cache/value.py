@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Literal
 
-from cache.hashing import HASH_BYTES
+from cache.tree.hashing import HASH_BYTES
 
 MAGIC = b"hgkv1\0"
 _HEAD = struct.Struct(f"<{len(MAGIC)}s{HASH_BYTES}sI")

@@ -1,7 +1,7 @@
 """The radix tree over token ids: find, add, extend, split, unlink. Structure only.
 
 An edge is a run of whole blocks: its tokens, the ids of the blocks that hold their KV, and one chained hash per block.
-Knows nothing of free blocks, protection or age; cache/eviction.py and cache/prefix_cache.py keep those on the nodes.
+Knows nothing of free blocks, protection or age; cache/blocks/eviction.py and cache/prefix_cache.py keep those on the nodes.
 Tokens and ids are `array`s on the CPU: never a view of another node's storage, so a split really halves the memory.
 """
 
@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from cache.namespaces import Segment
+from cache.tree.namespaces import Segment
 
 ChildKey = tuple[bytes, bytes]
 ROOT_HASH = 0

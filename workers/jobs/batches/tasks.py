@@ -22,12 +22,13 @@ from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.file_store import FileStore
 from accounting.database import sealing
 from accounting.database.db import Database
-from workers.jobs import fairness, tracing
-from workers.jobs.finalise import Finaliser
-from workers.jobs.line import Sender
-from workers.jobs.runner import ChunkRunner
-from workers.jobs.settings import JobsSettings
-from workers.jobs.validation import Validation
+from workers.jobs.base import tracing
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.batches import fairness
+from workers.jobs.batches.finalise import Finaliser
+from workers.jobs.batches.line import Sender
+from workers.jobs.batches.runner import ChunkRunner
+from workers.jobs.batches.validation import Validation
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cache.namespaces import Segment
-from cache.radix import ChildKey, Node, token_slice
-from cache.tier_owners import UNLIMITED, Owner, Owners
+from cache.host.tier_owners import UNLIMITED, Owner, Owners
+from cache.tree.namespaces import Segment
+from cache.tree.radix import ChildKey, Node, token_slice
 
 NO_SLOT = -1
 

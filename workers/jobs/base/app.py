@@ -11,7 +11,7 @@ from celery import Celery
 from kombu.entity import Queue
 
 from accounting.batches.batches import QUEUE
-from workers.jobs.settings import HARD_LIMIT_S, SOFT_LIMIT_S, VISIBILITY_TIMEOUT_S, JobsSettings
+from workers.jobs.base.settings import HARD_LIMIT_S, SOFT_LIMIT_S, VISIBILITY_TIMEOUT_S, JobsSettings
 
 
 def create_celery(settings: JobsSettings) -> Celery:

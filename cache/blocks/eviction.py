@@ -13,8 +13,8 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 
-from cache.radix import Node
-from cache.usage import AT_FLOOR, Reach, Usage
+from cache.blocks.usage import AT_FLOOR, Reach, Usage
+from cache.tree.radix import Node
 
 Entry = tuple[int, int, int, Node]
 Top = tuple[int, int, int, int, Node]

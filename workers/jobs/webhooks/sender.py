@@ -21,8 +21,8 @@ from accounting.database.db import Database
 from accounting.events import deliveries, webhooks
 from accounting.events.deliveries import Delivery, Schedule
 from accounting.values.errors import AccountingError
-from workers.jobs.egress import NotSpokenTo, Poster
-from workers.jobs.settings import JobsSettings
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.webhooks.egress import NotSpokenTo, Poster
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from cache.namespaces import Segment
-from cache.predecessor import Predecessor
-from cache.radix import ROOT_HASH, RadixTree, Walk, common_tokens
+from cache.tree.namespaces import Segment
+from cache.tree.predecessor import Predecessor
+from cache.tree.radix import ROOT_HASH, RadixTree, Walk, common_tokens
 
 MissReason = Literal[
     "",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cache.misses import MissReason
-from cache.namespaces import Segment
-from cache.radix import Node
+from cache.tree.misses import MissReason
+from cache.tree.namespaces import Segment
+from cache.tree.radix import Node
 
 
 @dataclass(slots=True, eq=False)

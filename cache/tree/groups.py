@@ -1,7 +1,7 @@
 """Which whole groups of 64 tokens the tree holds, by the hashes that routers know, and what changed since last asked.
 
 A group is here once its last block is in the tree, and gone with the first of its blocks that leaves: eviction cuts
-tails, so that is its last one too. Groups restart where a region begins (cache/hashing.py), so a region that ends inside
+tails, so that is its last one too. Groups restart where a region begins (cache/tree/hashing.py), so a region that ends inside
 of a group has a shorter last one; it is known from the first branch behind it. Knows no worker and no wire.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from cache.hashing import GROUP_TOKENS, group_hash, group_hasher, root_hash
-from cache.radix import Node, RadixTree
+from cache.tree.hashing import GROUP_TOKENS, group_hash, group_hasher, root_hash
+from cache.tree.radix import Node, RadixTree
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cache.ownership import Ownership
-from cache.radix import Node
+from cache.blocks.ownership import Ownership
+from cache.tree.radix import Node
 
 OUTPUT_DISCOUNT = 10
 """Output is this much less worth than the prompt before it: conversations lose answers before system prompts."""

@@ -22,8 +22,8 @@ from accounting.batches.file_store import FileStore, Writer
 from accounting.database import sealing
 from accounting.database.db import Database
 from accounting.requests import idempotency_store as replies
-from workers.jobs.order import PackedLine, unpack
-from workers.jobs.runner import InputLine, delivered
+from workers.jobs.batches.order import PackedLine, unpack
+from workers.jobs.batches.runner import InputLine, delivered
 
 OUTPUT_PURPOSE = "batch_output"
 _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {

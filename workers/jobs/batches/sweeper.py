@@ -12,7 +12,7 @@ import msgspec
 from accounting.batches import batch_runs, claims, files
 from accounting.batches.file_store import FileStore
 from accounting.database.db import Database
-from workers.jobs.settings import JobsSettings
+from workers.jobs.base.settings import JobsSettings
 
 UNFINISHED_S = 86_400
 PURGED_PER_SWEEP = 100

@@ -23,11 +23,11 @@ from accounting.database import sealing
 from accounting.database.db import Database
 from accounting.requests import idempotency_store as replies
 from accounting.values.types import Usage
-from workers.jobs import fairness
-from workers.jobs.line import Answered, Closed, Failed, Later, Outcome, Sender, Stopped
-from workers.jobs.order import PackedLine, unpack
-from workers.jobs.pace import Pace
-from workers.jobs.settings import JobsSettings
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.batches import fairness
+from workers.jobs.batches.line import Answered, Closed, Failed, Later, Outcome, Sender, Stopped
+from workers.jobs.batches.order import PackedLine, unpack
+from workers.jobs.batches.pace import Pace
 
 Left = Literal["done", "lost", "given_back", "paused"]
 

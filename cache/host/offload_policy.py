@@ -6,8 +6,8 @@ writes to a block again.
 
 from __future__ import annotations
 
-from cache.radix import Node
-from cache.tiers import HostTier, Written
+from cache.host.tiers import HostTier, Written
+from cache.tree.radix import Node
 
 HITS = 2
 WORTHY = 60

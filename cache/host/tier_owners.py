@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cache.tiers import HostBlock
+    from cache.host.tiers import HostBlock
 
 UNLIMITED = 1 << 62
 _SLACK = 64

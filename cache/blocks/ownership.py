@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from cache.block_pool import BlockPool
-from cache.eviction import Protection
-from cache.misses import Ghost, GhostList
-from cache.offload_policy import OffloadPolicy
-from cache.radix import Node, RadixTree
-from cache.tiers import HostTier
-from cache.usage import ABOVE_FLOOR, AT_FLOOR, FLOOR_SHARE, OVER_QUOTA, EvictionCause, Reach, Usage
+from cache.blocks.block_pool import BlockPool
+from cache.blocks.eviction import Protection
+from cache.blocks.usage import ABOVE_FLOOR, AT_FLOOR, FLOOR_SHARE, OVER_QUOTA, EvictionCause, Reach, Usage
+from cache.host.offload_policy import OffloadPolicy
+from cache.host.tiers import HostTier
+from cache.tree.misses import Ghost, GhostList
+from cache.tree.radix import Node, RadixTree
 
 IDLE_MS = 3_600_000
 """What nobody used or pinned for so long leaves."""

@@ -15,9 +15,9 @@ from accounting.batches.file_store import FileStore
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
-from workers.jobs import order
-from workers.jobs.settings import JobsSettings
-from workers.jobs.validate import MAX_REPORTED, Fault, Validated, validate
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.batches import order
+from workers.jobs.batches.validate import MAX_REPORTED, Fault, Validated, validate
 
 
 class Validation:

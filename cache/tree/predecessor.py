@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from cache.namespaces import Segment
-from cache.radix import RadixTree, token_slice
+from cache.tree.namespaces import Segment
+from cache.tree.radix import RadixTree, token_slice
 
 NAME_BYTES = 8
 
