@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 _FORWARD_OPS = ("attention_decode", "input_prep", "kv_write", "rope_kv_write")
 _DRAW_OPS = ("advance_rows", "sample")
-"""The twins of these ops ask the host for lengths or look into tensors, and neither can be recorded."""
+"""Ops of the two halves of a step. Their twins ask the host for lengths or look into tensors, and neither can be
+recorded."""
 
 
 class Launched:

@@ -23,7 +23,8 @@ class TokenAdapters:
     """Tokens grouped by adapter; the value is None if no token uses one."""
 
     def set(self, slots: list[int] | None, num_slots: int, ops: Ops) -> None:
-        """Sets the slot of every token of the pass; -1 means no adapter. `slots` is None if no token uses one."""
+        """Sets the adapter of every token of the pass by its slot; -1 means no adapter. `slots` is None if no token
+        uses one."""
         self.groups = None
         if slots is None:
             return
