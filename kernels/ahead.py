@@ -1,6 +1,6 @@
-"""Compiles every kernel configuration for GPUs that are not here, and holds each to its budget.
+"""Compiles every kernel configuration for GPUs that this machine need not have, and compares each with its budget.
 
-`python -m kernels.ahead` prints a table and ends with 1 if one does not compile or breaks its budget. Triton carries
+`python -m kernels.ahead` prints a table and exits with 1 if one does not compile or exceeds its budget. Triton brings
 its own assembler; a driver that only names the target lets its real argument specialiser run without a device.
 """
 
@@ -39,10 +39,10 @@ MODULES = {
     "rows": "kernels.triton.rows",
     "sample": "kernels.triton.sampling.sample",
 }
-"""Triton modules; each has `specimens(capability)`."""
+"""Triton modules by short name; each has `specimens(capability)`."""
 CAPABILITIES = (80, 90)
 SHARED_LIMIT = {80: 166_912, 90: 232_448}
-"""Bytes of shared memory that one program may have."""
+"""Bytes of shared memory that one program may have, by capability."""
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -54,7 +54,7 @@ class Compiled:
     registers: int = 0
     shared: int = 0
     marks: tuple[str, ...] = ()
-    """Of cp.async, mma, wgmma: what the code contains."""
+    """The instructions among cp.async, mma and wgmma that the code contains."""
     faults: tuple[str, ...] = ()
 
 
@@ -129,7 +129,7 @@ def _judge(capability: int, specimen: Specimen, kernel: Any, seconds: float) -> 
 
 
 def _usage(cubin: bytes) -> tuple[int, ...]:
-    """Registers, stack, static shared and local bytes, as the bundled `cuobjdump` reads them."""
+    """Returns registers, stack, static shared and local bytes, as the bundled `cuobjdump` reads them."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -143,7 +143,8 @@ def _usage(cubin: bytes) -> tuple[int, ...]:
 
 
 def _pretend(capability: int) -> None:
-    """Makes the capability Triton's current target. Its caches are keyed by device number, so that differs too."""
+    """Makes the capability Triton's current target. Triton's caches are keyed by device number, so the device number
+    differs too."""
     import torch
     import triton
     from triton.backends.compiler import GPUTarget

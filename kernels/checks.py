@@ -1,6 +1,6 @@
-"""What ops assert of their tensors. A wrong argument is our own mistake, so nothing here is an error for callers.
+"""Assertions of ops about their tensors. A wrong argument is our own mistake, so nothing here is an error for callers.
 
-Knows shapes, dtypes and strides. Only `targets` looks at contents.
+Knows shapes, dtypes and strides. Only `check_targets` reads contents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def check_scales(kv: torch.Tensor, kv_scales: torch.Tensor | None) -> None:
 
 
 def check_layers(kv: torch.Tensor, kv_scales: torch.Tensor | None) -> None:
-    """KV of all layers, or blocks packed over all layers."""
+    """Checks the KV of all layers, or blocks packed over all layers."""
     assert kv.dim() == 6, kv.shape
     assert kv.is_contiguous(), kv.stride()
     check_scales(kv, kv_scales)
@@ -48,7 +48,7 @@ def check_staging(
 
 
 def check_targets(ids: torch.Tensor) -> None:
-    """Waits for the device if the ids are there."""
+    """Checks that no block is written twice. The host waits for the device if the ids are there."""
     assert len(ids.unique()) == len(ids), "a block is written twice"
 
 

@@ -1,7 +1,7 @@
-"""The one way to a kernel: an op checks its arguments and calls what was chosen for the device.
+"""The only way to call a kernel: an op checks its arguments and calls the kernel that was chosen for the device.
 
-Chosen once per device: a GPU gets the Triton kernels, a CPU their plain-torch twins. A Triton module is imported only
-when it is chosen, so a CPU worker needs no triton.
+Kernels are chosen once per device: a GPU gets the Triton kernels, a CPU their plain-torch twins. A Triton module is
+imported only when it is chosen, so a CPU worker needs no triton.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels.reference import attention, group_rows, kv, linear, logits, lora, m
 from kernels.weight_ops import WeightOps
 
 SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
-"""16 and 32 exist for small models on a CPU."""
+"""Head sizes that the kernels support; 16 and 32 exist for small models on a CPU."""
 
 Kernel = Callable[..., Any]
 
@@ -86,19 +86,19 @@ COMPILED: dict[str, str] = {
     "silu_mul": "kernels.triton.pointwise",
     "verify": "kernels.triton.sampling.sample",
 }
-"""Op name to the Triton module that has a function of the same name and signature."""
+"""Maps an op's name to the Triton module that has a function of the same name and signature."""
 
 
 @dataclass(frozen=True)
 class Ops:
-    """The kernels of one device behind their checks. A wrong argument is our own mistake: assert."""
+    """The kernels of one device, called after their checks. A wrong argument is our own mistake, so checks assert."""
 
     device: torch.device
     chosen: dict[str, Kernel]
-    """Kernel name to what was chosen, for the log and the tests."""
+    """Maps a kernel's name to the chosen function, for the log and the tests."""
 
     debug: bool = False
-    """Checks look also at the contents of tensors, for which the host waits for the device."""
+    """Checks also read the contents of tensors, for which the host waits for the device."""
 
     @property
     def weights(self) -> WeightOps:
@@ -172,7 +172,7 @@ class Ops:
     def block_copy(
         self, kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor, kv_scales: torch.Tensor | None = None
     ) -> None:
-        """Ids may lie on the host: then they are looked at too."""
+        """Copies blocks. The ids may lie on the host; then their contents are checked too."""
         checks.check_layers(kv, kv_scales)
         assert source.shape == target.shape, (source.shape, target.shape)
         if self._looks_into(target):
@@ -325,7 +325,7 @@ class Ops:
         return self.chosen["sample"](logits, draws, tokens, logprobs, raw, workspace)
 
     def sample_workspace(self, max_rows: int, vocab: int) -> Workspace:
-        """Buffers for `logits` and `sample` of up to so many rows; a step that is captured needs them."""
+        """Returns buffers for `logits` and `sample` of up to `max_rows` rows; a step that is captured needs them."""
         return Workspace.create(max_rows, geometry(vocab), self.device)
 
     def scatter_blocks(
@@ -376,8 +376,8 @@ class Ops:
 
 
 def choose(device: torch.device, compiled: Collection[str] | None = None, debug: bool = False) -> Ops:
-    """The ops of a device. `compiled`: names of those that take the Triton kernel; None: all on a GPU, none on a CPU.
-    Named on a CPU they run in Triton's interpreter, which tests use."""
+    """Returns the ops of a device. `compiled` names the ops that use the Triton kernel; None means all on a GPU, none
+    on a CPU. Kernels named on a CPU run in Triton's interpreter, which tests use."""
     if compiled is None:
         compiled = COMPILED if device.type == "cuda" else ()
     chosen = dict(TWINS)
@@ -387,7 +387,7 @@ def choose(device: torch.device, compiled: Collection[str] | None = None, debug:
 
 
 def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
-    """KV of a layer; 8-bit KV comes with scales, other KV without."""
+    """Checks the KV of a layer; 8-bit KV comes with scales, other KV without."""
     assert kv.dim() == 5, kv.shape
     assert kv.shape[1] == 2, kv.shape
     assert kv.is_contiguous(), kv.stride()

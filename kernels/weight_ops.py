@@ -1,4 +1,5 @@
-"""Ops on weights: products with plain and quantized weights, experts, adapters. Checked here, chosen in `dispatch`."""
+"""Ops on weights: products with plain and quantized weights, experts, adapters. They are checked here and chosen in
+`dispatch`."""
 
 from __future__ import annotations
 

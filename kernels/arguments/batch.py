@@ -16,10 +16,10 @@ from kernels.arguments.splits import DecodeWorkspace
 
 @dataclass(frozen=True)
 class Slots:
-    """Where the tokens of a step are stored."""
+    """The slots that the tokens of a step are stored in."""
 
     slots: torch.Tensor
-    """int32 or int64 per token: block id * block size + offset in it; -1 stores nothing."""
+    """int32 or int64 per token: block id * block size + offset in the block; -1 stores nothing."""
     block_size: int
     _rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False)
 
@@ -28,19 +28,19 @@ class Slots:
 
     @cached_property
     def stored(self) -> torch.Tensor | None:
-        """Indices of the tokens whose slot is not -1; None: all of them."""
+        """Indices of the tokens whose slot is not -1; None means all of them."""
         keep = self.slots >= 0
         return None if bool(keep.all()) else keep.nonzero().squeeze(1)
 
     @cached_property
     def distinct(self) -> bool:
-        """Whether no slot is written twice."""
+        """True if no slot is written twice."""
         slots = self.slots if self.stored is None else self.slots[self.stored]
         return len(slots.unique()) == len(slots)
 
     def head_rows(self, num_kv_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the stored tokens: rows of the layer seen as `[num_blocks * 2 * KVH * block_size, head_dim]`, of their
-        keys and of their values, in the order token, head."""
+        """Returns the rows of the stored tokens' keys and of their values, in the order token, head. They index the
+        layer seen as `[num_blocks * 2 * KVH * block_size, head_dim]`."""
         if num_kv_heads not in self._rows:
             slots = (self.slots if self.stored is None else self.slots[self.stored]).long()
             heads = torch.arange(num_kv_heads, device=slots.device) * self.block_size
@@ -53,11 +53,11 @@ class Slots:
 
 @dataclass(frozen=True)
 class RowTensors:
-    """What a compiled kernel reads of the rows of a batch: int32, on the device. The two bounds are known to the host
-    and decide grids; in a captured step they are those of the whole bucket."""
+    """The tensors that a compiled kernel reads of a batch's rows: int32, on the device. The two bounds are known to the
+    host and determine grids; in a captured step they are those of the whole bucket."""
 
     block_table: torch.Tensor
-    """`[num_rows, max_blocks]`; entries behind a row's last block are 0, the null block."""
+    """`[num_rows, max_blocks]`; entries after a row's last block are 0, the null block."""
     seq_lens: torch.Tensor
     """`[num_rows]`: context and queries together; 0 for a padding row."""
     query_starts: torch.Tensor
@@ -67,7 +67,7 @@ class RowTensors:
 
 
 class Derived(Protocol):
-    """What a kernel works out of a batch, once for all layers of one shape."""
+    """Data that a kernel derives from a batch, once for all layers of one shape."""
 
     @classmethod
     def of(cls, batch: PagedBatch, kv_heads: int, head_dim: int) -> Self: ...
@@ -78,21 +78,22 @@ D = TypeVar("D", bound=Derived)
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """Row i has `query_lens[i]` new tokens behind `context_lens[i]` older ones; the KV of both is in the blocks
-    `block_tables[i]`. Queries lie packed, row after row, in the order of the lists.
+    """A batch of rows: row i has `query_lens[i]` new tokens after `context_lens[i]` older ones; the KV of both is in
+    the blocks `block_tables[i]`. Queries are packed, row after row, in the order of the lists.
 
-    The lists stay on the host, so that no layer waits for the device; the tensors are what a kernel reads.
+    The lists remain on the host, so that no layer waits for the device; kernels read the tensors.
     """
 
     query_lens: list[int]
     context_lens: list[int]
     block_tables: list[torch.Tensor]
-    """Per row the ids of its blocks, int64, on the device."""
+    """The block ids of each row, int64, on the device."""
     block_size: int
     given: RowTensors | None = None
-    """Tensors that outlive a step (a captured one reads the same again and again); None: built from the lists."""
+    """Tensors that outlive a step (a captured step reads the same ones again and again); None means that they are built
+    from the lists."""
     workspace: DecodeWorkspace | None = None
-    """Of decode attention, likewise; None: every call makes its own."""
+    """The workspace of decode attention, which outlives a step too; None means that every call makes its own."""
     _row_ids: dict[tuple[int, int, int], torch.Tensor] = field(default_factory=dict, repr=False)
     _masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict, repr=False)
     _derived: dict[tuple[type, int, int], Derived] = field(default_factory=dict, repr=False)
@@ -133,15 +134,16 @@ class PagedBatch:
         return found
 
     def first_key(self, row: int, window: int) -> int:
-        """First token that any query of the row may see, rounded down to a block (window 0: no window)."""
+        """Returns the first token that any query of the row may see, rounded down to a block (window 0 means no
+        window)."""
         if window == 0:
             return 0
         oldest = max(0, self.context_lens[row] + 1 - window)
         return oldest - oldest % self.block_size
 
     def kv_row_ids(self, row: int, num_kv_heads: int, window: int) -> torch.Tensor:
-        """Rows of the layer seen as `[num_blocks * 2 * KVH, block_size * head_dim]`, in the order K before V, head,
-        block: one `index_select` of them is `[2, KVH, tokens, head_dim]`."""
+        """Returns rows of the layer seen as `[num_blocks * 2 * KVH, block_size * head_dim]`, in the order K before V,
+        head, block: one `index_select` of them is `[2, KVH, tokens, head_dim]`."""
         key = (row, num_kv_heads, window)
         if key not in self._row_ids:
             blocks = self.block_tables[row][self.first_key(row, window) // self.block_size :]
@@ -151,7 +153,7 @@ class PagedBatch:
         return self._row_ids[key]
 
     def mask(self, row: int, window: int) -> torch.Tensor:
-        """`[query_len, keys]`, true where a query may look; keys begin at `first_key`."""
+        """Returns `[query_len, keys]`, true if the query sees the key; keys begin at `first_key`."""
         key = (row, window)
         if key not in self._masks:
             context, length = self.context_lens[row], self.query_lens[row]
@@ -167,8 +169,9 @@ class PagedBatch:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """What running sequences own on the device, a row each: the host only sends changes. A row's `positions[i]` is the
-    place of its last token, whose KV the next step writes; the block of that place is in the table by then."""
+    """State of running sequences on the device, one row each: the host only sends changes. A row's `positions[i]` is
+    the position of its last token, whose KV the next step writes; the block of that position is in the table by
+    then."""
 
     last_tokens: torch.Tensor
     """`[max_rows]`, int32 or int64."""
@@ -185,10 +188,10 @@ class StepInputs:
     token_ids: torch.Tensor
     """`[bucket]`, int32 or int64. transformers' embeddings take both; its own type is int64."""
     positions: torch.Tensor
-    """`[bucket]`, int32 or int64 likewise."""
+    """`[bucket]`, int32 or int64 too."""
     slots: torch.Tensor
     """`[bucket]`, int32 or int64 (`Slots`)."""
     seq_lens: torch.Tensor
     """`[bucket]` int32 (`RowTensors`)."""
     block_table: torch.Tensor
-    """`[bucket, max_blocks]` int32 (`RowTensors`): the rows' tables, side by side."""
+    """`[bucket, max_blocks]` int32 (`RowTensors`): the block tables of the rows."""

@@ -1,4 +1,4 @@
-"""What the ops `logits` and `sample` are told per row, and the buffers they share between launches.
+"""The arguments per row of the ops `logits` and `sample`, and the buffers they share between launches.
 
 Knows rows, tokens and shapes. Does not know requests, or which kernel runs. Everything is on the device and keeps its
 shape from step to step, so that a captured step reads the same tensors again.
@@ -11,28 +11,29 @@ from dataclasses import dataclass
 import torch
 
 COLDEST = 1e-6
-"""Below this temperature a row is greedy: its largest logit wins every draw that float32 can tell apart, and division
-overflows."""
+"""A row below this temperature is greedy: its largest logit wins every draw that float32 can tell apart, and division
+would overflow."""
 NO_TOKEN = 2**31 - 1
-"""Fills the unused end of a row's list of biases."""
+"""The token id that fills the unused end of a row's list of biases."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawTensors:
-    """One entry per row of the logits, on their device. Off: temperature 1, top_k 0, top_p 1, min_p 0."""
+    """Sampling parameters with one entry per row of the logits, on their device. The values that turn a cut off are
+    temperature 1, top_k 0, top_p 1, min_p 0."""
 
     temperature: torch.Tensor
-    """float32; below `COLDEST`: greedy, and nothing else of the row's entries is read."""
+    """float32; a row below `COLDEST` is greedy, and none of its other entries is read."""
     top_k: torch.Tensor
-    """int64; 0 or at least the vocabulary: off."""
+    """int64; off if it is 0 or at least the vocabulary."""
     top_p: torch.Tensor
-    """float32; 0 keeps the largest and what equals it."""
+    """float32; 0 keeps the largest logit and those equal to it."""
     min_p: torch.Tensor
     """float32"""
     seeds: torch.Tensor
     """`[rows, 2]` int64: the low and the high 32 bits of each seed."""
     positions: torch.Tensor
-    """int64: index of the token to be drawn in prompt + output."""
+    """int64: index in prompt + output of the token to be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +42,38 @@ class EditTensors:
     Words of bits hold token 32 * i + j in bit j of word i."""
 
     penalty_lines: torch.Tensor
-    """`[rows]` int32: line of `prompt_bits` and `counts`; -1: no penalty."""
+    """`[rows]` int32: line of `prompt_bits` and `counts`; -1 means no penalty."""
     repetition: torch.Tensor
-    """`[rows]` float32; off: 1. Tokens of prompt or output, once: towards zero from above, away from it below."""
+    """`[rows]` float32; 1 is off. It changes tokens of prompt or output once: positive logits move towards zero,
+    negative ones away from it."""
     frequency: torch.Tensor
-    """`[rows]` float32; off: 0. Subtracted for each occurrence in the output."""
+    """`[rows]` float32; 0 is off. It is subtracted for each occurrence in the output."""
     presence: torch.Tensor
-    """`[rows]` float32; off: 0. Subtracted once for a token of the output."""
+    """`[rows]` float32; 0 is off. It is subtracted once for a token of the output."""
     prompt_bits: torch.Tensor
-    """`[lines, words]` int32: bit 1: the token is in the prompt."""
+    """`[lines, words]` int32: a bit is 1 if the token is in the prompt."""
     counts: torch.Tensor
     """`[lines, vocab]` int32: occurrences in the output."""
     bias_tokens: torch.Tensor
-    """`[rows, n]` int32, rising; `NO_TOKEN` behind the last one. A token may stand several times: all are added."""
+    """`[rows, n]` int32, rising, with `NO_TOKEN` after the last one. A token may occur several times: all its biases
+    are added."""
     biases: torch.Tensor
     """`[rows, n]` float32; -inf bans the token."""
     mask_lines: torch.Tensor
-    """`[rows]` int32: line of `mask_bits`; -1: everything is allowed."""
+    """`[rows]` int32: line of `mask_bits`; -1 means that every token is allowed."""
     mask_bits: torch.Tensor
-    """`[lines, words]` int32: bit 1: the token is allowed."""
+    """`[lines, words]` int32: a bit is 1 if the token is allowed."""
 
 
 def num_words(vocab: int) -> int:
-    """32-bit words for one bit per token."""
+    """Returns the number of 32-bit words for one bit per token."""
     return (vocab + 31) // 32
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """How one row is cut: a function of the vocabulary alone, so that no row depends on how many stand beside it."""
+    """The partition of one row. It is a function of the vocabulary alone, so that no row depends on the number of other
+    rows."""
 
     segments: int
     """Programs per row; a power of two."""
@@ -79,9 +83,9 @@ class Geometry:
     lanes: int
     """A tile is `[runs, lanes]` neighbouring tokens; a lane keeps its largest logit."""
     chunks: int
-    """Largest logits kept per segment, each of `lanes / chunks` lanes."""
+    """Number of largest logits kept per segment, each of `lanes / chunks` lanes."""
     capacity: int
-    """Candidates kept per segment; where a segment has more, the whole row is read again instead."""
+    """Number of candidates kept per segment; if a segment has more, the whole row is read again instead."""
 
 
 def geometry(vocab: int, lanes: int = 512, runs: int = 4, most_segments: int = 8) -> Geometry:
@@ -95,7 +99,8 @@ def geometry(vocab: int, lanes: int = 512, runs: int = 4, most_segments: int = 8
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Buffers of the compiled kernels. Written by `logits` (or by `sample`, without it) and read by `sample`."""
+    """Buffers of the compiled kernels. They are written by `logits` (or by `sample`, without it) and read by
+    `sample`."""
 
     geometry: Geometry
     peaks: torch.Tensor
@@ -107,13 +112,14 @@ class Workspace:
     best_tokens: torch.Tensor
     """`[rows, segments]` int32; of greedy rows the first token with the segment's largest logit."""
     bounds: torch.Tensor
-    """`[rows]` float32: no token below it is kept; behind `sample`, of rows that do not keep all, the smallest kept."""
+    """`[rows]` float32: no token below this bound is kept; after `sample` it is the smallest kept logit of rows that do
+    not keep all."""
     tails: torch.Tensor
     """`[rows, segments]` float32: sum of exponentials below the bound."""
     numbers: torch.Tensor
     """`[rows, segments]` int32: finite logits that are not below the bound."""
     candidates: torch.Tensor
-    """`[rows, segments * capacity]` float32: those logits / temperature, -inf in free places."""
+    """`[rows, segments * capacity]` float32: those logits / temperature, -inf in free entries."""
     candidate_tokens: torch.Tensor
     """`[rows, segments * capacity]` int32"""
 

@@ -1,6 +1,7 @@
-"""Which rows of a decode batch begin with the same blocks, and when it pays to read those once for all of them.
+"""Groups of rows of a decode batch that begin with the same blocks, and the rule for when it pays to read those once
+for all of them.
 
-Knows rows and block ids. Does not know prefix nodes: whoever walks the tree says which rows hang below one.
+Knows rows and block ids. Does not know prefix nodes: the caller says which rows share blocks.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ MIN_SHARED_LEN, MIN_ROWS = 512, 8
 
 
 def sharing_pays(shared_len: int, num_rows: int, window: int = 0) -> bool:
-    """Whether a group is worth three launches instead of two, until a measured table says it better. In a layer with
-    a window each row sees another end of the prefix, or none of it."""
+    """Returns whether a group is worth three launches instead of two, by a rule that no measured table backs yet. In a
+    layer with a window each row sees another end of the prefix, or none of it."""
     return window == 0 and shared_len >= MIN_SHARED_LEN and num_rows >= MIN_ROWS
 
 
 @dataclass(frozen=True)
 class SharedGroups:
     """Groups of rows of a batch; a row is in one group or in none. Tensors are int32, on the device; the bounds are
-    known to the host and decide grids."""
+    known to the host and determine grids."""
 
     order: torch.Tensor
     """`[num_grouped_rows]`: rows of the batch, group after group."""
     starts: torch.Tensor
-    """`[num_groups + 1]`: first place of each group in `order`."""
+    """`[num_groups + 1]`: first index of each group in `order`."""
     block_table: torch.Tensor
     """`[num_groups, max_shared_blocks]`: the blocks that the rows of a group begin with."""
     shared_lens: torch.Tensor
     """`[num_groups]`: tokens in those blocks, all of them filled."""
     own_starts: torch.Tensor
-    """`[num_rows]`: first token behind the shared part; 0 for a row in no group."""
+    """`[num_rows]`: first token after the shared part; 0 for a row in no group."""
     places: torch.Tensor
-    """`[num_rows]`: where a row stands in `order`; 0 for a row in no group."""
+    """`[num_rows]`: index of a row in `order`; 0 for a row in no group."""
     max_group_rows: int
     max_shared_len: int
     max_own_len: int
-    """Tokens behind `own_starts` of any row."""
+    """Largest number of tokens that any row has from `own_starts` on."""
 
     @property
     def num_groups(self) -> int:
@@ -50,7 +51,7 @@ class SharedGroups:
 
     @property
     def num_splits(self) -> int:
-        """Parts that a shared prefix is cut into, at most."""
+        """Largest number of parts that a shared prefix is cut into."""
         return most_shared_splits(self.max_shared_len)
 
     @classmethod
@@ -60,8 +61,8 @@ class SharedGroups:
         groups: Sequence[tuple[Sequence[int], int]],
         tables: Sequence[torch.Tensor] | None = None,
     ) -> SharedGroups:
-        """`groups`: rows, and how many of their first blocks are the same ones. At least one group. `tables`: those
-        blocks, where the batch's own tables are written later."""
+        """Builds the tensors. `groups` has rows, and the number of first blocks that they share; there is at least one
+        group. `tables` has those blocks, for callers that write the batch's own tables later."""
         lens = [context + 1 for context in batch.context_lens]
         own_starts, places = [0] * batch.num_rows, [0] * batch.num_rows
         order: list[int] = []

@@ -1,8 +1,8 @@
 """Attention of one token over paged KV, read in place: the query heads of one KV head together.
 
-Knows addresses of blocks. Does not know rows or layers. Scores of a chunk of fixed places, their weights, their sum of
-values; chunks follow each other with a running softmax (FlashAttention, arXiv 2205.14135). All of it in float32, in an
-order that depends on the row's own length only.
+Knows addresses of blocks. Does not know rows or layers. For each chunk of fixed positions it computes scores, their
+weights, and the weighted sum of values; chunks follow each other with a running softmax (FlashAttention, arXiv
+2205.14135). Everything is in float32, in an order that depends on the row's own length only.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from kernels.cpu.pointwise import exp_lanes
 
 CHUNK = 512
 _ROOM = CHUNK + NUM
-"""Scores of one head, and room for what is written behind the last one."""
+"""Number of floats for the scores of one head, and for what is written after the last one."""
 _HEADS = 3
 _KEYS = 4
 _SLICE = 4
-"""Vectors of a value that are summed at a time."""
+"""Number of vectors of a value that are summed at a time."""
 
 
 def scratch_floats(groups: int) -> int:
-    """Float32 numbers that `attend` works in: scores, sums, largest scores and sums of weights."""
+    """Returns the float32 numbers that `attend` works in: scores, sums, largest scores and sums of weights."""
     return groups * (_ROOM + 2)
 
 
@@ -62,8 +62,8 @@ def _scores(
     out: Any,
     stride: Any,
 ) -> Any:
-    """Products of up to `_HEADS` queries and 4 keys, `depth` vectors deep; strides in bytes. With fewer keys the last
-    one stands in for those that are missing."""
+    """Computes products of up to `_HEADS` queries and 4 keys, `depth` vectors deep; strides are in bytes. If there are
+    fewer keys, the last one is used for the missing ones."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _by_heads(builder, _emit_scores, args)
@@ -73,7 +73,7 @@ def _scores(
 
 
 def _by_heads(builder: ir.IRBuilder, body: Callable[..., None], args: Sequence[ir.Value]) -> None:
-    """Of KV in bfloat16 or float32, for as many heads as there are."""
+    """Emits the body for KV in bfloat16 or float32, and for each number of heads."""
     narrow, heads, *rest = args
 
     def of_dtype(number: int) -> None:
@@ -126,7 +126,7 @@ def _emit_scores(
 
 
 def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
-    """Each vector's lanes added up: halves, quarters, then neighbours."""
+    """Returns the sum of each vector's lanes: halves are added, then quarters, then neighbours."""
 
     def both(a: ir.Value, b: ir.Value, first: list[int], second: list[int]) -> ir.Value:
         low, high = (emit.shuffled(builder, a, b, mask) for mask in (first, second))
@@ -230,9 +230,10 @@ def _run_sums(narrow, heads, w, w_stride, v, v_stride, num, depth, sums, stride)
 def attend(
     narrow, out, query, heads, head_dim, keys, block_bytes, half_bytes, table, block_size, first, length, scratch
 ):
-    """`out` and `query` float32 `[heads, head_dim]`, the query scaled. `keys`: where the KV head's keys lie in block 0;
-    those of a block lie `block_bytes` times its id behind, its values `half_bytes` behind its keys. `table`: int64 ids
-    of the row's blocks. Tokens from `first` to `length`, exclusive, are seen."""
+    """Computes attention of one token. `out` and `query` are float32 `[heads, head_dim]`, the query scaled. `keys` is
+    the address of the KV head's keys in block 0; those of another block are `block_bytes` times its id further, and
+    values are `half_bytes` after their keys. `table` has the int64 ids of the row's blocks. Tokens from `first` to
+    `length`, exclusive, are seen."""
     depth = head_dim // 16
     token_bytes = head_dim * (2 if narrow else 4)
     line, stride = 4 * _ROOM, 4 * head_dim
@@ -300,7 +301,7 @@ def attend(
 
 @njit(nogil=True)
 def _weigh(scores, num, top, weight, sums, depth):
-    """Scores of a chunk become weights; what was summed before is brought to the new largest score."""
+    """Turns the scores of a chunk into weights, and scales earlier sums to the new largest score."""
     for place in range(num, (num + 15) // 16 * 16):
         put_number(scores + 4 * place, -math.inf)
     best = spread(-math.inf)

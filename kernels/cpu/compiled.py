@@ -1,7 +1,7 @@
-"""The compiled functions of a CPU worker, and whether there are any here.
+"""The compiled functions of a CPU worker, or the reason why there are none.
 
-Knows numba and where its results are kept. Compiled once for a machine and a version of this folder, in some ten
-seconds; later starts load what the first one stored.
+Knows numba and where its results are stored. Functions are compiled once for a machine and a version of this folder, in
+some ten seconds; later starts load the stored results.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Compiled:
     multiply: int
     """`product.multiply`."""
     kept: tuple[Any, ...]
-    """What owns their machine code."""
+    """The objects that own the machine code."""
 
 
 @cache
 def functions() -> Compiled | None:
-    """None, with one line in the log, where they cannot be had: then torch's own operations do the work."""
+    """Returns the compiled functions. If there are none it returns None and logs one line; torch's own operations are
+    used instead."""
     reason = refusal()
     if reason:
         log.info("decode steps take torch's operations: %s", reason)
@@ -71,7 +72,7 @@ def _compile(folder: Path) -> Compiled:
 
 
 def refusal() -> str:
-    """Why there can be none here, in a few words; empty if there can."""
+    """Returns why nothing can be compiled here, in a few words; empty if it can."""
     try:
         from kernels.cpu import emit
     except ImportError as error:
@@ -82,15 +83,15 @@ def refusal() -> str:
 
 
 def cpu_name() -> str:
-    """As LLVM calls it."""
+    """Returns LLVM's name of this CPU."""
     import llvmlite.binding
 
     return str(llvmlite.binding.get_host_cpu_name())
 
 
 def cache_folder() -> Path:
-    """One for each version of this folder, since numba looks only at the file that it compiles, and for each kind of CPU
-    that somebody asks for, since it does not know what is hidden."""
+    """Returns the cache folder. There is one for each version of this folder, because numba compares only the file that
+    it compiles, and one for each kind of CPU that is set, because numba does not know which instructions are hidden."""
     sources = sorted(Path(__file__).parent.glob("*.py"))
     told = b"".join(path.read_bytes() for path in sources) + instructions.kind().encode()
     digest = hashlib.blake2b(told, digest_size=8)

@@ -1,10 +1,10 @@
-"""Layers of the Llama family over the tokens of a step: all of them in one call of every thread of a team.
+"""Layers of the Llama family over the tokens of a step: all of them run in one call of every thread of a team.
 
-Knows addresses, lines and layers. Does not know sequences, nor how a model was loaded. A line is one token: products and
-norms know lines only, and attention goes through those of a part one after another, each over all that lies before it;
-so a token has the same bits however its prompt is cut into steps and whoever is beside it. A layer is a few stages, each
-cut into pieces that the threads share (`team`); a stage begins when the pieces of the one before are done, not when all
-threads are there, so one that comes late holds nobody up.
+Knows addresses, lines and layers. Does not know sequences, nor how a model was loaded. A line is one token. Products
+and norms treat each line alone, and attention takes the lines of a part one after another, each over all tokens before
+it. So a token has the same bits however its prompt is cut into steps and whatever the other tokens are. A layer is a
+few stages, each cut into pieces that the threads share (`team`). A stage begins when the pieces of the one before are
+done, not when all threads have arrived, so a late thread does not delay the others.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ JOB = (
     "turns",  # [positions, head_dim] float32 (`pointwise.rotate`)
     "positions",  # [lines]: of the tokens
     "part_words",  # [parts, len(PART)]
-    "stores",  # keys and values are stored before anyone attends, else by whoever attends to them
-    "normed",  # [lines, hidden], inputs of a product; 0: each thread norms all lines for itself
+    "stores",  # keys and values are stored before attention begins, else by the piece that attends to them
+    "normed",  # [lines, hidden], inputs of a product; 0 if each thread norms all lines for itself
     "threads",
-    "counters",  # one of threads, then those of each stage (`team`), zeros
-    "private",  # of each thread: `private_bytes`
+    "counters",  # one counter of threads, then those of each stage (`team`), zeros at first
+    "private",  # `private_bytes` bytes for each thread
     "private_bytes",
 )
-"""Words of a call, int64: sizes, and addresses of what lies elsewhere."""
+"""Words of a call, int64: sizes, and addresses of data."""
 PART = (
     "first",
     "end",
-    "place",  # where the key of the first line goes, counted in the row's KV
+    "place",  # position of the first line's key in the row's KV
     "table",  # address of the row's int64 block ids
 )
-"""Lines of one row, next to each other: a piece of attention is one of these and a KV head."""
+"""Words of a part, which is a run of consecutive lines of one row; a piece of attention is one part and one KV head."""
 LAYER = (
     "qkv",
     "qkv_bias",
@@ -69,7 +69,7 @@ LAYER = (
     "kv",
     "window",
 )
-"""Words of a layer: addresses, 0 where it has none."""
+"""Words of a layer: addresses, 0 if it has no such tensor."""
 NUMBERS = ("eps_before", "eps_behind", "eps_heads", "scale")
 
 (
@@ -121,16 +121,16 @@ _EPS_BEFORE, _EPS_BEHIND, _EPS_HEADS, _SCALE = range(0, 4 * len(NUMBERS), 4)
 _PART_BYTES, _LAYER_BYTES, _NUMBER_BYTES = 8 * len(PART), 8 * len(LAYER), 4 * len(NUMBERS)
 
 STAGES = 8
-"""Of a layer, at most."""
+"""Largest number of stages of a layer."""
 LINES_AT_ONCE = 64
-"""Whose outputs of a panel a thread keeps to itself before it goes on with them."""
+"""Number of lines for which a thread computes a panel's outputs in private memory before it uses them."""
 _NORMED_AT_ONCE = 8
 TILE_BYTES = LINES_AT_ONCE * PANEL_BYTES
 
 
 @njit(nogil=True)
 def decode(job):
-    """What a thread does."""
+    """The work of one thread: all layers, stage by stage."""
     counters = integer_at(job + _COUNTERS)
     thread = add_at(counters, 1)
     private = integer_at(job + _PRIVATE) + thread * integer_at(job + _PRIVATE_BYTES)
@@ -159,8 +159,8 @@ def decode(job):
 
 @njit(nogil=True)
 def _normed(job, weight, eps, private, thread, stage):
-    """Where the lines are as inputs of a product. Few of them each thread norms for itself, behind what it keeps there
-    of a panel: that is done before threads have met."""
+    """Returns the address of the normed lines, which are inputs of a product. If there are few, each thread norms all
+    lines for itself, in private memory after its panel outputs: that takes less time than waiting for other threads."""
     lines, threads = integer_at(job + _LINES), integer_at(job + _THREADS)
     shared = integer_at(job + _NORMED)
     if shared == 0:
@@ -243,7 +243,7 @@ def _attend(job, layer, numbers, private, thread, stage):
 
 @njit(nogil=True)
 def _store_head(job, layer, numbers, private, line, place, table, kv_head):
-    """A line's key, turned, and its value."""
+    """Stores the rotated key and the value of a line."""
     heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
     head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
     narrow = integer_at(job + _NARROW) != 0
@@ -262,7 +262,7 @@ def _store_head(job, layer, numbers, private, line, place, table, kv_head):
 
 @njit(nogil=True)
 def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
-    """A line's query heads of a KV head, over all tokens up to its own."""
+    """Computes attention of a line's query heads of a KV head, over all tokens up to its own."""
     heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
     head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
     narrow, groups = integer_at(job + _NARROW) != 0, heads // kv_heads
@@ -323,7 +323,7 @@ def _copy(out, x, size, narrow):
 
 @njit(nogil=True)
 def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
-    """To the states."""
+    """Adds a product to the states."""
     lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
     kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
     pieces = hidden // PANEL
@@ -374,7 +374,7 @@ def _gate(job, layer, x, private, thread, stage):
 
 @njit(nogil=True)
 def _silu_mul_lines(gate, up, out, inner, lines, as_pairs):
-    """Of a panel."""
+    """Writes silu(gate) * up for the lines of a panel."""
     for line in range(lines):
         row = PANEL_BYTES * line
         for at in range(0, PANEL_BYTES, 64):

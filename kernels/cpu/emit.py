@@ -1,7 +1,7 @@
-"""What the compiled functions are made of below their Python: vectors of LLVM, loops over them, choices among them.
+"""Building blocks of the compiled functions below their Python: vectors of LLVM, loops over them, choices among them.
 
-Knows LLVM's instructions. Does not know what is computed. Every helper adds to the function that a builder is at and
-returns what it made; addresses are int64 in bytes and need no alignment beyond that of a number.
+Knows LLVM's instructions. Does not know what is computed. Every helper adds instructions to the builder's current
+function and returns their result; addresses are int64 in bytes and need no alignment beyond that of a number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALVES = ir.VectorType(INT16, NUM)
 
 
 class _BFloat(ir.Type):
-    """llvmlite names no such type; LLVM has it."""
+    """The type bfloat, which LLVM has and llvmlite does not define."""
 
     null = "0.0"
     intrinsic_name = "bf16"
@@ -42,7 +42,7 @@ PAIRS = ir.VectorType(_BFLOAT, 2 * NUM)
 
 
 def has_bf16_products() -> bool:
-    """Whether this CPU multiplies pairs of bfloat16 and adds them up in float32."""
+    """Returns whether this CPU multiplies pairs of bfloat16 and adds them up in float32."""
     return instructions.has("bf16") and _knows("avx512bf16") and _knows("avx512bw")
 
 
@@ -51,7 +51,7 @@ def has_wide_registers() -> bool:
 
 
 def _knows(feature: str) -> bool:
-    """Whether LLVM would use it on this CPU."""
+    """Returns whether LLVM would use the feature on this CPU."""
     try:
         return bool(llvmlite.binding.get_host_cpu_features().get(feature))
     except RuntimeError:  # it cannot tell for every kind of CPU
@@ -78,21 +78,22 @@ def splat(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Val
 
 
 def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
-    """bfloat16 is the upper half of float32."""
+    """Widens bfloat16 to float32, of which it is the upper half."""
     words = builder.zext(halves, WORDS)
     shift = ir.Constant(WORDS, [16] * NUM)
     return builder.bitcast(builder.shl(words, shift), VECTOR)
 
 
 def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """a · b + c, rounded once."""
+    """Returns a · b + c, rounded once."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.v16f32")
     return builder.call(function, [a, b, c])
 
 
 def pair_products(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    """`a` and `b`: 16 pairs of bfloat16. Where the CPU has no such instruction nobody gets here."""
+    """Adds products of `a` and `b`, 16 pairs of bfloat16 each, to `c`. The function is never run on a CPU without such
+    an instruction."""
     if not has_bf16_products():
         return c
     kind = ir.FunctionType(VECTOR, [VECTOR, PAIRS, PAIRS])
@@ -106,12 +107,12 @@ def as_pairs(builder: ir.IRBuilder, words: ir.Value) -> ir.Value:
 
 
 def load_word(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    """The same pair of bfloat16 sixteen times."""
+    """Loads a pair of bfloat16 and repeats it sixteen times."""
     return as_pairs(builder, splat(builder, load_vector(builder, address, INT32, 2), WORDS))
 
 
 def load_number(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    """The same float32 sixteen times."""
+    """Loads a float32 and repeats it sixteen times."""
     return splat(builder, load_vector(builder, address, FLOAT, 4), VECTOR)
 
 
@@ -128,7 +129,7 @@ def load_words(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 
 def both_widened(builder: ir.IRBuilder, words: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The first and the second of each of 16 pairs of bfloat16."""
+    """Returns the first and the second number of each of 16 pairs of bfloat16, in float32."""
     low = builder.shl(words, ir.Constant(WORDS, [16] * NUM))
     high = builder.and_(words, ir.Constant(WORDS, [0xFFFF0000] * NUM))
     return builder.bitcast(low, VECTOR), builder.bitcast(high, VECTOR)
@@ -139,7 +140,7 @@ def load_widened(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
-    """Into the core's second cache."""
+    """Prefetches an address into the core's second-level cache."""
     byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
     name = "llvm.prefetch.p0"
@@ -158,7 +159,8 @@ Vectors = list[list[ir.Value]]
 def loop(
     builder: ir.IRBuilder, number: ir.Value, vectors: Vectors, step: Callable[[ir.Value, Vectors], Vectors]
 ) -> Vectors:
-    """`step` of 0 … number - 1, at least of 0; each gets the vectors that the one before it made."""
+    """Emits a loop that runs `step` for 0 … number - 1, at least for 0; each run gets the vectors that the one before
+    it returned."""
     before, body = builder.block, builder.append_basic_block("loop")
     behind = builder.append_basic_block("loop.end")
     builder.branch(body)
@@ -178,7 +180,7 @@ def loop(
 
 
 def choose(builder: ir.IRBuilder, value: ir.Value, bodies: Mapping[int, Callable[[], None]]) -> None:
-    """Runs the body of this value; that of the largest one for values above it."""
+    """Emits a switch that runs the body of this value, and the largest one's body for values above it."""
     behind = builder.append_basic_block("chosen")
     blocks = {number: builder.append_basic_block(f"choice.{number}") for number in bodies}
     switch = builder.switch(value, blocks[max(bodies)])

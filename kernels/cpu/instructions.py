@@ -1,8 +1,8 @@
-"""Which of a CPU's instructions are used: those that it has, less those that somebody hides.
+"""The CPU instructions that are used: those that the CPU has, without those that a setting hides.
 
-`HEADGATE_ENGINE_CPU` names a kind of CPU, and whatever is beyond that kind counts as missing. `amx` is the one kind that
-can be pretended: products then go to the library that a matrix unit would be used by, which does them on any CPU. Knows
-names, not what is done with an instruction.
+`HEADGATE_ENGINE_CPU` names a kind of CPU, and instructions beyond that kind count as missing. `amx` is the one kind
+that can be pretended: products then go to the library that would use a matrix unit, and that library computes them on
+any CPU. Knows names, not what an instruction is used for.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ _ASKED: dict[Instruction, str] = {
     "amx": "_is_amx_tile_supported",
     "amx_fp16": "_is_amx_fp16_supported",
 }
-"""Functions of `torch.cpu`; older ones lack some."""
+"""Functions of `torch.cpu`; older versions of torch lack some."""
 _LIBRARIES = {
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
 }
-"""What tells torch and oneDNN the same."""
+"""Environment variables that set the same limit for torch and oneDNN."""
 
 
 def limit_libraries() -> None:
-    """Before torch computes anything. What somebody has set by hand stays."""
+    """Sets the limits of libraries. It has to be called before torch computes anything. Variables that are already set
+    remain."""
     for name, value in _LIBRARIES.get(kind(), {}).items():
         os.environ.setdefault(name, value)
 
 
 def kind() -> str:
-    """Raises ValueError for a name that is none."""
+    """Returns the kind of CPU that is set. Raises ValueError for an unknown name."""
     told = os.environ.get(VARIABLE, "auto")
     if told != "auto" and told not in _OF_KIND:
         raise ValueError(f"{VARIABLE}: {told} is not one of auto, {', '.join(_OF_KIND)}.")
@@ -54,7 +55,7 @@ def kind() -> str:
 
 @cache
 def has(instruction: Instruction) -> bool:
-    """Whether it is used here."""
+    """Returns whether the instruction is used here."""
     told = kind()
     if told != "auto" and instruction not in _OF_KIND[told]:
         return False

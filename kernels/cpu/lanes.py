@@ -1,4 +1,5 @@
-"""Sixteen float32 numbers side by side, as a type of numba's: loads, stores, arithmetic, and what threads meet at.
+"""Sixteen float32 numbers side by side, as a type of numba's: loads, stores, arithmetic, and atomic operations of
+threads.
 
 Knows addresses and registers. Does not know what is computed from them.
 """
@@ -71,7 +72,7 @@ def store(typing: Any, address: Any, lanes: Any) -> Any:
 
 @intrinsic
 def store_bf16(typing: Any, address: Any, lanes: Any) -> Any:
-    """Rounded to nearest even."""
+    """Stores bfloat16, rounded to nearest even."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number, words = args[1], builder.bitcast(args[1], WORDS)
@@ -91,7 +92,7 @@ def store_bf16(typing: Any, address: Any, lanes: Any) -> Any:
 
 @intrinsic
 def spread(typing: Any, number: Any) -> Any:
-    """One number in every lane."""
+    """Returns one number in every lane."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return splat(builder, args[0], VECTOR)
@@ -125,7 +126,7 @@ def smaller(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def where_below(typing: Any, a: Any, bound: Any, low: Any, other: Any) -> Any:
-    """`low` in the lanes where a is below the bound."""
+    """Returns `low` in the lanes where a is below the bound, `other` elsewhere."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
@@ -143,7 +144,7 @@ def first_of(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def rounded(typing: Any, a: Any) -> Any:
-    """To the nearest whole numbers."""
+    """Rounds to the nearest whole numbers."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(VECTOR, [VECTOR])
@@ -155,7 +156,7 @@ def rounded(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def power_of_two(typing: Any, exponents: Any) -> Any:
-    """2ⁿ of whole numbers from -126 to 127."""
+    """Returns 2ⁿ for whole numbers from -126 to 127."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         whole = builder.fptosi(args[0], WORDS)
@@ -187,7 +188,7 @@ largest = _reduction("largest")
 
 
 def _arithmetic(symbol: Any, name: str) -> None:
-    """Lets two `Lanes` meet at an operator."""
+    """Defines an operator for two `Lanes`."""
 
     def typed(typing: Any, a: Any, b: Any) -> Any:
         def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -213,7 +214,7 @@ _arithmetic(operator.truediv, "fdiv")
 
 @intrinsic
 def ask(typing: Any, address: Any) -> Any:
-    """For the 64 bytes there, which will be read soon."""
+    """Prefetches the 64 bytes at an address, which will be read soon."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         prefetch(builder, args[0])
@@ -253,7 +254,7 @@ def put_number(typing: Any, address: Any, number: Any) -> Any:
 
 @intrinsic
 def add_at(typing: Any, address: Any, number: Any) -> Any:
-    """Adds to the int64 there and returns what was there before, as one step for all threads."""
+    """Adds to the int64 at an address and returns its value before, as one atomic step for all threads."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", pointer(builder, args[0], INT64), args[1], "seq_cst")
@@ -263,7 +264,7 @@ def add_at(typing: Any, address: Any, number: Any) -> Any:
 
 @intrinsic
 def seen_at(typing: Any, address: Any) -> Any:
-    """The int64 there as the last thread left it."""
+    """Returns the int64 at an address as the last thread wrote it."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(pointer(builder, args[0], INT64), "seq_cst", 8)
@@ -273,7 +274,7 @@ def seen_at(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def pause(typing: Any) -> Any:
-    """Lets the core's other thread go first."""
+    """Gives the core's other hardware thread priority."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [])

@@ -20,15 +20,15 @@ from kernels.cpu.panels import Panels
 from kernels.cpu.product import PANEL
 
 PART_LINES = 16
-"""Lines of a part at most. A step with longer rows stores all keys before anyone attends."""
+"""Largest number of lines of a part. A step with longer rows stores all keys before attention begins."""
 _OWN_LINES = 16
-"""So many are normed by each thread for itself, which takes less time than meeting."""
+"""Up to this number, each thread norms all lines for itself, which takes less time than waiting for other threads."""
 _KV = LAYER.index("kv")
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Norms and biases are float32; the query's and key's norms are `[head_dim]`."""
+    """The weights of one layer. Norms and biases are float32; the query's and key's norms are `[head_dim]`."""
 
     qkv: Panels
     output: Panels
@@ -47,11 +47,12 @@ class LayerWeights:
     eps_heads: float
     scale: float
     window: int
-    """0: none."""
+    """Size of the sliding window; 0 means none."""
 
 
 def fits(layer: LayerWeights, kv: torch.Tensor) -> bool:
-    """Whether the compiled function can run it over such KV: its parts fall on whole panels and registers."""
+    """Returns whether the compiled function can run the layer over such KV: sizes have to be multiples of whole panels
+    and registers."""
     panels = (layer.qkv, layer.output, layer.gate_up, layer.down)
     return (
         all(weight.out_features % PANEL == 0 for weight in panels)
@@ -64,7 +65,7 @@ def fits(layer: LayerWeights, kv: torch.Tensor) -> bool:
 
 class DecoderLayers:
     def __init__(self, layers: Sequence[LayerWeights], turns: torch.Tensor, heads: int) -> None:
-        """`turns`: `[positions, head_dim]` float32, cosines and then sines."""
+        """`turns` is `[positions, head_dim]` float32, the cosines of rotation angles and then their sines."""
         assert turns.dtype == torch.float32 and turns.is_contiguous(), turns.dtype
         self._layers, self._turns, self._heads = list(layers), turns, heads
         first = layers[0]
@@ -83,10 +84,11 @@ class DecoderLayers:
         kv: Sequence[torch.Tensor],
         first: int = 0,
     ) -> None:
-        """`states` `[num_lines, hidden]` float32, a line for each token, is changed in place. `starts`: the first line of
-        each row, and the number of all at the end. `places`: where the key of a row's first line goes; those of the
-        others follow, and each line sees all up to its own. `tables`: int64 ids of each row's blocks. `kv`: of each
-        layer from the `first` one on, `[num_blocks, 2, KVH, block_size, head_dim]`."""
+        """Runs layers. `states` `[num_lines, hidden]` float32, a line for each token, is changed in place. `starts` has
+        the first line of each row, and the number of all lines at the end. `places` has the position at which the key
+        of a row's first line is stored; those of the others follow, and each line sees all tokens up to its own.
+        `tables` has the int64 ids of each row's blocks. `kv` has the KV of each layer from the `first` one on,
+        `[num_blocks, 2, KVH, block_size, head_dim]`."""
         _, _, kv_heads, block_size, head_dim = kv[0].shape
         lines, heads, found = len(states), self._heads, functions()
         assert found is not None
@@ -146,7 +148,7 @@ class DecoderLayers:
 
 
 def _parts(starts: Sequence[int], places: Sequence[int], tables: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`[parts, len(PART)]`: rows cut after every `PART_LINES` lines."""
+    """Returns `[parts, len(PART)]`: rows cut after every `PART_LINES` lines."""
     found = [
         (first, min(first + PART_LINES, end), place + first - start, table.data_ptr())
         for (start, end), place, table in zip(pairwise(starts), places, tables, strict=True)

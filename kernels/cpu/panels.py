@@ -18,8 +18,8 @@ from kernels.cpu.product import FLOATS, PAIRED, PANEL, WIDENED
 
 @dataclass(frozen=True)
 class Panels:
-    """`tensor`: float32 `[panels, in_features, 32]` or bfloat16 `[panels, in_features / 2, 32, 2]`; outputs behind the
-    last one are zeros."""
+    """A weight in panels. `tensor` is float32 `[panels, in_features, 32]` or bfloat16 `[panels, in_features / 2, 32,
+    2]`; outputs after the last one are zeros."""
 
     tensor: torch.Tensor
     in_features: int
@@ -36,8 +36,8 @@ class Panels:
 
 
 def pack(weight: torch.Tensor, paired: bool = False) -> Panels:
-    """Of `[out_features, in_features]`, float32 or bfloat16; in_features is a multiple of 16. `paired`: bfloat16 inputs
-    and the CPU's own instruction for them."""
+    """Packs `[out_features, in_features]`, float32 or bfloat16; in_features is a multiple of 16. With `paired`, inputs
+    are bfloat16 and the CPU's own instruction for them is used."""
     assert weight.dtype in (torch.float32, torch.bfloat16), weight.dtype
     out_features, in_features = weight.shape
     assert in_features % emit.NUM == 0, weight.shape
@@ -52,7 +52,7 @@ def pack(weight: torch.Tensor, paired: bool = False) -> Panels:
 
 
 def product(x: torch.Tensor, weight: Panels) -> torch.Tensor:
-    """`[num_rows, out_features]` float32 of `x` `[num_rows, in_features]` in the weight's input dtype."""
+    """Returns `[num_rows, out_features]` float32 for `x` `[num_rows, in_features]` in the weight's input dtype."""
     assert x.dtype == weight.input_dtype, (x.dtype, weight.kind)
     assert x.dim() == 2 and x.shape[1] == weight.in_features, (x.shape, weight.in_features)
     found, num = functions(), weight.num_panels

@@ -26,12 +26,12 @@ from kernels.cpu.lanes import (
 )
 
 _LEAST, _MOST = -87.0, 88.0
-"""Exponents whose powers of e are plain float32."""
+"""Bounds of exponents whose powers of e are normal float32 numbers."""
 
 
 @njit(nogil=True)
 def exp_lanes(x):
-    """e to the x, to 2 units in the last place; 0 below -87. Source: Cephes' expf."""
+    """Returns e to the x, to 2 units in the last place; 0 below -87. Source: Cephes' expf."""
     bounded = smaller(larger(x, spread(_LEAST)), spread(_MOST))
     whole = rounded(bounded * spread(1.44269504088896341))
     rest = fma(whole, spread(-0.693359375), bounded)
@@ -48,7 +48,7 @@ def exp_lanes(x):
 
 @njit(nogil=True)
 def rms_norm(out, x, weight, size, eps, narrow):
-    """`size` is a multiple of 16; `out` may be `x`, or is bfloat16 if `narrow`."""
+    """Writes the RMSNorm of a row. `size` is a multiple of 16; `out` may be `x`, or is bfloat16 if `narrow`."""
     squares = spread(0.0)
     for at in range(0, size, 16):
         part = load(x + 4 * at)
@@ -69,8 +69,8 @@ def silu_mul(gate, up):
 
 @njit(nogil=True)
 def rotate(out, x, turns, head_dim, scale):
-    """A head turned by a position's angles and multiplied by a number. `turns`: float32, the cosines of
-    head_dim / 2 angles, then their sines; angle i turns the columns (i, i + head_dim / 2)."""
+    """Rotates a head by a position's angles and multiplies it by a number. `turns` is float32, the cosines of head_dim
+    / 2 angles, then their sines; angle i rotates the columns (i, i + head_dim / 2)."""
     half = 2 * head_dim
     if head_dim % 32 == 0:
         factor = spread(scale)

@@ -1,9 +1,8 @@
-"""Rows times a weight in panels of 32 outputs: the tile that every linear layer of a decode step is made of.
+"""Products of rows with a weight in panels of 32 outputs: every linear layer of a decode step consists of these tiles.
 
 Knows panels and rows. Does not know layers. A panel holds 32 outputs for one input after another (float32) or for one
-pair of inputs after another (bfloat16), and is read from its first byte to its last: what a core fetches ahead is what
-it needs next. An output is one lane's sum over the inputs in their order: its bits do not depend on the rows or panels
-beside it.
+pair of inputs after another (bfloat16), and is read from its first byte to its last, so that a core prefetches what it
+needs next. An output is one lane's sum over the inputs in their order: its bits do not depend on other rows or panels.
 """
 
 from __future__ import annotations
@@ -21,25 +20,26 @@ from kernels.cpu.lanes import NUM, add_at, integer_at, load, store
 from kernels.cpu.team import LINE, take
 
 FLOATS, WIDENED, PAIRED = 0, 1, 2
-"""Weights and inputs of float32; weights of bfloat16 that are widened, inputs of float32; both of bfloat16, multiplied in
-pairs by an instruction of the CPU's."""
+"""Kinds of products: weights and inputs in float32; weights in bfloat16 that are widened, inputs in float32; both in
+bfloat16, multiplied in pairs by an instruction of the CPU."""
 
 PANEL = 32
 PANEL_BYTES = 4 * PANEL
-"""Of a panel, per float32 input or per pair of bfloat16 inputs; also of a row's outputs."""
+"""Bytes of a panel per float32 input or per pair of bfloat16 inputs; also the bytes of a row's outputs."""
 _VECTORS = PANEL // NUM
 _FEW_ROWS, _ROWS = 4, 8
-"""Of a tile: each number up to the first has one of its own, more share one that fills half of the 32 registers."""
+"""Rows of a tile. Each number of rows up to the first value has its own tile; more rows share one that fills half of
+the 32 registers."""
 _AHEAD = 64
-"""Inputs, or pairs of them, by which the weight is asked for before it is used."""
+"""Distance, in inputs or pairs of them, by which the weight is prefetched before it is used."""
 _MOST_FREE = 8
-"""So many multiplications hide behind reading 128 bytes: with no more of them the core asks ahead well enough itself,
-and better than it is told to."""
+"""Number of multiplications that take no longer than reading 128 bytes: with no more of them the core's own prefetching
+is better than explicit prefetches."""
 
 
 @intrinsic
 def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:
-    """Sums of up to `_ROWS` rows and a panel. `num`: inputs, or pairs of them."""
+    """Computes the products of up to `_ROWS` rows and a panel. `num` is the number of inputs, or of pairs of them."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind, rows, *rest = args
@@ -51,7 +51,7 @@ def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, 
                 n: partial(_emit, builder, number, [integer(row) for row in range(n)], *rest)
                 for n in range(1, _FEW_ROWS + 1)
             }
-            # The last row stands in for those that are missing.
+            # The last row is used for the missing ones.
             some = [_smaller(builder, integer(row), last) for row in range(_ROWS)]
             tiles[_ROWS] = partial(_emit, builder, number, some, *rest)
             emit.choose(builder, rows, tiles)
@@ -105,8 +105,8 @@ def _emit(
 
 
 def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int) -> list[Any]:
-    """What is done with the panel's next `PANEL_BYTES`: weights, where their input lies behind the first one, how it is
-    spread over the lanes, how the two are multiplied."""
+    """Returns the operations on the panel's next `PANEL_BYTES`: the weights, the offset in bytes of their input, the
+    function that repeats the input over the lanes, and the function that multiplies the two."""
     places = [builder.add(at, at.type(64 * v)) for v in range(_VECTORS)]
     if kind == FLOATS:
         weights = [emit.load_floats(builder, place) for place in places]
@@ -126,8 +126,8 @@ def panel_bytes(kind, num_inputs):
 
 @njit(nogil=True)
 def panel_product(kind, panel, x, x_stride, num_inputs, out, stride, num_rows):
-    """`out` `[num_rows, PANEL]` float32 = `x` `[num_rows, num_inputs]` times a panel; `out`'s rows are `stride` bytes
-    apart, those of `x` `x_stride`."""
+    """Computes `out` `[num_rows, PANEL]` float32 = `x` `[num_rows, num_inputs]` times a panel; `out`'s rows are
+    `stride` bytes apart, those of `x` `x_stride`."""
     num = num_inputs if kind == FLOATS else num_inputs // 2
     for row in range(0, num_rows, _ROWS):
         some = min(num_rows - row, _ROWS)
@@ -136,7 +136,7 @@ def panel_product(kind, panel, x, x_stride, num_inputs, out, stride, num_rows):
 
 @njit(nogil=True)
 def add_bias(out, stride, num_rows, bias):
-    """Of a panel: `PANEL` float32."""
+    """Adds a panel's bias, `PANEL` float32 numbers."""
     for row in range(num_rows):
         for at in range(0, PANEL_BYTES, 64):
             to = out + row * stride + at
@@ -144,7 +144,8 @@ def add_bias(out, stride, num_rows, bias):
 
 
 PRODUCT = ("rows", "kind", "x", "x_stride", "inputs", "panels", "weight", "out", "out_stride", "threads", "counters")
-"""Words of a call, int64; strides in bytes; `counters`: one of threads, then those of a stage (`team`), zeros."""
+"""Words of a call, int64; strides are in bytes; `counters` holds one counter of threads, then those of a stage
+(`team`), all zeros at first."""
 (_NUM_ROWS, _KIND, _X, _X_STRIDE, _INPUTS, _PANELS, _WEIGHT, _OUT, _OUT_STRIDE, _THREADS, _COUNTERS) = range(
     0, 8 * len(PRODUCT), 8
 )
@@ -152,7 +153,7 @@ PRODUCT = ("rows", "kind", "x", "x_stride", "inputs", "panels", "weight", "out",
 
 @njit(nogil=True)
 def multiply(job):
-    """What a thread does."""
+    """The work of one thread: it multiplies panels until none is left."""
     counters, kind = integer_at(job + _COUNTERS), integer_at(job + _KIND)
     threads, pieces = integer_at(job + _THREADS), integer_at(job + _PANELS)
     inputs = integer_at(job + _INPUTS)

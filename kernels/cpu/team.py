@@ -1,8 +1,8 @@
-"""The threads of torch: a compiled function runs in each of them, as torch's own parallel loops do, and how they share
-the pieces of a stage.
+"""Runs a compiled function in each of torch's threads, as torch's own parallel loops do, and shares the pieces of a
+stage among them.
 
-Knows libgomp's entry, or that of a library in its place. A team of our own would fight with torch's for the cores:
-libgomp's threads spin for a while after each loop.
+Knows the entry of libgomp, or of a library that replaces it. A separate team of threads would compete with torch's for
+the cores: libgomp's threads spin for a while after each loop.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from kernels.cpu.lanes import add_at, pause, seen_at
 
 _LIBRARY = re.compile(r"/lib(gomp|iomp5|omp)[^/]*\.so[.\d]*$")
 LINE = 64
-"""Bytes of a line of the cache: counters of different threads do not share one."""
+"""Bytes of a cache line: counters of different threads do not share one."""
 _PATIENCE = 4096
-"""Looks at a counter before a thread lets others have its core."""
+"""Number of reads of a counter before a thread yields its core."""
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
 @njit(nogil=True)
 def stage_bytes(threads):
-    """Of a stage's counters, zeros at first: pieces that each thread's run has given away, then pieces that are done."""
+    """Returns the bytes of a stage's counters, which are zeros at first: for each thread the pieces of its run that
+    were taken, then the pieces that are done."""
     return LINE * (threads + 1)
 
 
 @njit(nogil=True)
 def take(stage, thread, threads, pieces):
-    """A piece that nobody has taken; `pieces` if there is none left. Each thread goes through a run of its own, and
-    then helps the others with theirs: neighbours lie side by side in memory, and a core that reads on and on reads
-    faster than one that reads every other piece."""
+    """Returns a piece that no thread has taken; `pieces` if there is none left. Each thread first takes the pieces of
+    its own run, and then those of the others' runs: neighbouring pieces are adjacent in memory, and a core reads
+    sequential memory faster than every other piece."""
     for further in range(threads):
         owner = (thread + further) % threads
         piece = pieces * owner // threads + add_at(stage + LINE * owner, 1)
@@ -72,7 +73,7 @@ def run(function: int, job: torch.Tensor) -> None:
 
 
 def size() -> int:
-    """Threads that `run` takes at most."""
+    """Returns the largest number of threads that `run` uses."""
     return torch.get_num_threads() if _parallel() is not None else 1
 
 
@@ -81,8 +82,8 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 @cache
 def _parallel() -> Callable[[int, int, int, int], None] | None:
-    """None where torch has another kind of threads: then there is one."""
-    torch.ones(1 << 16).sum()  # the library is loaded with torch
+    """Returns the library's entry, or None if torch has another kind of threads: then one thread runs."""
+    torch.ones(1 << 16).sum()  # this makes torch load the library
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.split()[-1]
         if _LIBRARY.search(path):

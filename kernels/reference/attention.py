@@ -27,8 +27,8 @@ def attention_decode(
     kv_scales: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> None:
-    """One query per row, `[num_rows, H, D]`. The G query heads of a KV head are the rows of one product, so that K
-    and V are read once.
+    """Decode attention with one query per row, `[num_rows, H, D]`. The G query heads of a KV head are the rows of one
+    product, so that K and V are read once.
 
     `kv_scales`, `[num_blocks, 2, KVH, block_size]` float32, goes with int8 or float8 KV: value = number * scale.
     `lse`, `[num_rows, H]` float32, receives the natural logarithm of the sum of the exponentials of a row's scores,
@@ -52,7 +52,7 @@ def _decode_plain(
     softcap: float,
     sinks: torch.Tensor | None,
 ) -> None:
-    """The path of a CPU worker."""
+    """Computes decode attention as a CPU worker uses it."""
     kv_heads, head_dim = kv.shape[2], kv.shape[4]
     if not window and not softcap and sinks is None and chunks.CHUNK % batch.block_size == 0:
         chunks.attend(out, query, kv, batch.derived(chunks.ChunkPlan, kv_heads, head_dim), scale)
@@ -83,7 +83,7 @@ def _decode_states(
     sinks: torch.Tensor | None,
     kv_scales: torch.Tensor | None,
 ) -> None:
-    """In float32, from `own_starts` on, with log-sum-exp."""
+    """Computes decode attention in float32, over keys from `own_starts` on, with log-sum-exp."""
     for row, own_start in enumerate(own_starts):
         seen = batch.context_lens[row] + 1
         first = max(own_start, seen - window if window else 0)
@@ -103,9 +103,9 @@ def attention_shared(
     sinks: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """As `attention_decode`, but the blocks that rows of a group share are read once for all of them: attention over
-    the shared tokens, attention over each row's own ones, merged. Source: Hydragen (arXiv 2402.05099), RelayAttention
-    (arXiv 2402.14808)."""
+    """The same as `attention_decode`, but the blocks that rows of a group share are read once for all of them:
+    attention over the shared tokens and attention over each row's own ones are merged. Source: Hydragen (arXiv
+    2402.05099), RelayAttention (arXiv 2402.14808)."""
     own = torch.empty(query.shape, device=query.device)
     own_lse = torch.empty(query.shape[:2], device=query.device)
     own_starts = groups.own_starts.tolist()
@@ -123,8 +123,8 @@ def attention_shared(
 def merge_states(
     out: torch.Tensor, lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over two disjoint sets of keys, `[rows, H, D]` and `[rows, H]` each, as attention over both. Either
-    set may be empty (-inf). Source: the running softmax of FlashAttention (arXiv 2205.14135), applied once."""
+    """Merges attention over two disjoint sets of keys, `[rows, H, D]` and `[rows, H]` each, into attention over both.
+    Either set may be empty (-inf). Source: the running softmax of FlashAttention (arXiv 2205.14135), applied once."""
     merged = torch.logaddexp(lse, other_lse)
     safe = merged.masked_fill(merged == float("-inf"), 0.0)
     mine, others = (lse - safe).exp()[..., None], (other_lse - safe).exp()[..., None]
@@ -134,7 +134,7 @@ def merge_states(
 def _gather_wide(
     kv: torch.Tensor, blocks: torch.Tensor, num_tokens: int, kv_scales: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of the first tokens of some blocks in float32, each `[KVH, tokens, D]`."""
+    """Returns K and V of the first tokens of some blocks in float32, each `[KVH, tokens, D]`."""
     wide = widen(kv.index_select(0, blocks))
     if kv_scales is not None:
         wide = wide * kv_scales.index_select(0, blocks)[..., None]
@@ -151,7 +151,8 @@ def _attend_state(
     softcap: float,
     sinks: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries `[rows, H, D]` that all see the keys `[KVH, tokens, D]`, which may be none. Result and log-sum-exp."""
+    """Returns result and log-sum-exp of queries `[rows, H, D]` that all see the keys `[KVH, tokens, D]`, which may be
+    none."""
     rows, heads, head_dim = query.shape
     kv_heads = len(keys)
     packed = query.float().view(rows, kv_heads, heads // kv_heads, head_dim).transpose(0, 1)
@@ -182,8 +183,8 @@ def attention_prefill(
     kv_scales: torch.Tensor | None = None,
     tree: torch.Tensor | None = None,
 ) -> None:
-    """Chunks, packed `[num_tokens, H, D]`, over the blocks that already hold their context and their own keys: a
-    token sees its context and the chunk up to itself (within the `window`, if that is not 0).
+    """Prefill attention of chunks, packed `[num_tokens, H, D]`, over the blocks that already hold their context and
+    their own keys: a token sees its context and the chunk up to itself (within the `window`, if that is not 0).
 
     `kv_scales`, `[num_blocks, 2, KVH, block_size]` float32, goes with int8 or float8 KV: value = number * scale.
     `tree`, `[num_tokens]` int64, for chunks of at most 64 tokens: bit i says that a token sees token i of its chunk,
@@ -206,7 +207,7 @@ def attention_prefill(
             seen, first = batch.context_lens[row] + length, batch.first_key(row, window)
             keys, values = _gather_wide(kv, batch.block_tables[row], seen, kv_scales)
             keys, values, packed = keys[:, first:], values[:, first:], packed.float()
-        # KV heads stand where a batch would, repeated over their query heads with stride 0: nothing is copied.
+        # KV heads take the batch dimension, repeated over their query heads with stride 0: nothing is copied.
         repeated = (kv_heads, groups, *keys.shape[1:])
         causal = batch.context_lens[row] == 0 and not special
         mask = None if causal else batch.mask(row, window)
@@ -226,7 +227,7 @@ def attention_prefill(
 
 
 def _gather(kv: torch.Tensor, batch: PagedBatch, row: int, window: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of a row, each `[KVH, tokens, D]` and contiguous per head, from `first_key` to its last token."""
+    """Returns K and V of a row, each `[KVH, tokens, D]` and contiguous per head, from `first_key` to its last token."""
     num_blocks, _, kv_heads, block_size, head_dim = kv.shape
     rows = kv.view(num_blocks * 2 * kv_heads, block_size * head_dim)
     gathered = rows.index_select(0, batch.kv_row_ids(row, kv_heads, window))
@@ -236,7 +237,7 @@ def _gather(kv: torch.Tensor, batch: PagedBatch, row: int, window: int) -> tuple
 
 
 def _narrowed(mask: torch.Tensor, tree: torch.Tensor) -> torch.Tensor:
-    """A chunk's causal mask without those of its own tokens that `tree` does not name."""
+    """Returns a chunk's causal mask without those of its own tokens that `tree` does not include."""
     length = len(tree)
     named = (tree[:, None] >> torch.arange(length, device=tree.device)) & 1
     narrowed = mask.clone()

@@ -1,9 +1,10 @@
-"""Decode attention of a CPU worker: rows in chunks of fixed places, chunks of equal size in one product.
+"""Decode attention of a CPU worker: rows are cut into chunks of fixed positions, and chunks of equal size are one
+product.
 
-Knows tensors and blocks. A row's context is cut at multiples of `CHUNK` tokens, whatever the rows beside it are; a
-chunk that several rows have in their tables is read once for all of them, and what each row gets from its chunks is
-merged in their order. So a row's sums do not depend on its neighbours, though its time does. Source of the sharing:
-Hydragen (arXiv 2402.05099); of the merge: FlashAttention (arXiv 2205.14135).
+Knows tensors and blocks. A row's context is cut at multiples of `CHUNK` tokens, whatever the other rows are; a chunk
+that several rows have in their tables is read once for all of them, and the results of a row's chunks are merged in
+their order. So a row's sums do not depend on the other rows, though its time does. Source of the sharing: Hydragen
+(arXiv 2402.05099); of the merge: FlashAttention (arXiv 2205.14135).
 """
 
 from __future__ import annotations
@@ -17,34 +18,36 @@ from kernels.arguments.batch import PagedBatch
 
 CHUNK = 512
 _TAILS = (64, 128, 256, 384, CHUNK)
-"""Tokens behind the last whole chunk are filled up to one of these, with some of the row's own that are then hidden."""
+"""Padded lengths of the tokens after the last whole chunk; the padding consists of some of the row's own tokens, which
+are then masked."""
 _MIN_QUERIES = 4
-"""Matrix products of one or two queries are summed in another order than those of more."""
+"""Least number of queries of a product: products of one or two queries are summed in another order than those of
+more."""
 _ELEMENTS = 1 << 20
-"""Of keys that are worked on at a time: they and their values stay in a core's cache."""
+"""Number of key elements that are processed at a time: they and their values fit into a core's cache."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Chunks of one length with equally many readers: one product."""
+    """Chunks of one length with equally many readers; they are one product."""
 
     source: torch.Tensor
     """Rows of the layer seen as `[num_blocks * 2 * KVH, block_size * D]`: K before V, then chunk, head, block."""
     readers: torch.Tensor
     """`[chunks * readers]`: rows of the batch."""
     targets: torch.Tensor
-    """`[chunks * readers]`: place of the chunk in its row's context * rows of the batch + row."""
+    """`[chunks * readers]`: index of the chunk in its row's context * rows of the batch + row."""
     num_chunks: int
     length: int
     hidden: torch.Tensor | None = None
-    """`[chunks, 1, length]`: 0, or -inf behind the end."""
+    """`[chunks, 1, length]`: 0, or -inf after the end."""
     unwritten: torch.Tensor | None = None
-    """Among what is gathered, `[2 * chunks * KVH * length]` tokens: those whose slots may hold anything."""
+    """Indices into the gathered `[2 * chunks * KVH * length]` tokens: those whose slots may hold anything."""
 
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Made once for a step, read by every layer."""
+    """The parts of all rows, computed once for a step and read by every layer."""
 
     parts: list[Part]
     num_places: int
@@ -64,7 +67,7 @@ class ChunkPlan:
 def _whole_parts(
     tables: Sequence[list[int]], lens: Sequence[int], block_size: int, kv_heads: int, most: int
 ) -> Iterator[Part]:
-    """All chunks but the last one of each row."""
+    """Yields the parts of all chunks except the last one of each row."""
     wide = CHUNK // block_size
     readers: dict[tuple[int, ...], list[int]] = {}
     for row, (table, length) in enumerate(zip(tables, lens, strict=True)):
@@ -85,7 +88,7 @@ def _whole_parts(
 
 
 def _source(blocks: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Of `[chunks, blocks]`."""
+    """Returns `Part.source` for blocks `[chunks, blocks]`."""
     heads = torch.arange(2 * kv_heads).view(2, 1, kv_heads, 1)
     return (blocks[None, :, None] * (2 * kv_heads) + heads).reshape(-1)
 
@@ -129,7 +132,7 @@ def _tails(
 
 
 def _unwritten(tails: torch.Tensor, size: int, block_size: int, kv_heads: int) -> torch.Tensor:
-    """Slots behind a tail in its last block; all behind it, where that block is also what it is filled up with."""
+    """Returns the slots after a tail in its last block; all after it, if that block is also its padding."""
     places, ends = torch.arange(size), -(-tails // block_size) * block_size
     ends = ends.masked_fill(tails < block_size, size)
     empty = (places >= tails[:, None]) & (places < ends[:, None])
@@ -138,7 +141,7 @@ def _unwritten(tails: torch.Tensor, size: int, block_size: int, kv_heads: int) -
 
 
 def attend(out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, plan: ChunkPlan, scale: float) -> None:
-    """`out` and `query` `[num_rows, H, D]`; in float32."""
+    """Computes decode attention in float32; `out` and `query` are `[num_rows, H, D]`."""
     scaled = query.float() * scale
     num_rows, heads, head_dim = query.shape
     places = plan.num_places
@@ -153,13 +156,14 @@ def attend(out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, plan: Chunk
     shares = sums.view(places, num_rows, heads, 1).softmax(dim=0)
     states = states.view(places, *query.shape).mul_(shares)
     merged = states[0]
-    for state in states[1:]:  # in their order: what a longer row beside it adds is zeros behind
+    for state in states[1:]:  # in their order: a longer row only adds zeros after a shorter one's states
         merged += state
     out.copy_(merged)
 
 
 def _attend_part(query: torch.Tensor, kv: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of each reader over its chunk, `[chunks * readers, H, D]`, and the log-sum-exp of its scores."""
+    """Returns the attention of each reader over its chunk, `[chunks * readers, H, D]`, and the log-sum-exp of its
+    scores."""
     kv_heads, head_dim = kv.shape[2], kv.shape[4]
     chunks, groups = part.num_chunks, query.shape[1] // kv_heads
     each = len(part.readers) // chunks

@@ -1,4 +1,4 @@
-"""Rows put together by the group they belong to: tokens by expert, tokens by adapter. Plain-torch twin of
+"""Groups rows: tokens by expert, tokens by adapter. This is the plain-torch twin of
 `kernels.triton.products.group_rows`.
 
 Knows group numbers and tiles. Does not know what a group is.
@@ -13,23 +13,25 @@ import torch
 
 @dataclass(frozen=True)
 class RowGroups:
-    """The rows of each group in ascending order, every group filled up to whole tiles, so that a program that takes
-    one tile meets one group. `ids` are given, the rest is written by the op `group_rows`; all tensors int32, on the
-    device, and of sizes that the host knows without looking at the ids."""
+    """The rows of each group in ascending order, with every group padded to whole tiles, so that a program that takes
+    one tile sees one group. `ids` are given, the op `group_rows` writes the rest; all tensors are int32, on the device,
+    and of sizes that the host knows without reading the ids."""
 
     ids: torch.Tensor
-    """`[num_rows]`: group of each row; -1: none, the row appears nowhere."""
+    """`[num_rows]`: group of each row; -1 means none, and the row appears nowhere."""
     rows: torch.Tensor
-    """`[num_tiles * tile]`; -1 fills a group's last tile. Behind the last used tile anything."""
+    """`[num_tiles * tile]`: rows by group; -1 pads a group's last tile. Entries after the last used tile may be
+    anything."""
     tiles: torch.Tensor
-    """`[num_tiles]`: the group of each tile, -1 behind the last used one."""
+    """`[num_tiles]`: the group of each tile, -1 after the last used one."""
     counts: torch.Tensor
-    """`[num_groups]`"""
+    """`[num_groups]`: number of rows of each group."""
     tile: int
 
     @classmethod
     def of(cls, ids: torch.Tensor, num_groups: int, tile: int) -> RowGroups:
-        """Around these ids. A group leaves at most one tile unfilled, and a used tile has a row at least."""
+        """Allocates the tensors for these ids. A group leaves at most one tile partly empty, and a used tile has at
+        least one row."""
         num_tiles = min(len(ids), len(ids) // tile + num_groups)
         sizes = (num_tiles * tile, num_tiles, num_groups)
         return cls(ids, *(torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes), tile)

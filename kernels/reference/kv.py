@@ -1,8 +1,9 @@
-"""Plain-torch twins of `kernels.triton.kv_write` and `kernels.triton.block_copy`: what goes into KV blocks, and copies of blocks.
+"""Plain-torch twins of `kernels.triton.kv_write` and `kernels.triton.block_copy`: writes into KV blocks, and copies of
+blocks.
 
-Knows tensors, blocks and slots. Does not know sequences. KV of one layer is `[num_blocks, 2, KVH, block_size, D]`: K and
-V of a block side by side, head-major inside it. 8-bit KV has float32 scales `[num_blocks, 2, KVH, block_size]`, one per
-token and head, of K and of V (`kernels.reference.quant`).
+Knows tensors, blocks and slots. Does not know sequences. KV of one layer is `[num_blocks, 2, KVH, block_size, D]`: K
+and V of a block side by side, head-major inside it. 8-bit KV has float32 scales `[num_blocks, 2, KVH, block_size]`, one
+per token and head, of K and of V (`kernels.reference.quant`).
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ def rope_kv_write(
     interleaved: bool = False,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """Of `qkv` `[num_tokens, (H + 2 KVH) * D]`, the output of a fused projection: the queries are rotated in place, the
-    rotated keys and the values stored at their slots. `norms`: weights `[D]` of an RMSNorm over each query and each
-    key head, before the rotation. `table` and `positions`: as for `rope`. In float32, rounded once."""
+    """Rotates and stores `qkv` `[num_tokens, (H + 2 KVH) * D]`, the output of a fused projection: the queries are
+    rotated in place, the rotated keys and the values are stored at their slots. `norms` has weights `[D]` of an RMSNorm
+    over each query and each key head, before the rotation. `table` and `positions` are those of `rope`. Arithmetic is
+    in float32, rounded once."""
     kv_heads, head_dim = kv.shape[2], kv.shape[4]
     heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
     num_heads = heads.shape[1] - 2 * kv_heads
@@ -91,7 +93,7 @@ def scatter_blocks(
     kv_scales: torch.Tensor | None = None,
     staging_scales: torch.Tensor | None = None,
 ) -> None:
-    """The way back of `gather_blocks`; no id twice."""
+    """Writes packed blocks back: the reverse of `gather_blocks`; no id occurs twice."""
     for tensor, packed in ((bits(kv), bits(staging)), (kv_scales, staging_scales)):
         if tensor is not None:
             tensor[:, ids] = packed.transpose(0, 1)

@@ -1,7 +1,8 @@
-"""Plain-torch twins of `kernels.triton.products.linear` and `kernels.triton.products.linear_quant`, and the formats of quantized weights.
+"""Plain-torch twins of `kernels.triton.products.linear` and `kernels.triton.products.linear_quant`, and the formats of
+quantized weights.
 
-Knows matrices: `x` `[num_tokens, in_features]`, `weight` `[out_features, in_features]` or its quantized form. Quantizing
-is by rounding to nearest; it happens once, at load.
+Knows matrices: `x` `[num_tokens, in_features]`, `weight` `[out_features, in_features]` or its quantized form. Weights
+are quantized once, at load, by rounding to nearest.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ import torch
 from torch.nn import functional as F
 
 GROUPS = (32, 64, 128)
-"""Weights along in_features that share an int4 scale."""
+"""Supported numbers of weights along in_features that share an int4 scale."""
 MAX_ROWS_SMALL = 16
-"""Rows of `linear_small`: one tile of the matrix unit."""
+"""Most rows of `linear_small`: one tile of the matrix unit."""
 MAX_ROWS_SPLIT = 64
-"""Up to so many rows a quantized weight is dequantized in registers; above, into a workspace for the library."""
+"""Up to this number of rows a quantized weight is dequantized in registers; above, into a workspace for the library."""
 MAX_SPLITS = 16
 INT8_MAX = 127.0
 _EXACT_TERMS = 1024
-"""Products of int8 whose sum float32 holds exactly, in whatever order."""
+"""Number of products of int8 whose sum float32 holds exactly, in whatever order."""
 FP8_MAX = 448.0
 """Largest number of e4m3; torch gives NaN above it."""
 
@@ -38,9 +39,9 @@ def linear_small(
 ) -> None:
     """`out` = `x` `weight`ᵀ + `bias`, for at most 16 rows, computed in float32 and rounded once.
 
-    `norm` `[in_features]`: `x` is first divided by its root mean square and multiplied by it. `gated`: the halves of
-    the outputs are gate and up, and `out` `[num_tokens, out_features / 2]` is silu(gate) · up. `residual`, shaped like
-    `out` and possibly the same tensor, is added last. `workspace`: see `workspace_size`; a twin needs none."""
+    `norm` `[in_features]`: `x` is first divided by its root mean square and multiplied by the norm. `gated`: the halves
+    of the outputs are gate and up, and `out` `[num_tokens, out_features / 2]` is silu(gate) · up. `residual`, shaped
+    like `out` and possibly the same tensor, is added last. `workspace`: see `workspace_size`; a twin needs none."""
     wide = x.float()
     if norm is not None:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.float()
@@ -59,7 +60,7 @@ def linear_w8(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """`weight` int8 `[out_features, in_features]`, `scale` `[out_features]`."""
+    """Multiplies by `weight` int8 `[out_features, in_features]` with `scale` `[out_features]`."""
     out.copy_(F.linear(x, dequantize_int8(weight, scale, x.dtype), bias))
 
 
@@ -73,9 +74,10 @@ def linear_w4(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """`weight` int32 `[in_features / 8, out_features]`, `scale` `[in_features / group, out_features]`, `zero` int8 of
-    the same shape (none: 8 everywhere), `order` int32 `[in_features]`: packed row k belongs to column `order[k]` of
-    `x`. With `in_features / 4` rows the numbers are of 8 bits, `zero` is uint8, and none means 128."""
+    """Multiplies by `weight` int32 `[in_features / 8, out_features]`, with `scale` `[in_features / group,
+    out_features]`, `zero` int8 of the same shape (none means 8 everywhere), and `order` int32 `[in_features]`: packed
+    row k belongs to column `order[k]` of `x`. With `in_features / 4` rows the numbers have 8 bits, `zero` is uint8, and
+    none means 128."""
     if order is not None:
         x = x.index_select(1, order)
     bits = 32 * len(weight) // x.shape[1]
@@ -91,8 +93,8 @@ def linear_fp8(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """`x` and `weight` e4m3, `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. The 8-bit products are
-    exact in float32."""
+    """Multiplies `x` and `weight` in e4m3, with `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. The
+    8-bit products are exact in float32."""
     result = F.linear(x.float(), weight.float()) * x_scale[:, None] * scale
     out.copy_(result if bias is None else result + bias.float())
 
@@ -106,14 +108,14 @@ def linear_w8a8(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """`x` and `weight` int8, `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. Sums are int32: a token's
-    is the same among any number of others."""
+    """Multiplies `x` and `weight` in int8, with `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. Sums are
+    int32: a token's sum is the same among any number of others."""
     result = _int8_products(x, weight).float() * x_scale[:, None] * scale
     out.copy_(result if bias is None else result + bias.float())
 
 
 def _int8_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """int32 `[num_tokens, out_features]`."""
+    """Returns the sums of products, int32 `[num_tokens, out_features]`."""
     if x.device.type != "cpu" or not _saturates():
         return torch._int_mm(x, weight.T)
     sums = torch.zeros((len(x), len(weight)), dtype=torch.int32)
@@ -124,22 +126,22 @@ def _int8_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _saturates() -> bool:
-    """Whether oneDNN adds up pairs of products in 16 bits, in which they do not fit: what a CPU without VNNI has."""
+    """Returns whether oneDNN adds pairs of products in 16 bits, in which they do not fit, as on a CPU without VNNI."""
     left, right = (torch.full((number, 256), 127, dtype=torch.int8) for number in (9, 64))
     return bool((torch._int_mm(left, right.T) != 256 * 127**2).any())
 
 
 def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
-    """`out` e4m3 or int8 `[num_tokens, in_features]` and `scale` float32 `[num_tokens]` with out · scale ≈ `x`. A row of
-    zeros has scale 1."""
+    """Writes `out` e4m3 or int8 `[num_tokens, in_features]` and `scale` float32 `[num_tokens]` with out · scale ≈ `x`.
+    A row of zeros has scale 1."""
     quantized, found = quantize_int8(x) if out.dtype == torch.int8 else quantize_fp8(x)
     out.copy_(quantized)
     scale.copy_(found)
 
 
 def workspace_size(num_tokens: int, out_features: int, in_features: int, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Float32 elements that any product of this shape needs as workspace: partial sums (and sums of squares) of its
-    splits, or the dequantized weight of a large one."""
+    """Returns the float32 elements that any product of this shape needs as workspace: partial sums (and sums of
+    squares) of its splits, or the dequantized weight of a large one."""
     partial = MAX_SPLITS * min(num_tokens, MAX_ROWS_SPLIT) * (out_features + 1)
     if num_tokens <= MAX_ROWS_SPLIT:
         return partial
@@ -147,13 +149,14 @@ def workspace_size(num_tokens: int, out_features: int, in_features: int, dtype: 
 
 
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 `[out_features, in_features]` in ±127 and float32 scales `[out_features]`: error at most half a scale."""
+    """Returns int8 `[out_features, in_features]` in ±127 and float32 scales `[out_features]`; the error is at most half
+    a scale."""
     scale = _scales(weight.float().abs().amax(1) / 127)
     return (weight.float() / scale[:, None]).round_().to(torch.int8), scale
 
 
 def quantize_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 and float32 scales per row: error at most 1/16 of an element, or 2⁻¹⁰ scales near zero."""
+    """Returns e4m3 and float32 scales per row; the error is at most 1/16 of an element, or 2⁻¹⁰ scales near zero."""
     wide = weight.float()
     scale = _scales(wide.abs().amax(1) / FP8_MAX)
     return (wide / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
@@ -162,8 +165,8 @@ def quantize_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize_int4(
     weight: torch.Tensor, group: int = 128, symmetric: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Packed weight, scale in the dtype of the weight, zero point (None if symmetric), as `linear_w4` takes them.
-    Error at most half a scale, at most a whole one with zero points (they are rounded too)."""
+    """Returns packed weight, scale in the dtype of the weight, and zero point (None if symmetric), as `linear_w4` takes
+    them. The error is at most half a scale, at most a whole one with zero points (they are rounded too)."""
     out_features, in_features = weight.shape
     if group not in GROUPS or in_features % group:
         raise ValueError(f"in_features {in_features} cannot be cut into groups of {group}")
@@ -188,7 +191,7 @@ def dequantize_int8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtyp
 def dequantize_int4(
     weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, dtype: torch.dtype, bits: int = 4
 ) -> torch.Tensor:
-    """`[in_features, out_features]`, in packed order."""
+    """Returns `[in_features, out_features]`, in packed order."""
     numbers = unpack_words(weight, bits)
     in_features, out_features = numbers.shape
     grouped = numbers.view(len(scale), in_features // len(scale), out_features)
@@ -198,33 +201,33 @@ def dequantize_int4(
 
 
 def symmetric_zero(bits: int) -> int:
-    """What a packed number without a zero point is moved up by."""
+    """Returns the offset of a packed number without a zero point."""
     return 1 << (bits - 1)
 
 
 def pack_words(numbers: torch.Tensor, bits: int = 4) -> torch.Tensor:
-    """int32 `[in_features, out_features]` in 0…2ᵇ-1 → `[in_features · b / 32, out_features]`, the first in the lowest
-    bits."""
+    """Packs int32 `[in_features, out_features]` in 0…2ᵇ-1 to `[in_features · b / 32, out_features]`, the first in the
+    lowest bits."""
     parts = numbers.to(torch.int64).view(len(numbers) * bits // 32, 32 // bits, -1)
     packed = (parts << _shifts(bits, numbers.device)[:, None]).sum(1)
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
 def unpack_words(packed: torch.Tensor, bits: int = 4) -> torch.Tensor:
-    """The inverse of `pack_words`."""
+    """Unpacks words: the inverse of `pack_words`."""
     parts = (packed[:, None] >> _shifts(bits, packed.device)[:, None]) & ((1 << bits) - 1)
     return parts.to(torch.int32).reshape(32 // bits * len(packed), -1)
 
 
 def sort_groups(packed: torch.Tensor, group_ids: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-    """A GPTQ weight with activation order: its row k is of group `group_ids[k]` (`g_idx`). Sorts the rows by group, as
-    `linear_w4` wants them, and gives the `order` to pass with them."""
+    """Sorts a GPTQ weight with activation order, whose row k is in group `group_ids[k]` (`g_idx`): returns the rows
+    sorted by group, as `linear_w4` needs them, and the `order` to pass with them."""
     order = torch.argsort(group_ids, stable=True)
     return pack_words(unpack_words(packed, bits)[order], bits), order.to(torch.int32)
 
 
 def _scales(scale: torch.Tensor) -> torch.Tensor:
-    """Without zeros, which nothing can be divided by."""
+    """Returns the scales with 1 instead of 0, because they are divisors."""
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 

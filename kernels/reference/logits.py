@@ -1,7 +1,8 @@
-"""Plain-torch twins of `kernels.triton.sampling.logits`: changes to logits before a draw, and the counts that penalties read.
+"""Plain-torch twins of `kernels.triton.sampling.logits`: changes to logits before a draw, and the counts that penalties
+read.
 
-Order: repetition, frequency and presence penalty, bias and bans, grammar mask, temperature. Each row is a function of
-itself; a row that asks for nothing is copied.
+The order is: repetition, frequency and presence penalty, bias and bans, grammar mask, temperature. Each row is a
+function of itself; a row without edits is copied.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ def logits(
     temperature: torch.Tensor,
     workspace: Workspace | None = None,
 ) -> None:
-    """`out` = `raw` `[rows, vocab]` float32, edited and divided by the row's temperature (greedy rows are not divided).
-    The compiled kernel leaves in `workspace` what the op `sample` then need not read the row for; this twin does not."""
+    """Writes to `out` the `raw` logits `[rows, vocab]` float32, edited and divided by the row's temperature (greedy
+    rows are not divided). The compiled kernel leaves sums in `workspace`, so that the op `sample` need not read the row
+    for them; this twin does not."""
     out.copy_(raw)
     for row, line in enumerate(edits.penalty_lines.tolist()):
         if line >= 0:
@@ -52,7 +54,7 @@ def count_tokens(counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor
 
 
 def pack_bits(tokens: torch.Tensor, vocab: int) -> torch.Tensor:
-    """`[words]` int32 with the bits of these tokens (int64) set."""
+    """Returns `[words]` int32 with the bits of these tokens (int64) set."""
     tokens = tokens.unique()
     words = torch.zeros(num_words(vocab), dtype=torch.int64, device=tokens.device)
     words.index_add_(0, tokens >> 5, torch.ones_like(tokens) << (tokens & 31))
@@ -60,6 +62,6 @@ def pack_bits(tokens: torch.Tensor, vocab: int) -> torch.Tensor:
 
 
 def unpack_bits(words: torch.Tensor, vocab: int) -> torch.Tensor:
-    """`[vocab]` bool of `[words]` int32."""
+    """Returns `[vocab]` bool from `[words]` int32."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words[:, None] >> shifts) & 1).view(-1)[:vocab].bool()

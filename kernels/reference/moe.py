@@ -1,6 +1,6 @@
 """Plain-torch twins of `kernels.triton.products.moe`: the choice of experts, and the experts themselves.
 
-Knows tokens, experts and their weights. Does not know which model they are of.
+Knows tokens, experts and their weights. Does not know which model they belong to.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from kernels.reference.group_rows import RowGroups
 
 MAX_TOP_K = 8
 _MIN_ROWS = 4
-"""A CPU's library sums the products of fewer rows in another order: a token's output would depend on how many others
-take its expert."""
+"""Least number of rows of a product. A CPU's library sums the products of fewer rows in another order: a token's output
+would depend on how many others take its expert."""
 _TALL_TILE_FROM = 24
-"""Rows per expert from which a tile of 64 is better filled than four of 16 are read often."""
+"""Rows per expert from which one tile of 64 is better than several of 16: its padding costs less than reading the
+weight several times."""
 
 
 @dataclass(frozen=True)
 class MoeWorkspace:
-    """What the op `moe` writes on its way. A pair is a token and one of its experts: pair p is of token p // top_k."""
+    """Intermediate tensors of the op `moe`. A pair is a token and one of its experts: pair p belongs to token p //
+    top_k."""
 
     groups: RowGroups
     """Its `ids` are the chosen experts, `[num_tokens * top_k]`."""
     activated: torch.Tensor
-    """`[num_tokens * top_k, inner]`"""
+    """`[num_tokens * top_k, inner]`: activated inner values of each pair."""
     products: torch.Tensor
-    """`[num_tokens * top_k, hidden]`"""
+    """`[num_tokens * top_k, hidden]`: output of each pair."""
 
     @classmethod
     def of(cls, experts: torch.Tensor, x: torch.Tensor, down: torch.Tensor) -> MoeWorkspace:
@@ -40,14 +42,14 @@ class MoeWorkspace:
 
 
 def tile_of(num_pairs: int, num_experts: int) -> int:
-    """Rows of a tile: known without looking at the choice of experts."""
+    """Returns the rows of a tile; they are known without reading the choice of experts."""
     return 64 if num_pairs >= _TALL_TILE_FROM * num_experts else 16
 
 
 def route_experts(weights: torch.Tensor, experts: torch.Tensor, logits: torch.Tensor, renormalise: bool) -> None:
-    """`weights` float32 and `experts` int32, both `[num_tokens, top_k]`: the largest of softmax(`logits`
-    `[num_tokens, num_experts]`) in descending order, the lower expert first among equals. `renormalise`: they sum to
-    1 (always in Mixtral; `norm_topk_prob` in Qwen3-MoE)."""
+    """Writes `weights` float32 and `experts` int32, both `[num_tokens, top_k]`: the largest values of softmax(`logits`
+    `[num_tokens, num_experts]`) in descending order, the lower expert first among equals. With `renormalise` they sum
+    to 1 (always in Mixtral; `norm_topk_prob` in Qwen3-MoE)."""
     top_k = weights.shape[1]
     shares, order = logits.float().softmax(-1).sort(dim=-1, descending=True, stable=True)
     chosen = shares[:, :top_k]
@@ -64,7 +66,7 @@ def moe(
     experts: torch.Tensor,
     workspace: MoeWorkspace | None = None,
 ) -> None:
-    """`out` `[num_tokens, hidden]` = Σ over a token's experts of weight · down(silu(gate(x)) · up(x)).
+    """Writes `out` `[num_tokens, hidden]` = Σ over a token's experts of weight · down(silu(gate(x)) · up(x)).
 
     `gate_up` `[num_experts, 2 · inner, hidden]`, gate first; `down` `[num_experts, hidden, inner]`; `weights` and
     `experts` `[num_tokens, top_k]` as `route_experts` gives them; an expert of -1 adds nothing. The experts of a token

@@ -17,10 +17,10 @@ def rms_norm(
     cast_first: bool = True,
     out_scales: torch.Tensor | None = None,
 ) -> None:
-    """`out` = norm of `x` `[num_rows, hidden]` times `weight`, statistics in float32. With `residual`: it becomes
-    residual + x, and that sum is normalised. `plus_one`: the factor is 1 + weight. `cast_first`: the normalised row is
-    rounded to x's dtype before the product (Llama), else only the product is (Gemma, gpt-oss). With `out_scales`
-    `[num_rows]`: 8-bit, one scale per row (`kernels.reference.quant`)."""
+    """Writes to `out` the norm of `x` `[num_rows, hidden]` times `weight`, with statistics in float32. With `residual`,
+    the residual becomes residual + x, and that sum is normalised. `plus_one`: the factor is 1 + weight. `cast_first`:
+    the normalised row is rounded to x's dtype before the product (Llama), else only the product is (Gemma, gpt-oss).
+    With `out_scales` `[num_rows]` the output is 8-bit, with one scale per row (`kernels.reference.quant`)."""
     if residual is not None:
         residual += x
         x = residual

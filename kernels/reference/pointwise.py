@@ -1,6 +1,6 @@
 """Plain-torch twins of `kernels.triton.pointwise`: rotary embedding and gated activations.
 
-Knows tokens, heads and columns. All arithmetic in float32, rounded once.
+Knows tokens, heads and columns. All arithmetic is in float32, rounded once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from kernels.reference.quant import quantize
 def rope(
     out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
 ) -> None:
-    """Rotary position embedding (RoFormer, arXiv 2104.09864) of `[num_tokens, heads, D]`; `out` may be `x`. `table` is
-    `[max_positions, R]` float32: the cosines of a position's R / 2 angles, then the sines. The first R columns of a
-    head turn, the rest stays. Angle i turns the columns (i, i + R / 2), or (2i, 2i + 1) if `interleaved`."""
+    """Applies rotary position embedding (RoFormer, arXiv 2104.09864) to `[num_tokens, heads, D]`; `out` may be `x`.
+    `table` is `[max_positions, R]` float32: the cosines of a position's R / 2 angles, then the sines. The first R
+    columns of a head are rotated, the rest is unchanged. Angle i rotates the columns (i, i + R / 2), or (2i, 2i + 1) if
+    `interleaved`."""
     out.copy_(rotate(x.float(), table[positions], interleaved))
 
 
 def rotate(x: torch.Tensor, rows: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """`x` `[num_tokens, heads, D]` in float32 turned by `rows` `[num_tokens, R]` of a table."""
+    """Returns `x` `[num_tokens, heads, D]` in float32, rotated by `rows` `[num_tokens, R]` of a table."""
     size = rows.shape[1]
     cos, sin = rows[:, None].chunk(2, dim=-1)
     turning = x[..., :size]
@@ -33,20 +34,20 @@ def rotate(x: torch.Tensor, rows: torch.Tensor, interleaved: bool) -> torch.Tens
 
 
 def silu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
-    """`x` is `[num_tokens, 2 * width]`, gates then values; `out` `[num_tokens, width]` = silu(gate) * value. With
-    `out_scales` `[num_tokens]`: 8-bit, one scale per token (`kernels.reference.quant`)."""
+    """Writes `out` `[num_tokens, width]` = silu(gate) * value; `x` is `[num_tokens, 2 * width]`, gates then values.
+    With `out_scales` `[num_tokens]` the output is 8-bit, with one scale per token (`kernels.reference.quant`)."""
     gate, value = x.float().chunk(2, dim=-1)
     store(out, F.silu(gate) * value, out_scales)
 
 
 def gelu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
-    """As `silu_mul`, with the tanh form of GELU."""
+    """Does the same as `silu_mul`, with the tanh form of GELU."""
     gate, value = x.float().chunk(2, dim=-1)
     store(out, F.gelu(gate, approximate="tanh") * value, out_scales)
 
 
 def store(out: torch.Tensor, wide: torch.Tensor, scales: torch.Tensor | None) -> None:
-    """float32 rows into `out`, quantized if there are scales to fill."""
+    """Writes float32 rows into `out`, quantized if there are scales to fill."""
     if scales is None:
         out.copy_(wide)
         return

@@ -10,7 +10,7 @@ import torch
 
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 TINY = 2.0**-100
-"""Smaller rows count as zero: the reciprocal of their scale would overflow."""
+"""Rows with smaller magnitudes count as zero: the reciprocal of their scale would overflow."""
 
 
 def is_quantized(dtype: torch.dtype) -> bool:
@@ -18,10 +18,11 @@ def is_quantized(dtype: torch.dtype) -> bool:
 
 
 def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[..., n]` → the same shape in `dtype`, and `[...]` float32 scales. Rounded to the nearest, ties to even."""
+    """Returns values `[..., n]` in `dtype`, and their `[...]` float32 scales. Values are rounded to the nearest, ties
+    to even."""
     wide = values.float()
     largest = wide.abs().amax(dim=-1)
-    # Tensors on both sides of a division: with a number torch multiplies by a rounded reciprocal.
+    # Both sides of the division are tensors: for a plain number torch multiplies by a rounded reciprocal.
     limit = torch.full_like(largest, LIMITS[dtype])
     largest = torch.where(largest < TINY, limit, largest)
     scaled = wide * (limit / largest)[..., None]
@@ -29,7 +30,8 @@ def quantize(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
 
 
 def widen(values: torch.Tensor) -> torch.Tensor:
-    """In float32, without scales. A CPU converts fp8 number by number: a table of all 256 is twenty times as fast."""
+    """Returns the values in float32, without scales. A CPU converts fp8 one number at a time: a table of all 256 is
+    twenty times as fast."""
     if values.dtype is not torch.float8_e4m3fn or values.device.type != "cpu":
         return values.float()
     table = torch.arange(256, dtype=torch.uint8).view(values.dtype).float()
@@ -37,5 +39,5 @@ def widen(values: torch.Tensor) -> torch.Tensor:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """One-byte formats as plain bytes: torch moves those on every device."""
+    """Returns one-byte formats as plain bytes, because torch can move those on every device."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

@@ -1,4 +1,5 @@
-"""Plain-torch twin of `kernels.triton.rows`: the inputs of a decode step from what running sequences own on the device.
+"""Plain-torch twin of `kernels.triton.rows`: prepares the inputs of a decode step from the device rows of running
+sequences.
 
 Knows device rows. Does not know sequences, tokens' meaning or what a step is for.
 """
@@ -11,8 +12,8 @@ from kernels.arguments.batch import DeviceRows, StepInputs
 
 
 def input_prep(inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int) -> None:
-    """Fills `inputs` for the rows `active` `[bucket]`, -1 where the bucket is padded: there token and position 0, slot
-    -1, length 0 and the null block."""
+    """Fills `inputs` for the rows `active` `[bucket]`. Where `active` is -1 the bucket is padded with token and
+    position 0, slot -1, length 0 and the null block."""
     real = active >= 0
     chosen = active.clamp(min=0).long()
     inputs.token_ids.copy_(torch.where(real, rows.last_tokens[chosen], 0))
@@ -27,7 +28,7 @@ def input_prep(inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block
 
 
 def advance_rows(rows: DeviceRows, active: torch.Tensor, tokens: torch.Tensor) -> None:
-    """The drawn `tokens` `[bucket]` become the last ones of the rows `active`, each one position further."""
+    """Makes the drawn `tokens` `[bucket]` the last ones of the rows `active`, each one position further."""
     real = active >= 0
     chosen = active[real].long()
     rows.last_tokens[chosen] = tokens[real].to(rows.last_tokens.dtype)

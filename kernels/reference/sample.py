@@ -1,4 +1,5 @@
-"""Plain-torch twins of `kernels.triton.sampling.sample`: thresholds, counter-based noise, one token per row; and what proposals pass.
+"""Plain-torch twins of `kernels.triton.sampling.sample`: thresholds, counter-based noise, one token per row; and the
+verification of proposed tokens.
 
 Knows logits and numbers per row. Does not know requests, penalties or grammars. A row's token is a function of that
 row alone: its logits, its parameters, its seed and its position.
@@ -14,20 +15,20 @@ import torch
 from kernels.arguments.draws import COLDEST, DrawTensors, Workspace
 
 PURPOSE_SAMPLE, PURPOSE_ACCEPT, PURPOSE_RESIDUAL = 0, 1, 2
-"""Last word of the counter, so that different uses of one position never share a number."""
+"""The last word of the counter, so that different uses of one position never share a number."""
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW32 = 0xFFFFFFFF
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 _SPARSE = 8
-"""Noise is made for the kept tokens alone where they are fewer than one in so many."""
+"""Noise is computed for the kept tokens alone if they are fewer than one in this number."""
 _ROWS_OF = 2**18
-"""So many logits are worked on at once: their integers of noise stay in a core's cache."""
+"""Number of logits that are processed at once: their integers of noise fit into a core's cache."""
 _CHUNKS = 2048
-"""A row's tokens are dealt to so many chunks, whose largest logits bound the thresholds."""
+"""Number of chunks of a row's tokens; their largest logits bound the thresholds."""
 _MARGIN = 1e-6
-"""Relative error allowed to sums where they only bound a threshold."""
+"""Relative error of sums that only bound a threshold."""
 
 
 def sample(
@@ -38,13 +39,14 @@ def sample(
     raw: torch.Tensor | None = None,
     workspace: Workspace | None = None,
 ) -> torch.Tensor:
-    """One token per row, int64: scale by temperature, cut to top-k, top-p, min-p, add Gumbel noise, take the largest.
-    A greedy row takes its largest logit, a row without a finite logit token 0.
+    """Draws one token per row, int64: scales by temperature, cuts to top-k, top-p, min-p, adds Gumbel noise, and takes
+    the largest. A greedy row takes its largest logit, a row without a finite logit token 0.
 
-    `logits`: `[rows, vocab]` float32, not changed. `tokens` `[rows]` receives the answer; None: made here.
-    `logprobs` `[rows]` float32 receives the log-softmax of the raw logits at the token; None: not wanted.
-    `raw`: the logits before the op `logits`, whose output `logits` then is (divided by temperature already) and whose
-    scan lies in `workspace`; None: `logits` are raw. `workspace` is for the compiled kernel, which allocates without.
+    `logits`: `[rows, vocab]` float32, not changed. `tokens` `[rows]` receives the tokens; None means that it is
+    allocated here. `logprobs` `[rows]` float32 receives the log-softmax of the raw logits at the token; None means that
+    it is not computed. `raw`: the logits before the op `logits`, if `logits` is its output (divided by temperature
+    already) and `workspace` holds its sums; None means that `logits` are raw. `workspace` is for the compiled kernel,
+    which allocates one if it is None.
     """
     greedy = draws.temperature < COLDEST
     tokens = torch.empty_like(draws.positions) if tokens is None else tokens
@@ -75,8 +77,8 @@ def _draw(scaled: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
 
 
 def keep_candidates(scaled: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
-    """-inf for tokens that top-k, top-p or min-p cut away, each on what the one before left, renormalised. Tokens
-    equal to the last kept one are kept too."""
+    """Returns the logits with -inf for tokens that top-k, top-p or min-p cut; each acts on the tokens that the one
+    before kept, renormalised. Tokens equal to the last kept one are kept too."""
     filtered = (draws.top_k > 0) | (draws.top_p < 1.0) | (draws.min_p > 0.0)
     if not bool(filtered.any()):
         return scaled
@@ -88,7 +90,7 @@ def keep_candidates(scaled: torch.Tensor, draws: DrawTensors) -> torch.Tensor:
 
 
 def _threshold(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> float:
-    """The smallest logit that stays. Only the few that are not below a bound are sorted."""
+    """Returns the smallest logit that is kept. Only the few that are not below a bound are sorted."""
     peak = float(row.max())
     if peak == -math.inf:
         return -math.inf
@@ -96,7 +98,7 @@ def _threshold(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> flo
     floor = peak + math.log(min_p) if min_p > 0 else -math.inf
     threshold = -math.inf
     if by_k or top_p < 1.0:
-        # Sums are of float64: near p = 1, float32 cannot tell what a token adds.
+        # Sums are in float64: near p = 1, float32 cannot represent the share of one token.
         weights = (row - peak).exp()
         total = float(weights.sum(dtype=torch.float64))
         bound = _bound_by_k(row, top_k) if by_k else _bound_by_p(row, peak, top_p, total)
@@ -116,20 +118,21 @@ def _threshold(row: torch.Tensor, top_k: int, top_p: float, min_p: float) -> flo
 
 
 def _chunk_peaks(row: torch.Tensor) -> torch.Tensor:
-    """The largest logit of each chunk, falling; empty if the row is short."""
+    """Returns the largest logit of each chunk, in falling order; empty if the row is short."""
     deep = len(row) // _CHUNKS
     chunks = row[: deep * _CHUNKS].view(deep, _CHUNKS)
     return chunks.amax(dim=0).sort(descending=True).values if deep > 1 else row[:0]
 
 
 def _bound_by_k(row: torch.Tensor, top_k: int) -> float:
-    """The k-th largest of some logits is not above the k-th largest of all."""
+    """Returns a lower bound of the k-th largest logit: the k-th largest of some logits is not above that of all."""
     peaks = _chunk_peaks(row)
     return float(peaks[top_k - 1]) if top_k <= len(peaks) else -math.inf
 
 
 def _bound_by_p(row: torch.Tensor, peak: float, top_p: float, total: float) -> float:
-    """Where some logits hold the nucleus' mass already; or what all could weigh together if they lay at a value."""
+    """Returns a lower bound of the smallest logit that top-p keeps: a value from which on some logits already hold
+    enough mass, or a value at which all logits together would weigh no more than the mass outside."""
     outside = (1.0 - top_p) * total / len(row)
     bound = peak + math.log(outside) - 1e-3
     peaks = _chunk_peaks(row)
@@ -140,20 +143,21 @@ def _bound_by_p(row: torch.Tensor, peak: float, top_p: float, total: float) -> f
 
 
 def dense_noise(draws: DrawTensors, vocab: int, purpose: int) -> torch.Tensor:
-    """log of standard exponential noise, `[rows, vocab]`, keyed by (seed, position, token, purpose)."""
+    """Returns the log of standard exponential noise, `[rows, vocab]`, keyed by (seed, position, token, purpose)."""
     quads = torch.arange((vocab + 3) // 4, device=draws.seeds.device)[None, :]
     words = _quad_words(draws.seeds[:, None], draws.positions[:, None], quads, purpose)
     return _log_exponential(words.view(len(draws.seeds), -1)[:, :vocab])
 
 
 def sparse_noise(draws: DrawTensors, rows: torch.Tensor, tokens: torch.Tensor, purpose: int) -> torch.Tensor:
-    """The same noise of some (row, token) pairs only."""
+    """Returns the same noise for some (row, token) pairs only."""
     words = _quad_words(draws.seeds[rows], draws.positions[rows], tokens // 4, purpose)
     return _log_exponential(words.gather(-1, (tokens % 4)[:, None]).squeeze(-1))
 
 
 def _quad_words(seeds: torch.Tensor, positions: torch.Tensor, quads: torch.Tensor, purpose: int) -> torch.Tensor:
-    """`[..., 4]`: the words of four neighbouring tokens. Counter (position, quad, purpose, 0), key the seed."""
+    """Returns `[..., 4]`: the words of four neighbouring tokens. The counter is (position, quad, purpose, 0), the key
+    is the seed."""
     counter = (positions, quads, torch.full_like(quads, purpose), torch.zeros_like(quads))
     return torch.stack(philox4x32(counter, (seeds[..., 0], seeds[..., 1])), dim=-1)
 
@@ -169,7 +173,7 @@ def _log_exponential(integers: torch.Tensor) -> torch.Tensor:
 def philox4x32(
     counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], key: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Philox4x32-10. Words are int64 tensors below 2**32 that broadcast together."""
+    """Returns the four words of Philox4x32-10. Words are int64 tensors below 2**32 that broadcast together."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -186,8 +190,8 @@ def philox4x32(
 
 
 def top_logprobs(values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
-    """The n best tokens of each row, best first: `tokens` `[rows, n]` int64, and their log-softmax, `values` `[rows, n]`
-    float32."""
+    """Writes the n best tokens of each row, best first: `tokens` `[rows, n]` int64, and their log-softmax, `values`
+    `[rows, n]` float32."""
     best = raw.topk(tokens.shape[1], dim=-1)
     tokens.copy_(best.indices)
     torch.sub(best.values, raw.logsumexp(dim=-1, keepdim=True), out=values)
@@ -196,12 +200,13 @@ def top_logprobs(values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) 
 def verify(
     accepted: torch.Tensor, following: torch.Tensor, draws: torch.Tensor, proposals: torch.Tensor, numbers: torch.Tensor
 ) -> None:
-    """What a row's proposals pass: they are accepted up to the first that differs from the draw at its place, and that
-    draw follows them. For proposals that were certain (one-hot) this is rejection sampling, exactly (Leviathan 2023).
+    """Verifies a row's proposals: they are accepted up to the first that differs from the draw at its position, and
+    that draw follows them. For proposals that were certain (one-hot) this is exactly rejection sampling (Leviathan
+    2023).
 
-    `draws` `[rows, k + 1]`, `proposals` `[rows, k]` int64, of which row i has `numbers[i]` (int32; draws behind place
-    `numbers[i]` are not read). `accepted` `[rows]` int32; `following` `[rows]` int64: `draws` at `accepted`. A row's
-    output is the first accepted + 1 draws.
+    `draws` is `[rows, k + 1]`, `proposals` `[rows, k]` int64, of which row i has `numbers[i]` (int32; draws after index
+    `numbers[i]` are not read). `accepted` is `[rows]` int32; `following` `[rows]` int64 is `draws` at `accepted`. A
+    row's output is the first accepted + 1 draws.
     """
     places = torch.arange(proposals.shape[1], device=proposals.device)
     equal = (draws[:, :-1] == proposals) & (places < numbers[:, None])

@@ -1,7 +1,7 @@
 """Copies of whole blocks over all layers: for copy-on-write, and to and from a packed staging area.
 
-Knows layers, blocks and bytes. Does not know what is in a block: KV moves as 32-bit words, four to a thread at a time,
-and its scales go in the same launch.
+Knows layers, blocks and bytes. Does not know what is in a block: KV moves as 32-bit words, four per thread at a time,
+and its scales move in the same launch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from kernels.triton.specimen import Budget, Specimen
 @dataclass(frozen=True)
 class Config:
     chunk: int
-    """Words of a program."""
+    """Number of words of a program."""
     num_warps: int = 4
 
 
 def select(capability: int, num_words: int) -> Config:
-    """16 bytes in flight per thread, or four times as many where a block of a layer is that large."""
+    """Chooses 16 bytes in flight per thread, or four times as many if a block of a layer is that large."""
     return Config(2048 if num_words >= 2048 else 512)
 
 
@@ -72,7 +72,7 @@ def _move_blocks(
 def block_copy(
     kv: torch.Tensor, source: torch.Tensor, target: torch.Tensor, kv_scales: torch.Tensor | None = None
 ) -> None:
-    """As the twin in `kernels.reference.kv`."""
+    """Does the same as its twin in `kernels.reference.kv`."""
     _launch(kv, kv_scales, kv, kv_scales, target, source)
 
 
@@ -83,7 +83,7 @@ def gather_blocks(
     staging_scales: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.kv`."""
+    """Does the same as its twin in `kernels.reference.kv`."""
     _launch(staging, staging_scales, kv, kv_scales, None, ids)
 
 
@@ -94,7 +94,7 @@ def scatter_blocks(
     kv_scales: torch.Tensor | None = None,
     staging_scales: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.kv`."""
+    """Does the same as its twin in `kernels.reference.kv`."""
     _launch(kv, kv_scales, staging, staging_scales, ids, None)
 
 
@@ -106,7 +106,7 @@ def _launch(
     target_ids: torch.Tensor | None,
     source_ids: torch.Tensor | None,
 ) -> None:
-    """`None` ids: that side is staging, in order."""
+    """Launches one copy. If the ids of a side are None, that side is staging, in order."""
     ids = target_ids if target_ids is not None else source_ids
     assert ids is not None
     if len(ids) == 0:

@@ -1,4 +1,4 @@
-"""Keys and values of new tokens into KV blocks: as they are, or rotated and normalised on the way, or in 8 bits.
+"""Writes keys and values of new tokens into KV blocks: as they are, or first rotated and normalised, or in 8 bits.
 
 Knows tokens, heads and slots. A program takes one token and a group of its heads; a token with slot -1 stores nothing.
 """
@@ -22,12 +22,13 @@ from kernels.triton.specimen import Budget, Specimen
 @dataclass(frozen=True)
 class Config:
     heads: int
-    """Of one token, in one program."""
+    """Number of heads of one token in one program."""
     num_warps: int
 
 
 def select(capability: int, head_dim: int) -> Config:
-    """2,048 numbers: 16 bytes of each half for every thread. Wide heads that turn only in part need more registers."""
+    """Chooses 2,048 numbers: 16 bytes of each half for every thread. Wide heads that are rotated only in part need more
+    registers."""
     return Config(16, 4) if head_dim <= 128 else Config(8, 8)
 
 
@@ -88,7 +89,7 @@ def _kv_write(
 def kv_write(
     kv: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: Slots, kv_scales: torch.Tensor | None = None
 ) -> None:
-    """As the twin in `kernels.reference.kv`."""
+    """Does the same as its twin in `kernels.reference.kv`."""
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens == 0:
         return
@@ -218,7 +219,7 @@ def rope_kv_write(
     interleaved: bool = False,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.kv`."""
+    """Does the same as its twin in `kernels.reference.kv`."""
     num_kv_heads, head_dim, size = kv.shape[2], kv.shape[4], table.shape[1]
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     if len(qkv) == 0:
@@ -288,7 +289,8 @@ def _write_specimen(capability: int, head_dim: int, stored: torch.dtype) -> Spec
 
 
 def _rope_specimen(capability: int, head_dim: int, size: int, stored: torch.dtype) -> Specimen:
-    """With a norm if the head is 128 or 256 wide; interleaved if only a part of it turns."""
+    """Returns a specimen, with a norm if the head is 128 or 256 wide, and interleaved if only a part of it is
+    rotated."""
     config, dtype, limit = select(capability, head_dim), torch.bfloat16, LIMITS[stored]
     scales = torch.float32 if limit else stored
     inputs = (dtype, torch.float32, torch.int64, torch.int32, dtype, dtype)

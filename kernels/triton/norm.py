@@ -1,4 +1,4 @@
-"""RMSNorm, with the addition of the residual in the same pass and 8-bit output where that is wanted.
+"""RMSNorm, with the addition of the residual in the same pass, and optionally with 8-bit output.
 
 Knows rows of one width. Up to `_LONGEST` columns a row is read once and kept in registers; longer rows are read again
 for each pass over them.
@@ -24,9 +24,9 @@ _BLOCKS = (128, 512, 1024, 2048, 4096, 8192, _LONGEST)
 @dataclass(frozen=True)
 class Config:
     block: int
-    """Columns that a program holds at a time."""
+    """Number of columns that a program holds at a time."""
     rows: int
-    """Rows of a program: narrow ones (heads) share one."""
+    """Number of rows of a program; narrow rows (heads) share one program."""
     num_warps: int
     long: bool = False
 
@@ -161,7 +161,7 @@ def rms_norm(
     cast_first: bool = True,
     out_scales: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.norm`."""
+    """Computes the same as its twin in `kernels.reference.norm`."""
     num_rows, hidden = x.shape
     config = select(capability(x.device), hidden)
     kernel = _rms_norm_long if config.long else _rms_norm

@@ -1,6 +1,6 @@
 """Rotary embedding and gated activations, for models whose layers are not fused further.
 
-Knows tokens, heads and columns. Float32 inside, rounded once.
+Knows tokens, heads and columns. Arithmetic is in float32, rounded once.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ _GELU_SCALE = tl.constexpr(2 * 0.7978845608028654)
 @dataclass(frozen=True)
 class RopeConfig:
     heads: int
-    """Of one token, in one program."""
+    """Number of heads of one token in one program."""
     num_warps: int = 4
 
 
 @dataclass(frozen=True)
 class GateConfig:
     block: int
-    """Columns that a program holds at a time."""
+    """Number of columns that a program holds at a time."""
     num_warps: int
 
 
 def select(capability: int, head_dim: int) -> RopeConfig:
-    """2,048 numbers: 16 bytes of each half for every thread."""
+    """Chooses 2,048 numbers: 16 bytes of each half for every thread."""
     return RopeConfig(16 if head_dim <= 128 else 8)
 
 
 def select_gate(capability: int, quantized: bool) -> GateConfig:
-    """Without quantization a program takes a part of a row, with it a whole row, twice over."""
+    """Chooses the part of a program: it takes a part of a row without quantization, and with it a whole row, twice."""
     return GateConfig(4096, 8) if quantized else GateConfig(1024, 4)
 
 
 def half_block(size: int) -> int:
-    """Lanes for half of the `size` columns that turn; the tensor unit of arange is a power of two."""
+    """Returns the lanes for half of the `size` columns that are rotated; the length of arange has to be a power of
+    two."""
     return max(1, triton.next_power_of_2(size // 2))
 
 
@@ -108,7 +109,7 @@ def _rope(
 def rope(
     out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
 ) -> None:
-    """As the twin in `kernels.reference.pointwise`."""
+    """Computes the same as its twin in `kernels.reference.pointwise`."""
     num_tokens, num_heads, head_dim = x.shape
     if num_tokens == 0:
         return
@@ -177,12 +178,12 @@ def _gate_mul_quantized(
 
 
 def silu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
-    """As the twin in `kernels.reference.pointwise`."""
+    """Computes the same as its twin in `kernels.reference.pointwise`."""
     _launch_gate(out, x, out_scales, False)
 
 
 def gelu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
-    """As the twin in `kernels.reference.pointwise`."""
+    """Computes the same as its twin in `kernels.reference.pointwise`."""
     _launch_gate(out, x, out_scales, True)
 
 

@@ -1,6 +1,6 @@
-"""8-bit numbers with one float32 scale per row, inside other kernels: bit for bit as `kernels.reference.quant`.
+"""8-bit numbers with one float32 scale per row, inside other kernels: equal bit for bit to `kernels.reference.quant`.
 
-The product with the reciprocal and the rounding behind it must not melt into one operation: a kernel that calls
+The product with the reciprocal and the rounding after it must not be fused into one operation: a kernel that calls
 `encode` is launched with `enable_fp_fusion=False`.
 """
 
@@ -13,16 +13,16 @@ import triton.language as tl
 from kernels.reference import quant
 
 LIMITS = quant.LIMITS | dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), 0.0)
-"""The constant LIMIT of a kernel that writes this dtype; 0: not quantized."""
+"""The constant LIMIT of a kernel that writes this dtype; 0 means not quantized."""
 _TINY = tl.constexpr(quant.TINY)
 _INT8 = tl.constexpr(quant.LIMITS[torch.int8])
 _ROUND = tl.constexpr(1.5 * 2.0**23)
-"""Added and taken away again it leaves the nearest integer, ties to even, of a small float32."""
+"""A constant that, added to a small float32 and subtracted again, rounds it to the nearest integer, ties to even."""
 
 
 @triton.jit
 def scale_of(largest, LIMIT: tl.constexpr):
-    """Of the largest magnitudes of rows: their scales, and what to multiply the rows with."""
+    """Returns, for the largest magnitudes of rows, their scales and the factors to multiply the rows with."""
     limit = tl.full(largest.shape, LIMIT, tl.float32)
     largest = tl.where(largest < _TINY, limit, largest)
     return tl.div_rn(largest, limit), tl.div_rn(limit, largest)
@@ -30,7 +30,7 @@ def scale_of(largest, LIMIT: tl.constexpr):
 
 @triton.jit
 def encode(x, inverse, LIMIT: tl.constexpr):
-    """What remains is the cast to the 8-bit type."""
+    """Scales and rounds rows; only the cast to the 8-bit type remains to be done."""
     x = x * inverse
     if LIMIT == _INT8:
         x = (x + _ROUND) - _ROUND

@@ -1,4 +1,5 @@
-"""The inputs of a decode step, made on the device from what running sequences own there; drawn tokens go back.
+"""Prepares the inputs of a decode step on the device, from the device rows of running sequences, and feeds drawn tokens
+back.
 
 Knows device rows. No value that changes from step to step comes from the host, so both can be captured.
 """
@@ -20,7 +21,7 @@ from kernels.triton.specimen import Budget, Specimen
 @dataclass(frozen=True)
 class Config:
     block: int
-    """Entries of a block table, or rows, of a program."""
+    """Number of entries of a block table, or of rows, of a program."""
     num_warps: int
 
 
@@ -79,7 +80,7 @@ def _advance_rows(last_tokens, row_positions, active, tokens, bucket, BLOCK: tl.
 
 
 def input_prep(inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block_size: int) -> None:
-    """As the twin in `kernels.reference.rows`."""
+    """Does the same as its twin in `kernels.reference.rows`."""
     max_blocks = rows.block_table.shape[1]
     config = select(capability(active.device))
     _input_prep[(len(active), triton.cdiv(max_blocks, config.block))](
@@ -100,7 +101,7 @@ def input_prep(inputs: StepInputs, rows: DeviceRows, active: torch.Tensor, block
 
 
 def advance_rows(rows: DeviceRows, active: torch.Tensor, tokens: torch.Tensor) -> None:
-    """As the twin in `kernels.reference.rows`."""
+    """Does the same as its twin in `kernels.reference.rows`."""
     config = select_advance(capability(active.device))
     _advance_rows[(triton.cdiv(len(active), config.block),)](
         rows.last_tokens, rows.positions, active, tokens, len(active), BLOCK=config.block, num_warps=config.num_warps

@@ -1,4 +1,5 @@
-"""A kernel configuration as the ahead-of-time gate compiles it: what production would launch, with its budget."""
+"""A kernel configuration as the ahead-of-time gate compiles it: the launch that production would make, with its
+budget."""
 
 from __future__ import annotations
 
@@ -8,16 +9,17 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Budget:
-    """What a compiled configuration may use and must contain. Stack and local memory are always 0."""
+    """The resources that a compiled configuration may use, and the instructions it must contain. Stack and local memory
+    are always 0."""
 
     registers: int
-    """Per thread, at most."""
+    """Most registers per thread."""
     shared: int | None = None
-    """Bytes at most; None: what the capability has."""
+    """Most bytes of shared memory; None means the capability's limit."""
     min_shared: int = 0
-    """Bytes at least: tiles that really are buffered ahead."""
+    """Least bytes of shared memory, to prove that tiles are buffered ahead."""
     async_copies: bool = False
-    """16-byte asynchronous copies (`cp.async.cg`)."""
+    """The code must contain 16-byte asynchronous copies (`cp.async.cg`)."""
     matrix_unit: Literal["", "mma", "wgmma"] = ""
 
 

@@ -1,6 +1,6 @@
 """Attention of one query token per row over KV in blocks.
 
-Knows rows, blocks and splits. A first kernel attends over one split of a row's keys per program and leaves a partial
+Knows rows, blocks and splits. A first kernel attends over one split of a row's keys per program and writes a partial
 sum; a second one reduces a row's partial sums in a fixed order. Source: FlashDecoding (Dao and others, 2023) over the
 blocks of PagedAttention (arXiv 2309.06180); the query heads of a KV head fill one tile, so K and V are read once.
 """
@@ -34,7 +34,7 @@ from kernels.triton.specimen import Budget, Specimen
 
 _LN_2 = tl.constexpr(0.6931471805599453)
 _REDUCED = 16
-"""Splits that the second kernel sums at once: fixed, so that the order of a row's sum is."""
+"""Number of splits that the second kernel sums at once. It is fixed, so that the order of a row's sum is fixed."""
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def attention_decode(
     kv_scales: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.attention`."""
+    """Computes the same as its twin in `kernels.reference.attention`."""
     longest = batch.tensors.max_seq_len
     num_splits = most_splits(min(longest, window) if window else longest)
     space = workspace_of(batch, query, num_splits)
@@ -232,7 +232,7 @@ def decode_own(
     num_splits: int,
     own_starts: torch.Tensor | None,
 ) -> None:
-    """Partial sums of each row over its own keys, of which there are at most `num_splits`."""
+    """Computes the partial sums of each row over its own keys, of which there are at most `num_splits`."""
     rows = batch.tensors
     kv_heads = kv.shape[2]
     group = query.shape[1] // kv_heads
@@ -272,7 +272,7 @@ def reduce_splits(
     kv_heads: int,
     groups: SharedGroups | None,
 ) -> None:
-    """The partial sums of each row, in the order of its keys, to its result."""
+    """Reduces the partial sums of each row, in the order of its keys, to its result."""
     num_rows, heads, head_dim = out.shape
     grouped = (0, 0) if groups is None else (groups.num_splits, len(groups.order))
     _reduce[(num_rows, heads)](
@@ -354,4 +354,5 @@ _SPECIMENS = (
     (128, 32, 16, _BF16, _FP8, True, False),
     (256, 4, 16, _FP32, _FP32, False, False),
 )
-"""Head size, group, block size, dtype of queries and of KV, softcap, behind a shared prefix."""
+"""Head size, group, block size, dtype of queries and of KV, whether there is a softcap, and whether there is a shared
+prefix."""

@@ -1,13 +1,13 @@
 """Attention of chunks over KV in blocks: prefill, chunked prefill, verification of proposals.
 
-Knows ragged rows of queries whose own keys already lie in blocks. Does not know sequences, layers or why a chunk is as
+Knows ragged rows of queries whose own keys are already in blocks. Does not know sequences, layers or why a chunk is as
 long as it is. The running softmax over tiles is that of FlashAttention-2 (arXiv 2307.08691).
 
-The queries of a row times the G query heads of a KV head are its *lanes*, in the order token, head. A program takes a
-tile of lanes over tiles of keys, so K and V are read once for all heads of a group. A row with at most SHORT_LANES
-lanes (verification, the tail behind a long cached prefix) would leave a GPU idle: its keys are split as in decode, and
-a second kernel merges the splits. Which way a row goes and where it is split depends on that row alone, and tiles of
-keys begin at the same keys wherever a chunk begins.
+The queries of a row times the G query heads of a KV head are its *lanes*, in the order token, head. A program processes
+a tile of lanes over tiles of keys, so K and V are read once for all heads of a group. A row with at most SHORT_LANES
+lanes (verification, the tail after a long cached prefix) would leave a GPU idle: its keys are split as in decode, and a
+second kernel merges the splits. Whether a row is split, and where, depends on that row alone, and tiles of keys begin
+at the same keys wherever a chunk begins.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from kernels.triton.device import capability, interpreting
 from kernels.triton.specimen import Budget, Specimen
 
 _MERGED = 16
-"""Splits that `merge` sums at once: fixed, so that the order of a row's sum is."""
+"""Number of splits that `merge` sums at once. It is fixed, so that the order of a row's sum is fixed."""
 
 
 @triton.jit(do_not_specialize=["window", "num_rows", "table_stride", "num_splits", "num_lanes"])
@@ -258,11 +258,12 @@ def _prefill(
 
 @lru_cache
 def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype, short: bool) -> Tiling:
-    """For rows with at most SHORT_LANES lanes, or for longer ones. ValueError: a device that cannot read this KV.
+    """Chooses the tiling for rows with at most SHORT_LANES lanes, or for longer ones. Raises ValueError for a device
+    that cannot read this KV.
 
-    128 lanes, because 64 ask for twice the bytes of K and V per product: at half the rate of an H200's tensor cores
-    6 TB/s, which its last cache hardly gives (derived). With 8 warps of more than 128 registers one program fits on a
-    multiprocessor, so fewer keys a tile only where more would spill."""
+    Long rows take 128 lanes, because 64 need twice the bytes of K and V per product: at half the rate of an H200's
+    tensor cores 6 TB/s, which its last-level cache hardly reaches (derived). With 8 warps of more than 128 registers
+    one program fits on a multiprocessor, so a tile has fewer keys only if registers would spill otherwise."""
     refuse_kv(cap, kv)
     wide, narrow, is_8_bit = head_dim > 128, head_dim <= 64, kv.itemsize == 1
     if query.itemsize == 4:  # no tensor cores: full precision multiplies a tile out of registers
@@ -290,7 +291,8 @@ def attention_prefill(
     kv_scales: torch.Tensor | None = None,
     tree: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.attention`. A batch with short rows takes its workspace, if it has one."""
+    """Computes the same as its twin in `kernels.reference.attention`. A batch with short rows uses its workspace, if it
+    has one."""
     rows, kv_heads = batch.tensors, kv.shape[2]
     num_rows, group = len(rows.seq_lens), query.shape[1] // kv_heads
     lanes = rows.max_query_len * group
@@ -354,7 +356,7 @@ def attention_prefill(
 
 
 def _splits(rows: RowTensors, window: int, tiling: Tiling) -> int:
-    """Most splits that a short row of the batch can have."""
+    """Returns the most splits that a short row of the batch can have."""
     longest = rows.max_seq_len
     if window:  # a row looks at its window, its own tokens, and what rounding down to a tile adds
         longest = min(longest, window + SHORT_LANES + tiling.tokens)
@@ -362,7 +364,7 @@ def _splits(rows: RowTensors, window: int, tiling: Tiling) -> int:
 
 
 def _workspace(batch: PagedBatch, out: torch.Tensor, num_places: int, splits: int) -> DecodeWorkspace | None:
-    """None: nothing to merge."""
+    """Returns the workspace of partial sums, or None if there is nothing to merge."""
     if splits == 1:
         return None
     shape = (len(batch.tensors.seq_lens), num_places, out.shape[2], splits)
@@ -387,10 +389,10 @@ def _merge_constants(tiling: Tiling, kv_shape: torch.Size, *flags: Any) -> dict[
 
 @dataclass(frozen=True)
 class _Shape:
-    """What is compiled ahead, among eight KV heads."""
+    """A configuration that is compiled ahead, with eight KV heads."""
 
     registers: tuple[int, int]
-    """Budget on sm_80 and on sm_90."""
+    """Register budgets on sm_80 and on sm_90."""
     head_dim: int
     group: int
     block_size: int = 16

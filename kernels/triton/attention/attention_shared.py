@@ -1,8 +1,8 @@
-"""Attention of many rows over one prefix that they share, and of each over what is its own.
+"""Attention of many rows over one prefix that they share, and of each row over its own keys.
 
-Knows groups of rows. Tiles of a whole group's queries go over the shared blocks, so that those are read once per tile
-and not once per row; the rest is `attention_decode`, and its second kernel reduces both kinds of partial sums. Source:
-Hydragen (arXiv 2402.05099), RelayAttention (arXiv 2402.14808).
+Knows groups of rows. Tiles of a whole group's queries are processed over the shared blocks, so that those are read once
+per tile and not once per row; the rest is `attention_decode`, and its second kernel reduces both kinds of partial sums.
+Source: Hydragen (arXiv 2402.05099), RelayAttention (arXiv 2402.14808).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FACTOR = tl.constexpr(SHARED_FACTOR)
 
 @functools.cache
 def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype) -> Tiling:
-    """ValueError: a device that cannot read this KV."""
+    """Chooses the tiling. Raises ValueError for a device that cannot read this KV."""
     refuse_kv(cap, kv)
     wide = triton.next_power_of_2(head_dim) > 128
     if query.itemsize == 4:
@@ -137,7 +137,7 @@ def attention_shared(
     sinks: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.attention`."""
+    """Computes the same as its twin in `kernels.reference.attention`."""
     own_splits = most_splits(groups.max_own_len)
     space = space_of(batch, query, groups)
     _shared_part(space, query, kv, groups, scale, softcap, kv_scales, own_splits)
@@ -146,7 +146,7 @@ def attention_shared(
 
 
 def space_of(batch: PagedBatch, query: torch.Tensor, groups: SharedGroups) -> DecodeWorkspace:
-    """Room for the parts of what is a row's own, and behind them those of what is shared."""
+    """Returns memory for the parts of each row's own keys, and after them for those of shared keys."""
     return workspace_of(batch, query, most_splits(groups.max_own_len) + groups.num_splits)
 
 

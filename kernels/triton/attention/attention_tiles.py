@@ -1,4 +1,4 @@
-"""What the attention kernels over blocks have in common: tiles, the loop over the keys of one split, the tilings.
+"""The common parts of the attention kernels over blocks: tiles, the loop over the keys of one split, the tilings.
 
 Knows queries of one KV head and the blocks of one row or group. Does not know which queries those are.
 """
@@ -18,19 +18,19 @@ from kernels.triton.specimen import Budget
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOTHING = tl.constexpr(-1e38)
-"""Largest score where there is none: finite, so that it can be subtracted from itself."""
+"""The largest score if there is none: it is finite, so that it can be subtracted from itself."""
 _UP_TO_0, _SIZE_0 = map(tl.constexpr, STEPS[0])
 _UP_TO_1, _SIZE_1 = map(tl.constexpr, STEPS[1])
 _UP_TO_2, _SIZE_2 = map(tl.constexpr, STEPS[2])
 _SIZE_3 = tl.constexpr(LONGEST)
 _SHARED_FACTOR = tl.constexpr(SHARED_FACTOR)
 ROWS = 16
-"""Least that tensor cores multiply at once."""
+"""The smallest number of rows that tensor cores multiply at once."""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How one program of an attention kernel walks over keys."""
+    """The tiles in which one program of an attention kernel processes keys."""
 
     rows: int
     """Queries times heads in a tile, a multiple of 16."""
@@ -42,8 +42,9 @@ class Tiling:
 
 @functools.cache
 def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype) -> Tiling:
-    """ValueError: a device that cannot read this KV. A tile of K and V is 32 KB in 16 bits, and half of it in 8: two
-    or three of them under way in each of three programs keep a multiprocessor's memory busy."""
+    """Chooses the tiling. Raises ValueError for a device that cannot read this KV. A tile of K and V is 32 KB in 16
+    bits, and half of it in 8: two or three of them in flight in each of three programs keep a multiprocessor's memory
+    busy."""
     refuse_kv(cap, kv)
     dim = triton.next_power_of_2(head_dim)
     if query.itemsize == 4:  # no tensor cores: full precision multiplies a tile out of registers
@@ -135,13 +136,13 @@ def attend(
 
 
 def score_factors(scale: float, softcap: float) -> tuple[float, float]:
-    """What `attend` multiplies a product with, and what it multiplies a squashed score with."""
+    """Returns the factor of a product in `attend`, and the factor of a squashed score."""
     log2_e = LOG2_E.value
     return (2 * scale / softcap * log2_e, softcap * log2_e) if softcap else (scale * log2_e, 0.0)
 
 
 def constants(tiling: Tiling, kv_shape: torch.Size, group: int, has_cap: bool, quantized: bool) -> dict[str, Any]:
-    """Constants that the kernels over keys have in common."""
+    """Returns the constants that the kernels over keys have in common."""
     return {
         "KV_HEADS": kv_shape[2],
         "GROUP": group,
@@ -162,7 +163,7 @@ def specimen_name(head_dim: int, group: int, dtype: torch.dtype, kv: torch.dtype
 def budget(
     tiling: Tiling, head_dim: int, dtype: torch.dtype, kv: torch.dtype, unit: Literal["mma", "wgmma"], registers: int
 ) -> Budget:
-    """Least shared memory: all stages but the last one filled ahead."""
+    """Returns the budget of a kernel; its least shared memory is that of all stages but the last one, filled ahead."""
     tile_bytes = 2 * tiling.tokens * triton.next_power_of_2(head_dim) * kv.itemsize
     return Budget(
         registers=registers,

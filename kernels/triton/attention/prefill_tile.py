@@ -1,6 +1,6 @@
-"""The parts of prefill attention: a program finds its row, takes runs of keys into a tile of lanes, merges splits.
+"""The parts of prefill attention: a program finds its row, adds runs of keys to a tile of lanes, and merges splits.
 
-Knows one tile. `attention_prefill` says what lanes are, puts the parts together and launches.
+Knows one tile. `attention_prefill` defines lanes, combines the parts and launches them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import triton.language as tl
 from kernels.triton.attention.attention_tiles import NOTHING, split_size_of
 
 SHORT_LANES = 32
-"""8 tokens of 4 heads. The partial sums of longer rows would outgrow what splitting saves."""
+"""Most lanes of a short row: 8 tokens of 4 heads. The partial sums of longer rows would cost more than splitting
+saves."""
 SHORT = tl.constexpr(SHORT_LANES)
 
 
@@ -140,7 +141,7 @@ def attend(
 
 @triton.jit
 def partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS: tl.constexpr):
-    """Of partial sums `[num_rows, KVH, num_splits, num_lanes]`."""
+    """Index into partial sums `[num_rows, KVH, num_splits, num_lanes]`."""
     return ((row.to(tl.int64) * KV_HEADS + kv_head) * num_splits + split) * num_lanes + lane
 
 

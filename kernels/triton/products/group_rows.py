@@ -1,6 +1,6 @@
-"""Rows put together by group, in two launches and without atomics: rows of a group stay in ascending order.
+"""Groups rows in two launches and without atomics: rows of a group keep their ascending order.
 
-Knows group numbers and tiles. Each program serves one group and reads all ids: a few hundred kilobytes at most, from
+Knows group numbers and tiles. Each program handles one group and reads all ids: a few hundred kilobytes at most, from
 the second-level cache.
 """
 
@@ -66,7 +66,7 @@ def _place(
 
 
 def group_rows(groups: RowGroups) -> None:
-    """As the twin in `kernels.reference.group_rows`."""
+    """Does the same as its twin in `kernels.reference.group_rows`."""
     num_rows, num_groups = len(groups.ids), len(groups.counts)
     _count[(num_groups,)](groups.counts, groups.ids, num_rows, BLOCK=_BLOCK, num_warps=4)
     _place[(num_groups,)](

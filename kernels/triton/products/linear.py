@@ -1,11 +1,12 @@
-"""Products of few rows with a weight `[out_features, in_features]`: the memory's speed decides, not the matrix unit's.
+"""Products of few rows with a weight `[out_features, in_features]`: their speed is limited by memory, not by the matrix
+unit.
 
-Knows one product: RMSNorm in front and SiLU-mul or residual behind it, and weights of any 8- or 16-bit type. A product
-is cut along in_features so that all of the GPU loads weights; a second launch adds the parts in a fixed order. How it
-is cut depends on the weight's shape alone, so a row's sum does not depend on the rows beside it.
+Knows one product: RMSNorm before it and SiLU-mul or residual after it, and weights of any 8- or 16-bit type. A product
+is split along in_features so that all of the GPU loads weights; a second launch adds the parts in a fixed order. The
+split depends on the weight's shape alone, so a row's sum does not depend on other rows.
 
 The norm needs no launch of its own: Σ x·g·W / rms(x) is summed undivided, each split adds up the squares of its own
-part of x, and whoever has them all divides.
+part of x, and the program that has them all divides.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, ...]:
-        """What the compiled code depends on."""
+        """Returns the values that the compiled code depends on."""
         return (self.block_m, self.block_n, self.block_k, self.num_warps, self.num_stages)
 
 
 def select(capability: int, num_tokens: int, out_features: int, in_features: int, gated: bool, itemsize: int) -> Config:
-    """`itemsize`: bytes of a weight. `gated`: a tile has gate and up columns, so it takes half of each."""
+    """Chooses the configuration. `itemsize` is the bytes of a weight. If `gated` is set, a tile has gate and up
+    columns, so it takes half of each."""
     block_m = 16 if num_tokens <= 16 else 32
     narrow = gated or (itemsize > 1 and out_features <= 2048)
     block_n = 32 if narrow else 64
@@ -157,14 +159,15 @@ def linear_small(
     residual: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.linear`."""
+    """Computes the same as its twin in `kernels.reference.linear`."""
     product(out, x, weight, Around(bias, norm, eps, gated, residual), workspace)
 
 
 def product(
     out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, around: Around, workspace: torch.Tensor | None
 ) -> None:
-    """`weight` of x's dtype, int8, or e4m3 (then `x` too); `x` may be int8 too. Up to MAX_ROWS_SPLIT rows."""
+    """Computes a product of up to MAX_ROWS_SPLIT rows. `weight` has x's dtype, int8, or e4m3 (then `x` too); `x` may be
+    int8 too."""
     num_tokens, in_features = x.shape
     width = out.shape[1]
     config = _config(x.device, num_tokens, *weight.shape, around.gated, weight.itemsize)
@@ -199,7 +202,7 @@ def product(
 
 
 def split_size(in_features: int, config: Config) -> int:
-    """in_features of a split: whole steps of the loop."""
+    """Returns the in_features of a split: whole steps of the loop."""
     steps = triton.cdiv(in_features, config.block_k * config.splits)
     return steps * config.block_k
 
@@ -241,7 +244,7 @@ def specimen(
     flags: dict[str, bool],
     budget: Budget,
 ) -> Specimen:
-    """`_product` for activations and weights of these types."""
+    """Returns the specimen of `_product` for activations and weights of these types."""
     x, weight = dtypes
     out, wide = torch.bfloat16, torch.float32
     return Specimen(

@@ -1,8 +1,8 @@
 """Products with quantized weights: int8 per channel, 4 or 8 bits per group, int8 and e4m3 with activations of 8 bits.
 
-Few rows: the weight is widened in registers on its way to the matrix unit, and its scale multiplies sums, not weights.
-Many rows: the weight is written out once per call, in the type of the activations, for a library product; e4m3 goes
-to the library as it is. Layouts and quantizing: `kernels.reference.linear`.
+With few rows, the weight is widened in registers before the matrix unit, and its scale multiplies sums, not weights.
+With many rows, the weight is written out once per call, in the type of the activations, for a library product; e4m3 is
+passed to the library as it is. Layouts and quantizing: `kernels.reference.linear`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEQUANTIZE_BLOCK = 2048
 _QUANTIZE_BLOCK = 1024
 _RESCALE_BLOCK = 1024
 _ROUND = tl.constexpr(1.5 * 2.0**23)
-"""Added and taken away again it leaves the nearest integer, ties to even, of a small float32."""
+"""A constant that, added to a small float32 and subtracted again, rounds it to the nearest integer, ties to even."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class ConfigW4:
 
 
 def select_w4(capability: int, num_tokens: int, out_features: int, in_features: int, group: int) -> ConfigW4:
-    """A step of the loop is one group; a short one needs more columns to be copied in 16-byte pieces, and the pieces
-    must be enough for all warps. Rows above 16 take taller tiles only where groups are long; else the weight is read
-    again, from the second-level cache."""
+    """Chooses the configuration. A step of the loop is one group; a short one needs more columns to be copied in
+    16-byte pieces, and there must be enough pieces for all warps. More than 16 rows use taller tiles only if groups are
+    long; else the weight is read again, from the second-level cache."""
     block_m = 32 if num_tokens > 16 and group == 128 else 16
     block_n = 64 if group == 128 else 128
     num_warps = 4 if group == 32 else 8
@@ -195,7 +195,7 @@ def linear_w8(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.linear`."""
+    """Computes the same as its twin in `kernels.reference.linear`."""
     if len(x) <= MAX_ROWS_SPLIT:
         linear.product(out, x, weight, Around(bias=bias, scale=scale), workspace)
         return
@@ -217,7 +217,7 @@ def linear_w4(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.linear`."""
+    """Computes the same as its twin in `kernels.reference.linear`."""
     num_tokens, in_features = x.shape
     group = in_features // len(scale)
     flags = {
@@ -269,7 +269,7 @@ def linear_fp8(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.linear`."""
+    """Computes the same as its twin in `kernels.reference.linear`."""
     if len(x) <= MAX_ROWS_SPLIT:
         around = Around(bias=bias, scale=scale, row_scale=x_scale)
         linear.product(out, x, weight, around, workspace)
@@ -286,7 +286,7 @@ def linear_w8a8(
     bias: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.linear`."""
+    """Computes the same as its twin in `kernels.reference.linear`."""
     if len(x) <= MAX_ROWS_SPLIT:
         around = Around(bias=bias, scale=scale, row_scale=x_scale)
         linear.product(out, x, weight, around, workspace)
@@ -306,7 +306,7 @@ def linear_w8a8(
 
 
 def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
-    """As the twin in `kernels.reference.linear`."""
+    """Computes the same as its twin in `kernels.reference.linear`."""
     _quantize_tokens[(len(x),)](
         out, scale, x, x.shape[1], **_token_format(out.dtype), BLOCK=_QUANTIZE_BLOCK, num_warps=4
     )
@@ -318,7 +318,7 @@ def _token_format(dtype: torch.dtype) -> dict[str, float | bool]:
 
 
 def _wide(workspace: torch.Tensor | None, x: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
-    """Room for a whole weight in the type of `x`."""
+    """Returns memory for a whole weight in the type of `x`."""
     size = shape[0] * shape[1]
     if workspace is None:
         return torch.empty(shape, dtype=x.dtype, device=x.device)

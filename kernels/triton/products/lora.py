@@ -1,9 +1,9 @@
-"""Low-rank additions, another adapter for each token, in two launches: shrink, then expand.
+"""Low-rank additions with an adapter chosen for each token, in two launches: shrink, then expand.
 
-Knows stacked adapters and rows grouped by adapter. One launch was considered and left: every block of output columns
-would compute the whole shrink again (at 4,096 features and 64 blocks: 64 times, 32 loop steps before the first output),
-or blocks would wait for one another. Shrink is cut along in_features to fill the GPU, and expand adds the parts up in
-a fixed order while it loads them, so the second launch is also the second pass.
+Knows stacked adapters and rows grouped by adapter. One launch was considered and rejected: every block of output
+columns would compute the whole shrink again (at 4,096 features and 64 blocks: 64 times, 32 loop steps before the first
+output), or blocks would wait for one another. Shrink is split along in_features to fill the GPU, and expand adds the
+parts in a fixed order while it loads them, so the second launch is also the second pass.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, ...]:
-        """What the compiled code depends on."""
+        """Returns the values that the compiled code depends on."""
         return (self.block_r, self.block_n, self.block_k, self.num_stages)
 
 
 def select(capability: int, rank: int, in_features: int, column_step: int, itemsize: int) -> Config:
-    """`column_step`: a power of two that divides the end of every part, so that a block has one part."""
+    """Chooses the configuration. `column_step` is a power of two that divides the end of every part, so that a block
+    has one part."""
     block_r = 16 if rank <= 16 else 64
     splits = 1
     while splits < MAX_SPLITS and in_features >= 2 * splits * _MIN_SPLIT:
@@ -155,7 +156,7 @@ def lora(
     part_ends: tuple[int, ...],
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.lora`."""
+    """Computes the same as its twin in `kernels.reference.lora`."""
     num_tokens, in_features = x.shape
     _, parts, rank, _ = shrink.shape
     out_features = out.shape[1]
@@ -201,7 +202,7 @@ def lora(
 
 @functools.lru_cache(maxsize=256)
 def _step(part_ends: tuple[int, ...]) -> int:
-    """The largest power of two, at most 64, that divides the ends of all parts but the last."""
+    """Returns the largest power of two, at most 64, that divides the ends of all parts but the last."""
     inner = [end & -end for end in part_ends[:-1]]
     return min([64, *inner])
 

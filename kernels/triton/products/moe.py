@@ -1,8 +1,8 @@
-"""Mixture of experts: which experts a token takes, and their products, grouped by expert.
+"""Mixture of experts: the choice of a token's experts, and their products, grouped by expert.
 
-Knows tokens, experts and their weights. A tile of the grouped products holds pairs of one expert (`group_rows`), so
-its weight is read once per tile; every pair has a row of its own in between, and a last launch adds the experts of a
-token in the order they were chosen.
+Knows tokens, experts and their weights. A tile of the grouped products holds pairs of one expert (`group_rows`), so its
+weight is read once per tile; every pair has its own row in the intermediate tensors, and a last launch adds the experts
+of a token in the order they were chosen.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ _COMBINE_BLOCK = 1024
 @dataclass(frozen=True)
 class Config:
     block_n: int
-    """Output columns; a gated tile reads twice as many rows of the weight."""
+    """Number of output columns; a gated tile reads twice as many rows of the weight."""
     block_k: int
     num_warps: int
     num_stages: int
 
 
 def select(capability: int, tile: int, gated: bool, itemsize: int) -> Config:
-    """`tile`: pairs of a tile, 16 or 64. `itemsize`: bytes of an element."""
+    """Chooses the configuration. `tile` is the number of pairs of a tile, 16 or 64. `itemsize` is the bytes of an
+    element."""
     if itemsize > 2:
         return Config(32, 32, 4, 3)
     stages = 4 if capability >= 90 else 3
@@ -149,7 +150,7 @@ def _combine(out, products, weights, experts, hidden, TOP_K: tl.constexpr, BLOCK
 
 
 def route_experts(weights: torch.Tensor, experts: torch.Tensor, logits: torch.Tensor, renormalise: bool) -> None:
-    """As the twin in `kernels.reference.moe`."""
+    """Computes the same as its twin in `kernels.reference.moe`."""
     num_tokens, num_experts = logits.shape
     top_k = weights.shape[1]
     _route[(num_tokens,)](
@@ -174,7 +175,7 @@ def moe(
     experts: torch.Tensor,
     workspace: MoeWorkspace | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.moe`."""
+    """Computes the same as its twin in `kernels.reference.moe`."""
     if workspace is None:
         workspace = MoeWorkspace.of(experts, x, down)
     num_tokens, top_k = experts.shape

@@ -1,7 +1,8 @@
-"""What comes behind a product: sums of its splits, in a fixed order, then scales, bias, SiLU-mul and residual.
+"""The second launch of a product: it sums the splits in a fixed order, then applies scales, bias, SiLU-mul and
+residual.
 
-Knows partial sums `[splits, num_tokens, columns]`, behind them sums of squares `[splits, num_tokens]` where rows are to
-be normed. Does not know weights.
+Knows partial sums `[splits, num_tokens, columns]`, and after them sums of squares `[splits, num_tokens]` if rows are
+normed. Does not know weights.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from kernels.triton.specimen import Budget, Specimen
 
 _JOIN_BLOCK = 256
 _WANTED_PROGRAMS = 256
-"""About two on each of the 132 multiprocessors of an H200."""
+"""Number of programs to aim for: about two on each of the 132 multiprocessors of an H200."""
 _MIN_SPLIT = 256
-"""in_features that a split has at least: less would only fill the pipeline."""
+"""Least in_features of a split: fewer would only fill the pipeline."""
 
 
 def num_splits(num_tiles: int, in_features: int) -> int:
-    """A power of two; 1 means one launch."""
+    """Returns the number of splits, a power of two; 1 means one launch."""
     splits = 1
     while (
         num_tiles * splits < _WANTED_PROGRAMS * 3 // 4
@@ -105,7 +106,7 @@ def join_partials(
 
 @dataclass(frozen=True)
 class Around:
-    """What is done to a product's inputs and outputs, as `kernels.reference.linear` describes it."""
+    """The operations on a product's inputs and outputs, as `kernels.reference.linear` describes them."""
 
     bias: torch.Tensor | None = None
     norm: torch.Tensor | None = None
@@ -148,7 +149,7 @@ def join(out: torch.Tensor, partials: torch.Tensor, around: Around, in_features:
 
 
 def space(workspace: torch.Tensor | None, x: torch.Tensor, out_features: int, in_features: int) -> torch.Tensor:
-    """The workspace given, or one made for this call: outside of captured steps only."""
+    """Returns the given workspace, or one allocated for this call, which is possible only outside of captured steps."""
     if workspace is not None:
         return workspace
     size = workspace_size(len(x), out_features, in_features, x.dtype)
@@ -156,7 +157,7 @@ def space(workspace: torch.Tensor | None, x: torch.Tensor, out_features: int, in
 
 
 def join_specimen() -> Specimen:
-    """With everything that can come behind a product."""
+    """Returns a specimen with every operation that can follow a product."""
     dtype, wide = torch.bfloat16, torch.float32
     return Specimen(
         "linear join 16 splits",

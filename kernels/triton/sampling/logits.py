@@ -1,8 +1,8 @@
-"""Logits before a draw: edits, temperature, and what can be said of a row after reading it once.
+"""Processes logits before a draw: edits, temperature, and sums of a row that need only one read of it.
 
-A program takes one segment of a row. It leaves the largest logit of the segment and of many small chunks of it, and
-the sums of exponentials, so that `kernels.triton.sampling.sample` can bound its thresholds without a sort. Order of the edits:
-`kernels.reference.logits`.
+A program processes one segment of a row. It writes the largest logit of the segment and of many small chunks of it, and
+the sums of exponentials, so that `kernels.triton.sampling.sample` can bound its thresholds without a sort. Order of the
+edits: `kernels.reference.logits`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INFINITY = tl.constexpr(float("inf"))
 _LAST = tl.constexpr(2**31 - 1)
 _NUM_WARPS = 4
 _COUNTED = 128
-"""Rows per program of `count_tokens`."""
+"""Number of rows per program of `count_tokens`."""
 
 
 @triton.jit
@@ -154,7 +154,8 @@ def logits(
     temperature: torch.Tensor,
     workspace: Workspace | None = None,
 ) -> None:
-    """As the twin in `kernels.reference.logits`; afterwards `workspace` holds the scan of `out` and of `raw`."""
+    """Computes the same as its twin in `kernels.reference.logits`; afterwards `workspace` holds the scans of `out` and
+    `raw`."""
     if workspace is None:
         workspace = Workspace.create(len(raw), select(raw.shape[1]), raw.device)
     scan(raw, temperature, workspace, True, out, edits)
@@ -168,7 +169,7 @@ def scan(
     out: torch.Tensor | None = None,
     edits: EditTensors | None = None,
 ) -> None:
-    """Fills the workspace from one read of the rows. `with_raw`: also the sums that logprobs need."""
+    """Fills the workspace from one read of the rows. With `with_raw` it also writes the sums that logprobs need."""
     rows, vocab = raw.shape
     shape = workspace.geometry
     if edits is None:
@@ -208,7 +209,7 @@ def scan(
 
 
 def select(vocab: int) -> Geometry:
-    """One choice for all capabilities."""
+    """Returns the geometry, which is the same for all capabilities."""
     return geometry(vocab)
 
 
@@ -236,7 +237,7 @@ def _count_tokens(counts, lines, tokens, rows, vocab, BLOCK: tl.constexpr):
 
 
 def count_tokens(counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor) -> None:
-    """As the twin in `kernels.reference.logits`."""
+    """Computes the same as its twin in `kernels.reference.logits`."""
     rows = len(lines)
     _count_tokens[(triton.cdiv(rows, _COUNTED),)](
         counts, lines, tokens, rows, counts.shape[1], BLOCK=_COUNTED, num_warps=1

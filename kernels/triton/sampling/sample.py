@@ -1,10 +1,10 @@
-"""One token per row without a sort, and the check of proposals against draws.
+"""Draws one token per row without a sort, and compares proposals with draws.
 
-Three launches. `scan` (kernels.triton.sampling.logits) reads each row once and leaves the largest logits of many small chunks; from
-them `_collect` derives a bound that no kept token lies below, and lists the few tokens above it; `_finish` finds the
-exact thresholds among those and draws. A row with more candidates than there are places is searched as a whole.
-Rows that keep all tokens are drawn segment by segment in `_collect`; greedy rows are done after the scan.
-Thresholds: `kernels.triton.sampling.threshold`. Noise: `kernels.triton.sampling.noise`.
+There are three launches. `scan` (kernels.triton.sampling.logits) reads each row once and writes the largest logits of
+many small chunks; from them `_collect` derives a bound that no kept token lies below, and lists the few tokens above
+it; `_finish` finds the exact thresholds among those and draws. A row with more candidates than the list can hold is
+searched as a whole. Rows that keep all tokens are drawn segment by segment in `_collect`; greedy rows are done after
+the scan. Thresholds: `kernels.triton.sampling.threshold`. Noise: `kernels.triton.sampling.noise`.
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ def sample(
     raw: torch.Tensor | None = None,
     workspace: Workspace | None = None,
 ) -> torch.Tensor:
-    """As the twin in `kernels.reference.sample`. With `raw`, `workspace` holds the scan that `logits` left there."""
+    """Computes the same as its twin in `kernels.reference.sample`. With `raw`, `workspace` holds the scan that `logits`
+    wrote."""
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if tokens is None else tokens
     if workspace is None:
@@ -326,7 +327,7 @@ def _verify(accepted, following, draws, proposals, numbers, most, BLOCK: tl.cons
 def verify(
     accepted: torch.Tensor, following: torch.Tensor, draws: torch.Tensor, proposals: torch.Tensor, numbers: torch.Tensor
 ) -> None:
-    """As the twin in `kernels.reference.sample`."""
+    """Computes the same as its twin in `kernels.reference.sample`."""
     rows, most = proposals.shape
     _verify[(rows,)](
         accepted, following, draws, proposals, numbers, most, BLOCK=triton.next_power_of_2(most + 1), num_warps=1

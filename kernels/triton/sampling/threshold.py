@@ -1,8 +1,8 @@
 """Thresholds of top-k, top-p and min-p inside Triton kernels, without a sort.
 
 Knows values in memory and their keys: signed integers in the order of the floats, so that ties stay together. Top-k
-keeps what is not below the largest key with at least k values from it on; top-p keeps a value if the probabilities up to
-it, from the smallest on, exceed 1 - p.
+keeps what is not below the largest key with at least k values from it on; top-p keeps a value if the probabilities up
+to it, from the smallest on, exceed 1 - p.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _LAST = tl.constexpr(2**31 - 1)
 _LEAST = tl.constexpr(-3.4028234663852886e38)
 """The smallest finite float32."""
 _MARGIN = tl.constexpr(1e-5)
-"""Relative error allowed to sums of float32 where they only bound a threshold."""
+"""Relative error of float32 sums that only bound a threshold."""
 _WAYS = tl.constexpr(8)
-"""Pivots of one pass of the search: the interval shrinks ninefold."""
+"""Number of pivots of one pass of the search: the interval shrinks ninefold."""
 _WHOLE_PASSES = tl.constexpr(3)
-"""Over a whole row, before what is left is listed: 9**3 parts of 150,000 tokens."""
+"""Number of passes over a whole row before the rest is listed: 9**3 parts of 150,000 tokens."""
 
 
 @triton.jit
@@ -95,9 +95,9 @@ def _pivots(low, high, by_value):
 
 @triton.jit
 def _narrow(source, count, divisor, peak, low, high, limit, most, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Of keys from `low` to below `high`, the part that holds the largest one below which the values weigh at most
+    """Narrows the keys from `low` to below `high` to the part with the largest key below which the values weigh at most
     `limit`: their number, or the sum of their exponentials. Values below the first `low` weigh nothing. Ends with one
-    key, or after `most` passes; gives the two ends and what lies below the lower one."""
+    key, or after `most` passes; returns the two ends and the weight below the lower one."""
     divided = divisor + tl.zeros((BLOCK,), tl.float32)
     first = low.to(tl.int32)
     passed = 0.0

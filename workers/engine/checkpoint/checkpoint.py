@@ -1,4 +1,4 @@
-"""A model directory on disk: where it is, what is in it, and the name its KV goes by.
+"""A model directory on disk: its location, its content, and the identity of its KV.
 
 Knows files. Does not know architectures or tensors' meaning. Only safetensors are read: they hold no code.
 """
@@ -29,25 +29,26 @@ _TOKENIZER_FILES = (
     "special_tokens_map.json",
 )
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
-"""Places of a weight file that go into its identity: two trainings of one architecture differ in all of them."""
+"""Number and size of the samples of a weight file that go into its identity: two trainings of one architecture differ
+in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """From `start` to `end` of one dimension of a tensor."""
+    """The part of a tensor from `start` to `end` of one dimension."""
 
     dim: int
     start: int
     end: int
     whole: int
-    """Size of that dimension in all."""
+    """Size of that dimension in the whole tensor."""
 
     def local(self, shape: Sequence[int]) -> list[int]:
-        """The shape of the part of a tensor of this whole shape."""
+        """Returns the shape of the part of a tensor with this whole shape."""
         return [self.end - self.start if dim == self.dim else n for dim, n in enumerate(shape)]
 
     def full(self, shape: Sequence[int]) -> list[int]:
-        """The whole shape of a tensor whose part has this one."""
+        """Returns the whole shape of a tensor whose part has this shape."""
         return [self.whole if dim == self.dim else n for dim, n in enumerate(shape)]
 
 
@@ -64,11 +65,11 @@ class Stored:
 
     @property
     def dtype(self) -> str:
-        """In safetensors' words: F32, I8, F8_E4M3 ..."""
+        """The dtype by safetensors' name: F32, I8, F8_E4M3 ..."""
         return str(self._file.get_slice(self.name).get_dtype())
 
     def read(self, part: Part | None = None) -> torch.Tensor:
-        """On the host; of a part, no other byte is read."""
+        """Reads the tensor, or a part of it, on the host; bytes outside the part are not read."""
         if part is None:
             return self._file.get_tensor(self.name)
         before = (slice(None),) * part.dim
@@ -79,10 +80,11 @@ class Stored:
 class Checkpoint:
     directory: Path
     files: tuple[Path, ...]
-    """The safetensors, sorted."""
+    """The safetensors files, sorted."""
 
     def tensors(self) -> Iterator[Stored]:
-        """Every tensor once, file by file; each is to be read before the next one is asked for."""
+        """Yields every tensor once, file by file; each has to be read before the next one is asked for. Raises
+        ModelError if a file cannot be read."""
         for path in self.files:
             try:
                 with safe_open(path, framework="pt", device="cpu") as shard:
@@ -92,8 +94,8 @@ class Checkpoint:
                 raise ModelError(f"The weight file {path} cannot be read: {error}.") from error
 
     def identity(self, extra: str) -> str:
-        """32 hex digits; equal only for equal configuration, weights, tokenizer and `extra`. Reads a sample of the
-        weights, not all of them."""
+        """Returns 32 hex digits; they are equal only for equal configuration, weights, tokenizer and `extra`. Reads a
+        sample of the weights, not all of them."""
         digest = hashlib.blake2b(extra.encode(), digest_size=16)
         for name in ("config.json", *_TOKENIZER_FILES):
             path = self.directory / name
@@ -112,8 +114,8 @@ class Checkpoint:
 
 
 def find(model: str, weights: bool = True) -> Checkpoint:
-    """A local directory, or else the snapshot of a hub id (downloaded if it is not there yet). Without `weights` a
-    configuration alone is enough."""
+    """Finds a local directory, or else the snapshot of a hub id (downloaded if it is not there yet). Without `weights`
+    a configuration alone is enough."""
     path = Path(model).expanduser()
     directory = path if path.exists() else _download(model, _DOWNLOAD if weights else ["*.json"])
     if not directory.is_dir():
@@ -129,7 +131,7 @@ def find(model: str, weights: bool = True) -> Checkpoint:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file, {} if there is no file."""
+    """Reads an object from a JSON file; returns {} if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -142,7 +144,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def cause_of(error: Exception) -> str:
-    """What a library's exception says, on one line and not longer than one."""
+    """Returns the text of a library's exception on one line, cut to 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:200] + " ..."
 

@@ -1,4 +1,4 @@
-"""What a model is computed in and what its KV is stored in, from settings, checkpoint and device.
+"""Chooses the dtype of a model's computation and of its KV, from settings, checkpoint and device.
 
 Knows what a device computes fast. Does not know layers.
 """
@@ -18,8 +18,8 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 _KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _FP8_CAPABILITY = (8, 9)
 _WIDENED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Models whose layers on a CPU take weights of bfloat16 and compute in float32 between them; others go through bfloat16
-at each operation, which takes a CPU without instructions for it up to three times as long for a prompt."""
+"""Models whose layers on a CPU take weights of bfloat16 and compute in float32 between them. Other models round to
+bfloat16 at each operation; on a CPU without instructions for it, a prompt then takes up to three times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,9 @@ class ModelDtype:
 
 
 def of_model(asked: str, device: torch.device, config: PreTrainedConfig, rounded: bool = False) -> ModelDtype:
-    """`asked`: a dtype's name, or auto. `rounded`: weights are, at load or in the checkpoint. Decided by what a device has,
-    never by a timing, so that a restart decides alike. Raises ModelError for a name that is none."""
+    """Chooses the dtype of computation. `asked` is a dtype's name, or auto. `rounded` says that weights are rounded, at
+    load or in the checkpoint. The choice depends on what a device has, never on a timing, so that a restart chooses the
+    same. Raises ModelError for an unknown name."""
     if asked in _DTYPES:
         return ModelDtype(_DTYPES[asked], "asked for")
     if asked != "auto":
@@ -56,7 +57,8 @@ def of_model(asked: str, device: torch.device, config: PreTrainedConfig, rounded
 
 
 def of_kv(asked: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """`dtype`: of the model. Raises ModelError for what is no format, or none of this device."""
+    """Chooses the dtype of KV. `dtype` is that of the model. Raises ModelError for an unknown format, or one that this
+    device does not support."""
     if asked == "auto":
         return dtype
     if asked not in _KV_DTYPES:

@@ -1,6 +1,7 @@
-"""Checkpoints that hold experts one by one, for models that hold them stacked: transformers 5 reads and writes both.
+"""Reads checkpoints that hold experts one by one into models that hold them stacked: transformers 5 reads and writes
+both.
 
-Knows the names of Mixtral's and Qwen's experts. Where a model's stacks are laid out in another way, nothing is taken.
+Knows the names of Mixtral's and Qwen's experts. If a model's stacks have another layout, no tensor is taken.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ _PLACES = {
     "w3": ("gate_up_proj", 1),
     "w2": ("down_proj", 0),
 }
-"""Name of an expert's matrix → the stack it is in, and which of the matrices there."""
+"""Maps the name of an expert's matrix to the stack it is in, and to its index among the matrices there."""
 _MATRICES = {"gate_up_proj": 2, "down_proj": 1}
 _BLOCKS = (".block_sparse_moe.", ".mlp.")
 
 
 def renamed(name: str) -> str:
-    """Mixtral's checkpoints keep the name its block had before transformers 5."""
+    """Returns the tensor's name in the model: Mixtral's checkpoints keep the name its block had before transformers
+    5."""
     return name.replace(*_BLOCKS)
 
 
@@ -38,11 +40,11 @@ def renamed(name: str) -> str:
 class _Stack:
     tensor: torch.Tensor
     waiting: set[tuple[int, int]]
-    """Experts and matrices that have not come."""
+    """Experts and matrices that were not read yet."""
 
 
 class Stacks:
-    """Collects a model's experts; a stack gets memory when its first expert comes."""
+    """Collects a model's experts; a stack gets memory when its first expert is read."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._homes = {path: m for path, m in model.named_modules() if stacks_experts(m)}
@@ -51,7 +53,8 @@ class Stacks:
         self._stacks: dict[str, _Stack] = {}
 
     def take(self, stored: Stored) -> bool:
-        """Whether it was one expert's matrix. Raises ModelError if it has no place, or another shape than its place."""
+        """Reads a tensor and returns True if it is one expert's matrix. Raises ModelError if the model has no such
+        expert, or one of another shape."""
         match = _EXPERT.match(renamed(stored.name))
         if match is None or match["part"] not in _PLACES:
             return False
@@ -74,7 +77,7 @@ class Stacks:
         return True
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """Every stack that was begun, by its name in the model. Raises ModelError if one lacks an expert."""
+        """Returns every stack that was begun, by its name in the model. Raises ModelError if one lacks an expert."""
         for name, stack in self._stacks.items():
             if stack.waiting:
                 expert = min(stack.waiting)[0]

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model with its weights in place.
+"""Loads a checkpoint into a model.
 
 Knows transformers' classes and tensor names. Does not know attention or KV. Every name of the checkpoint is
 consumed and every parameter is filled, or the load fails. No code of a checkpoint is ever run.
@@ -37,7 +37,7 @@ _NONSENSE = (
     RuntimeError,
     StrictDataclassError,
 )
-"""What transformers raises for a configuration that is JSON and yet makes no sense to it."""
+"""Errors that transformers raises for a configuration that is valid JSON but makes no sense to it."""
 _NO_PARTS: Mapping[str, Part] = MappingProxyType({})
 _DERIVED = (r"rotary_emb\.inv_freq$",)
 """Names that old checkpoints carry although they follow from the configuration."""
@@ -54,7 +54,7 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
-    """The ids that end a text; the generation settings win over the configuration."""
+    """Returns the ids that end a text; the generation settings override the configuration."""
     given = read_json(directory / "generation_config.json").get("eos_token_id")
     ids = config.eos_token_id if given is None else given
     if ids is None:
@@ -63,7 +63,8 @@ def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
 
 
 def refuse_large_tokenizer(directory: Path, config: PreTrainedConfig) -> None:
-    """A tokenizer that names ids behind the embedding would crash on the first such token."""
+    """Refuses a tokenizer with ids outside the embedding, because the first such token would crash the model. Raises
+    ModelError."""
     tokenizer = read_json(directory / "tokenizer.json")
     vocab = tokenizer.get("model", {}).get("vocab", {})
     ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
@@ -75,7 +76,7 @@ def refuse_large_tokenizer(directory: Path, config: PreTrainedConfig) -> None:
 
 
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
-    """The model without memory for its parameters (meta), but with its buffers computed on the device."""
+    """Builds the model without memory for its parameters (meta), but with its buffers computed on the device."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -96,8 +97,8 @@ def fill(
     parts: Mapping[str, Part] = _NO_PARTS,
     scheme: Scheme | None = None,
 ) -> None:
-    """Moves the checkpoint's tensors into the model, one at a time, in the model's dtype. Of those in `parts` (by the
-    model's names) only the part is read. `scheme`: how layers are stored that are not stored exactly."""
+    """Moves the checkpoint's tensors into the model, one at a time, in the model's dtype. For tensors in `parts` (by
+    the model's names) only the part is read. `scheme` says how quantized layers are stored."""
     known = places(model)
     filled: dict[int, torch.Tensor] = {}
     stacks = Stacks(model, device)
@@ -147,7 +148,8 @@ def fill(
 
 
 def _put_packed(model: PreTrainedModel, target: str, tensors: Tensors, scheme: Scheme) -> None:
-    """Its bias, which no scheme rounds, is in place by now. The ops are the plain ones until `quant.bind`."""
+    """Replaces a linear layer by a quantized one. Its bias, which no scheme rounds, is already filled. The ops are the
+    plain ones until `quant.bind`."""
     path = target.rpartition(".")[0]
     linear = model.get_submodule(path)
     if type(linear) is not nn.Linear:
@@ -159,7 +161,8 @@ def _put_packed(model: PreTrainedModel, target: str, tensors: Tensors, scheme: S
 
 
 def randomise(model: PreTrainedModel, device: torch.device) -> None:
-    """Weights drawn at random in the place of a checkpoint's, for measuring: the same work, no meaning."""
+    """Fills the model with random weights instead of a checkpoint's, for measurements: the work is the same, the output
+    has no meaning."""
     generator = torch.Generator(device).manual_seed(0)
     done: dict[int, torch.Tensor] = {}
     for old, homes in places(model).values():
@@ -173,7 +176,8 @@ def randomise(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def places(model: nn.Module) -> dict[str, Place]:
-    """Every name that a checkpoint may hold → the tensor to replace and everywhere it lives: tied weights are one tensor with several names."""
+    """Maps every name that a checkpoint may hold to the tensor to replace and to all modules that hold it: tied weights
+    are one tensor with several names."""
     homes: dict[int, list[tuple[nn.Module, str]]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -190,7 +194,7 @@ def places(model: nn.Module) -> dict[str, Place]:
 
 
 def _resolve(name: str, known: dict[str, Place], model: PreTrainedModel) -> str | None:
-    """The model's name for a checkpoint's name; None for what is known to be derived."""
+    """Returns the model's name for a checkpoint's name; None for a tensor that is known to be derived."""
     prefixed = f"{model.base_model_prefix}.{name}"  # saved from the model without its head
     for candidate in (name, prefixed, experts.renamed(name)):
         if candidate in known:
@@ -214,9 +218,9 @@ def assign(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 
 def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Buffers that no checkpoint holds (rotary frequencies, embedding scales). transformers computes them in
-    `_init_weights`, which has no effect on parameters on meta. Done twice over different values: a buffer that keeps
-    what was there before is one that it does not know."""
+    """Computes buffers that no checkpoint holds (rotary frequencies, embedding scales). transformers computes them in
+    `_init_weights`, which has no effect on parameters on meta. It is called twice over different values: a buffer that
+    keeps its old value is one that it does not compute."""
     for path, module in model.named_modules():
         names = [n for n in module._non_persistent_buffers_set if module._buffers[n] is not None]
         results = []

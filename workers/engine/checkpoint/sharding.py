@@ -1,16 +1,15 @@
-"""One model over several ranks: which part of each tensor is whose, and where the ranks' outputs are joined.
+"""Splits one model over several ranks: which part of each tensor a rank has, and where the ranks' outputs are joined.
 
-Knows transformers' tensor-parallel plans (names to styles) and what they mean here. Does not read weights. A model
-whose plan is missing or says something else is refused; that the split model computes what the whole one does is
-`probe`'s to show.
+Knows transformers' tensor-parallel plans (names to styles) and what they mean here. Does not read weights. A model with
+a missing or unknown plan is refused; `probe` checks that the split model computes what the whole one does.
 
 Two of the plans' styles join and divide inside a layer, because its projections are packed or normed as one (Phi-3,
-OLMo 2, GLM-4): "gather the output" and "take a part of the input". They are done as they say; where they stand around
-attention, every rank attends with all heads and holds all their KV: such a model gains room for weights alone.
+OLMo 2, GLM-4): "gather the output" and "take a part of the input". They are done as they say. If they are used around
+attention, every rank attends with all heads and holds all their KV: such a model saves memory for weights alone.
 
-Megatron's split (arXiv 1909.08053): q, k, v, gate and up by their outputs, o and down by their inputs with a sum
-behind them, so a layer costs two sums. Embedding and head are split by the vocabulary, as the plans have it: tied
-they stay one tensor, the head's bytes, which every step reads, are divided, and one sum is the price.
+Megatron's split (arXiv 1909.08053): q, k, v, gate and up are split by their outputs, o and down by their inputs with a
+sum after them, so a layer costs two sums. Embedding and head are split by the vocabulary, as in the plans. If they are
+tied they remain one tensor; the head's bytes, which every step reads, are divided, and this costs one more sum.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _KEY_VALUE = re.compile(r"\.(k|v)_proj$")
 
 
 def split(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
-    """Makes a whole model on meta this rank's part of it; returns what to read of each tensor that is not whole.
-    Raises ModelError, with the numbers, if it cannot be split."""
+    """Turns a whole model on meta into this rank's part of it; returns the part to read of each tensor that is not
+    whole. Raises ModelError, with the numbers, if it cannot be split."""
     if parallel.size == 1:
         return {}
     for reason in _reasons(model, parallel.size):
@@ -66,16 +65,17 @@ def split(model: PreTrainedModel, parallel: Parallel) -> dict[str, Part]:
 
 
 class VocabularyPart:
-    """The forward of an embedding of which this rank has some rows: zeros for all others, summed over the ranks."""
+    """The forward of an embedding of which this rank has only some rows: it gives zeros for all others and sums over
+    the ranks."""
 
     def __init__(self, embedding: nn.Embedding, part: Part, parallel: Parallel) -> None:
-        embedding.padding_idx = None  # of the whole vocabulary, and of no effect without gradients
+        embedding.padding_idx = None  # it counts in the whole vocabulary, and has no effect without gradients
         self._lookup = embedding.forward
         self._part = part
         self._parallel = parallel
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """`[...]` ids → `[..., hidden]`."""
+        """Maps `[...]` ids to `[..., hidden]`."""
         elsewhere = (token_ids < self._part.start) | (token_ids >= self._part.end)
         rows = (token_ids - self._part.start).masked_fill(elsewhere, 0)
         return self._parallel.sum(self._lookup(rows).masked_fill(elsewhere[..., None], 0.0))

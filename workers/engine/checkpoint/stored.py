@@ -1,7 +1,7 @@
-"""Checkpoints whose linear layers are stored quantized: which of their formats are read, and by what.
+"""Checkpoints whose linear layers are stored quantized: the formats that are read, and the module that reads each.
 
-Knows settings of quantized checkpoints. The tensors of each method are its own module's. Numbers stay what the checkpoint
-says; nothing is rounded again.
+Knows settings of quantized checkpoints. Each method has its own module, which knows its tensors. Numbers stay as the
+checkpoint has them; nothing is rounded again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Scheme(Protocol):
     def method(self) -> str: ...
 
     def takes(self, suffix: str, stored: Stored) -> bool:
-        """Whether a tensor of this name's end belongs to a quantized layer."""
+        """Returns whether a tensor whose name ends in this suffix belongs to a quantized layer."""
 
     def numbers(self, tensors: Tensors, in_features: int, out_features: int, path: str) -> Numbers: ...
 
@@ -32,7 +32,7 @@ _METHODS = {"gptq": stored_gptq, "awq": stored_gptq, "compressed-tensors": store
 
 
 def reasons(config: PreTrainedConfig) -> Iterator[str]:
-    """Why the checkpoint's quantized weights cannot be read."""
+    """Yields the reasons why the checkpoint's quantized weights cannot be read."""
     settings = _settings(config)
     if settings is None:
         return
@@ -45,7 +45,8 @@ def reasons(config: PreTrainedConfig) -> Iterator[str]:
 
 
 def scheme_of(config: PreTrainedConfig) -> Scheme | None:
-    """None for exact weights. For configurations without `reasons`."""
+    """Returns how the weights are stored, or None for exact weights. It may be called only for configurations without
+    `reasons`."""
     settings = _settings(config)
     if settings is None:
         return None
@@ -54,7 +55,7 @@ def scheme_of(config: PreTrainedConfig) -> Scheme | None:
 
 
 def numbers_of(scheme: Scheme, tensors: Tensors, in_features: int, out_features: int, path: str) -> Numbers:
-    """Raises ModelError if the tensors are not those of a layer of this size."""
+    """Returns the weight of a layer. Raises ModelError if the tensors do not fit a layer of this size."""
     try:
         return scheme.numbers(tensors, in_features, out_features, path)
     except (ValueError, KeyError, ModelError) as error:
@@ -63,7 +64,7 @@ def numbers_of(scheme: Scheme, tensors: Tensors, in_features: int, out_features:
 
 
 def refuse_beside(scheme: Scheme | None, rounding: str, num_ranks: int) -> None:
-    """Raises ModelError for what quantized checkpoints do not go together with."""
+    """Raises ModelError for settings that quantized checkpoints cannot be combined with."""
     if scheme is None:
         return
     if rounding != "none":

@@ -1,10 +1,11 @@
-"""compressed-tensors checkpoints: 4 or 8 packed bits by group, int8 and e4m3 with or without activations of 8 bits.
+"""Reads compressed-tensors checkpoints: 4 or 8 packed bits by group, int8 and e4m3 with or without activations of 8
+bits.
 
 Knows that format's settings and tensors. Does not know which layers a model has: a layer that the checkpoint leaves
-exact shows by its tensors.
+exact is recognised by its tensors.
 
-Packed numbers lie along the inputs, lowest bits first, moved up by half their range; zero points lie along the outputs
-and are moved up too. Scales are `[out, groups]`, `[out, 1]`, or one for all.
+Packed numbers lie along the inputs, lowest bits first, increased by half their range; zero points lie along the outputs
+and are increased too. Scales are `[out, groups]`, `[out, 1]`, or one for all.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _SUFFIXES = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape
 _EIGHT_BITS = {"I8", "F8_E4M3"}
 
 Arguments = dict[str, Any]
-"""Of weights or of activations."""
+"""Settings of weights or of activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that are stored alike. `targets`: a class of layers, a name, or `re:` and a pattern."""
+    """Layers that are stored alike. Each of `targets` is a class of layers, a name, or `re:` and a pattern."""
 
     targets: tuple[str, ...]
     weights: Arguments
@@ -65,7 +66,8 @@ class CompressedScheme:
         return _channels(tensors, group, in_features, out_features)
 
     def _group(self, path: str) -> Group:
-        """A name says more than a class."""
+        """Returns the group of a layer; a match by name has priority over a match by class. Raises ValueError if there
+        is none."""
         for group in self.groups:
             if group.names(path):
                 return group
@@ -80,7 +82,7 @@ def scheme(settings: dict[str, Any]) -> CompressedScheme:
 
 
 def faults(settings: dict[str, Any]) -> Iterator[str]:
-    """What is not read, by its name."""
+    """Yields each property of the settings that is not supported."""
     if settings.get("kv_cache_scheme"):
         yield "with scales for the KV cache, which are not supported"
     if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":

@@ -1,12 +1,13 @@
-"""Checkpoints whose linear layers are stored in 4 or 8 bits: GPTQ's and AWQ's tensors, repacked once for `linear_w4`.
+"""Reads checkpoints whose linear layers are stored in 4 or 8 bits: GPTQ's and AWQ's tensors, repacked once for
+`linear_w4`.
 
 Knows the two layouts and the names of their tensors. Does not know products or which layers a model has. Numbers stay
-what the checkpoint says, bit for bit; nothing is rounded again.
+as the checkpoint has them, bit for bit; nothing is rounded again.
 
-GPTQ (arXiv 2210.17323) packs eight inputs of a column (four of 8 bits) into an int32, lowest bits first; zero points pack eight outputs
-and are stored one too low in the first version of the format. `g_idx` names each input's group: with activation order
-(`desc_act`) neighbours are of different groups, and inputs are sorted by group. AWQ (arXiv 2306.00978) packs eight
-outputs of an input, in the order of `_AWQ_COLUMNS`, and zero points in the same way.
+GPTQ (arXiv 2210.17323) packs eight inputs of a column (four of 8 bits) into an int32, lowest bits first; zero points
+pack eight outputs and are stored one too low in the first version of the format. `g_idx` holds each input's group: with
+activation order (`desc_act`) neighbours are in different groups, and inputs are sorted by group. AWQ (arXiv 2306.00978)
+packs eight outputs of an input, in the order of `_AWQ_COLUMNS`, and zero points in the same way.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from workers.engine.layers.quant import Packed
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
 _BITS = {"gptq": (4, 8), "awq": (4,)}
 _AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Column, of every eight, that each place of an int32 holds."""
+"""The column, among every eight, that each position of an int32 holds."""
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
-"""Method → the layouts of it that are read; the first where none is named."""
+"""The supported layouts of each method; the first one is used if none is named."""
 
 Tensors = dict[str, torch.Tensor]
-"""Of one layer, by suffix."""
+"""The tensors of one layer, by suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class GptqScheme:
-    """Also AWQ's."""
+    """The scheme of GPTQ and of AWQ."""
 
     method: str
     layout: str
@@ -55,7 +56,7 @@ def scheme(settings: dict[str, Any]) -> GptqScheme:
 
 
 def faults(settings: dict[str, Any]) -> Iterator[str]:
-    """What is not read, by its name."""
+    """Yields each property of the settings that is not supported."""
     method, bits = settings["quant_method"], settings.get("bits", 4)
     if bits not in _BITS[method]:
         known = " and ".join(map(str, _BITS[method]))
@@ -77,7 +78,8 @@ def _gptq(tensors: Tensors, in_features: int, out_features: int, layout: str, bi
     zero = None
     if (packed := tensors.get("qzeros")) is not None:
         refuse_shape("qzeros", packed, (len(scale), out_features // word))
-        # Over the whole word: writers take the ones away in the same way, so a zero point of 0 borrows and returns.
+        # The ones are added over the whole word: writers subtract them in the same way, so a zero point of 0 borrows
+        # and returns.
         ones = sum(1 << place for place in range(0, 32, bits))
         words = packed if layout == "gptq_v2" else _wrapped(packed.to(torch.int64) + ones)
         zero = _unpacked_columns(words, bits=bits)
@@ -87,7 +89,7 @@ def _gptq(tensors: Tensors, in_features: int, out_features: int, layout: str, bi
 def grouped(
     weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, groups: torch.Tensor | None, bits: int
 ) -> Packed:
-    """`groups`: of each input, if they are not in order."""
+    """Packs a weight. `groups` has the group of each input, if they are not in order."""
     if groups is None or bool((groups < 0).any()):  # -1 marks groups that are in order
         return _packed(weight, scale, zero, None, bits)
     in_features = 32 // bits * len(weight)
@@ -116,7 +118,7 @@ def _awq(tensors: Tensors, in_features: int, out_features: int) -> Packed:
 def _packed(
     weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, order: torch.Tensor | None, bits: int
 ) -> Packed:
-    """Groups longer than the op knows are cut into several with the same scale."""
+    """Packs a weight; groups longer than the op supports are cut into several with the same scale."""
     size = _group_size(32 // bits * len(weight), len(scale))
     known = [group for group in GROUPS if size % group == 0]
     if not known:
@@ -140,7 +142,8 @@ def _repeated(values: torch.Tensor, times: int) -> torch.Tensor:
 
 
 def _unpacked_columns(packed: torch.Tensor, columns: tuple[int, ...] = tuple(range(8)), bits: int = 4) -> torch.Tensor:
-    """int32 `[n, out · bits / 32]` → int32 `[n, out]`; `columns`: which of a word's each place holds."""
+    """Unpacks int32 `[n, out · bits / 32]` to int32 `[n, out]`; `columns` has the column of a word that each position
+    holds."""
     word = 32 // bits
     places = unpack_words(packed.T.contiguous(), bits).T.reshape(len(packed), -1, word)
     place_of = [columns.index(column) for column in range(word)]
@@ -148,7 +151,7 @@ def _unpacked_columns(packed: torch.Tensor, columns: tuple[int, ...] = tuple(ran
 
 
 def _wrapped(words: torch.Tensor) -> torch.Tensor:
-    """int64 → int32, modulo 2³²."""
+    """Converts int64 to int32, modulo 2³²."""
     words = words & 0xFFFFFFFF
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 

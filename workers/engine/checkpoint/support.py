@@ -1,6 +1,7 @@
-"""What can be run right, judged by the configuration alone. Everything else is refused here, with the reason.
+"""Judges by the configuration alone whether a model can be served correctly. Everything else is refused here, with the
+reason.
 
-Knows transformers' configurations. Does not read weights; what only a forward pass can show is `probe`'s.
+Knows transformers' configurations. Does not read weights; `probe` checks what only a forward pass can show.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OTHER_HEADS = (
     "ForMultipleChoice",
     "ForNextSentencePrediction",
 )
-"""Ends of architectures whose checkpoints have no layer that gives the next token."""
+"""Endings of architecture names whose checkpoints have no layer that gives the next token."""
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
@@ -62,14 +63,14 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
 
 
 def rope_settings(config: PreTrainedConfig) -> list[dict[str, Any]]:
-    """The rotary settings, one per layer type where they differ."""
+    """Returns the rotary settings, one per layer type if they differ."""
     rope = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in rope.values() if isinstance(value, dict)]
     return nested or [rope]
 
 
 def context_limit(config: PreTrainedConfig) -> int:
-    """The longest context whose rotary frequencies do not depend on the running length: keys that are already
+    """Returns the longest context whose rotary frequencies do not depend on the running length: keys that are already
     cached could not follow a change."""
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if limit is None:

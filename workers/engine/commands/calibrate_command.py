@@ -1,7 +1,8 @@
-"""`python -m workers.engine.commands.calibrate_command`, as users know it `headgate calibrate`: the largest activations of a model.
+"""`python -m workers.engine.commands.calibrate_command`, which users call as `headgate calibrate`: measures the largest
+activations of a model.
 
-Reads a text, runs transformers' own model over it, writes what `model/smoothing.py` reads. Exit status 1 with one sentence
-where that cannot be done.
+Reads a text, runs transformers' own model over it, and writes the file that `model/smoothing.py` reads. The exit status
+is 1, with one sentence, if that cannot be done.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main(model: str, out: Path, text: Path | None, tokens: int, alpha: float) ->
 
 
 def _measure(model: str, text: Path | None, tokens: int, alpha: float, out: Path) -> tuple[int, int]:
-    """How many norms were measured, over how many tokens."""
+    """Returns the number of measured norms and of tokens."""
     import torch
     from safetensors.torch import save_file
 
@@ -55,7 +56,7 @@ def _measure(model: str, text: Path | None, tokens: int, alpha: float, out: Path
     from workers.engine.model import smoothing
 
     found = checkpoint.find(model)
-    if not out.absolute().parent.is_dir():  # said before the work, not after it
+    if not out.absolute().parent.is_dir():  # checked before the work, not after it
         raise ModelError(f"The directory {out.absolute().parent} does not exist.")
     config = loader.read_config(found)
     support.refuse_unsupported(config)

@@ -1,4 +1,4 @@
-"""What this CPU can do, measured on the spot in under two seconds: free memory, read bandwidth, matrix products."""
+"""Measures this CPU in under two seconds: free memory, read bandwidth, matrix products."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from workers.engine.sizing.devices import Device
 _READ_BYTES = 256 << 20
 _PRODUCT = 1024
 _LIMIT_S = 0.4
-"""Of each of the three figures."""
+"""Seconds for each of the three figures."""
 
 
 def measure(num_ranks: int = 1) -> Device:
-    """With torch's threads. Ranks share what there is: the rates are of one of them, the memory is of all."""
+    """Measures with torch's threads. Ranks share the machine: the rates are those of one rank, the memory is that of
+    all."""
     memory = available_bytes()
     read = _read_bytes_per_s(min(_READ_BYTES, memory // 8)) / num_ranks
     wide, narrow = (_product_flops(dtype) / num_ranks for dtype in (torch.float32, torch.bfloat16))
@@ -36,7 +37,8 @@ def _product_flops(dtype: torch.dtype) -> float:
 
 
 def _least_s(call: Callable[[], object]) -> float:
-    """Others use this machine too: the shortest of a few is nearest to what it can do."""
+    """Returns the shortest time of a few calls: other processes use this machine too, so the shortest time is nearest
+    to what it can do."""
     times: list[float] = []
     end = time.perf_counter() + _LIMIT_S
     while len(times) < 2 or (time.perf_counter() < end and len(times) < 50):

@@ -1,8 +1,8 @@
-"""`python -m workers.engine.commands.plan_command`, as users know it `headgate plan`: what a model needs, what fits on a device,
-how fast it can be at most, and the settings to serve it with.
+"""`python -m workers.engine.commands.plan_command`, which users call as `headgate plan`: prints what a model needs,
+what fits on a device, how fast it can be at most, and the settings to serve it with.
 
-Reads options and prints. The figures are `sizing.plan`'s; the model is counted by `model/census.py`. Exit status 1 with
-one sentence where a worker could not serve the model.
+Reads options and prints. `sizing.plan` computes the figures; `model/census.py` counts the model. The exit status is 1,
+with one sentence, if a worker could not serve the model.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def main(
     contexts: tuple[int, ...],
     as_json: bool,
 ) -> None:
-    """What MODEL (a directory, of which config.json is enough, or a hub id) needs and can reach on a device."""
+    """Prints what MODEL (a directory, of which config.json is enough, or a hub id) needs and can reach on a device."""
     overrides = Overrides(memory_gib, bandwidth_gb, tflops)
     try:
         device = overrides.of(_device(gpu, tensor_parallel))
@@ -126,7 +126,7 @@ def main(
 
 
 def _device(name: str, num_ranks: int) -> Device:
-    """Raises ModelError."""
+    """Returns the device of this name, measured if it is a CPU. Raises ModelError for an unknown GPU."""
     if name in TABLE:
         return TABLE[name]
     import torch
@@ -146,7 +146,7 @@ def _device(name: str, num_ranks: int) -> Device:
 
 
 def _census(model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, num_ranks: int) -> tuple[Census, str]:
-    """With why it is in its dtype. Raises ModelError."""
+    """Counts the model and returns the count with the reason for its dtype. Raises ModelError."""
     import torch
 
     from workers.engine.checkpoint import dtypes, stored

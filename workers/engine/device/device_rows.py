@@ -1,8 +1,8 @@
-"""What a running sequence owns on the device: last token, position, block table, sampling numbers, one row each.
+"""State of running sequences on the device: last token, position, block table and sampling numbers, one row each.
 
-Knows plan.py's rows and device rows. Does not know the model, nor which step is run how. The host keeps a mirror and
-sends only what differs from it: rows that joined, block ids that came or changed. A row that ends with PENDING is what
-the mirror says, one token further; any other row says everything anew.
+Knows plan.py's rows and device rows. Does not know the model, nor how a step is run. The host keeps a mirror and sends
+only what differs from it: rows that joined, and block ids that were added or changed. A row that ends with PENDING
+continues from the mirror, one token further; any other row is sent whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Field(IntEnum):
 
     LAST_TOKEN = 0
     POSITION = 1
-    """Of the last token: its KV is written by the next step."""
+    """Position of the last token; the next step writes its KV."""
     TEMPERATURE = 2
     TOP_P = 3
     MIN_P = 4
@@ -39,25 +39,25 @@ class Field(IntEnum):
 
 @dataclass(slots=True)
 class _Known:
-    """What the device holds of one row."""
+    """The contents of one device row."""
 
     position: int
     blocks: array[int]
     source: Sequence[int]
-    """The list the blocks were read from: only ever asked whether it is the same one."""
+    """The list the blocks were read from; it is only compared by identity."""
 
 
 @dataclass(slots=True)
 class Delta:
-    """What the device has to be told before a step, as integers."""
+    """The changes that the device needs before a step, as integers."""
 
     rows: array[int] = field(default_factory=lambda: array("i"))
     records: array[int] = field(default_factory=lambda: array("i"))
-    """Per row of `rows` its fields in the order of `Field`."""
+    """The fields of each row of `rows`, in the order of `Field`."""
     places: array[int] = field(default_factory=lambda: array("i"))
     """Row id * max_blocks + index in the row's block table."""
     blocks: array[int] = field(default_factory=lambda: array("i"))
-    """The id for each place."""
+    """The block id for each entry of `places`."""
     known: dict[int, _Known] = field(default_factory=dict)
 
     def parts(self) -> tuple[array[int], ...]:
@@ -65,8 +65,9 @@ class Delta:
 
 
 class Mirror:
-    """The host's copy. Pure: `diff` says what to send, `commit` that it was sent, `advance` that tokens were drawn. A
-    step that fails between the first two leaves no trace."""
+    """The host's copy of the device rows. It does no input or output: `diff` returns what to send, `commit` notes that
+    it was sent, and `advance` notes that tokens were drawn. A step that fails between `diff` and `commit` leaves the
+    mirror unchanged."""
 
     def __init__(self, max_rows: int, max_blocks: int) -> None:
         self.max_rows = max_rows
@@ -114,7 +115,7 @@ class Mirror:
 
 
 class RowStore:
-    """The tensors."""
+    """The tensors that hold the rows on the device."""
 
     def __init__(self, max_rows: int, max_blocks: int, device: torch.device) -> None:
         self.state = torch.zeros((len(Field), max_rows), dtype=torch.int32, device=device)
@@ -126,7 +127,7 @@ class RowStore:
         self.block_table.zero_()
 
     def apply(self, rows: torch.Tensor, records: torch.Tensor, places: torch.Tensor, blocks: torch.Tensor) -> None:
-        """The parts of a delta, on the device."""
+        """Writes the parts of a delta, which are on the device, into the tensors."""
         if len(rows):
             self.state.index_copy_(1, rows.long(), records.view(-1, len(Field)).T)
         if len(places):
@@ -157,13 +158,14 @@ def draw_tensors(lines: torch.Tensor, positions: torch.Tensor) -> DrawTensors:
 
 
 def _record(row: Row, position: int) -> array[int]:
-    """A row that draws several tokens is drawn for by other means: its next step says everything again."""
+    """Returns the fields of a row. A row with several draws gets placeholder sampling numbers: its draws are passed
+    separately, and its next step sends the whole row again."""
     draw = row.draws[0] if len(row.draws) == 1 else _NOBODYS
     return array("i", (row.tokens[-1], position)) + numbers(draw)
 
 
 def _common(old: array[int], table: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Returns the length of the common beginning."""
     number = min(len(old), len(table))
     if old[:number] == array("i", table[:number]):
         return number

@@ -1,5 +1,5 @@
-"""Steps over device rows: the host sends differences, sampled tokens are fed back on the device, and the next step can
-be launched before the one before it has answered. The way of a GPU worker.
+"""Steps over device rows, as a GPU worker runs them: the host sends differences, sampled tokens are fed back on the
+device, and the next step can be launched before the one before it has answered.
 
 Knows a loaded model, plan.py's rows, device rows and graphs. Does not know sequences or who pays. A step of decode
 rows alone runs on static buffers, recorded or called; any other one is called with the same kernels.
@@ -33,11 +33,12 @@ log = logging.getLogger(__name__)
 
 _FORWARD_OPS = ("attention_decode", "input_prep", "kv_write", "rope_kv_write")
 _DRAW_OPS = ("advance_rows", "sample")
-"""Their twins ask the host for lengths or look into tensors, which no recording can hold."""
+"""Ops of the two halves of a step. Their twins ask the host for lengths or look into tensors, and neither can be
+recorded."""
 
 
 class Launched:
-    """A step on its way; its tokens are behind it."""
+    """A step that was launched; its tokens are being copied to the host."""
 
     def __init__(
         self,
@@ -78,8 +79,8 @@ class DeviceSteps:
         checks: bool = False,
         shared_attention: bool = False,
     ) -> None:
-        """With `checks` each replay is compared with a call. With `shared_attention` decode rows that share a long
-        prefix read it once."""
+        """Prepares the buffers of the steps. If `checks` is set, each replay is compared with a call. If
+        `shared_attention` is set, decode rows that share a long prefix read it once."""
         self._shared_attention = shared_attention
         self._loaded = loaded
         self._reads_lists = loaded.ops.chosen["attention_decode"] is TWINS["attention_decode"]
@@ -105,7 +106,7 @@ class DeviceSteps:
         eos_token_ids = loaded.sampler.eos_token_ids
         self._edits = DeviceEdits(loaded.ops, max_rows, vocab_size, eos_token_ids, loaded.device)
         self._active: array[int] | None = None
-        """What stands in the static buffers."""
+        """Device rows of the step that the static buffers hold; the value is None while they hold none."""
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         alone = all(len(row.tokens) == len(row.draws) == 1 for row in rows)
@@ -122,7 +123,7 @@ class DeviceSteps:
         self._place(rows, active)
         self._edits.begin(rows)
         if self._shared_attention and (groups := shared_groups(rows, self._block_size)):
-            # What is shared differs from step to step, so nothing of it can be recorded.
+            # The shared prefixes differ from step to step, so such a pass cannot be recorded.
             self._loaded.step.context = self.static.shared_context(bucket.size, rows, groups)
             self.graphs.called(bucket.size).forward()
         else:
@@ -244,7 +245,7 @@ class DeviceSteps:
             self._loaded.prompt_logprobs(row, start, hidden) for row, start in zip(step.rows, step.starts, strict=True)
         ]
 
-    # --- both ---
+    # --- both kinds of step ---
 
     def _download(self, tokens: torch.Tensor, logprobs: Logprobs) -> Download:
         return Download([tokens, *logprobs.of(tokens)])
@@ -252,7 +253,8 @@ class DeviceSteps:
     # --- before the first step ---
 
     def record(self, capture: Capture) -> None:
-        """Records every size it can, each compared with its call. A half with an op that needs the host is called."""
+        """Records every size that can be recorded and compares each recording with its call. A half of the step with an
+        op that needs the host is called instead."""
         forward, draw = (self._recordable(ops) for ops in (_FORWARD_OPS, _DRAW_OPS))
         direct = DirectCall()
         self.graphs.record(capture if forward else direct, capture if draw else direct, self._made_up())

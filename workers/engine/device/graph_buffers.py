@@ -1,4 +1,4 @@
-"""The buffers of a decode step that stay where they are, so that a recorded step reads and writes them again and again.
+"""The buffers of a decode step stay at one address, so that a recorded step reads and writes them again and again.
 
 Knows shapes. Does not know which rows are in a step, nor what a pass computes.
 """
@@ -21,7 +21,8 @@ from workers.engine.values.plan import Row
 
 
 class TableViews(Sequence[torch.Tensor]):
-    """Per row the ids of its blocks, cut from a table only when somebody looks: a compiled kernel never does."""
+    """The block ids of each row. A view is cut from the table only when it is asked for, and a compiled kernel never
+    asks."""
 
     def __init__(self, table: torch.Tensor, num_blocks: Sequence[int]) -> None:
         self._table = table
@@ -54,8 +55,9 @@ class StaticBatch:
         attention: tuple[int, int] | None,
         shared_attention: bool = False,
     ) -> None:
-        """`attention`: query heads and their size, where compiled attention wants a place for partial sums.
-        `shared_attention`: also for those of prefixes that rows read together."""
+        """`attention` has the number of query heads and their size if compiled attention needs a workspace for partial
+        sums, else it is None. With `shared_attention` the workspace also holds the partial sums of prefixes that rows
+        read together."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -63,7 +65,7 @@ class StaticBatch:
         self._block_size = block_size
         self._max_seq_len = max_blocks * block_size
         self.active = torch.full((max_rows,), -1, dtype=torch.int32, device=device)
-        """Device row of each row of the step; -1: padding."""
+        """The device row of each row of the step; -1 marks padding."""
         self._inputs = StepInputs(
             zeros(max_rows),
             zeros(max_rows),
@@ -92,12 +94,14 @@ class StaticBatch:
         )
 
     def gather_draws(self, state: torch.Tensor, size: int) -> None:
-        """The sampling numbers of the active rows, each time others are active or their numbers changed."""
+        """Gathers the sampling numbers of the active rows. It is called whenever other rows become active or their
+        numbers change."""
         rows = self.active[:size].clamp(min=0)
         self._lines[:, :size] = state[Field.TEMPERATURE :].index_select(1, rows)
 
     def draws(self, size: int) -> DrawTensors:
-        """A token is drawn one position behind the one that was fed in."""
+        """Returns the draws of the first `size` rows. A token is drawn for the position after that of the token that
+        was fed in."""
         return draw_tensors(self._lines[:, :size], self._inputs.positions[:size] + 1)
 
     def row_tensors(self, size: int, max_seq_len: int) -> RowTensors:
@@ -106,8 +110,8 @@ class StaticBatch:
         return RowTensors(mine.block_table[:size], mine.seq_lens[:size], starts, max_seq_len, 1)
 
     def context(self, size: int, context_lens: Sequence[int] | None) -> StepContext:
-        """Of a pure decode step of `size` rows. `context_lens` of the rows that are no padding, for ops that read
-        lists; without them every bound is the largest there is."""
+        """Returns the context of a pure decode step of `size` rows. `context_lens` are those of the rows that are no
+        padding, for ops that read lists; without them every bound is the largest possible one."""
         slots = Slots(self._inputs.slots[:size], self._block_size)
         if context_lens is not None:
             return StepContext(slots, self.decode_batch(context_lens), None)
@@ -117,17 +121,17 @@ class StaticBatch:
         return StepContext(slots, batch, None)
 
     def shared_context(self, size: int, rows: Sequence[Row], groups: Sequence[Group]) -> StepContext:
-        """As `context`, with rows that read their common prefix together."""
+        """Returns the same as `context`, with rows that read their common prefix together."""
         batch = self.decode_batch([row.start for row in rows])
         slots = Slots(self._inputs.slots[:size], self._block_size)
-        # Not from the buffers: the pass that reads them writes them first.
+        # The tables are not taken from the buffers: the pass that reads the buffers writes them first.
         tables = [
             torch.tensor(rows[members[0]].block_table[:number], device=self.active.device) for members, number in groups
         ]
         return StepContext(slots, batch, None, shared=SharedGroups.of(batch, groups, tables))
 
     def decode_batch(self, context_lens: Sequence[int]) -> PagedBatch:
-        """The first rows of the buffers, as lists too."""
+        """Returns the first rows of the buffers, with their lengths as lists too."""
         number, lens = len(context_lens), list(context_lens)
         tables = TableViews(self._inputs.block_table, [length // self._block_size + 1 for length in lens])
         given = self.row_tensors(number, max(lens) + 1)

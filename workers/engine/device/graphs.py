@@ -1,7 +1,7 @@
-"""Decode steps that were recorded once and are replayed: which sizes, how they are recorded, what it cost.
+"""Decode steps that are recorded once and then replayed: their sizes, how they are recorded, and what that cost.
 
-Knows functions that launch work on a device, and buckets of rows. Does not know what the functions compute. Where
-nothing can be recorded (a CPU, an op that needs the host), the same functions are called instead.
+Knows functions that launch work on a device, and buckets of rows. Does not know what the functions compute. If nothing
+can be recorded (on a CPU, or with an op that needs the host), the same functions are called instead.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Launch = Callable[[], None]
 _FIRST_BUCKETS = (1, 2, 4, 8, 16)
 _BUCKET_STEP = 16
 _WARM_UPS = 2
-"""Runs before a recording: compilation, library handles and autotuned choices cannot happen inside one."""
+"""Number of runs before a recording: compilation, library handles and autotuned choices cannot happen inside one."""
 
 
 def bucket_sizes(max_rows: int, smallest: int = 1) -> list[int]:
-    """Rows of the recorded steps, rising; the last one holds `max_rows`."""
+    """Returns the row counts of the recorded steps in rising order; the last one holds `max_rows`."""
     sizes = [size for size in _FIRST_BUCKETS if smallest <= size < max_rows]
     following = sizes[-1] + _BUCKET_STEP if sizes and sizes[-1] == 16 else None
     while following is not None and following < max_rows:
@@ -35,21 +35,21 @@ def bucket_sizes(max_rows: int, smallest: int = 1) -> list[int]:
 
 
 class Capture(Protocol):
-    """How a launch becomes something that can be replayed."""
+    """A function that turns a launch into one that can be replayed."""
 
     def __call__(self, launch: Launch) -> Launch: ...
 
 
 class DirectCall:
-    """Records nothing: a replay is a call."""
+    """A capture that records nothing: a replay is a call."""
 
     def __call__(self, launch: Launch) -> Launch:
         return launch
 
 
 class CudaCapture:
-    """Records into CUDA graphs that share one pool of memory: only one of them runs at a time, and what outlives a
-    replay lies in static buffers outside the pool."""
+    """A capture that records into CUDA graphs. They share one pool of memory: only one of them runs at a time, and what
+    outlives a replay lies in static buffers outside the pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,8 +59,8 @@ class CudaCapture:
         for _ in range(_WARM_UPS):
             launch()
         graph = torch.cuda.CUDAGraph()
-        # The outer context gives the stream back if a recording breaks off: the inner one then does not.
-        # Other threads of a worker may use the device meanwhile: only this one must keep to what can be recorded.
+        # The outer context restores the stream if a recording fails, which the inner one then does not do. Other
+        # threads of a worker may use the device meanwhile: only this thread must keep to what can be recorded.
         with (
             torch.cuda.stream(torch.cuda.current_stream(self._device)),
             torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
@@ -71,30 +71,30 @@ class CudaCapture:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A step of one size, as recorded and as called."""
+    """The two halves of a step of one size, recorded or called."""
 
     size: int
     forward: Launch
-    """Inputs from the device rows, the pass, the logits."""
+    """Reads inputs from the device rows, runs the pass, and writes the logits."""
     draw: Launch
-    """Logits to tokens, tokens back to the device rows."""
+    """Draws tokens from the logits and feeds them back to the device rows."""
     recorded: bool
 
 
 class Trial(Protocol):
-    """Made-up rows to try buckets on."""
+    """A source of made-up rows to try buckets on."""
 
     def prepare(self, size: int) -> None:
-        """Puts `size` rows in place, always the same ones."""
+        """Prepares `size` rows, always the same ones."""
         ...
 
     def outcome(self, bucket: Bucket) -> list[torch.Tensor]:
-        """Prepares, runs both halves, and copies what came out."""
+        """Prepares the rows, runs both halves, and returns copies of the results."""
         ...
 
 
 class Graphs:
-    """The buckets of a runner. `forward` and `draw` launch a step of so many rows on static buffers."""
+    """The buckets of a runner. `forward` and `draw` launch a step of the given number of rows on static buffers."""
 
     def __init__(self, sizes: Sequence[int], forward: Callable[[int], None], draw: Callable[[int], None]) -> None:
         self.sizes = sorted(sizes)
@@ -109,8 +109,8 @@ class Graphs:
         return Bucket(size, lambda: self._forward(size), lambda: self._draw(size), False)
 
     def record(self, forward: Capture, draw: Capture, trial: Trial) -> None:
-        """Largest first, so that the smaller ones find room in the pool. A bucket whose replay gives other bits than
-        its call, or that cannot be recorded, is called from then on."""
+        """Records the buckets, the largest first, so that the smaller ones fit into the pool. A bucket whose replay
+        gives other bits than its call, or that cannot be recorded, is called from then on."""
         started, before = time.monotonic(), _used_bytes()
         number = 0
         for size in reversed(self.sizes):
@@ -119,7 +119,7 @@ class Graphs:
                 trial.prepare(size)
                 recorded = Bucket(size, forward(called.forward), draw(called.draw), True)
             except RuntimeError as error:
-                # What one size cannot, no other can; a second try could only fail in stranger ways.
+                # If one size cannot be recorded, no other can; a second try could only fail in less clear ways.
                 reason = str(error).partition("\n")[0]
                 log.warning("no step is recorded, that of %d rows fails: %s", size, reason)
                 break
@@ -141,7 +141,7 @@ class Graphs:
 
 
 def equal(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    """Bit for bit."""
+    """Returns whether all tensors are equal bit for bit."""
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 

@@ -1,6 +1,6 @@
-"""How much of a GPU's memory KV may take: what is left when the largest steps have been run and weighed.
+"""The memory of a GPU that KV may take: what is left after the largest steps were run and measured.
 
-Knows bytes and how to run steps. Does not know the model. The terms are told in the log, one by one.
+Knows bytes and how to run steps. Does not know the model. The log names each term of the sum.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Largest:
     block_size: int
 
     def many_rows(self) -> list[Row]:
-        """As many rows as there are, each with its share of the tokens and a draw with everything on."""
+        """Returns as many rows as fit, each with its share of the tokens and a draw with every sampling option on."""
         number = min(self.num_rows, self.num_tokens)
         length = min(self.num_tokens // number, self.max_model_len - 1)
         per_row = -(-length // self.block_size)
         return [self._row(row_id, length, 1 + row_id * per_row) for row_id in range(number)]
 
     def one_row(self) -> list[Row]:
-        """A single chunk with all the tokens."""
+        """Returns a single chunk with all the tokens."""
         return [self._row(0, min(self.num_tokens, self.max_model_len - 1), 1)]
 
     def num_blocks(self) -> int:
-        """For either, the null block included."""
+        """Returns the number of blocks that either batch needs, the null block included."""
         return 1 + max(row.block_table[-1] for row in (*self.many_rows(), *self.one_row()))
 
     def _row(self, row_id: int, length: int, first: int) -> Row:
@@ -54,7 +54,7 @@ class Largest:
 
 
 def warm_up(store: KVStore, largest: Largest, steps: Steps) -> None:
-    """Runs the largest steps where they fit the store: kernels compile now and not in front of the first request."""
+    """Runs the largest steps if they fit the store, so that kernels compile now and not before the first request."""
     if largest.num_blocks() <= store.num_blocks:
         for rows in (largest.many_rows(), largest.one_row()):
             steps.launch(rows).collect()
@@ -64,8 +64,8 @@ def warm_up(store: KVStore, largest: Largest, steps: Steps) -> None:
 def measure(
     store: KVStore, device: torch.device, share: float, largest: Largest, steps: Steps, num_graphs: int, need: Need
 ) -> int:
-    """Runs the largest steps over a small store, which is given up; returns how many blocks the device holds. Raises
-    ModelError with the numbers."""
+    """Runs the largest steps over a small store, gives that store up, and returns how many blocks the device holds.
+    Raises ModelError with the numbers."""
     store.resize(largest.num_blocks() + largest.num_rows)
 
     def prefill() -> None:
@@ -93,7 +93,8 @@ def measure(
 
 
 def refuse_large_weights(weights: int, device: torch.device, share: float, num_ranks: int) -> None:
-    """Before they are read. `weights`: bytes of this rank. Raises ModelError with the numbers."""
+    """Refuses weights that do not fit into memory, before they are read. `weights` are the bytes of this rank. Raises
+    ModelError with the numbers."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         has = int(total * share) - (total - free)

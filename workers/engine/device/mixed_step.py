@@ -1,4 +1,5 @@
-"""A step with prefill in it, as it goes to the device: decode rows by their device rows, chunks with all their tokens.
+"""A step with prefill in it, as it is sent to the device: decode rows by their device rows, chunks with all their
+tokens.
 
 Knows plan.py's rows and the paged layout. Does not know the model; nothing here outlives its step.
 """
@@ -27,19 +28,20 @@ def _integers() -> array[int]:
 
 @dataclass(slots=True)
 class MixedStep:
-    """Rows with one token come first in the pass. Arrays travel to the device in one copy, in the order of `parts`."""
+    """A step whose rows with one token come first in the pass. Arrays travel to the device in one copy, in the order of
+    `parts`."""
 
     rows: Sequence[Row]
     block_size: int
     decode: list[Row] = field(default_factory=list)
     chunks: list[Row] = field(default_factory=list)
-    """Those with a tree of guesses behind the others."""
+    """Chunks, with those that carry a token tree after the others."""
     num_trees: int = 0
     starts: list[int] = field(default_factory=list)
-    """First token of each given row in the pass."""
+    """The index in the pass of each given row's first token."""
     draws: list[SampleSpec] = field(default_factory=list)
     fed_back: list[int] = field(default_factory=list)
-    """Device rows with one draw: the token drawn becomes their last one."""
+    """Device rows with one draw: the drawn token becomes their last one."""
     active: array[int] = field(default_factory=_integers)
     tokens: array[int] = field(default_factory=_integers)
     positions: array[int] = field(default_factory=_integers)
@@ -48,13 +50,13 @@ class MixedStep:
     seq_lens: array[int] = field(default_factory=_integers)
     query_starts: array[int] = field(default_factory=lambda: array("i", (0,)))
     views: array[int] = field(default_factory=_integers)
-    """Of the tokens of trees, in two words each (token_tree.views)."""
+    """Bit masks of the tokens that each token of a tree sees, two 32-bit words each (token_tree.views)."""
     last: array[int] = field(default_factory=_integers)
-    """Per draw the place in the pass of the token whose logits it is drawn from."""
+    """The index in the pass of the token whose logits each draw uses."""
     lines: array[int] = field(default_factory=_integers)
-    """Per draw its sampling numbers and its position."""
+    """The sampling numbers and the position of each draw."""
     feeding: array[int] = field(default_factory=_integers)
-    """Per fed-back row: the place of its draw, and its device row."""
+    """The index of the draw of each row that is fed back, and its device row."""
 
     def parts(self) -> tuple[array[int], ...]:
         return (
@@ -93,7 +95,8 @@ def mix(rows: Sequence[Row], block_size: int) -> MixedStep:
 
 
 def _kind(row: Row) -> int:
-    """Decode rows, chunks, trees: each kind is attended to by itself."""
+    """Returns the kind of a row: 0 for a decode row, 1 for a chunk, 2 for a token tree. Attention runs separately for
+    each kind."""
     return 2 if row.parents else int(len(row.tokens) != 1)
 
 
@@ -115,7 +118,8 @@ def _add_chunk(step: MixedStep, row: Row) -> None:
 
 
 def _runs(row: Row, end: int, block_size: int) -> Iterator[tuple[int, int, int]]:
-    """First and last position of each part of a row's tokens that lies in one block, and the slot of the first."""
+    """Yields, for each part of a row's tokens that lies in one block, its first position, its end, and the slot of the
+    first."""
     first = row.start
     while first < end:
         index, offset = divmod(first, block_size)
@@ -138,7 +142,7 @@ def _add_draws(step: MixedStep, row: Row, start: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MixedTensors:
-    """A mixed step's parts on the device."""
+    """The arrays of a mixed step, as tensors on the device."""
 
     active: torch.Tensor
     tokens: torch.Tensor
@@ -161,7 +165,7 @@ class MixedTensors:
         return None if batch is None else Trees(batch, self.views.view(torch.int64))
 
     def _batch(self, step: MixedStep, rows: DeviceRows, first: int, end: int) -> PagedBatch | None:
-        """Of some of the chunks; their block tables are those of their device rows."""
+        """Returns the batch of the chunks from `first` to `end`; their block tables are those of their device rows."""
         if first == end:
             return None
         chunks, lens = step.chunks[first:end], step.seq_lens[first:end]
@@ -183,6 +187,6 @@ class MixedTensors:
 
     def draws(self) -> DrawTensors:
         lines = self.lines.view(-1, 7).T
-        # Padded, so that each line begins at a multiple of 16 bytes (transport).
+        # The lines are padded, so that each one begins at a multiple of 16 bytes (transport).
         numbers = torch.nn.functional.pad(lines[:6], (0, -lines.shape[1] % ALIGNED)).contiguous()
         return draw_tensors(numbers[:, : lines.shape[1]], lines[6].long())

@@ -1,7 +1,7 @@
-"""The model of a worker: rows of a step in, drawn tokens out. Implements `plan.StepRunner`.
+"""The model of a worker: it takes the rows of a step and returns drawn tokens. It implements `plan.StepRunner`.
 
-Owns the weights and the KV tensor, and builds the way its steps take. Does not know sequences, tenants or who pays:
-all state of a sequence comes with its row.
+Owns the weights and the KV tensor, and chooses how its steps run. Does not know sequences, tenants or who pays: all
+state of a sequence comes with its row.
 """
 
 from __future__ import annotations
@@ -49,46 +49,48 @@ class RunnerSettings:
     model: str
     """A Hugging Face directory, or a hub id."""
     device: str = "auto"
-    """auto: cuda where there is one, else cpu."""
+    """auto means cuda if there is one, else cpu."""
     dtype: str = "auto"
-    """auto: the checkpoint's; float32 on a CPU that would be slower in it (`dtypes`)."""
+    """auto means the checkpoint's dtype, or float32 on a CPU that would be slower in that one (`dtypes`)."""
     kv_dtype: str = "auto"
-    """What KV is stored in. auto: the dtype; int8 or fp8: 8 bits and a scale per token, head, and K or V."""
+    """The format of stored KV. auto means the dtype; int8 or fp8 means 8 bits and a scale per token, head, and K or
+    V."""
     block_size: int = 16
     num_blocks: int | None = None
-    """The null block included. None: as many as the KV memory holds."""
+    """Number of KV blocks, the null block included. None means as many as the KV memory holds."""
     kv_memory: int | None = None
-    """Bytes for KV. None: a share of the free memory (kv_store), on cuda what is left beside the largest step."""
+    """Bytes for KV. None means a share of the free memory (kv_store), or on cuda what the largest step leaves."""
     max_model_len: int | None = None
-    """None: what the model was made for."""
+    """Longest sequence in tokens. None means the length that the model was made for."""
     quant: quant.Format = "none"
-    """Format of the weights of linear layers but the head; they are rounded when they are loaded."""
+    """Format of the weights of linear layers except the head; they are rounded when they are loaded."""
     fuse: bool = True
-    """Layers of other families than the hand-written one: siblings, norms and products in fewer operations (fusers)."""
+    """Layers without a hand-written version have siblings, norms and products fused into fewer operations (fusers)."""
     smoothing: Path | None = None
-    """Statistics of activations, folded into norms and linear layers before these are rounded."""
+    """Statistics of activations, which are folded into norms and linear layers before these are rounded."""
     num_threads: int | None = None
-    """Threads of a CPU's kernels. None: torch's default."""
+    """Threads of a CPU's kernels. None means torch's default."""
     max_rows: int = 256
-    """Sequences that run at a time: device rows."""
+    """Number of sequences that run at a time, which is the number of device rows."""
     max_batch_tokens: int = 512
-    """Of one step."""
+    """Largest number of tokens of one step."""
     memory_share: float = 0.9
-    """Of a GPU's memory, for everything."""
+    """Share of a GPU's memory that the worker may take, for everything."""
     graphs: Literal["on", "off", "check"] = "on"
-    """Decode steps on cuda are recorded and replayed; called; recorded, replayed, and compared with a call each time."""
+    """on: decode steps on cuda are recorded and replayed. off: they are called. check: each replay is compared with a
+    call."""
     shared_attention: bool = False
     """Decode rows over device rows read a long common prefix once."""
     max_adapters: int | None = None
-    """LoRA adapters that can be loaded at a time; with any, steps take the plain way, also on cuda. None: some on a CPU,
-    whose places for them are made with the first one; none on cuda."""
+    """Number of LoRA adapters that can be loaded at a time. If it is set and not 0, steps are plain, also on cuda. None
+    means a fixed number on a CPU, where memory for them is taken with the first adapter, and none on cuda."""
     max_adapter_rank: int = 16
     sparse: bool = False
-    """Rows may have dropped tokens; then steps take the plain way, also on cuda."""
+    """Rows may have dropped tokens; then steps are plain, also on cuda."""
     steps: Literal["auto", "plain", "device"] = "auto"
-    """auto: device rows on cuda, where the next step is launched before the one before it is collected."""
+    """auto means device rows on cuda, where the next step is launched before the one before it is collected."""
     random_weights: bool = False
-    """For measuring: the directory needs a configuration only."""
+    """Weights are random, for measurements: the directory needs a configuration only."""
 
 
 ADAPTERS_ON_A_CPU = 8
@@ -96,8 +98,8 @@ NO_ROOM = "This worker has no places for adapters: set HEADGATE_ENGINE_MAX_ADAPT
 
 
 class ModelRunner:
-    """Raises ModelError, with one sentence, if the model cannot be served exactly. `capture`: how decode steps are
-    recorded; None: as the settings say."""
+    """A loaded model that runs steps. Raises ModelError, with one sentence, if the model cannot be served exactly.
+    `capture` records decode steps; None means as the settings say."""
 
     def __init__(self, settings: RunnerSettings, parallel: Parallel = ALONE, capture: Capture | None = None) -> None:
         self._parallel = parallel
@@ -184,7 +186,7 @@ class ModelRunner:
         return self._guarded(lambda: self._steps.launch(rows))
 
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
-        """One step by itself."""
+        """Runs one step and waits for its results."""
         return self.launch(rows).collect()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -194,7 +196,7 @@ class ModelRunner:
         self._guarded(lambda: self.store.move_tokens(moves))
 
     def host_blocks(self, num_bytes: int) -> HostStore:
-        """Host memory for copies of KV blocks. Raises ModelError if it is not there."""
+        """Returns host memory for copies of KV blocks. Raises ModelError if there is too little memory."""
         return HostStore(self.store, self.loaded.ops, self._device, num_bytes)
 
     def _guarded(self, run: Callable[[], T]) -> T:
@@ -203,7 +205,7 @@ class ModelRunner:
                 return run()
             except torch.OutOfMemoryError as error:
                 reason = str(error).partition("\n")[0]
-        # Here the error is gone, and with it the frames that held the tensors of the step.
+        # The error is gone by now, and so are the frames that held the tensors of the step.
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -212,7 +214,7 @@ class ModelRunner:
     # --- at start ---
 
     def _load(self, model: PreTrainedModel, kv_dtype: torch.dtype, settings: RunnerSettings) -> LoadedModel:
-        """With a KV store of no blocks yet."""
+        """Loads the model with a KV store that has no blocks yet."""
         device, step = self._device, hf.StepSlot()
         min_tokens = MIN_ROWS if device.type == "cpu" else 1
         sites = hf.discover(model)
@@ -252,7 +254,8 @@ class ModelRunner:
         )
 
     def _places(self, model: PreTrainedModel, ops: Ops, settings: RunnerSettings) -> Adapters | None:
-        """For adapters; on a CPU they are made with the first one, unless their number is given."""
+        """Returns memory for adapters, or None if there is none; on a CPU without a given number it is taken with the
+        first adapter."""
         alone, rank = self._parallel.size == 1, settings.max_adapter_rank
         if settings.max_adapters is None:
             late = alone and self._device.type == "cpu" and settings.steps != "device"
@@ -262,7 +265,7 @@ class ModelRunner:
         return Adapters(model, ops, settings.max_adapters, rank) if settings.max_adapters else None
 
     def _ready(self, settings: RunnerSettings, capture: Capture | None) -> Steps:
-        """Memory for KV, then recordings, which hold its addresses."""
+        """Takes memory for KV and then records steps, because recordings hold the addresses of that memory."""
         on_cuda = self._device.type == "cuda"
         # Followers of a parallel model learn drawn tokens from rank 0, so nothing is fed back on their devices.
         by_itself = on_cuda and self._parallel.size == 1
@@ -315,5 +318,6 @@ def _device(name: str) -> torch.device:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """The current device belongs to a thread; steps are launched from another one than the model was loaded in."""
+    """Returns a context in which the device is current. The current device belongs to a thread, and steps are launched
+    from another thread than the one that loaded the model."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -1,7 +1,7 @@
 """At start every kernel is compared with its plain-torch twin, on the device, at the model's own shapes.
 
-Knows ops and what they need as input. Does not know the model beyond its sizes. A kernel that answers otherwise, or
-raises, gives its place to its twin; a wrong token is worse than a slow one.
+Knows ops and what they need as input. Does not know the model beyond its sizes. A kernel that gives another result, or
+raises, is replaced by its twin; a wrong token is worse than a slow one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from workers.engine.values.plan import KernelState
 log = logging.getLogger(__name__)
 
 _QUANTIZED_TOLERANCE = 1e-2
-"""Of what has to do with 8-bit KV: one step of 127."""
+"""Least tolerance of floating-point results where KV is 8-bit: about one step of 127."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Of the largest expected number: the rounding of another order of sums. Integers are equal or they are not."""
+"""Tolerances relative to the largest expected number: sums in another order round differently. Integers have to be
+equal."""
 _CONTEXTS = (0, 1, 15, 16, 63, 130, 300)
-"""Tokens before a query: around the sizes of blocks and tiles, and more than one split."""
+"""Numbers of tokens before a query: values near the sizes of blocks and tiles, and values with more than one split."""
 _CHUNKS = ((0, 5), (3, 17), (64, 70), (130, 1))
-"""Context and length."""
+"""Context and length of each chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Attention:
 class Shapes:
     kv: KVShape
     dtype: torch.dtype
-    """Of the model; KV may be 8-bit."""
+    """The dtype of the model; KV may be 8-bit."""
     num_heads: int
     hidden: int
     vocab_size: int
@@ -66,7 +67,7 @@ def shapes_of(model: PreTrainedModel, kv: KVShape, sites: Sequence[AttentionSite
 
 @dataclass(slots=True)
 class Bench:
-    """Makes inputs: the same ones for the same order of calls."""
+    """A source of inputs: the same order of calls gives the same inputs."""
 
     shapes: Shapes
     device: torch.device
@@ -83,7 +84,7 @@ class Bench:
         return torch.tensor(values, dtype=dtype, device=self.device)
 
     def kv(self, *blocks: int) -> LayerKV:
-        """So many blocks; or layers, and blocks in each."""
+        """Returns KV of the given number of blocks, or of layers and blocks in each."""
         kv = self.shapes.kv
         values = self.random(*blocks, 2, kv.num_kv_heads, kv.block_size, kv.head_dim)
         if not kv.is_quantized:
@@ -91,7 +92,7 @@ class Bench:
         return quantize(values, kv.dtype)
 
     def batch(self, contexts: Sequence[int], lengths: Sequence[int]) -> tuple[PagedBatch, int]:
-        """Rows with blocks of their own, highest ids first; and how many blocks there must be."""
+        """Returns rows with blocks of their own, highest ids first, and the number of blocks there must be."""
         size = self.shapes.kv.block_size
         counts = [-(-(c + n) // size) for c, n in zip(contexts, lengths, strict=True)]
         last, tables = sum(counts), []
@@ -161,7 +162,7 @@ def _kv_write(ops: Ops, bench: Bench) -> list[torch.Tensor]:
 
 
 def _values(kv: torch.Tensor, scales: torch.Tensor | None) -> list[torch.Tensor]:
-    """8-bit KV as the values it stands for: the last bit may be rounded either way."""
+    """Returns 8-bit KV as the values it stands for, because the last bit may be rounded either way."""
     return [kv if scales is None else kv.float() * scales[..., None]]
 
 
@@ -199,7 +200,7 @@ def _gated(name: str) -> Case:
 
 
 def _rope_inputs(bench: Bench) -> tuple[torch.Tensor, torch.Tensor]:
-    """A table of 600 positions, and five of them."""
+    """Returns a table of 600 positions, and five positions."""
     angles = bench.random(600, bench.shapes.kv.head_dim // 2, dtype=torch.float32)
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     return table, bench.integers((0, 1, 17, 299, 599), torch.int64)
@@ -287,7 +288,8 @@ def _verify(ops: Ops, bench: Bench) -> list[torch.Tensor]:
 
 
 def _quantized(kind: quant.Format) -> Case:
-    """A layer in this format, as the model has them: few rows are another kernel than many."""
+    """Returns the case of a layer in this format, as the model has them: few rows and many rows use different
+    kernels."""
 
     def run(ops: Ops, bench: Bench) -> list[torch.Tensor]:
         layer = quant.linear_maker(kind, ops)(bench.random(96, 128), bench.random(96), None)
@@ -305,7 +307,7 @@ def _route_experts(ops: Ops, bench: Bench) -> list[torch.Tensor]:
 
 
 def _moe(ops: Ops, bench: Bench) -> list[torch.Tensor]:
-    """Few tokens and many: their tiles differ."""
+    """Runs the op on few tokens and on many, because their tiles differ."""
     stacks = (bench.random(3, 64, 64) / 8, bench.random(3, 64, 32) / 8)
     outs = []
     for num_tokens in (5, 40):
@@ -345,7 +347,7 @@ CASES: dict[str, Case] = {
 
 
 def checked(ops: Ops, shapes: Shapes) -> tuple[Ops, list[KernelState]]:
-    """The ops with every kernel that failed replaced, and what became of each."""
+    """Returns the ops, with every kernel that failed replaced, and the state of each kernel."""
     twins = dataclasses.replace(ops, chosen=dict(TWINS))
     chosen, states = dict(ops.chosen), []
     for name in sorted(ops.chosen):
@@ -385,7 +387,7 @@ def _tolerance(dtype: torch.dtype, shapes: Shapes) -> float:
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest difference, relative to the largest number; not a number where one of the two is not."""
+    """Returns the largest difference, relative to the largest number; it is not a number if one of the two is not."""
     if not expected.is_floating_point():
         return float((found != expected).any())
     found, expected = found.double(), expected.double()

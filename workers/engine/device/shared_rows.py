@@ -1,5 +1,5 @@
-"""Which decode rows of a step begin with the same blocks. Rows that matched one prefix node hold that node's very
-blocks, so equal ids say what the tree would say. Knows block ids; no tree, no tensors."""
+"""Finds the decode rows of a step that begin with the same blocks. Rows that matched one prefix node hold that node's
+own blocks, so equal ids show what the tree would show. Knows block ids, but no tree and no tensors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from kernels.arguments.shared import sharing_pays
 from workers.engine.values.plan import Row
 
 Group = tuple[list[int], int]
-"""Indices of rows, and how many of their first blocks are the same."""
+"""Indices of rows, and the number of first blocks that they have in common."""
 
 
 def shared_groups(rows: Sequence[Row], block_size: int, pays: Callable[[int, int], bool] = sharing_pays) -> list[Group]:
-    """Groups worth reading once; a row is in one at most. Rows are sorted by their tables, so that those with a long
-    common start are neighbours; from each start on, the group that saves most is taken. O(rows x blocks)."""
+    """Returns groups whose prefix is worth reading once; a row is in one group at most. Rows are sorted by their
+    tables, so that those with a long common start are neighbours; from each start on, the group that saves most is
+    taken. O(rows x blocks)."""
     tables = {index: tuple(row.block_table[: row.start // block_size]) for index, row in enumerate(rows)}
     order = sorted(tables, key=tables.__getitem__)
     common = [_common(tables[a], tables[b]) for a, b in itertools.pairwise(order)]

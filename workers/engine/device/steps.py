@@ -1,4 +1,4 @@
-"""Steps with everything in their rows: packed, run, drawn, and answered at once. The way of a CPU worker.
+"""Steps whose rows carry all their state, as a CPU worker runs them: packed, run, drawn, and answered at once.
 
 Knows plan.py's rows and a loaded model. Keeps nothing between two steps.
 """
@@ -22,7 +22,7 @@ from workers.engine.values.plan import Collected, Row, RowResult, SampledToken, 
 from workers.protocol.messages import TokenLogprob
 
 _LOGPROB_ROWS = 64
-"""Prompt tokens whose logits exist at one time: a long prompt times the vocabulary would be gigabytes."""
+"""Number of prompt tokens whose logits exist at one time: a long prompt times the vocabulary would take gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +31,24 @@ class LoadedModel:
 
     model: PreTrainedModel
     hidden_states: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """`[num_tokens]` ids and positions → `[num_tokens, hidden]`, in the context of `step`."""
+    """Maps `[num_tokens]` ids and positions to `[num_tokens, hidden]`, in the context of `step`."""
     head: hf.Head
     store: KVStore
     ops: Ops
     sampler: Sampler
     step: hf.StepSlot
-    """Where the context of a pass is put before it runs."""
+    """The holder of a pass's context, which is set before the pass runs."""
     device: torch.device
     num_heads: int
     """Query heads of a layer."""
     min_tokens: int
-    """A pass is filled up to so many."""
+    """A pass is padded to at least this many tokens."""
     leads: bool = True
     """Only rank 0 of a parallel model draws."""
     adapters: Adapters | None = None
 
     def prompt_logprobs(self, row: Row, start: int, hidden: torch.Tensor) -> tuple[TokenLogprob, ...]:
-        """Of a row whose tokens begin at `start` of a pass; the host waits for it."""
+        """Returns the prompt logprobs of a row whose tokens begin at `start` of a pass; the host waits for them."""
         if row.prompt_logprobs < 0:
             return ()
         targets = [*row.tokens[1:], *([row.next_token] if row.next_token >= 0 else [])]
@@ -62,7 +62,7 @@ class LoadedModel:
 
 
 def drawn_from(row: Row, start: int, hidden: torch.Tensor) -> torch.Tensor | None:
-    """What a row that asks for it is told of the pass; its tokens begin at `start`."""
+    """Returns the hidden states of a row that asks for them, or None; the row's tokens begin at `start`."""
     if not (row.wants_hidden and row.draws):
         return None
     end = start + len(row.tokens)
@@ -81,7 +81,7 @@ class Steps(Protocol):
         ...
 
     def forget(self) -> None:
-        """As if nothing was ever launched."""
+        """Resets the state to what it was before any launch."""
         ...
 
 
@@ -115,8 +115,8 @@ class PlainSteps:
         pass
 
     def _draw(self, rows: Sequence[Row], packed: PackedStep, hidden: torch.Tensor) -> list[list[SampledToken]]:
-        """Only tokens that are drawn behind reach the head: the last one of a row, whose draws share the logits, or
-        the last known one and every guess."""
+        """Draws the tokens of all rows. The head computes only the tokens that something is drawn after: the last one
+        of a row, whose draws share the logits, or the last known one and every proposed one."""
         drawn: list[list[SampledToken]] = [[] for _ in rows]
         last: list[int] = []
         drawing: list[int] = []

@@ -1,6 +1,6 @@
-"""One real step of a served model, after everything in it was packed, fused, compiled and recorded.
+"""Runs real steps of a served model, after everything in it was packed, fused, compiled and recorded.
 
-The probe (`model/probe.py`) compares a small copy, before that. Knows rows; not what runs them.
+The probe (`model/probe.py`) compares a small copy before that. Knows rows; does not know what runs them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 
 def run(steps: Steps, kind: str, block_size: int, num_blocks: int, max_model_len: int) -> None:
-    """A prompt, and a token behind it where there is room. `kind`: the model's type. Raises ModelError if the steps
-    fail, whatever it is that they raise."""
+    """Runs a prompt, and then a further token if there are blocks for it. `kind` is the model's type. Raises ModelError
+    if the steps fail, whatever they raise."""
     room = min((num_blocks - 1) * block_size, max_model_len)
     length = max(1, min(4, room - 1))
     table = list(range(1, 1 - (-(length + 1) // block_size)))[: num_blocks - 1]

@@ -1,4 +1,5 @@
-"""Made-up decode rows, for what happens before the first request: recordings and their proof, the measure of memory.
+"""Made-up decode rows, for what happens before the first request: recordings, their comparison, and the measurement of
+memory.
 
 Knows device rows, static buffers and KV blocks. Does not know what a pass computes from them.
 """
@@ -15,14 +16,15 @@ from workers.engine.device.graphs import Bucket
 from workers.engine.kv.kv_store import KVStore
 
 _SHARED_BLOCKS = 40
-"""Context that all made-up rows read: longer than one split of decode attention."""
+"""Number of context blocks that all made-up rows read; they are longer than one split of decode attention."""
 _NUMBERS = ((0.0, 1.0, 0.0, 0), (0.8, 0.9, 0.0, 20), (1.3, 1.0, 0.05, 0))
 """Temperature, top-p, min-p and top-k of made-up draws, in turn."""
 
 
 class MadeUpRows:
-    """`max_context` tokens at most stand before the one that is fed in. `set_context` is told the size of a step and
-    the contexts of its rows. The last row of a step is padding, where there is more than one."""
+    """Decode rows with noise as KV. At most `max_context` tokens stand before the one that is fed in. `set_context`
+    gets the size of a step and the contexts of its rows. The last row of a step is padding if there is more than
+    one."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class MadeUpRows:
         self._set_context = set_context
 
     def prepare(self, size: int) -> None:
-        """KV of many, a token of its own for each; the same whenever it is called with the same size."""
+        """Prepares rows with shared context blocks and a last block of their own; equal sizes give equal rows."""
         number, shared = self._extent(size)
         device, block_size = self._store.tensor.device, self._store.shape.block_size
         generator = torch.Generator(device).manual_seed(size)
@@ -63,7 +65,7 @@ class MadeUpRows:
         self._set_context(size, positions)
 
     def outcome(self, bucket: Bucket) -> list[torch.Tensor]:
-        """Logits, tokens, and what the device rows hold behind them; of rows that are no padding."""
+        """Returns the logits, the tokens, and what the device rows hold afterwards, for rows that are no padding."""
         self.prepare(bucket.size)
         number, _ = self._extent(bucket.size)
         bucket.forward()
@@ -72,7 +74,7 @@ class MadeUpRows:
         return [logits, self._static.drawn[:number].clone(), self._rows.state[:, :number].clone()]
 
     def _extent(self, size: int) -> tuple[int, int]:
-        """Rows that are no padding, and blocks that all of them read."""
+        """Returns the number of rows that are no padding, and the number of blocks that all of them read."""
         blocks = self._store.num_blocks - 1
         number = min(max(1, size - 1), self._rows.state.shape[1], blocks)
         whole = self._max_context // self._store.shape.block_size

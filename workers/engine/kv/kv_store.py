@@ -1,8 +1,8 @@
-"""The KV tensor of a worker: how large it may be, one view per layer, copies of whole blocks. 8-bit KV has a second
-tensor, of scales.
+"""The KV tensor of a worker: its possible size, one view per layer, copies of whole blocks. 8-bit KV has a second
+tensor, which holds scales.
 
-Knows bytes and block ids. Does not know which sequence owns a block, nor what is in one. Block 0 is the null block:
-nobody's tokens are ever there.
+Knows bytes and block ids. Does not know which sequence owns a block, nor what is in one. Block 0 is the null block: it
+never holds tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KVShape:
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    """What keys and values are stored in: the model's own, or an 8-bit format."""
+    """The dtype that keys and values are stored in: the model's own, or an 8-bit format."""
 
     @property
     def is_quantized(self) -> bool:
@@ -44,8 +44,8 @@ class KVShape:
 def plan_num_blocks(
     need: Need, device: torch.device, max_model_len: int, memory: int | None = None, num_ranks: int = 1
 ) -> int:
-    """Blocks that fit into `memory` bytes, the null block included. Default, on a CPU: a share of what is free, of
-    which `num_ranks` processes each take their part. Raises ModelError with the numbers."""
+    """Returns the number of blocks that fit into `memory` bytes, the null block included. The default, on a CPU, is a
+    share of the free memory, divided among `num_ranks` processes. Raises ModelError with the numbers."""
     if memory is not None:
         return need.num_blocks(memory, memory // need.bytes_per_block, capacity.GIVEN_TERMS)
     assert device.type == "cpu", "a GPU's memory is measured"
@@ -55,7 +55,7 @@ def plan_num_blocks(
 
 
 LayerKV = tuple[torch.Tensor, torch.Tensor | None]
-"""Numbers `[num_blocks, 2, KVH, block_size, head_dim]`, and their scales where they are 8-bit."""
+"""Keys and values `[num_blocks, 2, KVH, block_size, head_dim]`, and their scales if they are 8-bit."""
 
 
 class KVStore:
@@ -66,14 +66,15 @@ class KVStore:
         self.resize(num_blocks)
 
     def resize(self, num_blocks: int) -> None:
-        """Gives up what is stored and takes memory for so many blocks."""
+        """Gives up what is stored and takes memory for `num_blocks` blocks."""
         shape = self.shape
         self.num_blocks = num_blocks
-        # The old memory goes before the new is taken.
+        # The old memory is freed before the new memory is taken.
         self._layers: list[LayerKV] = []
         self.tensor = torch.empty(0)
         self.scales: torch.Tensor | None = None
-        # Left empty: no slot is read before it was written, and untouched memory of a CPU stays free.
+        # The tensors are not initialised: no slot is read before it was written, and untouched memory of a CPU stays
+        # free.
         heads = (shape.num_layers, num_blocks, 2, shape.num_kv_heads, shape.block_size)
         self.tensor = torch.empty((*heads, shape.head_dim), dtype=shape.dtype, device=self._device)
         if shape.is_quantized:
@@ -86,7 +87,7 @@ class KVStore:
         return self._layers[index]
 
     def randomise(self, num_blocks: int, generator: torch.Generator) -> None:
-        """Puts noise into the first blocks, for trials before anybody's tokens are there."""
+        """Puts noise into the first blocks, for trials before any sequence has tokens there."""
         shape = (self.shape.num_layers, num_blocks, *self.tensor.shape[2:])
         noise = torch.randn(shape, generator=generator, device=self._device)
         if self.scales is None:
@@ -104,7 +105,7 @@ class KVStore:
         self._ops.block_copy(self.tensor, source, target, self.scales)
 
     def move_tokens(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Slots in pairs (source, destination)."""
+        """Copies the KV of tokens between slots; each move is a pair (source, destination)."""
         if not moves:
             return
         (ids,) = upload(self._device, array("i", [slot for move in moves for slot in move]))
@@ -115,13 +116,14 @@ class KVStore:
 
 
 def _move(tensor: torch.Tensor, source: torch.Tensor, target: torch.Tensor, size: int) -> None:
-    """`[num_layers, num_blocks, 2, KVH, block_size, ...]`; read as a whole, then written."""
+    """Moves tokens of `[num_layers, num_blocks, 2, KVH, block_size, ...]`; all sources are read before any target is
+    written."""
     found = tensor[:, source // size, :, :, source % size]
     tensor[:, target // size, :, :, target % size] = found
 
 
 def available_bytes() -> int:
-    """Memory that could be had without swapping, as the kernel estimates it."""
+    """Returns the bytes of memory that are available without swapping, as the kernel estimates them."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024

@@ -1,8 +1,8 @@
-"""Host memory for copies of KV blocks. Implements `host_port.HostBlocks` for a KV store, on a CPU and on a GPU.
+"""Host memory for copies of KV blocks. It implements `host_port.HostBlocks` for a KV store, on a CPU and on a GPU.
 
-On a GPU host memory is pinned, and copies run on a stream of their own beside the steps: a store gathers on the stream
-of the steps, behind what was launched, and leaves from there; a load arrives in staging, and only `place` scatters it, so
-that no step ever waits for a copy. On a CPU everything is done when the call returns.
+On a GPU host memory is pinned, and copies run on a stream of their own beside the steps. A store gathers on the stream
+of the steps, after what was launched there, and is copied from the gathered tensor. A load is copied into staging, and
+only `place` scatters it, so that no step ever waits for a copy. On a CPU every copy is done when the call returns.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from workers.engine.values.errors import DeviceOutOfMemory, ModelError
 from workers.engine.values.host_port import Pairs, Transfer
 
 STAGED_BLOCKS = 64
-"""Gathered at a time: bounds the device memory that copies take."""
+"""Number of blocks gathered at a time; it bounds the device memory that copies take."""
 
 T = TypeVar("T")
 
 
 class Landed:
-    """A transfer that is over, with what it brought."""
+    """A finished transfer, with the staging that it filled."""
 
     done = True
 
@@ -58,7 +58,7 @@ class Flying:
 
 
 class Staging:
-    """Packed blocks: `[n, num_layers, 2, KVH, block_size, D]`, and their scales where they are 8-bit."""
+    """Packed blocks `[n, num_layers, 2, KVH, block_size, D]`, and their scales if they are 8-bit."""
 
     def __init__(self, store: KVStore, num_blocks: int, device: torch.device, *, pinned: bool = False):
         shape = (num_blocks, store.shape.num_layers, *store.tensor.shape[2:])
@@ -72,7 +72,8 @@ class Staging:
 
 class HostStore:
     def __init__(self, store: KVStore, ops: Ops, device: torch.device, num_bytes: int) -> None:
-        """Raises ModelError if the memory is not there."""
+        """Takes `num_bytes` of host memory. Raises ModelError if that is too little for a block or more than is
+        available."""
         shape = store.shape
         self.bytes_per_slot = shape.bytes_per_block
         self.layout = f"{shape.num_layers} layers, {shape.num_kv_heads} heads of {shape.head_dim}, {shape.dtype}"
@@ -104,7 +105,7 @@ class HostStore:
     def write(self, slot: int, data: bytes | memoryview) -> None:
         if len(data) != self.bytes_per_slot:
             raise ValueError(f"{len(data)} bytes for a slot of {self.bytes_per_slot}")
-        self._last_store.wait()  # of whoever had the slot before
+        self._last_store.wait()  # the last store may still write to this slot
         start, given = 0, memoryview(data)
         for tensor in self._host.tensors:
             target = memoryview(_octets(tensor[slot]).numpy())
@@ -158,7 +159,7 @@ class HostStore:
         if self._stream is None:
             staging = self._from_host(slots)
             return Landed(time.perf_counter() - begun_at, staging)
-        # Staging of this stream's own: whatever steps are launched, nothing has to wait for them.
+        # The staging belongs to this stream, so that it waits for none of the launched steps.
         with torch.cuda.stream(self._stream):
             begun = _now()
             staging = self._from_host(slots)
@@ -188,7 +189,7 @@ class HostStore:
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
     tensor = torch.empty(shape, dtype=dtype, device=device)
     if pinned:
-        # Registered, not allocated as pinned: that allocator rounds up to a power of two.
+        # The memory is registered and not allocated as pinned, because that allocator rounds up to a power of two.
         size = tensor.numel() * tensor.element_size()
         status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0)  # type: ignore[attr-defined]  # torch declares no names of it
         if int(status):
@@ -197,7 +198,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pin
 
 
 def _now() -> torch.cuda.Event:
-    """On the current stream."""
+    """Returns an event that was recorded on the current stream."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
@@ -208,7 +209,7 @@ def _octets(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(first place, first slot, length) of each run of adjacent slots: one copy each."""
+    """Yields (first index, first slot, length) of each run of adjacent slots; each run is one copy."""
     breaks = [i for i, (a, b) in enumerate(pairwise(slots), 1) if b != a + 1]
     for first, end in pairwise((0, *breaks, len(slots))):
         yield first, slots[first], end - first

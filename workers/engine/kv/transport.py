@@ -1,7 +1,7 @@
-"""Values between host and device without a wait: one copy down, one copy up.
+"""Moves values between host and device without a wait, with one copy in each direction.
 
-Knows integers and tensors. Does not know what they mean. On a GPU both ways go through pinned memory, whose allocator
-gives a buffer to nobody else before the copy that uses it is done; on a CPU nothing is copied twice.
+Knows integers and tensors. Does not know what they mean. On a GPU both directions use pinned memory, whose allocator
+reuses a buffer only after the copy that uses it is done; on a CPU nothing is copied twice.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import torch
 
 ALIGNED = 4
-"""Integers in 16 bytes: a compiled kernel exists once for tensors that begin at a multiple of that, and would be
-compiled again, in the middle of serving, for one that does not."""
+"""Number of integers in 16 bytes: a compiled kernel exists once for tensors that begin at a multiple of 16 bytes, and
+would be compiled again, in the middle of serving, for one that does not."""
 
 
 def upload(device: torch.device, *parts: array[int]) -> tuple[torch.Tensor, ...]:
-    """Arrays of 32-bit integers → int32 tensors on the device, in one copy."""
+    """Copies arrays of 32-bit integers to int32 tensors on the device, in one copy."""
     whole, spans = array("i"), []
     for part in parts:
         spans.append((len(whole), len(whole) + len(part)))
@@ -32,21 +32,22 @@ def upload(device: torch.device, *parts: array[int]) -> tuple[torch.Tensor, ...]
 
 
 def float_bits(values: Sequence[float]) -> array[int]:
-    """float32 values as they travel among integers; `tensor.view(torch.float32)` reads them."""
+    """Returns the bits of float32 values as integers; `tensor.view(torch.float32)` reads them."""
     bits = array("i")
     bits.frombytes(array("f", values).tobytes())
     return bits
 
 
 def word_bits(values: Sequence[int]) -> array[int]:
-    """Unsigned 32-bit words as they travel among signed ones."""
+    """Returns the bits of unsigned 32-bit words as signed integers."""
     bits = array("i")
     bits.frombytes(array("I", values).tobytes())
     return bits
 
 
 class Download:
-    """Tensors on their way to the host, as they are when this is made; `wait` gives them."""
+    """Tensors that are being copied to the host, with the values they have when this object is made; `wait` returns
+    them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None

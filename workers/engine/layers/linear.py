@@ -1,8 +1,8 @@
-"""Linear layers of a CPU worker: weights reordered once for the library that multiplies, instead of at every call.
+"""Linear layers of a CPU worker: weights are reordered once for the library that multiplies, instead of at every call.
 
-Knows weights and their products. Does not know which layer it is in. Weights of 16 bits are multiplied by oneDNN where
-the CPU has instructions for them; everywhere else they would be emulated, and stay 16 bits wide in memory only: FBGEMM
-widens them in registers and computes in float32.
+Knows weights and their products. Does not know which layer it is in. Weights of 16 bits are multiplied by oneDNN if the
+CPU has instructions for them. Otherwise such products would be emulated, so the weights have 16 bits in memory only:
+FBGEMM widens them in registers and computes in float32.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from torch.nn import functional as F
 from kernels.cpu import compiled, instructions
 
 _ROWS_HINT = 32
-"""Rows the reordering is tuned for; every other number works with the same weight."""
+"""Number of rows that the reordering is tuned for; every other number works with the same weight."""
 MIN_ROWS = 4
-"""A CPU pass is filled up to so many tokens. Four rows take no longer than one, and oneDNN sums the products of a
-single row in another order than those of two and more: with it a token's result does not depend on how many others
-share its step. FBGEMM sums every row alike."""
+"""A CPU pass is padded to at least this many tokens. Four rows take no longer than one, and oneDNN sums the products of
+a single row in another order than those of two and more. With padding, a token's result does not depend on how many
+others share its step. FBGEMM sums every row alike."""
 _HALF_LOSS = 2.0**-16
-"""Of the norm of a weight: what float16 may lose of it. Numbers of bfloat16 above 7.6e-6 fit exactly, those below are
+"""Largest share of a weight's norm that float16 may lose. Numbers of bfloat16 above 7.6e-6 fit exactly, those below are
 rounded to multiples of 6e-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the layer's output comes from the outputs that the ranks have of their parts."""
+    """How a layer's output is made from the outputs of the ranks' parts."""
 
     join: Callable[[torch.Tensor], torch.Tensor]
     inputs: slice | None = None
-    """What this rank's part takes of an input that every rank has whole; None: the input is its own."""
+    """The slice of a whole input that this rank's part takes; None means that the input is this rank's own."""
 
     def apply(
         self, product: Callable[[torch.Tensor, None], torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """The bias is the whole layer's: it is added behind the join, once."""
+        """Returns the whole output. The bias belongs to the whole layer: it is added once, after the join."""
         own = x if self.inputs is None else x[..., self.inputs]
         whole = self.join(product(own, None))
         return whole if bias is None else whole + bias
 
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None, Split | None], nn.Module]
-"""From a weight `[out_features, in_features]`, its bias and its split over ranks to a layer."""
+"""A function that builds a layer from a weight `[out_features, in_features]`, its bias and its split over ranks."""
 
 
 class SplitLinear(nn.Linear):
@@ -68,14 +68,14 @@ class SplitLinear(nn.Linear):
 
 
 class Product(Protocol):
-    """Rows `[num_rows, in_features]` times a weight that was brought into its layout."""
+    """The product of rows `[num_rows, in_features]` with a weight that was brought into its layout."""
 
     num_bytes: int
-    """That the weight takes."""
+    """Bytes that the weight takes."""
     is_wide: bool
-    """Takes and gives float32 without a loss, whatever the weight is."""
+    """True if inputs and outputs are float32 without a loss, whatever the weight's dtype is."""
     is_alone: bool
-    """A row has the same bits among any number of others."""
+    """True if a row's result has the same bits among any number of other rows."""
 
     def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -103,8 +103,8 @@ class OneDnnProduct:
 
 
 class HalfProduct:
-    """16 bits a weight in memory, float32 in registers and sums. A row has the same bits among any number of others and
-    with any number of threads."""
+    """A product with 16 bits per weight in memory, and float32 in registers and sums. A row's result has the same bits
+    among any number of other rows and with any number of threads."""
 
     is_wide = is_alone = True
 
@@ -120,7 +120,8 @@ class HalfProduct:
 
 
 class PanelProduct:
-    """As `HalfProduct`, for weights of 16 or 32 bits, by a compiled function of our own (`kernels.cpu.panels`)."""
+    """The same as `HalfProduct`, for weights of 16 or 32 bits, by a compiled function of our own
+    (`kernels.cpu.panels`)."""
 
     is_alone = True
 
@@ -140,9 +141,9 @@ class PanelProduct:
 
 
 class PackedLinear(nn.Module):
-    """`F.linear` on a reordered weight. The original is not kept; where nothing can reorder it, it is. `weight` tells its
-    shape and dtype to modules that ask their layers for these, and has no numbers: whoever computes with it fails, which
-    the trial before a worker is ready shows (`trial.run`)."""
+    """`F.linear` on a reordered weight. The original is kept only if nothing can reorder it. `weight` has the shape and
+    dtype for modules that ask their layers for these, but no values: a module that computes with it fails, and the
+    trial before a worker is ready finds that (`trial.run`)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, split: Split | None = None) -> None:
         super().__init__()
@@ -150,7 +151,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight.shape
         self.bias = bias
         self.weight = weight.to("meta")
-        # Not a parameter: the layout is opaque, nothing but its own product may read it.
+        # This is not a parameter: the layout is opaque, and only its own product may read it.
         self.product = product_of(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +179,7 @@ def product_of(weight: torch.Tensor) -> Product:
 
 
 def widens(dtype: torch.dtype) -> bool:
-    """Whether this CPU multiplies such weights in float32, for want of instructions for them."""
+    """Returns whether this CPU multiplies such weights in float32, because it has no instructions for them."""
     return dtype in (torch.bfloat16, torch.float16) and _has_fbgemm() and not _multiplies(dtype)
 
 
@@ -189,21 +190,21 @@ def _fits_half(weight: torch.Tensor) -> bool:
 
 
 def _has_panels(weight: torch.Tensor) -> bool:
-    """Whether the compiled product takes it, and a matrix unit would not be faster."""
+    """Returns whether the compiled product takes the weight, and a matrix unit would not be faster."""
     fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[1] % 16 == 0
     unit = weight.dtype == torch.bfloat16 and has_matrix_unit()
     return fits and not unit and compiled.functions() is not None
 
 
 def has_matrix_unit() -> bool:
-    """Whether products of bfloat16 are left to oneDNN for it."""
+    """Returns whether the CPU has a matrix unit, so that products of bfloat16 are left to oneDNN."""
     return instructions.has("amx")
 
 
 @cache
 def _pairs(dtype: torch.dtype) -> bool:
-    """Whether pairs of bfloat16 are multiplied faster than float32. Both by AMD and by Intel the instruction is there;
-    Intel's takes as long as the four of float32 that it stands for."""
+    """Returns whether pairs of bfloat16 are multiplied faster than float32. AMD and Intel both have the instruction;
+    Intel's takes as long as the four of float32 that it replaces."""
     return dtype == torch.bfloat16 and instructions.has("bf16") and compiled.cpu_name().startswith("znver")
 
 
@@ -213,7 +214,7 @@ def _has_fbgemm() -> bool:
 
 
 def _multiplies(dtype: torch.dtype) -> bool:
-    """In hardware."""
+    """Returns whether the CPU multiplies this dtype in hardware."""
     if dtype == torch.float16:
         return instructions.has("amx_fp16")
     return instructions.has("bf16") or instructions.has("amx")
@@ -236,8 +237,8 @@ def _onednn_packs(dtype: torch.dtype) -> bool:
 
 
 def pack_linears(model: nn.Module, make: MakeLinear = PackedLinear, head: nn.Module | None = None) -> int:
-    """Puts a layer of `make` in the place of every plain one, a packed one in that of the `head`; returns how many. A
-    weight that something else still uses (a tied embedding) stays for that use."""
+    """Replaces every plain linear layer by one of `make`, and the `head` by a packed one; returns their number. A
+    weight that something else still uses (a tied embedding) is kept for that use."""
     number = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):

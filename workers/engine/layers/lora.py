@@ -1,4 +1,4 @@
-"""A linear layer with LoRA adapters beside it (arXiv 2106.09685): low-rank additions, another one for each token.
+"""A linear layer with LoRA adapters (arXiv 2106.09685): each token may have its own low-rank addition.
 
 Owns the adapters' weights for this layer, in slots of a fixed number and rank. Does not know names, files or tenants.
 """
@@ -17,13 +17,14 @@ from kernels.reference.lora import TILE
 
 @dataclass(slots=True)
 class TokenAdapters:
-    """Which adapter each token of the running pass takes. Set by the runner before a pass, read by its layers."""
+    """The adapter of each token of the running pass. It is set by the runner before a pass and read by its layers."""
 
     groups: RowGroups | None = None
-    """None: no token takes one."""
+    """Tokens grouped by adapter; the value is None if no token uses one."""
 
     def set(self, slots: list[int] | None, num_slots: int, ops: Ops) -> None:
-        """`slots`: of every token of the pass, -1 for none."""
+        """Sets the adapter of every token of the pass by its slot; -1 means no adapter. `slots` is None if no token
+        uses one."""
         self.groups = None
         if slots is None:
             return
@@ -34,7 +35,8 @@ class TokenAdapters:
 
 
 class LoraLinear(nn.Module):
-    """`ends`: the last output, exclusive, of each projection that the layer computes at once."""
+    """A layer with adapters. `ends` has the last output, exclusive, of each projection that the layer computes at
+    once."""
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class LoraLinear(nn.Module):
         tokens: TokenAdapters,
         ops: Ops,
     ) -> None:
-        """`room`: number of slots, and their rank."""
+        """`room` has the number of slots, and their rank."""
         super().__init__()
         number, rank = room
         self.layer, self.ends = layer, ends
@@ -64,8 +66,8 @@ class LoraLinear(nn.Module):
         return added.view(out.shape)
 
     def put(self, slot: int, part: int, down: torch.Tensor, up: torch.Tensor, scale: float) -> None:
-        """`down` `[rank, in_features]` and `up` `[part's outputs, rank]`, of at most this layer's rank. Raises
-        ValueError if they are of another size."""
+        """Writes one projection of an adapter: `down` `[rank, in_features]` and `up` `[part's outputs, rank]`, of at
+        most this layer's rank. Raises ValueError if they have another size."""
         first = self.ends[part - 1] if part else 0
         rank, room = len(down), self._shrink.shape[2]
         needed = ([rank, self._shrink.shape[3]], [self.ends[part] - first, rank])

@@ -1,4 +1,4 @@
-"""Linear layers that are given the same input, as one product.
+"""Joins linear layers with the same input into one product.
 
 Knows inputs and outputs. Does not know whose layers they are, nor in which order they are called.
 """
@@ -13,7 +13,8 @@ from workers.engine.layers.linear import MakeLinear
 
 
 def joined(make: MakeLinear, *linears: nn.Linear) -> nn.Module:
-    """One layer whose outputs are those of all, behind each other; what a checkpoint stores in a format keeps it."""
+    """Returns one layer whose outputs are those of all layers, one after the other; layers that a checkpoint stores in
+    a format keep it."""
     if (stored := quant.joined(linears)) is not None:
         return stored
     weight = torch.cat([linear.weight for linear in linears])
@@ -24,11 +25,11 @@ def joined(make: MakeLinear, *linears: nn.Linear) -> nn.Module:
 
 
 class Together(nn.Module):
-    """Computes for all when the first one is asked, and keeps what the others will ask for. An output is given once:
-    who asks again, or with another input, has it computed again."""
+    """A layer that computes the outputs of several layers when the first one is called, and keeps the others' outputs
+    until they are called. An output is given once: a second call, or a call with another input, computes again."""
 
     def __init__(self, linear: nn.Module, sizes: tuple[int, ...]) -> None:
-        """`sizes`: outputs of each."""
+        """`sizes` has the number of outputs of each layer."""
         super().__init__()
         self.linear = linear
         self._sizes = sizes
@@ -46,7 +47,7 @@ class Together(nn.Module):
 
 
 class Part(nn.Module):
-    """One of them, in its old place: code that calls it needs no change."""
+    """One of the joined layers, in its old place: code that calls it needs no change."""
 
     def __init__(self, together: Together, part: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Mixture-of-experts blocks on the kernels' ops: the choice of experts and their products in a few launches.
 
-Knows blocks of transformers by their parts: a router, and experts with stacked weights. Does not know which layer it
-is in. A block that does not compute what its replacement does keeps its place, and the log says why. Experts are rounded
-where the format rounds weights alone; routers never are.
+Knows blocks of transformers by their parts: a router, and experts with stacked weights. Does not know which layer it is
+in. A block whose replacement gives other outputs is kept, and the log says why. Experts are rounded if the format
+rounds weights alone; routers never are.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from workers.engine.layers.quant import Format, Numbers, rounded
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Of the largest output of a block: the rounding of one operation more or less."""
+"""Tolerances relative to the largest output of a block: the rounding of one operation more or less."""
 _TOKENS = 8
 FORMATS = ("int8", "int4")
-"""Of those of linear layers, the ones that experts are rounded to too."""
+"""Formats of linear layers that experts are rounded to as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedExperts:
-    """Each expert's matrices in a format of their own, widened at every call for the op that takes stacks: memory is
-    saved, not time."""
+    """Experts whose matrices have each their own scales. They are widened at every call for the op that takes stacks:
+    this saves memory, not time."""
 
     gate_up: list[Numbers]
     down: list[Numbers]
     dtype: torch.dtype
 
     def stacks(self, experts: torch.Tensor, waits: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For the chosen `experts` `[num_tokens, top_k]`: both stacks, and the choice as indices into them. A host that
-        `waits` to learn who was chosen widens no others."""
+        """Returns for the chosen `experts` `[num_tokens, top_k]` both stacks, and the choice as indices into them. With
+        `waits` the host waits to learn which experts were chosen, and widens no others."""
         ids = list(range(len(self.down)))
         if waits:
             used = experts.unique()
@@ -49,8 +49,8 @@ class RoundedExperts:
 
 
 class MoeBlock(nn.Module):
-    """Softmax over all experts, the best of them, and the sum of their outputs. Shares the tensors of the block it
-    replaces, until its experts are rounded."""
+    """A block that takes the softmax over all experts, chooses the best of them, and sums their outputs. It shares the
+    tensors of the block it replaces, until its experts are rounded."""
 
     def __init__(self, block: nn.Module, ops: Ops) -> None:
         super().__init__()
@@ -64,7 +64,8 @@ class MoeBlock(nn.Module):
         self.rounded: RoundedExperts | None = None
 
     def round(self, kind: Format) -> None:
-        """To nearest, each expert's matrices as linear layers are. Raises ModelError where int4 cannot cut them."""
+        """Rounds each expert's matrices to nearest, as linear layers are. Raises ModelError if int4 cannot group
+        them."""
         self.rounded = RoundedExperts(
             [rounded(kind, weight) for weight in self._gate_up],
             [rounded(kind, weight) for weight in self._down],
@@ -73,14 +74,14 @@ class MoeBlock(nn.Module):
         self._gate_up = self._down = self._down.new_empty(0)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[..., hidden]` in and out."""
+        """Takes and returns `[..., hidden]`."""
         x = hidden.reshape(-1, hidden.shape[-1]).contiguous()
         if len(x) == 0:
             return hidden
         return self.run(x, *self.route(x)).view(hidden.shape)
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of `[num_tokens, hidden]`: weights and experts, `[num_tokens, top_k]`."""
+        """Returns for `[num_tokens, hidden]` the weights and the experts, each `[num_tokens, top_k]`."""
         chosen = (len(x), self._top_k)
         weights = torch.empty(chosen, dtype=torch.float32, device=x.device)
         experts = torch.empty(chosen, dtype=torch.int32, device=x.device)
@@ -98,8 +99,8 @@ class MoeBlock(nn.Module):
 
 
 def install(model: nn.Module, ops: Ops, kind: Format = "none") -> int:
-    """Replaces every block that can be, and rounds its experts if the format does; returns how many. Others stay as they
-    are, which the log says."""
+    """Replaces every block that can be replaced, and rounds its experts if the format does; returns their number.
+    Others stay as they are, and the log says so."""
     number = 0
     for path, block in list(model.named_modules()):
         if not fits(block):
@@ -116,8 +117,8 @@ def install(model: nn.Module, ops: Ops, kind: Format = "none") -> int:
 
 
 def stacks_experts(module: nn.Module) -> bool:
-    """Whether these are experts as the op wants them: `gate_up_proj` `[num_experts, 2 · inner, hidden]`, gate first,
-    and `down_proj` `[num_experts, hidden, inner]`. transformers' experts say so of themselves."""
+    """Returns whether the module holds experts in the op's layout: `gate_up_proj` `[num_experts, 2 · inner, hidden]`,
+    gate first, and `down_proj` `[num_experts, hidden, inner]`. Attributes of transformers' experts say so."""
     return (
         {name for name, _ in module.named_parameters()} == {"gate_up_proj", "down_proj"}
         and getattr(module, "is_concatenated", False)
@@ -126,7 +127,7 @@ def stacks_experts(module: nn.Module) -> bool:
 
 
 def fits(block: nn.Module) -> bool:
-    """Whether it may be replaced. By the parts alone; what they compute is `_fault`'s to show."""
+    """Returns whether the block may be replaced, judged by its parts alone; `_fault` checks what they compute."""
     children = dict(block.named_children())
     if children.keys() != {"gate", "experts"} or dict(block.named_parameters(recurse=False)):
         return False
@@ -139,8 +140,8 @@ def fits(block: nn.Module) -> bool:
 
 
 def _fault(block: nn.Module, mine: MoeBlock) -> str:
-    """Why the two are not the same on random tokens. Where scores are equal either choice is right: outputs are
-    compared for tokens with the same experts, weights for all."""
+    """Returns why the two blocks differ on random tokens; empty if they do not. If scores are equal either choice is
+    right, so outputs are compared for tokens with the same experts, weights for all."""
     weight = block.gate.weight
     x = torch.randn((_TOKENS, weight.shape[1]), generator=torch.Generator().manual_seed(2))
     x = x.to(weight)

@@ -11,7 +11,7 @@ import torch
 
 
 class RmsNorm:
-    """In float32 by three operations instead of the eight that torch makes of its own."""
+    """RMSNorm in float32 by three operations instead of the eight that torch uses."""
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         """`weight` is `[size]`, like the rows in float32."""

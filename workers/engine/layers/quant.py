@@ -1,7 +1,8 @@
-"""Linear layers with quantized weights: rounded to nearest when the model is loaded, or as a checkpoint holds them.
+"""Linear layers with quantized weights: rounded to nearest when the model is loaded, or stored that way in a
+checkpoint.
 
 Knows formats, each with its numbers and its product. Does not know which layer it is in. On a CPU the ops are plain
-torch and widen most weights at every call: memory is saved there, not time.
+torch and widen most weights at every call: this saves memory there, not time.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from workers.engine.values.errors import ModelError
 
 Format = Literal["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]
 Kind = Literal["int8", "fp8", "w8a8", "llm_int8"]
-"""Of 8 bits and a scale per output; all but int8 round activations too."""
+"""Formats with 8 bits and a scale per output; all but int8 round activations too."""
 
 OUTLIER = 6.0
-"""Activations from here on are not rounded by llm_int8: the threshold of arXiv 2208.07339."""
+"""Activations of at least this magnitude are not rounded by llm_int8: the threshold of arXiv 2208.07339."""
 _MULTIPLE = {"fp8": 16, "w8a8": 8, "llm_int8": 8}
-"""What the library's products want of the number of inputs and of outputs."""
+"""Numbers of inputs and of outputs have to be multiples of these for the library's products."""
 
 
 class Numbers(Protocol):
@@ -33,17 +34,17 @@ class Numbers(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs, inputs."""
+        """Number of outputs and of inputs."""
 
     def multiply(self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None: ...
 
     def wide(self, dtype: torch.dtype) -> torch.Tensor:
-        """`[out_features, in_features]`."""
+        """Returns the weight in `dtype`, `[out_features, in_features]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """4 or 8 bits and a scale per output and group of inputs: what the op `linear_w4` takes."""
+    """A weight with 4 or 8 bits and a scale per output and group of inputs, as the op `linear_w4` takes it."""
 
     weight: torch.Tensor
     scale: torch.Tensor
@@ -66,7 +67,7 @@ class Packed:
 
     @staticmethod
     def joined(several: Sequence[Packed]) -> Packed | None:
-        """Along the outputs; None where bits, groups or orders differ."""
+        """Returns the weights joined along the outputs; None if bits, groups or orders differ."""
         first = several[0]
         if len({(number.bits, number.scale.shape[0]) for number in several}) > 1:
             return None
@@ -92,7 +93,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """8 bits and a scale per output."""
+    """A weight with 8 bits and a scale per output."""
 
     kind: Kind
     weight: torch.Tensor
@@ -113,7 +114,8 @@ class Channels:
         product(out, *self._tokens(ops, rows), self.weight, self.scale, bias)
 
     def _split(self, ops: Ops, out: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Outliers by a product of their own. Each token has its own ones: what others bring does not change it."""
+        """Computes outliers by a product of their own. Outliers are chosen for each token separately, so other tokens
+        do not change its result."""
         large = rows.abs() >= OUTLIER
         ops.weights.linear_w8(out, rows.where(large, 0.0), self.weight, self.scale, bias)
         rest = torch.empty_like(out)
@@ -140,7 +142,7 @@ class Channels:
 
 
 def channels(kind: Kind, weight: torch.Tensor, scale: torch.Tensor) -> Channels:
-    """Raises ModelError for a weight that the format's products cannot take."""
+    """Returns the weight in this format. Raises ModelError for a weight that the format's products cannot take."""
     multiple = _MULTIPLE.get(kind, 1)
     outputs, inputs = weight.shape
     if outputs % multiple or inputs % multiple:
@@ -152,7 +154,8 @@ def channels(kind: Kind, weight: torch.Tensor, scale: torch.Tensor) -> Channels:
 
 
 def rounded(kind: Format, weight: torch.Tensor) -> Numbers:
-    """To nearest. int4 is symmetric, in groups as long as the layer allows, at most 128."""
+    """Rounds a weight to nearest. int4 is symmetric, in groups as long as the layer allows, at most 128. Raises
+    ModelError for a weight that the format cannot take."""
     if kind == "int4":
         inputs = weight.shape[1]
         groups = [group for group in formats.GROUPS if inputs % group == 0]
@@ -167,7 +170,8 @@ def rounded(kind: Format, weight: torch.Tensor) -> Numbers:
 
 
 def linear_maker(kind: Format, ops: Ops) -> MakeLinear:
-    """What builds the layers of a model in this format. Raises ModelError if the device has no such numbers."""
+    """Returns the function that builds the layers of a model in this format. Raises ModelError if the device does not
+    support it."""
     if kind == "none":
         return PackedLinear
     refuse_device(kind, ops.device)
@@ -186,7 +190,8 @@ def refuse_device(kind: str, device: torch.device) -> None:
 
 
 class QuantLinear(nn.Module):
-    """Rows of any leading shape in, rows out; the format is that of its numbers."""
+    """A layer with a quantized weight. It takes and returns rows of any leading shape; the format is that of its
+    numbers."""
 
     def __init__(
         self, numbers: Numbers, bias: torch.Tensor | None, ops: Ops, dtype: torch.dtype, split: Split | None = None
@@ -208,7 +213,7 @@ class QuantLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Made at every call: for comparing, not for serving."""
+        """The weight in the model's dtype. It is computed at every call: for comparisons, not for serving."""
         return self.numbers.wide(self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -225,15 +230,17 @@ class QuantLinear(nn.Module):
 
 
 def bind(model: nn.Module, ops: Ops) -> None:
-    """Layers read from a checkpoint exist before the kernels are checked; from here they use these."""
+    """Gives every quantized layer its ops. Layers read from a checkpoint exist before the kernels are checked; from
+    this call on they use the checked ones."""
     for module in model.modules():
         if isinstance(module, QuantLinear):
             module.bind(ops)
 
 
 def joined(linears: Sequence[nn.Module]) -> nn.Module | None:
-    """One layer in the place of several with the same inputs, outputs behind each other; None if all are exact. Those
-    that differ in format or in how inputs are grouped (GPTQ's activation order) stay themselves."""
+    """Returns one layer in place of several with the same inputs, with outputs one after the other; None if all are
+    exact. Layers that differ in format or in how inputs are grouped (GPTQ's activation order) remain separate inside
+    it."""
     stored = [linear for linear in linears if isinstance(linear, QuantLinear)]
     if not stored:
         return None

@@ -1,4 +1,4 @@
-"""Adapters from files into memory, beside the engine thread; one at a time, and each once."""
+"""Reads adapters from files into memory, beside the engine thread; one at a time, and each once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class AdapterReader:
-    """On the loop's thread."""
+    """Reads the adapters that commands name. Its methods run on the event loop's thread."""
 
     def __init__(self, runner: StepRunner, deliver: Callable[[AdapterRead], None]) -> None:
         self.report = AdapterReport()
-        """The engine's last word."""
+        """The engine's last report on adapters."""
         self.links: set[int] = set()
-        """Those that want to hear it."""
+        """Ids of the connections that receive the report."""
         self._runner = runner
         self._deliver = deliver
         self._reading: dict[str, asyncio.Task[None]] = {}
@@ -45,7 +45,7 @@ class AdapterReader:
             del self._reading[command.name]
 
     def _outcome(self, command: AdapterCommand) -> AdapterRead:
-        """A file may hold anything; none must end a process."""
+        """Reads one file. A file may hold anything, but none may end the process."""
         try:
             return AdapterRead(command.name, self._runner.read_adapter(Path(command.path)))
         except ModelError as error:

@@ -1,7 +1,8 @@
-"""Adapters that come and go while the worker serves: what is loaded, what failed, what waits for its last sequence.
+"""The adapters that are loaded and unloaded while the worker serves: those that are loaded, those that failed, and
+those that wait for their last sequence.
 
-Owned by the engine thread; files are read elsewhere and arrive as values. Every call is idempotent, because every gateway
-commands the same. An adapter leaves its place only when no attempt and no step in flight can still take it.
+Owned by the engine thread; files are read elsewhere and arrive as values. Every call is idempotent, because every
+gateway sends the same commands. An adapter is removed only when no attempt and no step in flight can still use it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdapterRead:
-    """A file came in, or could not be read."""
+    """The result of reading one adapter: its weights, or the error."""
 
     name: str
     weights: AdapterWeights | ModelError
@@ -33,11 +34,11 @@ class AdapterTable:
 
     @property
     def leaving(self) -> Set[str]:
-        """These take no new attempts."""
+        """The names of adapters that are being unloaded; they take no new attempts."""
         return {name for name, one in self._states.items() if one.state == "unloading"}
 
     def put(self, read: AdapterRead) -> None:
-        """One that is there already, or leaves, stays as it is."""
+        """Loads an adapter that was read. An adapter that is already loaded, or is being unloaded, stays as it is."""
         known = self._states.get(read.name)
         if known is not None and known.state != "failed":
             return
@@ -47,7 +48,7 @@ class AdapterTable:
             self._runner.add_adapter(read.name, read.weights)
         except ModelError as error:
             self._set(AdapterState(read.name, "failed", reason=str(error)))
-        except Exception:  # a file may hold anything; none must end a process
+        except Exception:  # a file may hold anything, but none may end the process
             logger.exception("an adapter cannot be used", extra={"event": "adapter_unusable"})
             reason = f"The adapter {read.name} cannot be used with this model."
             self._set(AdapterState(read.name, "failed", reason=reason))
@@ -62,13 +63,14 @@ class AdapterTable:
             self._forget(name)
 
     def settle(self, in_use: Set[str]) -> None:
-        """Between two steps, none in flight: who leaves and is used by nobody is gone."""
+        """Removes the adapters that are being unloaded and are used by nobody. It is called between two steps, with
+        none in flight."""
         for name in self.leaving - in_use:
             self._runner.remove_adapter(name)
             self._forget(name)
 
     def take(self) -> tuple[AdapterState, ...] | None:
-        """All of them, if anything changed since the last call."""
+        """Returns the states of all adapters if anything changed since the last call, else None."""
         if not self._changed:
             return None
         self._changed = False

@@ -1,8 +1,8 @@
-"""The LoRA adapters of a worker: PEFT's directories read into slots beside the hand-written layers.
+"""The LoRA adapters of a worker: PEFT's directories are read into slots beside the hand-written layers.
 
-Owns which name has which slot. Knows PEFT's names and the layers of `llama`; a model with other layers takes no
-adapters. Does not know tenants, or who may use which adapter. What an adapter asks for that is not done here is refused
-with its name, because the tokens would be others than the trained ones.
+Owns the mapping of names to slots. Knows PEFT's names and the layers of `llama`; a model with other layers takes no
+adapters. Does not know tenants, or who may use which adapter. A feature that an adapter needs and that is not supported
+is refused by its name, because the tokens would differ from the trained ones.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _PLACES = {
     "up_proj": ("gate_up", 1),
     "down_proj": ("down", 0),
 }
-"""PEFT's module → the layer's product and the projection in it."""
+"""Maps PEFT's module to the layer's product and to the projection in it."""
 _NOT_DONE = ("use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern", "modules_to_save")
 
 Pairs = dict[tuple[int, str], dict[str, torch.Tensor]]
-"""(layer, module) → its two matrices, A and B."""
+"""Maps (layer, module) to its two matrices, A and B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,18 @@ class Weights:
 
     directory: Path
     identity: bytes
-    """16 bytes, of the files' content."""
+    """A digest of 16 bytes over the scale and the content of the weight file."""
     scale: float
-    """Of the additions."""
+    """Factor of the additions."""
     pairs: Pairs
 
 
 class Adapters:
-    """`slots`: name → slot of those that are loaded; `identities` of the same."""
+    """The loaded adapters. `slots` maps their names to slots, `identities` to digests."""
 
     def __init__(self, model: nn.Module, ops: Ops, max_adapters: int, max_rank: int, *, late: bool = False) -> None:
-        """Puts itself beside every product of the model's layers; `late`: with the first adapter, so that a model
-        without any pays nothing. Raises ModelError if they are not `llama`'s."""
+        """Installs adapters beside every product of the model's layers; with `late` only when the first adapter is
+        loaded, so that a model without any has no extra cost. Raises ModelError if the layers are not `llama`'s."""
         self.slots: dict[str, int] = {}
         self.identities: dict[str, bytes] = {}
         self._ops, self._max_adapters = ops, max_adapters
@@ -73,12 +73,12 @@ class Adapters:
             self._make_places()
 
     def load(self, name: str, directory: Path) -> None:
-        """Between two steps. Raises ModelError; then nothing changed."""
+        """Reads and loads an adapter between two steps. Raises ModelError; then nothing has changed."""
         self.put(name, read(directory))
 
     @torch.inference_mode()
     def put(self, name: str, weights: Weights) -> None:
-        """As `load`, of what was read before."""
+        """Does the same as `load` with weights that were read before."""
         if not self._sites:
             self._make_places()
         free = set(range(self._max_adapters)) - set(self.slots.values())
@@ -97,12 +97,12 @@ class Adapters:
 
     @torch.inference_mode()
     def unload(self, name: str) -> None:
-        """Between two steps, when no sequence takes it any more."""
+        """Unloads an adapter between two steps, when no sequence uses it any more."""
         del self.identities[name]
         self._clear(self.slots.pop(name))
 
     def begin(self, rows: Sequence[Row], packed: PackedStep) -> None:
-        """Says for the coming pass which token takes which adapter."""
+        """Sets for the coming pass which adapter each token uses."""
         slots = None
         if any(row.adapter >= 0 for row in rows):
             slots = [-1] * len(packed.token_ids)
@@ -144,7 +144,7 @@ class Adapters:
 
 
 def read(directory: Path) -> Weights:
-    """Files into memory, for any thread. Raises ModelError for what is no plain LoRA."""
+    """Reads an adapter's files into memory; any thread may call it. Raises ModelError for anything but a plain LoRA."""
     config = read_json(directory / "adapter_config.json")
     if config.get("peft_type") != "LORA":
         raise ModelError(f"The directory {directory} holds no LoRA adapter of PEFT.")

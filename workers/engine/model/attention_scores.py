@@ -1,7 +1,7 @@
-"""How much attention the blocks of a row receive from its last tokens, measured beside a pass. In plain torch, on any
-device: kernels do not tell it. It reads the keys again, so it is for a token now and then.
+"""Measures how much attention the blocks of a row receive from its last tokens, beside a pass. It is plain torch, on
+any device, because kernels do not return these sums. It reads the keys again, so it is meant for few tokens.
 
-Knows packed queries and paged keys. Does not know who wants it. Every layer and head counts the same.
+Knows packed queries and paged keys. Does not know who asked for the sums. Every layer and head counts the same.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from workers.engine.values.plan import DECAY, Row
 @dataclass(frozen=True, slots=True)
 class Observed:
     first: int
-    """Of the queries, in the pass."""
+    """Index of the first observed query in the pass."""
     number: int
     num_keys: int
-    """Behind the last query none is seen."""
+    """Number of keys that the last query sees."""
     blocks: torch.Tensor
 
 
 class MassProbe:
     def __init__(self, rows: Sequence[Row], starts: Sequence[int], block_size: int, device: torch.device) -> None:
-        """`starts`: first token of each row in the pass."""
+        """`starts` has the index in the pass of each row's first token."""
         self._observed: dict[int, Observed] = {}
         self._sums: dict[int, torch.Tensor] = {}
         self._num_layers = 0
@@ -44,7 +44,8 @@ class MassProbe:
     def add(
         self, query: torch.Tensor, kv: torch.Tensor, scales: torch.Tensor | None, scale: float, softcap: float
     ) -> None:
-        """One layer: `query` `[num_tokens, H, D]`, its KV and the scales of 8-bit KV (kv_store.LayerKV)."""
+        """Adds one layer: `query` is `[num_tokens, H, D]`, with its KV and the scales of 8-bit KV
+        (kv_store.LayerKV)."""
         self._num_layers += 1
         for index, row in self._observed.items():
             keys = widen(bits(kv)[row.blocks, 0].view(kv.dtype))
@@ -54,14 +55,14 @@ class MassProbe:
             self._sums[index] += found
 
     def of(self, index: int) -> tuple[float, ...]:
-        """As `RowResult.mass`, of the row of this index."""
+        """Returns the `RowResult.mass` of the row with this index; it is empty for a row that is not observed."""
         if index not in self._sums:
             return ()
         return tuple((self._sums[index] / self._num_layers).tolist())
 
 
 def _mass(query: torch.Tensor, keys: torch.Tensor, row: Observed, scale: float, softcap: float) -> torch.Tensor:
-    """`keys` is `[num_blocks, KVH, block_size, D]`."""
+    """Returns the attention that each block receives. `keys` is `[num_blocks, KVH, block_size, D]`."""
     num_blocks, num_kv_heads, block_size, head_dim = keys.shape
     number, num_heads = query.shape[:2]
     groups = query.float().view(number, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -71,7 +72,7 @@ def _mass(query: torch.Tensor, keys: torch.Tensor, row: Observed, scale: float, 
     place = torch.arange(num_blocks * block_size, device=query.device)
     last = torch.arange(row.num_keys - number, row.num_keys, device=query.device)
     unseen = place[None, :] > last[:, None]
-    # Slots nobody wrote may hold anything.
+    # Slots that were never written may hold anything.
     scores = scores.masked_fill(unseen[:, None, None, :], float("-inf"))
     received = scores.softmax(-1).sum((1, 2)) / num_heads
     behind = torch.arange(number - 1, -1, -1, device=query.device)

@@ -1,7 +1,7 @@
-"""How large a model is, counted on meta: the worker's own road to a model, without its weights.
+"""Counts the size of a model on meta: the model is built as a worker builds it, without its weights.
 
 Knows transformers' modules and their tensors. Does not know devices' speeds, nor what fits (`capacity`). What a worker
-would refuse is refused here, in the same words.
+would refuse is refused here, with the same messages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUM_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_
 
 
 class ImaginedRank(Parallel):
-    """One of `size` ranks, of which the others are not there: its shapes are right, its numbers mean nothing."""
+    """One of `size` ranks without the others: its shapes are right, its values mean nothing."""
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x
@@ -45,13 +45,14 @@ class ImaginedRank(Parallel):
 class Census:
     whole: Served
     rank: Served
-    """The largest part of one rank; the whole where there is one."""
+    """The largest part that one rank has; with one rank it is the whole."""
     dtype: str
     context_limit: int
 
 
 def read_config(model: str) -> PreTrainedConfig:
-    """Of a directory (config.json is enough) or a hub id. Raises ModelError, also for what is not supported."""
+    """Reads the configuration of a directory (config.json is enough) or a hub id. Raises ModelError, also for what is
+    not supported."""
     config = loader.read_config(checkpoint.find(model, weights=False))
     support.refuse_unsupported(config)
     return config
@@ -60,10 +61,11 @@ def read_config(model: str) -> PreTrainedConfig:
 def take(
     config: PreTrainedConfig, dtype: torch.dtype, kv_itemsize: int | None, quant: Format, num_ranks: int, on_cpu: bool
 ) -> Census:
-    """`kv_itemsize`: bytes of an 8-bit format; None: KV is in the dtype. Raises ModelError if a worker would."""
+    """Counts the whole model and the largest rank's part. `kv_itemsize` is the size in bytes of an 8-bit format; None
+    means that KV is in the dtype. Raises ModelError if a worker would."""
 
     def served(num_ranks: int) -> Served:
-        # The last part is the largest where parts differ.
+        # The last part is the largest if parts differ.
         size = _size(config, dtype, ImaginedRank(num_ranks - 1, num_ranks))
         kv = (dtype.itemsize, False) if kv_itemsize is None else (kv_itemsize, True)
         return Served(size, dtype.itemsize, quant, *kv, on_cpu and _packs(dtype))
@@ -75,14 +77,14 @@ def take(
 
 
 def weight_bytes(model: PreTrainedModel, quant: Format, device: torch.device) -> int:
-    """Of a model that may be on meta, once it is loaded on the device."""
+    """Returns the bytes that a model, which may be on meta, takes once it is loaded on the device."""
     dtype = model.get_input_embeddings().weight.dtype
     packs = device.type == "cpu" and _packs(dtype)
     return Served(count(model), dtype.itemsize, quant, head_is_copied=packs).weight_bytes
 
 
 def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelSize:
-    """Every parameter once. Without `sites` (`hf.discover`) nothing is known of attention."""
+    """Counts every parameter once. Without `sites` (`hf.discover`) nothing is known of attention."""
     kinds: Counter[str] = Counter()
     linears: Counter[tuple[int, int]] = Counter()
     stacked: Counter[tuple[int, int]] = Counter()
@@ -158,5 +160,6 @@ def _expert_share(config: PreTrainedConfig) -> float:
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """A CPU worker's head is a copy in another layout; an embedding that was the same tensor stays beside it."""
+    """Returns whether the head is copied. A CPU worker's head is a copy in another layout; an embedding that was the
+    same tensor stays in memory too."""
     return can_pack(torch.empty((1, 1), dtype=dtype))

@@ -1,4 +1,4 @@
-"""Rows of a step through the compiled layers (`kernels.cpu`).
+"""Runs rows of a step through the compiled layers (`kernels.cpu`).
 
 Knows the hand-written layers and paged rows. Does not know what else is in the step.
 """
@@ -32,8 +32,8 @@ class CompiledRows:
     def __call__(
         self, hidden: torch.Tensor, positions: torch.Tensor, batches: Sequence[PagedBatch], layers: range
     ) -> None:
-        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with what these layers make of it; the batches' rows
-        lie in it one behind the other."""
+        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with the output of these layers; it holds the
+        batches' rows one after the other."""
         kv = [self._layers[index].paged.kv[0] for index in layers]
         lens = [number for batch in batches for number in batch.query_lens]
         starts = [0, *accumulate(lens)]
@@ -43,7 +43,7 @@ class CompiledRows:
 
 
 def build(layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int) -> CompiledRows | None:
-    """None where a product is not in panels, where sizes do not fall on whole ones, or over KV of 8 bits."""
+    """Returns None if a product is not in panels, if sizes are not multiples of whole panels, or if KV has 8 bits."""
     if not all(_in_panels(linear) for layer in layers for linear in layer.linears):
         return None
     from kernels.cpu.layers import fits  # needs numba

@@ -1,9 +1,9 @@
 """A pass of the Llama family on a CPU: its own loop over hand-written layers, with as few operations as torch allows.
 
 Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
-only where each agrees with itself called by transformers. Where products are computed in float32, weights and KV may be
-of 16 bits and everything between them is float32. Where there are compiled layers (`kernels.cpu`), rows take them, and
-torch's operations are left with what those do not know: trees of guesses, adapters, someone who looks in.
+only if each agrees with itself called by transformers. If products are computed in float32, weights and KV may have 16
+bits, and everything between them is float32. If there are compiled layers (`kernels.cpu`), rows run through them.
+Torch's operations then do only what those layers cannot: token trees, adapters, and rows whose attention is measured.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CpuPass:
         products = [linear.product for layer in self.layers for linear in layer.linears]
         wide = all(product.is_wide for product in products)
         self.dtype = torch.float32 if wide else self._embed.weight.dtype
-        """Of what linear layers and attention take and give. What runs past them is float32."""
+        """The dtype of inputs and outputs of linear layers and attention. The residual stream is float32."""
         self.min_tokens = 1 if all(product.is_alone for product in products) else MIN_ROWS
         self._norm = _norm(base.norm)
         self._norms = [[_norm(norm) for norm in layer.norms] for layer in self.layers]
@@ -51,7 +51,7 @@ class CpuPass:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether rows take the compiled layers."""
+        """Whether rows run through the compiled layers."""
         return self._compiled is not None
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class CpuPass:
         return self._norm(hidden).to(self.dtype)
 
     def run(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
-        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with what these layers make of it."""
+        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with the output of these layers."""
         step = self._step.context
         assert step is not None, "a pass outside a step"
         rows = self._compiled_rows(step)
@@ -73,7 +73,8 @@ class CpuPass:
             self._step.context = step
 
     def _compiled_rows(self, step: StepContext) -> list[PagedBatch]:
-        """They come first. A step with more than the layers has none."""
+        """Returns the batches that run through the compiled layers; their rows come first in the pass. A step that
+        needs more than these layers can do has none."""
         batches = [batch for batch in (step.decode, step.prefill) if batch is not None]
         more = step.adapted or step.shared is not None or step.mass is not None
         if self._compiled is None or more or any(batch.given is not None for batch in batches):
@@ -81,7 +82,7 @@ class CpuPass:
         return batches
 
     def run_plain(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
-        """`run` with torch's operations alone."""
+        """Does the same as `run` with torch's operations alone."""
         turns = self._cos[positions][:, None], self._sin[positions][:, None]
         for index in layers:
             layer, (before, behind) = self.layers[index], self._norms[index]
@@ -107,7 +108,7 @@ class CpuPass:
             assert layer.qk_norms is not None
             qk = F.rms_norm(qk, (layer.head_dim,), None, layer.qk_norms[2]) * qk_weight
         cos, sin = turns
-        # rotate_half is a turn by half a head; its sign is in the sine.
+        # rotate_half is a roll by half a head; its sign is in the sine.
         qk = torch.addcmul(qk * cos, qk.roll(layer.head_dim // 2, dims=-1), sin)
         query, key, value = qk[:, : layer.num_heads], qk[:, layer.num_heads :], heads[:, rotated:]
         if scales is None and kv.dtype != self.dtype:
@@ -118,7 +119,7 @@ class CpuPass:
 
 
 def _behind(step: StepContext, num_tokens: int) -> StepContext:
-    """The step without its compiled rows, which have so many tokens."""
+    """Returns the step without its compiled rows, which have `num_tokens` tokens."""
     if num_tokens == 0:
         return step
     slots = Slots(step.slots.slots[num_tokens:], step.slots.block_size)
@@ -130,7 +131,7 @@ def _norm(norm: nn.Module) -> RmsNorm:
 
 
 def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
-    """`[H + KVH, head_dim]`."""
+    """Returns the weights of the query and key norms, `[H + KVH, head_dim]`, or None if the layer has no such norms."""
     if layer.qk_norms is None:
         return None
     q, k, _ = layer.qk_norms
@@ -139,13 +140,14 @@ def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
 
 
 def _angles(rotary: nn.Module, max_positions: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """`[max_positions, head_dim]` each: cosines twice, and sines that bring the sign of rotate_half."""
+    """Returns two tables, `[max_positions, head_dim]` each: cosines twice, and sines that carry the sign of
+    rotate_half."""
     cos, sin = rope_table(rotary, max_positions, torch.device("cpu")).chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> CpuPass | None:
-    """None on another device, where a layer or a product is not ours, or where one differs."""
+    """Returns None on another device, if a layer or a product is not ours, or if a layer differs."""
     layers = getattr(model.base_model, "layers", ())
     if ops.device.type != "cpu" or not layers:
         return None
@@ -165,9 +167,9 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
 
 
 def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, trial: StepSlot) -> float:
-    """Of a layer from itself as transformers calls it, on a prompt in three chunks, one of them a single token; compiled,
-    and by torch's operations. The larger one, as a length relative to that of all outputs: one token that is wrong
-    among these is a fifth of it."""
+    """Returns how far a layer is from itself as transformers calls it, on a prompt in three chunks, one of them a
+    single token. It is computed by the compiled layers and by torch's operations, and the larger difference is
+    returned, as a length relative to that of all outputs: one wrong token of these contributes about a fifth of it."""
     layer = mine.layers[index]
     weight = layer.norms[0].weight
     number, chunks = 24, ((0, 18), (18, 19), (19, 24))

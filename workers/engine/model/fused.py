@@ -1,7 +1,7 @@
 """A pass of the Llama family in few launches: norms with their residual, rotation with the KV write, gated products.
 
-Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place,
-and only where each agrees with its unfused self on random input. Ten launches per layer, attention counted as two.
+Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
+only if each agrees with its unfused self on random input. A layer takes ten launches, with attention counted as two.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class FusedPass:
     def run(
         self, layer: LlamaLayer, hidden: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`hidden` is what the layer before adds to `residual`; the first layer's residual is its input itself."""
+        """Runs one layer. `hidden` is what the layer before adds to `residual`; the first layer's residual is its input
+        itself."""
         x = self._normed(hidden, layer.norms[0], residual)
         residual = hidden if residual is None else residual
         added = layer.output(self._attend(layer, layer.qkv(x), positions))
@@ -67,14 +68,16 @@ class FusedPass:
         return layer.paged.attend_written(call, step).view(len(qkv), -1)
 
     def _normed(self, x: torch.Tensor, norm: nn.Module, residual: torch.Tensor | None) -> torch.Tensor:
-        """With a residual: `x` is added to it in place, and that is what is normalised."""
+        """Returns the normalised rows. If a residual is given, `x` is added to it in place, and the sum is
+        normalised."""
         out = torch.empty_like(x)
         self._ops.rms_norm(out, x, norm.weight, norm.variance_epsilon, residual)
         return out
 
 
 def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> FusedPass | None:
-    """None where the ops run as their twins (unfused is as fast), where a layer is not ours, or where one differs."""
+    """Returns None if the ops run as their twins (unfused is as fast), if a layer is not ours, or if a layer
+    differs."""
     if any(ops.chosen[name] is TWINS[name] for name in _OPS):
         return None
     layers = getattr(model.base_model, "layers", ())
@@ -91,7 +94,7 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
 
 
 def difference(model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: Ops, trial: StepSlot) -> float:
-    """Largest difference of a fused layer from itself unfused, on a chunk and a single token behind it, relative to
+    """Returns the largest difference of a fused layer from itself unfused, on a chunk and a single token, relative to
     the largest output."""
     weight = layer.norms[0].weight
     x = torch.randn((6, len(weight)), generator=torch.Generator().manual_seed(1)).to(weight)
@@ -107,8 +110,8 @@ def difference(model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: 
 
 
 def rope_table(rotary: nn.Module, max_positions: int, device: torch.device) -> torch.Tensor:
-    """`[max_positions, head_dim]` float32: cosines of a position's angles, then their sines. As transformers makes
-    them, but not rounded to the model's dtype."""
+    """Returns `[max_positions, head_dim]` float32: the cosines of a position's angles, then their sines. They are
+    computed as transformers does, but are not rounded to the model's dtype."""
     positions = torch.arange(max_positions, device=device)
     cos, sin = rotary(torch.empty(1, dtype=torch.float32, device=device), positions[None])
     half = cos.shape[-1] // 2

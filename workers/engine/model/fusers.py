@@ -1,9 +1,9 @@
-"""Fewer and larger operations inside transformers' own layers, for models that have no hand-written ones.
+"""Fuses operations inside transformers' own layers, for models without hand-written layers.
 
 Knows modules by their parts, never by a model's class: siblings with the same input, gated products, norms, GPT-2's
-transposed weights and its spelling of GELU. What is found is tried out in place, during one pass of random tokens in the
-dtype that is served: the module with the change has to answer what it answered without, or it stays as it was and the log
-says why. Does not know weights' formats: what is joined is built by the maker that all linear layers are built by.
+transposed weights and its spelling of GELU. Each change is tried in place, during one pass of random tokens in the
+dtype that is served: the changed module has to give the output that it gave before, or it stays as it was and the log
+says why. Does not know weights' formats: joined layers are built by the maker that builds all linear layers.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _GATED_OPS = {SiLUActivation: "silu_mul", nn.SiLU: "silu_mul", GELUTanh: "gelu_mul", NewGELUActivation: "gelu_mul"}
 
 _UNCALLABLE = (TypeError, ValueError, RuntimeError, AttributeError)
-"""What a module raises that is given what it does not take."""
+"""The errors that a module raises for arguments that it does not take."""
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of one module, in place."""
+    """A change of one module, made in place."""
 
     forward: Forward | None = None
     children: dict[str, nn.Module | None] = field(default_factory=dict)
-    """None: no child of that name any more."""
+    """New children by name; None removes the child of that name."""
 
     def apply(self, module: nn.Module) -> Callable[[], None]:
-        """Returns what takes the change back."""
+        """Makes the change and returns a function that undoes it."""
         children, forward = dict(module._modules), module.__dict__.get("forward")
 
         def undo() -> None:
@@ -75,7 +75,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A module that has just run, and with what."""
+    """A module that has just run, and its arguments."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -83,12 +83,12 @@ class Found:
 
 
 Fuser = Callable[[Found, MakeLinear], Change | None]
-"""None: the module is not of the kind."""
+"""A function that finds a change for a module; it returns None if the module is not of its kind."""
 
 
 def install(model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops, make: MakeLinear) -> int:
-    """Changes every module that can be; returns how many. Leaves the attention modules attached to a store that is
-    gone. Every rank of a split model runs the same passes, whatever it finds of its part."""
+    """Changes every module that can be changed, and returns their number. Leaves the attention modules attached to a
+    store that no longer exists. Every rank of a split model runs the same passes, whatever it finds in its part."""
     number = 0
     handles: dict[str, torch.utils.hooks.RemovableHandle] = {}
 
@@ -106,7 +106,7 @@ def install(model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops, ma
 
 
 def _run_once(model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops) -> None:
-    """A chunk and a single token, of random ids."""
+    """Runs one pass with a chunk and a single token of random ids."""
     weight = model.get_input_embeddings().weight
     shape = KVShape(len(sites), sites[0].num_kv_heads, sites[0].head_dim, 4, weight.dtype)
     step, store = StepSlot(), KVStore(shape, 4, weight.device, ops)
@@ -119,7 +119,7 @@ def _run_once(model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops) 
 
 
 def _settled(name: str, found: Found, how: dict[str, Any], expected: Any, make: MakeLinear) -> bool:
-    """Whether a change of the module was found, right, and made."""
+    """Returns whether a change was found for the module, gave the right output, and was made."""
     for fuser in _FUSERS:
         change = fuser(found, PackedLinear)
         if change is not None:
@@ -131,7 +131,7 @@ def _settled(name: str, found: Found, how: dict[str, Any], expected: Any, make: 
         undo()
         log.warning("%s stays unfused: %s", name, fault)
         return False
-    if make is not PackedLinear:  # what was compared had the exact weights
+    if make is not PackedLinear:  # the comparison used the exact weights
         undo()
         rounded = fuser(found, make)
         assert rounded is not None
@@ -140,7 +140,7 @@ def _settled(name: str, found: Found, how: dict[str, Any], expected: Any, make: 
 
 
 def _fault(found: Found, how: dict[str, Any], expected: torch.Tensor) -> str:
-    """Why a module that was changed does not answer what it answered before; empty if it does."""
+    """Returns why a changed module does not give the output that it gave before; empty if it does."""
     try:
         error = _difference(_first(found.module.forward(*found.args, **how)), expected)
     except _UNCALLABLE as reason:
@@ -153,7 +153,7 @@ def _first(output: Any) -> Any:
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest one, relative to the largest output."""
+    """Returns the largest difference, relative to the largest output."""
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
@@ -161,7 +161,7 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _gated(found: Found, make: MakeLinear) -> Change | None:
-    """down(activation(gate) * up), where the device has a kernel for the product."""
+    """Fuses down(activation(gate) * up) if the device has a kernel for the product."""
     module, ops = found.module, found.ops
     children = dict(module.named_children())
     act = children.get("act_fn", children.get("activation_fn"))
@@ -179,7 +179,7 @@ def _gated(found: Found, make: MakeLinear) -> Change | None:
 
 
 class GatedProduct:
-    """Looks its module's layers up when it is called: they may be replaced until then."""
+    """A gated product. It looks its module's layers up at each call, because they may be replaced until then."""
 
     def __init__(self, module: nn.Module, op: Callable[..., None]) -> None:
         self._module = module
@@ -203,8 +203,9 @@ def _siblings(found: Found, make: MakeLinear) -> Change | None:
 
 
 def _same_input(module: nn.Module, names: Sequence[str]) -> list[Any]:
-    """The children of these names, if they can be one layer. A layer whose output only exists once ranks have met
-    cannot; nor can layers that a checkpoint stores in formats that differ."""
+    """Returns the children of these names if they can be one layer, else an empty list. A layer whose output only
+    exists after a collective of the ranks cannot be joined; nor can layers that a checkpoint stores in formats that
+    differ."""
     linears: list[Any] = [getattr(module, name, None) for name in names]
     kinds = {type(linear) for linear in linears}
     if kinds != {nn.Linear} and kinds != {QuantLinear}:
@@ -220,7 +221,7 @@ def _same_input(module: nn.Module, names: Sequence[str]) -> list[Any]:
 
 
 def _transposed(found: Found, make: MakeLinear) -> Change | None:
-    """GPT-2's layers `[in_features, out_features]`, where another layout is faster. No format rounds them."""
+    """Replaces GPT-2's layers `[in_features, out_features]` if another layout is faster. No format rounds them."""
     layers = {name: child for name, child in found.module.named_children() if type(child) is Conv1D}
     if not layers or not all(can_pack(layer.weight) for layer in layers.values()):
         return None
@@ -234,8 +235,8 @@ def _gelu(found: Found, make: MakeLinear) -> Change | None:
 
 
 def _norm(found: Found, make: MakeLinear) -> Change | None:
-    """One weight, one epsilon, rows in and out. Which norm it is its answers say, in float32: there a factor of `weight`
-    and one of `1 + weight` cannot be mistaken for each other."""
+    """Finds norms: one weight, one epsilon, rows in and out. The kind of norm is found by its outputs in float32, in
+    which a factor of `weight` cannot be mistaken for one of `1 + weight`."""
     module = found.module
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     own = dict(module.named_parameters(recurse=False))
@@ -245,7 +246,7 @@ def _norm(found: Found, make: MakeLinear) -> Change | None:
     if type(module) in (nn.LayerNorm, nn.RMSNorm) or weight.dim() != 1 or len(found.args) != 1:
         return None
     x = found.args[0].float()
-    rows = torch.cat((x, x * 1e-3))  # of the latter the epsilon is a part
+    rows = torch.cat((x, x * 1e-3))  # in the second half the epsilon has an effect
     try:
         expected = module.forward(rows)
     except _UNCALLABLE:
@@ -257,7 +258,7 @@ def _norm(found: Found, make: MakeLinear) -> Change | None:
 
 
 class Norm:
-    """A float32 function of rows, or the kernel for it."""
+    """A norm, computed by a float32 function of rows or by the kernel for it."""
 
     def __init__(self, exact: Forward, kernel: Callable[..., None] | None = None) -> None:
         self.exact = exact

@@ -1,6 +1,6 @@
-"""Heads that look ahead of a model: each guesses, from the last hidden state that a token was drawn from, a token
-further behind it. The form of the weights is that of Medusa (arXiv 2401.10774): per head residual blocks and a projection
-to the vocabulary.
+"""Heads that propose tokens ahead of a model: from the last hidden state that a token was drawn from, each head
+proposes one later token. The weights have the form of Medusa (arXiv 2401.10774): per head residual blocks and a
+projection to the vocabulary.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from workers.engine.values.errors import ModelError
 
 BEST = 4
-"""Tokens of a head that are looked at."""
+"""Number of tokens of a head that are used."""
 _NAME = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
@@ -35,18 +35,18 @@ class Head(nn.Module):
 
 
 class Heads(nn.Module):
-    """Head k guesses the token k + 1 places behind the one drawn from the hidden state."""
+    """The heads of a model. Head k proposes the token k + 1 positions after the one drawn from the hidden state."""
 
     def __init__(self, num_heads: int, hidden: int, vocab: int, num_blocks: int = 1) -> None:
         super().__init__()
         self.heads = nn.ModuleList(Head(hidden, vocab, num_blocks) for _ in range(num_heads))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[n, hidden]` → logits `[num_heads, n, vocab]`."""
+        """Maps `[n, hidden]` to logits `[num_heads, n, vocab]`."""
         return torch.stack([head(hidden) for head in self.heads])
 
     def best(self, states: Sequence[torch.Tensor]) -> list[list[list[tuple[int, float]]]]:
-        """Per state and head the best tokens and their log-probabilities, best first."""
+        """Returns for each state and head the best tokens and their log-probabilities, best first."""
         weight = next(self.parameters())
         with torch.inference_mode():
             hidden = torch.stack(list(states)).to(weight.device, weight.dtype)
@@ -57,7 +57,7 @@ class Heads(nn.Module):
 
 
 def load(path: Path, hidden: int, vocab: int, device: torch.device, dtype: torch.dtype) -> Heads:
-    """From a safetensors file, or a directory with one. Raises ModelError with one sentence."""
+    """Reads heads from a safetensors file, or from a directory with one. Raises ModelError with one sentence."""
     path = path.expanduser()
     file = path / "medusa_lm_head.safetensors" if path.is_dir() else path
     try:
@@ -79,7 +79,7 @@ def load(path: Path, hidden: int, vocab: int, device: torch.device, dtype: torch
 
 
 def saved(heads: Heads) -> Mapping[str, torch.Tensor]:
-    """The weights as `load` reads them."""
+    """Returns the weights as `load` reads them."""
     found = {}
     for k, head in enumerate(heads.heads):
         assert isinstance(head, Head)

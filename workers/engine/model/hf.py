@@ -1,6 +1,7 @@
-"""transformers' models on paged attention: the hook, what is attached to each attention module, one packed pass.
+"""transformers' models on paged attention: the registered attention function, the object attached to each attention
+module, and one packed pass.
 
-Knows modules and packed tensors. Does not know sequences: which token belongs where stands in the step context.
+Knows modules and packed tensors. Does not know sequences: the step context says which token belongs to which row.
 """
 
 from __future__ import annotations
@@ -23,50 +24,52 @@ from workers.engine.values.errors import ModelError
 
 ATTENTION = "headgate_paged"
 _LAYER = "headgate_layer"
-"""Attribute of an attention module that holds its `PagedLayer`: found without a lookup, and never another runner's."""
+"""Attribute of an attention module that holds its `PagedLayer`: it is found without a lookup, and never belongs to
+another runner."""
 _WITHOUT_EFFECT = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states"}
 )
-"""Arguments that some models pass to attention functions and that change nothing here."""
+"""Arguments that some models pass to attention functions and that have no effect here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
     batch: PagedBatch
     views: torch.Tensor
-    """`[num_tokens]` int64: which tokens of its row each token sees (token_tree.views)."""
+    """`[num_tokens]` int64: bit masks of the tokens of its row that each token sees (token_tree.views)."""
 
 
 @dataclass(slots=True)
 class StepContext:
-    """What the tokens of the running step are. Owned by one runner, set before each pass, read by its layers."""
+    """The rows and slots of the running step's tokens. It is owned by one runner, set before each pass, and read by its
+    layers."""
 
     slots: Slots
-    """Of the tokens that belong to rows, or to padding rows (-1); those behind them in the pass are padding."""
+    """Slots of the tokens that belong to rows, or to padding rows (-1); tokens after those in the pass are padding."""
     decode: PagedBatch | None
     """The rows with one token, packed first."""
     prefill: PagedBatch | None
     trees: Trees | None = None
-    """Rows whose guesses are a tree, packed last."""
+    """Rows whose proposed tokens form a tree, packed last."""
     shared: SharedGroups | None = None
     """Decode rows whose common prefix is read once for all of them."""
     mass: MassProbe | None = None
-    """Is told of every layer, if a row wants it."""
+    """Measures the attention of every layer, if a row asks for it."""
     adapted: bool = False
-    """Adapters stand beside the products, whether a row takes one or not: what a row computes does not follow from who
-    is beside it."""
+    """Adapters are installed beside the products, whether a row uses one or not: the computation of a row must not
+    depend on the other rows."""
 
 
 @dataclass(slots=True)
 class StepSlot:
-    """The place a runner puts the step's context in; its layers hold this and nothing else of the runner."""
+    """Holds the step's context, which a runner sets; its layers hold this object and nothing else of the runner."""
 
     context: StepContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the hook, its tensors `[num_tokens, heads, head_dim]`."""
+    """One call of the attention function; its tensors are `[num_tokens, heads, head_dim]`."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -78,11 +81,11 @@ class Call:
 
 
 How = tuple[float, int, float, torch.Tensor | None, torch.Tensor | None]
-"""Scale, window, softcap, sinks, scales of 8-bit KV."""
+"""Scale, window, softcap, sinks, and scales of 8-bit KV."""
 
 
 class PagedLayer:
-    """The KV of one layer and how its module attends over it."""
+    """The KV of one layer, and how its module attends over it."""
 
     def __init__(self, store: KVStore, index: int, ops: Ops, step: StepSlot) -> None:
         self._store = store
@@ -103,7 +106,7 @@ class PagedLayer:
         return self.attend_written(call, step)
 
     def attend_written(self, call: Call, step: StepContext) -> torch.Tensor:
-        """Over KV that holds the keys and values of this pass already."""
+        """Attends over KV that holds the keys and values of this pass already."""
         out, (kv, scales) = torch.empty_like(call.query), self.kv
         how = (call.scale, call.window, call.softcap, call.sinks, scales)
         end = 0
@@ -133,7 +136,7 @@ class PagedLayer:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSite:
-    """A module that calls the hook, the shape of its KV, and how it attends."""
+    """A module that calls the attention function, the shape of its KV, and how it attends."""
 
     module: nn.Module
     num_heads: int
@@ -146,7 +149,7 @@ class AttentionSite:
 
 
 class Discovery:
-    """Stands in for the `PagedLayer` of one module during one pass, and writes down that it was called."""
+    """Replaces the `PagedLayer` of one module during one pass, and records that it was called."""
 
     def __init__(self, module: nn.Module, sites: list[AttentionSite]) -> None:
         self._module = module
@@ -178,7 +181,7 @@ def paged_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The registered attention function. Tensors arrive `[1, heads, num_tokens, head_dim]`, rotated."""
+    """The registered attention function. Its tensors are `[1, heads, num_tokens, head_dim]`, already rotated."""
     unknown = [name for name in others if others[name] is not None and name not in _WITHOUT_EFFECT]
     if attention_mask is not None:
         unknown.append("attention_mask")
@@ -204,7 +207,7 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)
 
 
 def discover(model: PreTrainedModel) -> list[AttentionSite]:
-    """Runs one token and returns the modules that attend, in the order they run in."""
+    """Runs one token and returns the modules that attend, in the order in which they run."""
     sites: list[AttentionSite] = []
     for module in model.modules():
         setattr(module, _LAYER, Discovery(module, sites))
@@ -229,20 +232,20 @@ def _refuse_sites(sites: Sequence[AttentionSite], num_layers: int) -> None:
 
 
 def attach(sites: Sequence[AttentionSite], store: KVStore, ops: Ops, step: StepSlot) -> None:
-    """Gives each attention module its own layer of the store, in the order they run in."""
+    """Gives each attention module its own layer of the store, in the order in which they run."""
     for index, site in enumerate(sites):
         setattr(site.module, _LAYER, PagedLayer(store, index, ops, step))
 
 
 def hidden_states(model: PreTrainedModel, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """One packed pass without the head: `[num_tokens]` ids and absolute positions → `[num_tokens, hidden]`."""
+    """Runs one packed pass without the head: `[num_tokens]` ids and absolute positions → `[num_tokens, hidden]`."""
     output = model.base_model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
     return output.last_hidden_state[0]
 
 
 class Head:
-    """From hidden states to logits as the model's own class computes them. `probe` compares the two, so a step that
-    is not known here is a refusal and not a wrong token."""
+    """Computes logits from hidden states as the model's own class does. `probe` compares the two, so an operation that
+    is missing here leads to a refusal and not to a wrong token."""
 
     def __init__(self, model: PreTrainedModel, min_rows: int = 1) -> None:
         config = model.config
@@ -253,7 +256,7 @@ class Head:
         self._softcap = getattr(config, "final_logit_softcapping", None)
 
     def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """`[num_rows, vocab]` in float32; into `out`, if given."""
+        """Returns `[num_rows, vocab]` in float32; they are written into `out` if that is given."""
         num_rows = len(hidden)
         if num_rows < self._min_rows:
             hidden = torch.cat((hidden, hidden[:1].expand(self._min_rows - num_rows, -1)))

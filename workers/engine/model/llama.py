@@ -1,7 +1,7 @@
 """The hand-written decoder layer of the Llama family: same weights, fewer and larger operations.
 
-Knows Llama, Mistral, Qwen2 and Qwen3 layers of transformers. Does not know loading: it takes a loaded layer's place,
-and only if the two agree on random input; a layer that does not keeps its place, and the log says why.
+Knows Llama, Mistral, Qwen2 and Qwen3 layers of transformers. Does not know loading: it replaces a loaded layer only if
+the two agree on random input; a layer that does not agree is kept, and the log says why.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Of the largest output of a layer: the rounding of one operation more or less."""
+"""Tolerances relative to the largest output of a layer: the rounding of one operation more or less."""
 
 
 class Rope:
-    """Cosines and sines of a pass as the layers want them, computed by the first layer for all. Shared by the layers
-    of one model."""
+    """Cosines and sines of a pass in the layers' layout, computed by the first layer for all. The layers of one model
+    share them."""
 
     def __init__(self) -> None:
         self._source: object = None
@@ -45,14 +45,14 @@ class Rope:
         if source is not self._source:
             cos, sin = source[0][0, :, None], source[1][0, :, None]
             low, high = sin.chunk(2, dim=-1)
-            # rotate_half negates the upper half of what it moves down: the sign goes into the sine, once.
+            # rotate_half negates the upper half of what it moves down: the sign is put into the sine, once.
             self._ready = (cos, torch.cat((-low, high), dim=-1))
             self._source = source
         return self._ready
 
 
 class LlamaLayer(nn.Module):
-    """Holds nothing of the layer it replaces but the norms, so that the weights exist once."""
+    """A decoder layer. It keeps nothing of the layer it replaces but the norms, so that the weights exist once."""
 
     def __init__(
         self, layer: Any, site: AttentionSite, paged: PagedLayer, rope: Rope, make: MakeLinear = PackedLinear
@@ -79,7 +79,7 @@ class LlamaLayer(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
     ) -> torch.Tensor:
-        """`[1, num_tokens, hidden]`, as transformers' model calls its layers."""
+        """Takes and returns `[1, num_tokens, hidden]`, as transformers' model calls its layers."""
         hidden = hidden_states[0]
         hidden = hidden + self._attend(_normed(hidden, self.norms[0]), position_embeddings)
         gate, up = self.gate_up(_normed(hidden, self.norms[1])).chunk(2, dim=-1)
@@ -108,8 +108,8 @@ def install(
     step: StepSlot,
     make: MakeLinear = PackedLinear,
 ) -> int:
-    """Replaces every layer that can be; returns how many. Leaves the attention modules of all others unattached.
-    `make` builds the linear layers once the layer has been found right with exact ones."""
+    """Replaces every layer that can be replaced, and returns their number. Leaves the attention modules of all others
+    unattached. `make` builds the linear layers once the layer has been found right with exact ones."""
     layers = getattr(model.base_model, "layers", ())
     rope, number = Rope(), 0
     for index, (layer, site) in enumerate(zip(layers, sites, strict=False)):
@@ -118,7 +118,7 @@ def install(
         mine, error = _checked(model, layer, site, rope, ops)
         if error <= TOLERANCE[model.dtype]:
             paged = PagedLayer(store, index, ops, step)
-            if make is not PackedLinear:  # what was compared had the exact weights
+            if make is not PackedLinear:  # the comparison used the exact weights
                 mine = LlamaLayer(layer, site, paged, rope, make)
             mine.paged = paged
             layers[index] = mine
@@ -142,7 +142,7 @@ def _fits(layer: nn.Module, site: AttentionSite) -> bool:
 def _checked(
     model: PreTrainedModel, layer: nn.Module, site: AttentionSite, rope: Rope, ops: Ops
 ) -> tuple[LlamaLayer, float]:
-    """The new layer, and its largest difference from the old one on a chunk and a single token, relative to the
+    """Returns the new layer, and its largest difference from the old one on a chunk and a single token, relative to the
     largest output."""
     weight = layer.input_layernorm.weight
     x = torch.randn((1, 6, len(weight)), generator=torch.Generator().manual_seed(0)).to(weight)
@@ -159,7 +159,8 @@ def _checked(
 
 
 def _qk_norm(attention: nn.Module, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor | None, float]:
-    """The weights of a norm per head, `[H + KVH, head_dim]`, where the model has one (Qwen3)."""
+    """Returns the weights of a norm per head, `[H + KVH, head_dim]`, if the model has one (Qwen3), and their
+    epsilon."""
     if not hasattr(attention, "q_norm"):
         return None, 0.0
     q, k = attention.q_norm, attention.k_norm
@@ -168,7 +169,7 @@ def _qk_norm(attention: nn.Module, num_heads: int, num_kv_heads: int) -> tuple[t
 
 
 def _qk_norms(attention: nn.Module) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-    """Weights `[head_dim]` of the norms of queries and of keys, and their epsilon."""
+    """Returns the weights `[head_dim]` of the norms of queries and of keys, and their epsilon."""
     if not hasattr(attention, "q_norm"):
         return None
     q, k = attention.q_norm, attention.k_norm

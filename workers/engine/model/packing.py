@@ -1,4 +1,4 @@
-"""Rows of a step → the tensors of one packed pass.
+"""Packs the rows of a step into the tensors of one pass.
 
 Knows plan.py's rows and the paged layout. Does not know the model.
 """
@@ -23,14 +23,14 @@ class PackedStep:
     positions: torch.Tensor
     context: StepContext
     order: list[int]
-    """Index into the given rows of each packed row."""
+    """The index of each packed row among the given rows."""
     starts: list[int]
-    """First packed token of each given row (not of each packed one)."""
+    """The index of the first packed token of each given row (not of each packed one)."""
 
 
 def pack(rows: Sequence[Row], block_size: int, device: torch.device, min_tokens: int = 1) -> PackedStep:
-    """Rows with one token come first: their attention is another kernel's. Chunks follow, then trees. Behind the rows
-    the pass is filled up to `min_tokens` tokens that belong to nobody."""
+    """Packs rows. Rows with one token come first, because another kernel computes their attention. Chunks follow, then
+    trees. After the rows the pass is padded to `min_tokens` tokens that belong to no row."""
     decode = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
     prefill = [i for i, row in enumerate(rows) if len(row.tokens) != 1 and not row.parents]
     trees = [index for index, row in enumerate(rows) if row.parents]

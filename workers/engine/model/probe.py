@@ -1,7 +1,8 @@
-"""The load-time proof that packed, paged and chunked gives what transformers computes for one sequence at a time.
+"""Checks at load time that a packed, paged and chunked pass gives what transformers computes for one sequence at a
+time.
 
-Runs on a small copy of the model: its own weights and widths, the first layers of every kind, few tokens, windows
-shrunk so that they matter, float32. A model that differs is refused, because it would serve wrong tokens.
+Runs on a small copy of the model: its own weights and widths, the first layers of every kind, few tokens, windows so
+small that they have an effect, float32. A model that differs is refused, because it would serve wrong tokens.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from workers.engine.values.plan import Row
 _VOCAB, _WINDOW, _BLOCK_SIZE = 64, 5, 4
 _LENGTHS, _CUT = (11, 14), 6
 _TOLERANCE = 1e-4
-"""Of the largest logit."""
+"""Tolerance relative to the largest logit."""
 
 
 def probe(model: PreTrainedModel, device: torch.device, ops: Ops, parallel: Parallel = ALONE) -> None:
-    """Raises ModelError where the two ways differ. Over several ranks, all run the packed way on their parts and rank
-    0 compares it with the whole."""
+    """Raises ModelError if the two computations differ. Over several ranks, all run the packed pass on their parts and
+    rank 0 compares it with the whole model."""
     config = _small_config(model.config, parallel.size)
     mine = loader.build(config, torch.float32, device, hf.ATTENTION)
-    # A configuration of its own: a model writes its attention into it.
+    # This model gets its own configuration, because a model writes its attention into it.
     theirs = loader.build(copy.deepcopy(config), torch.float32, device, "eager")
     _copy_weights(model, mine, theirs, parallel)
     sequences = [[(7 * index + 3 * length) % config.vocab_size for index in range(length)] for length in _LENGTHS]
@@ -54,8 +55,8 @@ def probe(model: PreTrainedModel, device: torch.device, ops: Ops, parallel: Para
 def _packed_logits(
     small: PreTrainedModel, sequences: list[list[int]], device: torch.device, ops: Ops
 ) -> list[torch.Tensor]:
-    """Both sequences at once; the second one in two chunks, the later behind the rest of the first, so that a model
-    which numbers the packed tokens itself is caught."""
+    """Returns the logits of both sequences, run at once; the second one runs in two chunks, the later of which is
+    packed after the rest of the first sequence, so that a model which numbers the packed tokens itself is caught."""
     sites = hf.discover(small)
     shape = KVShape(len(sites), sites[0].num_kv_heads, sites[0].head_dim, _BLOCK_SIZE, torch.float32)
     store = KVStore(shape, 16, device, ops)
@@ -78,12 +79,12 @@ def _packed_logits(
 
 
 def _copy_weights(model: PreTrainedModel, mine: PreTrainedModel, theirs: PreTrainedModel, parallel: Parallel) -> None:
-    """The model's weights into the small copies: this rank's part into `mine`, the whole into `theirs`."""
+    """Copies the model's weights into the small copies: this rank's part into `mine`, the whole into `theirs`."""
     parts = sharding.split(mine, parallel)
     whole_homes = loader.places(theirs)
     for name, (target, homes) in loader.places(mine).items():
         path, _, attribute = name.rpartition(".")
-        # Not its parameter: a layer stored in 4 bits has none, and makes its weight when asked.
+        # This is not its parameter: a layer stored in 4 bits has none, and computes its weight when asked.
         weight = getattr(model.get_submodule(path), attribute).to(torch.float32)
         if weight.shape != target.shape:  # embedding and head, cut to the first tokens
             weight = weight[: target.shape[0]]
@@ -96,14 +97,15 @@ def _copy_weights(model: PreTrainedModel, mine: PreTrainedModel, theirs: PreTrai
 
 
 def _assembled(weight: torch.Tensor, part: Part, parallel: Parallel) -> torch.Tensor:
-    """Parts may overlap, where ranks share a head."""
+    """Returns the whole weight. Parts may overlap if ranks share a head."""
     whole = torch.full(part.full(weight.shape), float("-inf"), device=weight.device)
     whole.narrow(part.dim, part.start, part.end - part.start).copy_(weight)
     return parallel.merge(whole)
 
 
 def _small_config(config: PreTrainedConfig, num_ranks: int) -> PreTrainedConfig:
-    """Its vocabulary is one that divides evenly: a rank's rows are then among those that it has of the whole one."""
+    """Returns a configuration whose vocabulary divides evenly: a rank's rows are then among those that it has of the
+    whole vocabulary."""
     small = copy.deepcopy(config)
     num_layers = config.num_hidden_layers
     per_layer = {

@@ -1,8 +1,9 @@
-"""Smoothing of activations: large channels are divided by what their weights are multiplied with, before rounding.
+"""Smoothing of activations: large channels are divided by a factor, and their weights are multiplied by it, before
+rounding.
 
-Knows the layers of the Llama family, and statistics: the largest magnitude of every channel of a norm's output. Does not
-know how they were measured (`calibrate`). In exact arithmetic nothing changes (arXiv 2211.10438): a norm's weight takes
-the division, the linear layers behind it the multiplication.
+Knows the layers of the Llama family, and statistics: the largest magnitude of every channel of a norm's output. Does
+not know how they were measured (`calibrate`). In exact arithmetic nothing changes (arXiv 2211.10438): a norm's weight
+is divided by the factor, and the linear layers after it are multiplied by it.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from workers.engine.model.llama import LAYERS
 from workers.engine.values.errors import ModelError
 
 _LEAST = 1e-5
-"""Of a magnitude: channels that are always zero are left as they are."""
+"""Smallest magnitude that is used: channels that are always zero are left as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
     largest: dict[str, torch.Tensor]
-    """By the path of a norm."""
+    """Largest magnitudes of the channels, by the path of a norm."""
     alpha: float
-    """How much of the difficulty moves into the weights: 0 none, 1 all."""
+    """Share of the range that moves from activations into weights: 0 none, 1 all."""
     identity: str
 
 
 def read(path: Path) -> Statistics:
-    """Raises ModelError with the reason."""
+    """Reads statistics. Raises ModelError with the reason."""
     try:
         with safe_open(path.expanduser(), "pt") as file:
             largest = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -46,7 +47,8 @@ def read(path: Path) -> Statistics:
 
 
 def sites(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module, list[nn.Module]]]:
-    """Path of a norm, the norm, and the linear layers that read its output. Raises ModelError for other families."""
+    """Yields the path of a norm, the norm, and the linear layers that read its output. Yields nothing for other
+    families."""
     for path, layer in model.named_modules():
         if type(layer) not in LAYERS:
             continue
@@ -58,7 +60,7 @@ def sites(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module, list[nn.Modu
 
 
 def refuse_beside(rounding: str, num_ranks: int, stored: bool) -> None:
-    """Raises ModelError for what smoothing does not go together with."""
+    """Raises ModelError for settings that smoothing cannot be combined with."""
     if stored:
         raise ModelError("The checkpoint is quantized already: smoothing has no place in it.")
     if rounding == "none":
@@ -68,7 +70,7 @@ def refuse_beside(rounding: str, num_ranks: int, stored: bool) -> None:
 
 
 def fold(model: PreTrainedModel, statistics: Statistics) -> None:
-    """In place. Raises ModelError if the statistics are of another model."""
+    """Folds the statistics into the model in place. Raises ModelError if they belong to another model."""
     found = list(sites(model))
     if not found or {path for path, *_ in found} != statistics.largest.keys():
         raise ModelError(

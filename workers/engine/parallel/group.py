@@ -1,7 +1,7 @@
-"""The ranks of a worker as one model sees them: which one this is, and what they compute together.
+"""The ranks of a worker from the model's side: which one this is, and what they compute together.
 
-Knows tensors and torch.distributed; gloo on a CPU, NCCL on GPUs, and no other difference. Does not know layers,
-steps or processes. Every method is called by all ranks, in the same order.
+Knows tensors and torch.distributed. It uses gloo on a CPU and NCCL on GPUs; there is no other difference. Does not know
+layers, steps or processes. Every method is called by all ranks, in the same order.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from workers.engine.values.errors import ModelError
 
 COLLECTIVE_S = 30.0
-"""A rank that is this late for a collective is stuck, though alive: the others raise."""
+"""Timeout of a collective in seconds. A rank that is later is stuck, though alive: the others raise."""
 _MEET_POLL_S = 0.05
 
 
 class Parallel:
-    """One of `size` ranks. With a size of 1 every method gives back what it got, and torch.distributed is not used."""
+    """One of `size` ranks. With a size of 1 every method returns its argument, and torch.distributed is not used."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
@@ -32,28 +32,29 @@ class Parallel:
 
     @property
     def leads(self) -> bool:
-        """Rank 0 has the scheduler, draws tokens, and alone ever sees whole logits."""
+        """True for rank 0, which has the scheduler, draws tokens, and alone sees whole logits."""
         return self.rank == 0
 
     def spans(self, whole: int) -> list[tuple[int, int]]:
-        """Start and end of each rank's part of `whole` things; the parts differ by one at most."""
+        """Returns start and end of each rank's part of `whole` items; the sizes of parts differ by one at most."""
         ends = [whole * rank // self.size for rank in range(self.size + 1)]
         return list(pairwise(ends))
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks, in the place of `x` (contiguous)."""
+        """Returns the sum over all ranks, computed in place of `x` (contiguous)."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
 
     def merge(self, x: torch.Tensor) -> torch.Tensor:
-        """The element-wise largest over all ranks, in the place of `x` (contiguous)."""
+        """Returns the element-wise largest value over all ranks, computed in place of `x` (contiguous)."""
         if self.size > 1:
             dist.all_reduce(x, dist.ReduceOp.MAX)
         return x
 
     def gather(self, x: torch.Tensor, whole: int) -> torch.Tensor:
-        """`[rows, own part]` of each rank → `[rows, whole]` on rank 0, `[0, whole]` on the others."""
+        """Joins `[rows, own part]` of each rank to `[rows, whole]` on rank 0, and returns `[0, whole]` on the
+        others."""
         if self.size == 1:
             return x
         padded = self._padded(x, whole)
@@ -62,7 +63,7 @@ class Parallel:
         return x.new_empty((0, whole)) if parts is None else self._joined(parts, whole)
 
     def gather_everywhere(self, x: torch.Tensor, whole: int) -> torch.Tensor:
-        """`[..., own part]` of each rank → `[..., whole]` on all."""
+        """Joins `[..., own part]` of each rank to `[..., whole]` on all."""
         if self.size == 1:
             return x
         padded = self._padded(x, whole)
@@ -71,7 +72,7 @@ class Parallel:
         return self._joined(parts, whole)
 
     def _padded(self, x: torch.Tensor, whole: int) -> torch.Tensor:
-        """Collectives want equal shapes; parts differ by one."""
+        """Pads a part, because collectives need equal shapes and parts may differ by one."""
         return F.pad(x, (0, -(-whole // self.size) - x.shape[-1])).contiguous()
 
     def _joined(self, parts: list[torch.Tensor], whole: int) -> torch.Tensor:
@@ -86,19 +87,19 @@ class Parallel:
         return int(numbers.item())
 
     def meet(self) -> None:
-        """Waits for all ranks without a limit, as when weights load at different speeds: who dies meanwhile is seen by
-        whoever watches the processes."""
+        """Waits for all ranks without a limit, because weights load at different speeds; whoever watches the processes
+        sees it if one dies meanwhile."""
 
 
 ALONE = Parallel()
 
 
 class Member(Parallel):
-    """A rank that has joined the others through a file on this machine: no port is opened but what the backend has on
+    """A rank that has joined the others through a file on this machine: the only open ports are the backend's, on
     loopback."""
 
     def __init__(self, rank: int, size: int, meeting: Path, device: str) -> None:
-        """Waits for the others. `device` is this rank's own."""
+        """Joins the group and waits for the others. `device` is this rank's own."""
         super().__init__(rank, size)
         self._store = dist.FileStore(str(meeting), size)
         self._num_meetings = 0
@@ -125,7 +126,8 @@ class Member(Parallel):
 
 
 def device_of(name: str, rank: int, size: int) -> str:
-    """The device of one rank, from the one setting of all: the first `size` that this process sees. Raises ModelError if there are not enough."""
+    """Returns the device of one rank, given the one setting of all ranks: they use the first `size` devices that this
+    process sees. Raises ModelError if there are not enough."""
     if size == 1 or name == "cpu":
         return name
     if name not in ("auto", "cuda"):

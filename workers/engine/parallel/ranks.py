@@ -1,4 +1,4 @@
-"""The processes of the other ranks, as rank 0 sees them: started, listened to, ended. No torch.
+"""The processes of the other ranks, as rank 0 sees them: it starts them, receives from them, and ends them. No torch.
 
 A worker that has lost a rank cannot compute and may hang in a collective, where nothing can wake it. So the watchers
 here end the whole process, as a crash would: the journal is written before each frame leaves, and gateways resume
@@ -24,7 +24,7 @@ from workers.engine.parallel.wire import Channel, Ended, Leave, Loaded, Said, fr
 logger = logging.getLogger(__name__)
 
 EXIT_LOST = 2
-"""As of an engine that broke: the supervisor starts a new worker."""
+"""Exit status of a worker that lost a rank, the same as after an engine failure: the supervisor starts a new worker."""
 _LEAVE_S = 5.0
 _NEWS_S = 3.0
 _FOLLOWER = [sys.executable, "-m", "workers.engine.follower"]
@@ -75,7 +75,7 @@ class Ranks:
         return [other.process.pid for other in self._others]
 
     def send(self, message: Said) -> None:
-        """To all. A rank that is dead is its watcher's affair."""
+        """Sends a message to all ranks. A dead rank is handled by its watcher."""
         data = frame(message)
         for other in self._others:
             try:
@@ -84,13 +84,13 @@ class Ranks:
                 self.wait_for_news()
 
     def wait_until_loaded(self) -> None:
-        """Without a limit: a rank either loads or dies."""
+        """Waits without a limit until all ranks have loaded: a rank either loads or dies."""
         for other in self._others:
             other.loaded.wait()
 
     def wait_for_news(self) -> None:
-        """After a failed collective: most often a rank has died, and its watcher says so better. It then ends this
-        process, and the call does not return."""
+        """Waits after a failed collective: most often a rank has died, and its watcher gives the better message. The
+        watcher then ends this process, and the call does not return."""
         if self._others:
             threading.Event().wait(_NEWS_S)
 
@@ -141,7 +141,7 @@ def meeting_file(run_directory: Path, worker: str) -> Path:
 
 
 def _remove_forgotten(meeting: Path) -> None:
-    """Files of workers of this slot that were killed."""
+    """Removes files of killed workers with this worker's name."""
     worker, _, _ = meeting.name.partition(".")
     for path in meeting.parent.glob(f"{worker}.*.ranks"):
         pid = path.name.split(".")[1]

@@ -1,4 +1,5 @@
-"""The runner of a worker with several ranks: rank 0's own, which tells the others each step before it takes it.
+"""The runner of a worker with several ranks: rank 0's own runner, which sends each step to the others before it runs
+it.
 
 Knows `StepRunner` on both sides. Does not know tensors.
 """
@@ -27,13 +28,13 @@ from workers.engine.values.plan import AdapterWeights, LoadedAdapter, Row, RowRe
 
 
 class OutOfStep(BaseException):
-    """Rank 0 failed inside a step that the others may still be in: no later step can be right. Not an `Exception`:
-    the engine takes one of those for the failure of a single step."""
+    """Rank 0 failed inside a step that the others may still be in, so no later step can be right. It is not an
+    `Exception`, because the engine handles an `Exception` as the failure of a single step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that all ranks have begun. Whatever goes wrong in it goes wrong for all later ones."""
+    """A step that all ranks have begun. An error in it is an error in all later ones."""
 
     ticket: Ticket
     ranks: Ranks
@@ -44,10 +45,10 @@ class _Step:
 
 
 class ParallelRunner:
-    """`StepRunner` for the engine of rank 0."""
+    """The `StepRunner` of rank 0's engine."""
 
     lag = 0
-    """The other ranks learn a drawn token from rank 0, which must have collected it."""
+    """No step is launched ahead: the other ranks get a drawn token from rank 0, which must have collected it."""
 
     def __init__(self, runner: StepRunner, ranks: Ranks) -> None:
         """Waits until the other ranks have loaded."""
@@ -62,7 +63,7 @@ class ParallelRunner:
         self.vocab_size = runner.vocab_size
         self.kernels = runner.kernels
         self.takes_trees = runner.takes_trees
-        self.adapters: dict[str, LoadedAdapter] = {}  # a rank is not told of them
+        self.adapters: dict[str, LoadedAdapter] = {}  # adapters are not sent to ranks
         ranks.wait_until_loaded()
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
@@ -95,7 +96,7 @@ class ParallelRunner:
 
 @contextlib.contextmanager
 def _together(ranks: Ranks) -> Iterator[None]:
-    """Around what all ranks do. Raises OutOfStep for whatever rank 0 raises."""
+    """A context for work that all ranks do. Raises OutOfStep for whatever rank 0 raises."""
     try:
         yield
     except Exception as error:
@@ -104,7 +105,7 @@ def _together(ranks: Ranks) -> Iterator[None]:
 
 
 def follow(runner: StepRunner, channel: Channel) -> None:
-    """The loop of every other rank: does what rank 0 does, until it says `Leave` or is gone."""
+    """The loop of every other rank: it does what rank 0 does, until rank 0 sends `Leave` or closes the channel."""
     channel.send(frame(Loaded()))
     while True:
         match channel.receive():

@@ -1,7 +1,7 @@
-"""What rank 0 tells the other ranks, and they it: msgpack behind a length, on one socket pair per rank.
+"""Messages between rank 0 and the other ranks: msgpack after a length, on one socket pair per rank.
 
-Knows plan.py's rows; of a draw only that there is one, because only rank 0 draws. No torch. A socket tells at once
-that its other end is dead and waits for work without a time limit; a collective does neither.
+Knows plan.py's rows; a draw is sent only as a flag, because only rank 0 draws. No torch. A socket reports at once that
+its other end is dead, and waits for work without a time limit; a collective does neither.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from workers.protocol.messages import SamplingParams
 
 _LENGTH = struct.Struct(">I")
 _ELSEWHERE = (SampleSpec(SamplingParams(0), 0, 0, (), ()),)
-"""The draws of a row on a rank that does not draw: the head is needed, nothing else."""
+"""The draws of a row on a rank that does not draw: only the head has to be computed."""
 
 
 class RowPart(msgspec.Struct, frozen=True, array_like=True):
-    """A row as far as a forward pass needs it."""
+    """The fields of a row that a forward pass needs."""
 
     tokens: list[int]
     start: int
@@ -43,15 +43,15 @@ class CopyBlocks(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Nothing more follows."""
+    """The last message of rank 0."""
 
 
 class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """From a rank: its model is ready."""
+    """A message of a rank whose model is ready."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """From a rank, the last thing it says: why it ends, and the status it thinks right for the worker."""
+    """The last message of a rank: why it ends, and the exit status it proposes for the worker."""
 
     sentence: str
     status: int
@@ -65,7 +65,7 @@ Said = Execute | CopyBlocks | MoveTokens | Leave | Loaded | Ended
 
 
 class Channel:
-    """One end of a socket pair. Blocking; one thread sends and one receives."""
+    """One end of a socket pair. Calls block; one thread sends and one receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -76,7 +76,7 @@ class Channel:
         self._socket.sendall(frame)
 
     def receive(self) -> Said | None:
-        """None: the other end is closed."""
+        """Returns the next message, or None if the other end is closed."""
         head = self._read(_LENGTH.size)
         body = head and self._read(*_LENGTH.unpack(head))
         return self._decoder.decode(body) if body else None
@@ -106,7 +106,7 @@ def frame(message: Said) -> bytes:
 
 
 def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
-    """Of block tables only the blocks that the rows reach."""
+    """Returns the parts of rows that are sent; of block tables only the blocks that the rows reach."""
     return [
         RowPart(
             list(row.tokens),
@@ -124,7 +124,7 @@ def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
 
 
 def rows_of(parts: Sequence[RowPart]) -> list[Row]:
-    """Rows that run as the original ones do, up to the logits."""
+    """Returns rows that run as the original ones do, up to the logits."""
     return [
         Row(
             part.tokens,

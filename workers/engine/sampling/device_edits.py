@@ -1,8 +1,8 @@
-"""Penalties, bias and bans of rows whose output the host does not know to its end: counts live on the device.
+"""Penalties, bias and bans of rows whose last output tokens the host does not know yet: counts live on the device.
 
-Knows plan.py's rows and the op `logits`. A device row that is penalized owns the line of its number in two tables: which
-tokens its prompt holds, how often its output holds each. A row that says everything about itself has its line written
-anew; behind each draw the token is counted where it was drawn.
+Knows plan.py's rows and the op `logits`. A penalized device row owns the line of its number in two tables: which tokens
+its prompt holds, and how often its output holds each token. A row that is sent whole has its line rewritten; after each
+draw the token is counted on the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.engine.values.sampling_params import penalizes
 
 @dataclass(slots=True)
 class _Lines:
-    """What is written anew: places in the flat tables, and the numbers there."""
+    """Lines that are rewritten: indices in the flat tables, and the values there."""
 
     rows: array[int] = field(default_factory=lambda: array("i"))
     prompt_lines: array[int] = field(default_factory=lambda: array("i"))
@@ -60,7 +60,8 @@ class DeviceEdits:
         self._num_words = num_words(vocab_size)
 
     def begin(self, rows: Sequence[Row]) -> None:
-        """Before the draws of these rows. The choices of one row have no output yet, so one line serves them all."""
+        """Rewrites lines before the draws of these rows. The choices of one row have no output yet, so one line serves
+        them all."""
         lines = _Lines()
         for row in rows:
             if row.draws and row.tokens[-1] != PENDING and penalizes(row.draws[0].params):
@@ -76,7 +77,7 @@ class DeviceEdits:
         self._counts.index_put_((count_lines.long(), tokens.long()), counts)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
-        """In place, on `[num_draws, vocab]`: the draws of the rows, in order."""
+        """Edits logits `[num_draws, vocab]` in place; they belong to the draws of the rows, in order."""
         flat = [(row.row_id, draw) for row in rows for draw in row.draws]
         edited = [
             (place, row_id, draw) for place, (row_id, draw) in enumerate(flat) if processors.needs_processing(draw)
@@ -91,7 +92,8 @@ class DeviceEdits:
         logits.index_copy_(0, places, changed)
 
     def count(self, tokens: torch.Tensor, rows: Sequence[Row]) -> None:
-        """The drawn `tokens` `[num_draws]`. A row with several draws begins anew afterwards."""
+        """Counts the drawn `tokens` `[num_draws]`. A row with several draws is sent whole afterwards, so it is not
+        counted."""
         places, lines, first = array("i"), array("i"), 0
         for row in rows:
             if len(row.draws) == 1 and penalizes(row.draws[0].params):

@@ -1,4 +1,4 @@
-"""What a draw asks to be changed about its logits, as the tables that the op `logits` reads.
+"""The changes that a draw makes to its logits, as the tables that the op `logits` reads.
 
 Knows draws and the order of `kernels.reference.logits`: penalties, bias, bans. Builds the tables of one step from the
 ids on the host; only rows that use a table have a line in it.
@@ -34,7 +34,7 @@ def needs_processing(draw: SampleSpec) -> bool:
 def edit_tensors(
     draws: Sequence[SampleSpec], vocab: int, eos_token_ids: Sequence[int], device: torch.device
 ) -> EditTensors:
-    """The edits of one step's draws, row by row."""
+    """Returns the edits of one step's draws, row by row."""
 
     def ids(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -69,23 +69,23 @@ def edit_tensors(
 
 
 def mask_lines(draws: Sequence[SampleSpec]) -> array[int]:
-    """Per draw the line of its mask in `mask_words`; -1: it has none."""
+    """Returns for each draw the line of its mask in `mask_words`; -1 if it has none."""
     lines = itertools.count()
     return array("i", [-1 if draw.mask is None else next(lines) for draw in draws])
 
 
 def mask_words(draws: Sequence[SampleSpec]) -> array[int]:
-    """The masks, one behind the other."""
+    """Returns the masks, one after the other."""
     return array("i", b"".join(draw.mask for draw in draws if draw.mask is not None))
 
 
 def _num_output(draw: SampleSpec) -> int:
-    """A token that is not known yet counted too."""
+    """Returns the number of output tokens; a token that is not known yet is counted too."""
     return draw.position - len(draw.prompt)
 
 
 def biases(draw: SampleSpec, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
-    """Rising by token; a ban is a bias of -inf."""
+    """Returns (token, bias) in rising order of tokens; a ban is a bias of -inf."""
     found = list(draw.params.logit_bias)
     found += [(token, -math.inf) for token in draw.banned]
     if _num_output(draw) < draw.params.min_tokens:

@@ -1,4 +1,4 @@
-"""From logits to tokens: one token per draw, with logprobs where asked.
+"""Draws tokens from logits: one token per draw, with logprobs if they are asked for.
 
 Knows draws (plan.py) and ops. Does not know sequences or KV. A drawn token depends on its own row only, never on
 the rows beside it.
@@ -25,14 +25,14 @@ class Sampler:
         self.eos_token_ids = tuple(eos_token_ids)
 
     def draw(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> list[SampledToken]:
-        """`logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
+        """Draws one token per row. `logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
         logprobs = Logprobs(logits, draws)
         tokens = self._choose(self._process(logits, draws), draws)
         found = logprobs.read(logprobs.of(tokens))
         return [SampledToken(token, found.get(row)) for row, token in enumerate(tokens.tolist())]
 
     def _choose(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> torch.Tensor:
-        """Here the host knows which rows are greedy, and spares them the noise."""
+        """Draws the tokens. Here the host knows which rows are greedy, and computes no noise for them."""
         random = [row for row, draw in enumerate(draws) if draw.params.temperature >= COLDEST]
         if len(random) == len(draws):
             return self._ops.sample(logits, _draw_tensors(draws, logits.device))
@@ -57,8 +57,8 @@ class Sampler:
 
 
 class Logprobs:
-    """Raw logits of the draws that want logprobs, kept until their tokens are there: log-softmax before every
-    transformation."""
+    """Raw logits of the draws that want logprobs, kept until their tokens are drawn. Logprobs are a log-softmax before
+    every transformation."""
 
     def __init__(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> None:
         self._rows = [row for row, draw in enumerate(draws) if draw.params.logprobs >= 0]
@@ -71,14 +71,15 @@ class Logprobs:
             self._raw, self._best = raw, (best.indices, best.values - self._sums)
 
     def of(self, tokens: torch.Tensor) -> list[torch.Tensor]:
-        """On the device: nothing, or the tokens' own logprobs, the best ids and theirs."""
+        """Returns tensors on the device: none if no draw wants logprobs, else the tokens' own logprobs, the best ids
+        and their logprobs."""
         if not self._rows:
             return []
         ids = tokens.index_select(0, self._ids)
         return [(self._raw.gather(1, ids[:, None]) - self._sums).squeeze(1), *self._best]
 
     def read(self, found: Sequence[torch.Tensor]) -> dict[int, TokenLogprob]:
-        """What `of` gave, in values, by draw."""
+        """Converts the tensors of `of`, copied to the host, to values by draw."""
         if not self._rows:
             return {}
         values = _token_logprobs(*found)
@@ -89,7 +90,7 @@ class Logprobs:
 
 
 def token_logprobs(logits: torch.Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """Log-softmax of raw logits: of one given token per row, and of the `num_top` best."""
+    """Returns the log-softmax of raw logits for one given token per row and for the `num_top` best."""
     logprobs = logits.log_softmax(dim=-1)
     ids = torch.tensor(tokens, device=logits.device)[:, None]
     best = logprobs.topk(min(num_top, logits.shape[1]), dim=-1)
