@@ -22,7 +22,7 @@ from accounting.tables.models import LedgerEntry
 from accounting.tenants import tenants
 from accounting.values.types import Principal, Usage
 from gateway.base.errors import ApiError
-from gateway.limiter.limits import Holder
+from gateway.limiter.rules import LimitSubject
 from gateway.metering.admission import Admission, AdmissionRequest
 from gateway.metering.leases import LeaseLost
 from gateway.metering.metering import Metering, metering
@@ -145,7 +145,7 @@ async def shipped(gateways: list[Metering]) -> None:
 
 async def money(metered: Metering, principal: Principal) -> list[tuple[int, int]]:
     """(used, held) of each budget, as Redis has it."""
-    holder = Holder.of("", principal, "m", "interactive", now_ms=time.time_ns() // 1_000_000)
+    holder = LimitSubject.of("", principal, "m", "interactive", now_ms=time.time_ns() // 1_000_000)
     peek = await metered.limiter.peek(holder)
     return [(peek.money[use.row].used, peek.money[use.row].held) for use in holder.budgets]
 
@@ -300,7 +300,7 @@ async def test_amounts_beyond_what_a_double_can_count_are_refused(sqlite_books, 
     async with metering(
         database=sqlite_books, redis_url=redis_url, slot=0, directory=tmp_path / "j", limiter_timeout_s=10
     ) as metered:
-        holder = Holder.of("req_1", principal, "m", "interactive", now_ms=time.time_ns() // 10**6)
+        holder = LimitSubject.of("req_1", principal, "m", "interactive", now_ms=time.time_ns() // 10**6)
         for cost, rung in ((2**53, 0), (2**53 - 1, 1), (-1, 1), (1, 2**60)):
             with pytest.raises(InvalidError):
                 await metered.limiter.reserve(holder, 1, cost, [(1, rung)])
