@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration format clean
+.PHONY: help setup serve test test-rest test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ $(VENV)/triton-$(OLDER_TRITON): | setup
 
 configuration: setup ## write docs/configuration.md and the known names from the settings classes
 	PYTHONPATH=. $(BIN)/python ops/configuration.py
+
+import-map: setup ## draw docs/design/imports.svg from the imports between folders
+	PYTHONPATH=. $(BIN)/python ops/import_map.py
 
 format: setup ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .

@@ -25,6 +25,9 @@ LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
 QUOTED = re.compile(r"`(?P<text>[^`\n]+)`")
 FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|md|lua|toml|txt|html|json|yaml|ini)")
 FOLDER = re.compile(r"(?:[\w.-]+/)+")
+MODULE = re.compile(r"(?:[\w.-]+/)*\w+\.(?:py|lua)")
+OF_ANY_FOLDER = {"errors.py", "__init__.py"}
+"""Names of modules that many folders have: a page may say what they are for."""
 TEST = re.compile(r"test_\w+")
 FENCE = re.compile(r"^ *```")
 
@@ -166,6 +169,15 @@ def dead_files(path: Path) -> Iterator[Reference]:
                     yield Reference(path, line_no, name)
 
 
+def short_names(path: Path) -> Iterator[Reference]:
+    """Modules in backticks that are not named from the root of the repository."""
+    for line_no, line in outside_of_code(path):
+        for match in QUOTED.finditer(line):
+            for name in match["text"].split():
+                if MODULE.fullmatch(name) and name not in OF_ANY_FOLDER and not (ROOT / name).exists():
+                    yield Reference(path, line_no, name)
+
+
 @cache
 def names_of_tests() -> tuple[str, ...]:
     names: set[str] = set()
@@ -208,6 +220,11 @@ def test_every_relative_link_leads_somewhere():
 
 def test_every_file_that_a_page_names_is_there():
     no_broken(dead_files, pages())
+
+
+def test_every_module_is_named_by_its_full_path():
+    """On manuals and design pages; an ADR may name what there was."""
+    no_broken(short_names, [path for path in pages() if path.parent in (DOCS, DESIGN)])
 
 
 def test_every_test_that_a_page_names_is_there():
