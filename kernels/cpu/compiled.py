@@ -26,9 +26,9 @@ class Compiled:
     """Addresses of functions that take the address of a job."""
 
     decode: int
-    """`decoder.decode`."""
+    """The address of `decoder.decode`."""
     multiply: int
-    """`product.multiply`."""
+    """The address of `product.multiply`."""
     kept: tuple[Any, ...]
     """The objects that own the machine code."""
 

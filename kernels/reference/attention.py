@@ -27,8 +27,8 @@ def attention_decode(
     kv_scales: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> None:
-    """Decode attention with one query per row, `[num_rows, H, D]`. The G query heads of a KV head are the rows of one
-    product, so that K and V are read once.
+    """Computes decode attention with one query per row, `[num_rows, H, D]`. The G query heads of a KV head are the rows
+    of one product, so that K and V are read once.
 
     `kv_scales`, `[num_blocks, 2, KVH, block_size]` float32, goes with int8 or float8 KV: value = number * scale.
     `lse`, `[num_rows, H]` float32, receives the natural logarithm of the sum of the exponentials of a row's scores,
@@ -103,7 +103,7 @@ def attention_shared(
     sinks: torch.Tensor | None = None,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
-    """The same as `attention_decode`, but the blocks that rows of a group share are read once for all of them:
+    """Does the same as `attention_decode`, but the blocks that rows of a group share are read once for all of them:
     attention over the shared tokens and attention over each row's own ones are merged. Source: Hydragen (arXiv
     2402.05099), RelayAttention (arXiv 2402.14808)."""
     own = torch.empty(query.shape, device=query.device)
@@ -183,8 +183,9 @@ def attention_prefill(
     kv_scales: torch.Tensor | None = None,
     tree: torch.Tensor | None = None,
 ) -> None:
-    """Prefill attention of chunks, packed `[num_tokens, H, D]`, over the blocks that already hold their context and
-    their own keys: a token sees its context and the chunk up to itself (within the `window`, if that is not 0).
+    """Computes prefill attention of chunks, packed `[num_tokens, H, D]`, over the blocks that already hold their
+    context and their own keys: a token sees its context and the chunk up to itself (within the `window`, if that is not
+    0).
 
     `kv_scales`, `[num_blocks, 2, KVH, block_size]` float32, goes with int8 or float8 KV: value = number * scale.
     `tree`, `[num_tokens]` int64, for chunks of at most 64 tokens: bit i says that a token sees token i of its chunk,

@@ -37,7 +37,7 @@ def linear_small(
     residual: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """`out` = `x` `weight`ᵀ + `bias`, for at most 16 rows, computed in float32 and rounded once.
+    """Computes `out` = `x` `weight`ᵀ + `bias`, for at most 16 rows, in float32, and rounds once.
 
     `norm` `[in_features]`: `x` is first divided by its root mean square and multiplied by the norm. `gated`: the halves
     of the outputs are gate and up, and `out` `[num_tokens, out_features / 2]` is silu(gate) · up. `residual`, shaped

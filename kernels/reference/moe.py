@@ -27,7 +27,7 @@ class MoeWorkspace:
     top_k."""
 
     groups: RowGroups
-    """Its `ids` are the chosen experts, `[num_tokens * top_k]`."""
+    """Groups of pairs by expert; their `ids` are the chosen experts, `[num_tokens * top_k]`."""
     activated: torch.Tensor
     """`[num_tokens * top_k, inner]`: activated inner values of each pair."""
     products: torch.Tensor

@@ -109,7 +109,7 @@ class Mirror:
         self._known.update(delta.known)
 
     def advance(self, row_ids: Sequence[int]) -> None:
-        """Each of the rows has one more token, on the device."""
+        """Notes that each of the rows has one more token on the device."""
         for row_id in row_ids:
             self._known[row_id].position += 1
 
@@ -138,7 +138,7 @@ _NUMBERS = struct.Struct("=fffiII")
 
 
 def numbers(draw: SampleSpec) -> array[int]:
-    """The sampling numbers of a draw, in the order of `Field`."""
+    """Returns the sampling numbers of a draw, in the order of `Field`."""
     params, seed = draw.params, draw.seed
     line = array("i")
     line.frombytes(
@@ -150,7 +150,8 @@ def numbers(draw: SampleSpec) -> array[int]:
 
 
 def draw_tensors(lines: torch.Tensor, positions: torch.Tensor) -> DrawTensors:
-    """`lines` is `[6, n]` int32, the sampling numbers of n draws; `positions` int64, of the tokens to be drawn."""
+    """Returns the draws as tensors. `lines` is `[6, n]` int32, the sampling numbers of n draws; `positions` int64 are
+    those of the tokens to be drawn."""
     temperature, top_p, min_p = lines[:3].view(torch.float32).unbind()
     top_k, *words = lines[3:].to(torch.int64).unbind()
     seeds = torch.stack(words, dim=1) & 0xFFFFFFFF

@@ -31,7 +31,7 @@ rounded to multiples of 6e-8."""
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How a layer's output is made from the outputs of the ranks' parts."""
+    """The rule by which a layer's output is made from the outputs of the ranks' parts."""
 
     join: Callable[[torch.Tensor], torch.Tensor]
     inputs: slice | None = None

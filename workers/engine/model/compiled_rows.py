@@ -32,7 +32,7 @@ class CompiledRows:
     def __call__(
         self, hidden: torch.Tensor, positions: torch.Tensor, batches: Sequence[PagedBatch], layers: range
     ) -> None:
-        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with the output of these layers; it holds the
+        """Runs layers. `hidden` `[num_tokens, hidden]`, float32, is overwritten with their output; it holds the
         batches' rows one after the other."""
         kv = [self._layers[index].paged.kv[0] for index in layers]
         lens = [number for batch in batches for number in batch.query_lens]

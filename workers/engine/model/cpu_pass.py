@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class CpuPass:
-    """`hf.hidden_states` of one model."""
+    """Computes `hf.hidden_states` of one model."""
 
     def __init__(self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> None:
         base = model.base_model
@@ -51,7 +51,7 @@ class CpuPass:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether rows run through the compiled layers."""
+        """True if rows run through the compiled layers."""
         return self._compiled is not None
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class CpuPass:
         return self._norm(hidden).to(self.dtype)
 
     def run(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
-        """`hidden` `[num_tokens, hidden]`, float32, is overwritten with the output of these layers."""
+        """Runs layers. `hidden` `[num_tokens, hidden]`, float32, is overwritten with their output."""
         step = self._step.context
         assert step is not None, "a pass outside a step"
         rows = self._compiled_rows(step)

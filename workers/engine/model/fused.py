@@ -25,8 +25,8 @@ _OPS = ("rms_norm", "rope_kv_write", "silu_mul")
 
 
 class FusedPass:
-    """`hf.hidden_states` of one model, with its own loop over the layers: what a layer adds to the residual stream is
-    added by the norm of the next one."""
+    """Computes `hf.hidden_states` of one model, with its own loop over the layers: what a layer adds to the residual
+    stream is added by the norm of the next one."""
 
     def __init__(self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> None:
         base = model.base_model
