@@ -1,4 +1,4 @@
-"""Prefix deferral inside a batch: of waiting prompts that share uncached blocks, one is computed, the others wait for it.
+"""Prefix deferral inside a batch: of waiting prompts that share uncached blocks, one is computed and the others wait.
 
 A leader is a running prefill. It is known by the block that it will put into the prefix tree next. A waiting prompt
 that misses this block, and has two blocks or more in common with the leader, is better off waiting for the leader's
