@@ -31,7 +31,7 @@ class Bans:
         self._min_tokens = params.min_tokens
         self._allowed = sorted(set(params.allowed_token_ids)) or range(vocab_size)
         self.mask = _mask(params.allowed_token_ids, vocab_size)
-        """Mask of the tokens that may be drawn (as in sampling/grammar.py). The value is None if any token may."""
+        """Mask of the tokens that may be drawn (as in grammars/grammar.py). The value is None if any token may."""
         if not self._leaves(self._single, 0):
             raise ValueError("nothing may be drawn")
 

@@ -1,7 +1,7 @@
 """Interface between the code that decides which blocks are copied to host memory and back, and the code that moves the
 bytes.
 
-Slots of host memory are integers here, as blocks are. The real implementation is `offload.HostStore`; tests use a
+Slots of host memory are integers here, as blocks are. The real implementation is `kv.offload.HostStore`; tests use a
 scripted one.
 """
 

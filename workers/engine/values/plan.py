@@ -43,7 +43,7 @@ class SampleSpec:
     """Output ids of this choice as far as they are collected, without the pending one. Penalties count them. A runner
     with lag 1 keeps its own counts on the device and starts them from here when the row does not end with PENDING."""
     mask: bytes | None = None
-    """Bit mask of the tokens that may be drawn (sampling/grammar.py, sampling/bans.py). The value is None if any token
+    """Bit mask of the tokens that may be drawn (grammars/grammar.py, sequences/bans.py). The value is None if any token
     may."""
     banned: Sequence[int] = ()
     """Tokens that may not be drawn although the mask allows them."""
@@ -167,7 +167,7 @@ class AdapterWeights(Protocol):
 
 
 class StepRunner(Protocol):
-    """The interface of a model that the engine needs. The real one is `runner.ModelRunner`; tests use a scripted
+    """The interface of a model that the engine needs. The real one is `device.runner.ModelRunner`; tests use a scripted
     one."""
 
     lag: int
