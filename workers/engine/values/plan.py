@@ -69,8 +69,8 @@ class Row:
     """Tokens to draw. It is empty while a prefill is unfinished, and has more than one entry when parallel choices fork
     from a prompt."""
     prompt_logprobs: int = -1
-    """Number of best tokens whose logprobs are returned, beside that of the token itself, for each next token inside
-    `tokens`. A value below 0 asks for no prompt logprobs."""
+    """Number of best tokens whose logprobs are returned in addition to that of the token itself, for each next token
+    inside `tokens`. A value below 0 asks for no prompt logprobs."""
     next_token: int = -1
     """The token after this chunk, needed for the last prompt logprob of a chunk. It is -1 at the end of the prompt."""
     row_id: int = -1
