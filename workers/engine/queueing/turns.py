@@ -1,8 +1,8 @@
 """Order in which streams get rows, where a step has fewer rows than there are streams. The module is pure.
 
 Each tenant's stream whose last token is the longest ago comes first, then each tenant's second, and so on. So of n
-streams of t tenants everybody has a turn, with r rows in a step after at most n * t / r steps. However many streams one
-tenant has, they delay those of another by at most one turn for each tenant.
+streams of t tenants every stream has a turn, with r rows in a step after at most n * t / r steps. However many streams
+one tenant has, they delay those of another by at most one turn for each tenant.
 """
 
 from __future__ import annotations
