@@ -95,7 +95,7 @@ class Scheduler:
             return Probe(0, None)
         return self.cache.probe(attempt.path, sequence.tokens)
 
-    # --- attempts come, hear from their gateway, go ---
+    # --- attempts begin, get messages from their gateway, end ---
 
     def refuse(self, attempt: Attempt, now: float) -> float:
         """Returns the seconds after which the request should come again, if its first token would come too late now, or
@@ -139,14 +139,15 @@ class Scheduler:
         )
 
     def add(self, attempt: Attempt) -> None:
-        """Adds an attempt. Sequences that wait for a grammar are only counted; `release` lets them run."""
+        """Adds an attempt and queues its sequences, except those that wait for a grammar or for shared KV. `release`
+        queues these."""
         self.counters.enter(attempt.message.tenant, attempt.message.weight)
         for sequence in attempt.sequences:
             if sequence.status is Status.WAITING:
                 self.ranks.add(sequence)
 
     def release(self, attempt: Attempt) -> None:
-        """Queues the sequences of an attempt that need not wait for its grammar or its KV any more."""
+        """Queues the sequences of an attempt that waited for a grammar or for shared KV, and waits no more."""
         for sequence in attempt.sequences:
             sequence.status = Status.WAITING
             self.ranks.add(sequence)

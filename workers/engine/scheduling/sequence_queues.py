@@ -42,7 +42,7 @@ class SequenceQueues:
         self._deferral = deferral
         self._parked: dict[tuple[int, str], Attempt] = {}
 
-    # --- in ---
+    # --- new and running sequences ---
 
     def add(self, sequence: Sequence) -> None:
         self.waiting[sequence.attempt.message.tier].push(sequence)
@@ -60,7 +60,7 @@ class SequenceQueues:
         self._deferral.lead(sequence)
         insort(self.running[tier], sequence, key=_order)
 
-    # --- out, for a while or for good ---
+    # --- preempted and ended sequences ---
 
     def preempt(self, sequence: Sequence, now: float, plan: StepPlan | None = None) -> None:
         """Takes back all blocks of the sequence and of those that run with it. With a plan, this happens for another

@@ -42,7 +42,7 @@ class Speculation:
         """Whether the proposer needs hidden states of every step, with proposals or without. Other proposers learn only
         from steps with proposals."""
 
-    # --- a plan that is complete but for proposals ---
+    # --- proposals for a complete plan ---
 
     def extend(self, plan: StepPlan) -> None:
         """Extends decode rows by the tokens that are proposed for them."""
@@ -142,7 +142,7 @@ class Speculation:
     def forget(self, region: bytes | None) -> None:
         self._proposer.forget(region)
 
-    # --- its results ---
+    # --- the results of a plan ---
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Learns from the outcome of a step. A tree is measured by its longest branch, because only one branch can be

@@ -68,7 +68,7 @@ class StepPlan:
     num_preempted: int = 0
     num_cached_tokens: int = 0
     short: bool = False
-    """Whether the budget was already reduced by `keep_short`, `fill_up` or `expect_arrival`."""
+    """Whether the step is kept short already. Then `keep_short`, `fill_up` and `expect_arrival` change nothing."""
     num_tokens: int = 0
     num_kv_tokens: int = 0
     """Number of KV tokens that attention reads: the positions before each row's own."""
