@@ -183,7 +183,7 @@ class Attempts:
                 del self._compiling[key]
 
     def take_grammars(self) -> None:
-        """Lets attempts run whose grammar is decided, or ends them without a token."""
+        """Lets attempts run whose grammar is ready, or fails them without a token if it was refused."""
         if self._grammars is None:
             return
         for key, outcome in self._grammars.take():

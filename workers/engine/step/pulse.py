@@ -28,8 +28,8 @@ class Pulse:
         self._block_tables = block_tables
 
     def beats(self) -> bool:
-        """Returns whether the device computes one token, in some tries. Without a free block nothing is known, and the
-        result is True."""
+        """Returns whether the device computes one token in at least one of `TRIES` tries. Without a free block nothing
+        is known, and the result is True."""
         with self._block_tables.spare() as spare:
             if spare is None:
                 return True
