@@ -1,9 +1,9 @@
 """`python -m workers.engine.grammars.compile_child` tries grammars in a process of its own, so that a hostile one kills
 this process alone.
 
-It reads frames from standard input and answers on standard output (`write_frame`): first the vocabulary, then one grammar
-after the other. A try is a compilation and a walk of some tokens through the automaton. If it takes more time or memory
-than allowed, the kernel ends the process. The answer is then the end of the stream.
+It reads frames from standard input and answers on standard output (`write_frame`): first the vocabulary, then one
+grammar after the other. A try is a compilation and a walk of some tokens through the automaton. If it takes more time
+or memory than allowed, the kernel ends the process. The answer is then the end of the stream.
 """
 
 from __future__ import annotations
