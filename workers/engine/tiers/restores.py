@@ -174,7 +174,7 @@ class Restores:
             self._host.give_back(sequence.swapped.slots)
             sequence.swapped = None
 
-    # --- back ---
+    # --- from the host ---
 
     def source(self, sequence: Sequence, handle: Handle, *, read: bool) -> RestoreSource | None:
         """Returns the blocks that the host has after the tree's match, if they are worth restoring. The result is to be
