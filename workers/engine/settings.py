@@ -52,7 +52,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Least level of the messages that are logged."""
 
     engine_device: str = pydantic.Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    """Device that runs the model: `auto`, `cpu`, `cuda` or `cuda:N`."""
     engine_cpu: Literal["auto", "avx2", "avx512", "avx512_bf16", "amx"] = "auto"
     """Instructions that the CPU kernels may use. auto: those that this CPU has. A kind: none beyond it, for finding
     faults and for equal outputs on unlike CPUs. The kernels read it from the environment
