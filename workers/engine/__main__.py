@@ -1,6 +1,8 @@
-"""`python -m workers.engine`: one worker process. Reads the environment, takes the slot, loads the model, serves.
+"""`python -m workers.engine` runs one worker process. It reads the environment, takes the slot, loads the model and
+serves.
 
-Exit status 0 after a drain, 78 with one sentence if it cannot start, 2 if the engine broke while serving.
+The exit status is 0 after a drain, 78 with one sentence if the worker cannot start, and 2 if the engine broke while
+serving.
 """
 
 from __future__ import annotations
@@ -47,11 +49,13 @@ from workers.engine.values.plan import StepRunner
 logger = logging.getLogger("workers.engine")
 
 EXIT_CONFIG = 78
-"""sysexits.h: the supervisor does not restart what ends with it."""
+"""Exit status of a configuration error (sysexits.h). The supervisor does not restart a process that ends with it."""
 GC_THRESHOLDS = (700, 5, 100)
-"""What is new is looked at often and in small parts, everything that requests hold seldom: steps wait for it."""
+"""Thresholds of the garbage collector. New objects are checked often and in small parts. All the objects that requests
+hold are checked seldom, because steps wait for it."""
 WARM_POLL_S, WARM_POLLS = 0.5, 10
-"""A worker that was idle at so many polls in a row starts the compiler of grammars."""
+"""Seconds between two polls, and the number of idle polls in a row after which a worker starts the compiler of
+grammars."""
 
 
 def main() -> int:
@@ -68,7 +72,7 @@ def main() -> int:
 
 
 def run(told: WorkerSettings, ranks: Ranks) -> int:
-    """The exit status. Raises `StartError`."""
+    """Runs the worker and returns its exit status. Raises `StartError`."""
     refuse_missing_library(told.engine_grammar)
     runner = load_runner(told, ranks)
     process = str(uuid.uuid4())
@@ -83,7 +87,8 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
     hello = hello_of(engine, told.served_name, process)
     service = Service(identity, engine, hello, metrics, journal.unacked, told.drain_s)
-    # What is there stays, and a full collection of torch's and transformers' objects would stop every row for 0.25 s.
+    # The objects that exist now stay. A full collection of torch's and transformers' objects would stop every row for
+    # 0.25 s.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -104,9 +109,10 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
 
 
 def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
-    """Imports torch, which takes seconds: after the settings are known to be sound. One rank loads in a thread that
-    ends: OpenMP keeps threads for each of ours, and where those are more than the cores, it no longer waits for a
-    product's parts on the spot but sleeps at each, which makes a CPU's decode steps half as slow again."""
+    """Loads the model and returns its runner. This imports torch, which takes seconds, so the settings are checked
+    before. A single rank loads in a thread that ends. The reason is that OpenMP keeps threads for each of our threads.
+    Where those are more than the cores, it no longer spins for a product's parts but sleeps at each, and a CPU's decode
+    steps take half as long again."""
     from workers.engine.loading import load
     from workers.engine.parallel.runner import ParallelRunner
 
@@ -117,13 +123,15 @@ def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
 
 
 def refuse_missing_library(name: backends.Name) -> None:
-    """Raises `StartError` for one that somebody asked for; without the usual one a worker does without grammars."""
+    """Raises `StartError` if the configured library is missing. Without the default library a worker serves without
+    grammars."""
     if name != "xgrammar" and not backends.installed(name):
         raise StartError(f"HEADGATE_ENGINE_GRAMMAR={name} needs the package {name}.")
 
 
 def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
-    """None: the library is not installed, and requests with a grammar are refused."""
+    """Returns the compiler of grammars. Returns None if the library is not installed, and then requests with a grammar
+    are refused."""
     from workers.engine.checkpoint import checkpoint
     from workers.engine.grammars import vocabulary
 
@@ -140,7 +148,7 @@ def build_engine(
 ) -> Engine:
     sparse = sparsity(told, runner)
     longest = capacity.longest_sequence(runner.num_blocks, runner.block_size)
-    if sparse is not None:  # what it keeps is copied while its prompt's blocks are still there
+    if sparse is not None:  # the kept blocks are copied while the prompt's blocks are still there
         longest -= sparse.num_blocks * runner.block_size
     limits = Limits(
         told.engine_max_batch_tokens,
@@ -178,7 +186,8 @@ def build_engine(
 
 
 def host_blocks(told: WorkerSettings, runner: StepRunner) -> HostBlocks | None:
-    """Raises `StartError` if the memory is not there."""
+    """Returns the host memory for cached blocks, or None if none is configured. Raises `StartError` if the memory is
+    not there."""
     from workers.engine.device.runner import ModelRunner
 
     if not told.engine_host_cache or not isinstance(runner, ModelRunner):
@@ -187,7 +196,8 @@ def host_blocks(told: WorkerSettings, runner: StepRunner) -> HostBlocks | None:
 
 
 def sparsity(told: WorkerSettings, runner: StepRunner) -> Sparsity | None:
-    """Raises `StartError` for a budget that holds too few blocks, or too many for the worker's memory."""
+    """Returns the KV budget's rules, or None if there is no budget. Raises `StartError` for a budget that holds too few
+    blocks, or too many for the worker's memory."""
     if told.engine_kv_sparsity == "off" or told.engine_kv_budget is None:
         return None
     num_blocks = told.engine_kv_budget // runner.block_size
@@ -209,7 +219,8 @@ def sparsity(told: WorkerSettings, runner: StepRunner) -> Sparsity | None:
 
 
 def speculation(told: WorkerSettings, runner: StepRunner, cache: PrefixCache) -> Speculation | None:
-    """Raises `StartError` for a draft model or heads that do not fit the model."""
+    """Returns the configured speculation, or None if it is off. Raises `StartError` for a draft model or heads that do
+    not fit the model."""
     proposer: Proposer
     match told.engine_speculate:
         case "off":
@@ -256,7 +267,7 @@ class Watched(Protocol):
 async def warm_when_idle(
     worker: Watched, grammars: Warmable, num_polls: int = WARM_POLLS, poll_s: float = WARM_POLL_S
 ) -> None:
-    """Starting the compiler takes a second or more of a core: while nobody is here."""
+    """Starts the compiler of grammars while there are no requests, because that takes a second or more of a core."""
     num_idle = 0
     while num_idle < num_polls:
         await asyncio.sleep(poll_s)

@@ -1,7 +1,9 @@
-"""The engine thread: drain inbox, expire, plan, launch, collect, commit, emit. It alone touches scheduler, cache, runner.
+"""The engine thread: drain inbox, expire, plan, launch, collect, commit, emit. It alone uses scheduler, cache and
+runner.
 
-Knows attempts, steps and links by number; not sockets, not Redis, not which thread runs it. What came in is a pair
-(link, message), what goes out is a `StepOutput`; both cross threads as values, by queues that the caller owns.
+The module knows attempts, steps, and links by number. It knows no sockets, no Redis, and not which thread runs it. An
+input is a pair (link, message), and an output is a `StepOutput`. Both cross threads as values, by queues that the
+caller owns.
 """
 
 from __future__ import annotations
@@ -58,27 +60,28 @@ logger = logging.getLogger(__name__)
 
 TOTALS_EVERY_S = 1.0
 POLL_S = 0.02
-"""While attempts are parked or waiting, clocks are looked at this often; otherwise each `BEAT_S`."""
+"""Seconds between two looks at the clocks while there are attempts but nothing to compute. Without attempts it is
+`BEAT_S`."""
 BEAT_S = 0.5
 STORE_POLL_S = 0.002
-"""While somebody waits for the shared cache and nothing else is to be done."""
+"""Seconds between two polls while attempts wait for the shared cache and there is nothing else to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClosed:
-    """The link is gone: its attempts end."""
+    """Event of a link that is gone, so that its attempts end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Accept nothing new; with `now`, end what runs."""
+    """Command to accept nothing new. With `now` it also ends what runs."""
 
     now: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Leave the loop."""
+    """Command to leave the loop."""
 
 
 Event = Message | AdapterRead | LinkClosed | Drain | Stop
@@ -86,25 +89,25 @@ Event = Message | AdapterRead | LinkClosed | Drain | Stop
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one round of the loop gives to the I/O thread. `messages` are in order for each link."""
+    """Output of one round of the loop for the I/O thread. `messages` are in order for each link."""
 
     status: WorkerStatus
     num_attempts: int
     messages: list[tuple[int, Message]] = field(default_factory=list)
     records: list[EngineRecord] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
-    """Those collected in this round."""
+    """Records of the steps that were collected in this round."""
     num_out_of_memory: int = 0
-    """Steps that did not fit the device."""
+    """Number of steps that did not fit the device."""
     token_gaps: dict[float, int] = field(default_factory=dict)
-    """Seconds since a sequence's token before -> how many sequences."""
+    """Map from the seconds since a sequence's token before to the number of sequences."""
     ended: list[Attempt] = field(default_factory=list)
     cache: CacheFigures | None = None
-    """Each second."""
+    """Figures of the cache. They are there once a second."""
     occupancy: Occupancy | None = None
-    """With it."""
+    """Use of blocks. It is there together with `cache`."""
     adapters: tuple[AdapterState, ...] | None = None
-    """All of them, when one changed."""
+    """States of all adapters, when one changed."""
 
 
 class Engine:
@@ -124,8 +127,9 @@ class Engine:
         policy: Policy = "fair",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`lag`: use what the runner offers of it. `host`: where the host tier of the cache has its bytes, if it has one.
-        `sparsity`: long sequences lose blocks, which goes with no step in flight and no guesses."""
+        """Creates the engine. With `lag` it uses the lag that the runner offers. `host` has the bytes of the cache's
+        host tier, if there is one. With `sparsity` long sequences lose blocks, which excludes steps in flight and
+        guesses."""
         assert sparsity is None or speculation is None
         self.runner = runner
         self.cache = cache
@@ -167,7 +171,7 @@ class Engine:
         return self._attempts.by_key
 
     def share(self, shared: SharedTier) -> None:
-        """What the host keeps goes to other workers too, and theirs comes here."""
+        """Attaches the shared tier. Blocks that the host keeps go to other workers too, and theirs can be used here."""
         assert self.scheduler.restores is not None
         self._attempts.shared = self._watch.shared = shared
         self.scheduler.restores.on_written = shared.offer
@@ -179,16 +183,17 @@ class Engine:
     # --- the loop ---
 
     def run(self, inbox: queue.SimpleQueue[tuple[int, Event]], deliver: Callable[[StepOutput], None]) -> None:
-        """Until `Stop`. Raises `EngineBroken`; whatever else a step may raise ends only the attempt that made it."""
+        """Runs rounds until `Stop`. Raises `EngineBroken`; anything else that a step may raise ends only the attempt
+        that caused it."""
         events: list[tuple[int, Event]] = []
         while not any(isinstance(event, Stop) for _, event in events):
             deliver(self.step(events))
             events = self._receive(inbox)
 
     def step(self, events: Seq[tuple[int, Event]] = ()) -> StepOutput:
-        """One round: hear, plan and launch a step, collect and commit the one before. With lag one step is in flight
-        when it returns; without, or where the next plan needs the results, none. Without work it only handles the
-        events and the clocks."""
+        """Runs one round: handle events, plan and launch a step, collect and commit the one before. With lag one step
+        is in flight when it returns. Without lag, or where the next plan needs the results, none is. Without work it
+        only handles the events and the clocks."""
         now = self._clock()
         self._drain_inbox(events, now)
         self._attempts.take_grammars()
@@ -212,7 +217,8 @@ class Engine:
         return self._emit(now)
 
     def _await_restore(self) -> None:
-        """Nothing to compute, but somebody waits for blocks: the copy is short, so the thread stands by."""
+        """Waits for a restore, because there is nothing to compute and a sequence waits for blocks. The copy is
+        short."""
         restores, shared = self.scheduler.restores, self._attempts.shared
         if restores is not None and restores.num_open:
             self._busy = True
@@ -222,7 +228,7 @@ class Engine:
             shared.wait(STORE_POLL_S)
 
     def _receive(self, inbox: queue.SimpleQueue[tuple[int, Event]]) -> list[tuple[int, Event]]:
-        """Everything that has arrived; waits only if there is nothing to compute."""
+        """Returns everything that has arrived. It waits only if there is nothing to compute."""
         events: list[tuple[int, Event]] = []
         try:
             if self._busy:
@@ -254,7 +260,8 @@ class Engine:
                     self._heed(link, event, now)
 
     def _heed(self, link: int, message: Message, now: float) -> None:
-        """What a gateway says besides requests. One that is malformed is left aside: nobody waits for its end."""
+        """Handles a gateway's messages that are not requests. A malformed one is ignored, because nobody waits for its
+        ending."""
         if fault := faults.of_other(message, self.runner.vocab_size):
             logger.warning("a message has %s: left aside", fault, extra={"event": "bad_message", "link": link})
             return
@@ -288,8 +295,8 @@ class Engine:
         self._outbox.tell(link, answer)
 
     def _drop(self, command: CacheCommand) -> None:
-        """In every tier: the cache sees to the device's and the host's."""
-        region: bytes | None = None  # which regions are a tenant's, only the tree knows
+        """Drops a region or a tenant in every tier. The cache drops it from the device and the host."""
+        region: bytes | None = None  # only the tree knows which regions are a tenant's
         if command.tenant:
             self.cache.purge(command.tenant)
         else:
@@ -303,7 +310,7 @@ class Engine:
     # --- one step ---
 
     def _plan(self, now: float) -> StepPlan:
-        """Of those whose turn it is; empty if nobody has anything to compute."""
+        """Returns a plan of the sequences that may run in this step. It is empty if there is nothing to compute."""
         ahead = len(self._pipeline) > 0
         for takes in self.failures.apart.turns(now, lambda: self.scheduler.all_running):
             plan = self.scheduler.plan(self._step, now, ahead=ahead, takes=takes)
@@ -312,7 +319,7 @@ class Engine:
         return plan
 
     def _launch(self, plan: StepPlan) -> Exception | None:
-        """What the runner raised, if it did, or whatever came between a plan and its rows."""
+        """Launches a plan. Returns what the runner, or the building of the plan's rows, raised, or None."""
         sparsity, rows = self.scheduler.sparsity, list[Row]()
         failure = self._guarded(
             plan.step,
@@ -320,27 +327,28 @@ class Engine:
         )
         self.scheduler.launched(plan)
         self._step += 1
-        if failure is not None:  # the plan's block tables hold all the same
+        if failure is not None:  # the plan's block tables are valid all the same
             self._guarded(plan.step, lambda: self._pipeline.copy(plan))
             return failure
         return self._guarded(plan.step, lambda: self._pipeline.launch(plan, rows))
 
     def _collect(self) -> bool:
-        """Results of the oldest step in flight; False if it failed."""
+        """Collects and commits the oldest step in flight. Returns False if it failed."""
         flight = self._pipeline.first()
         failure = self._guarded(flight.plan.step, lambda: self._pipeline.collect(flight))
         if failure is not None:
             self.failures.failed(flight.plan, failure, flight.void)
             return False
         record = self._commit.step(flight)
-        if record.num_decode_seqs or record.num_prefill_tokens:  # not one whose rows were all void
+        if record.num_decode_seqs or record.num_prefill_tokens:  # not if all its rows were void
             self.scheduler.ran(record)
         record.commit_s = self._clock() - record.collected_at
         self._account(record)
         return True
 
     def _guarded(self, step: int, run: Callable[[], None]) -> Exception | None:
-        """A model may raise anything; one bad step must not end a process."""
+        """Runs a function and returns what it raised, if it did. A model may raise anything, and one bad step must not
+        end a process."""
         try:
             run()
         except DeviceOutOfMemory as error:
@@ -360,7 +368,8 @@ class Engine:
     # --- emit ---
 
     def _emit(self, now: float) -> StepOutput:
-        """The journal first: what a gateway is told of, a killed worker must be able to prove."""
+        """Returns the round's output. The journal is written first, because a killed worker must be able to prove
+        everything that a gateway was sent."""
         touched, token_gaps = self._commit.take()
         if self._journal is not None:
             self._journal.count(touched)

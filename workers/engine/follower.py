@@ -1,8 +1,9 @@
-"""`python -m workers.engine.follower`: the process of one rank other than 0. Started by `Ranks`, never by hand.
+"""`python -m workers.engine.follower` is the process of one rank other than 0. `Ranks` starts it, and nobody starts it
+by hand.
 
-It reads the same environment as the worker. It ends when rank 0 says so, when rank 0 is dead (whatever it is doing
-then: a collective cannot be woken), or when it fails; then it says why. Signals to the whole process group are rank
-0's to answer: it drains.
+It reads the same environment as the worker. It ends when rank 0 says so, when it fails (then it sends the reason), or
+when rank 0 is dead. In the last case it ends whatever it is doing, because a collective cannot be woken. It ignores
+signals to the whole process group: rank 0 handles them and drains.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """From now on a kill of the parent, even by SIGKILL, is ours too."""
+    """Makes the end of the parent, even by SIGKILL, kill this process too."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(EXIT_BROKEN)
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
     except StartError as error:
         channel.send(frame(Ended(str(error), EXIT_CONFIG)))
         return EXIT_CONFIG
-    except Exception as error:  # the process's outermost frame: rank 0 must learn why
+    except Exception as error:  # the process's outermost frame: rank 0 must learn the reason
         logger.exception("rank %s failed", rank, extra={"event": "rank_failed"})
         sentence = f"Rank {rank} of {size} failed: {' '.join(str(error).split())[:300]}."
         channel.send(frame(Ended(sentence, EXIT_BROKEN)))
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(told: settings.WorkerSettings, rank: int, size: int, meeting: Path, channel: Channel) -> None:
-    """Imports torch, which takes seconds."""
+    """Loads this rank's part and follows rank 0. This imports torch, which takes seconds."""
     from workers.engine.loading import load
     from workers.engine.parallel.runner import follow
 
@@ -62,5 +63,5 @@ def serve(told: settings.WorkerSettings, rank: int, size: int, meeting: Path, ch
 
 
 if __name__ == "__main__":
-    # At once: what the threads of a broken process group still wait for is nobody's affair.
+    # The process ends at once, and does not wait for threads that a broken process group still holds.
     os._exit(main(sys.argv[1:]))

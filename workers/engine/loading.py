@@ -1,4 +1,4 @@
-"""From a worker's settings to the model of one rank, on its device and its share of the threads."""
+"""Loading of one rank's model from a worker's settings, on its device and its share of the threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.engine.values.plan import StepRunner
 
 
 def load(told: WorkerSettings, rank: int = 0, size: int = 1, meeting: Path | None = None) -> ModelRunner:
-    """Raises ModelError. With more than one rank it waits for the others, at `meeting`."""
+    """Loads the model. With more than one rank it waits for the others, at `meeting`. Raises ModelError."""
     device = device_of(told.engine_device, rank, size)
     parallel = ALONE if meeting is None else Member(rank, size, meeting, device)
     adapters = adapters_in(told.engine_adapters)
@@ -52,12 +52,12 @@ def load(told: WorkerSettings, rank: int = 0, size: int = 1, meeting: Path | Non
 
 
 def _max_adapters(given: int | None, num_at_start: int) -> int | None:
-    """At least those of the directory."""
+    """Returns the number of adapter slots: at least as many as the directory has adapters."""
     return given if not num_at_start else max(given or 0, num_at_start)
 
 
 def adapters_in(directory: Path | None) -> list[Path]:
-    """The folders in it, sorted. Raises ModelError if there are none."""
+    """Returns the folders of the adapters in a directory, sorted. Raises ModelError if there are none."""
     if directory is None:
         return []
     found = sorted(path.parent for path in directory.expanduser().glob("*/adapter_config.json"))
@@ -67,7 +67,7 @@ def adapters_in(directory: Path | None) -> list[Path]:
 
 
 def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
-    """The draft model, with KV for every block of the target's pool. Raises ModelError."""
+    """Loads the draft model, with KV for every block of the target's pool. Raises ModelError."""
     draft = ModelRunner(
         RunnerSettings(
             told.engine_draft_model,
@@ -89,7 +89,7 @@ def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
 
 
 def load_heads(told: WorkerSettings, target: StepRunner) -> Heads:
-    """Beside the model's own head, in its dtype. Raises ModelError."""
+    """Loads the heads onto the model's device, in its dtype. Raises ModelError."""
     if not isinstance(target, ModelRunner):
         raise ModelError("Heads and several ranks do not go together.")
     assert told.engine_heads is not None
@@ -99,7 +99,8 @@ def load_heads(told: WorkerSettings, target: StepRunner) -> Heads:
 
 
 def _refuse_other_tokens(draft: str, model: str) -> None:
-    """Where both have a tokenizer, each id is the same text in both."""
+    """Raises ModelError unless each id is the same text in both vocabularies. A model without a tokenizer is not
+    checked."""
     specs = (read_json(find(name).directory / "tokenizer.json") for name in (draft, model))
     theirs, ours = (spec.get("model", {}).get("vocab") for spec in specs)
     if theirs and ours and theirs != ours:
@@ -107,7 +108,7 @@ def _refuse_other_tokens(draft: str, model: str) -> None:
 
 
 def threads_of(given: int | None, num_ranks: int) -> int | None:
-    """The ranks of a CPU share its cores."""
+    """Returns the number of threads of one rank. The ranks of a CPU share its cores."""
     if num_ranks == 1:
         return given
     return max(1, (given or os.cpu_count() or 1) // num_ranks)

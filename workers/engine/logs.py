@@ -1,6 +1,6 @@
-"""One JSON object per line on stderr: ts, level, event, msg and what the call put into `extra`.
+"""Log lines on stderr, one JSON object per line: ts, level, event, msg and the values of `extra`.
 
-The worker never has text of a prompt in its hands; token ids do not go into logs either.
+A worker never has the text of a prompt, and token ids are not logged either.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class JsonFormatter(logging.Formatter):
                 line[name] = value if isinstance(value, int | float) else str(value)[:MAX_VALUE_CHARS]
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)[-8 * MAX_VALUE_CHARS :]
-        return json.dumps(line)  # ASCII only, so control and line-separating characters are escaped
+        return json.dumps(line)  # the text is ASCII, so control and line-separating characters are escaped
 
 
 def configure(level: str, worker: str) -> None:
-    """Takes over the root logger; called once, by the process's start."""
+    """Takes over the root logger. It is called once, at the process's start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(worker))
     root = logging.getLogger()

@@ -1,4 +1,5 @@
-"""The worker's metric families (operations.md section 3.2): fed once per step, read by a scrape. Knows no socket."""
+"""The worker's metric families (operations.md section 3.2). They are updated once per step and read by a scrape. The
+module knows no socket."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 
 
 class WeightedHistogram:
-    """One observation for many equal values: 256 sequences whose tokens are equally far apart cost what one costs."""
+    """A histogram that takes equal values together. 256 sequences whose tokens are equally far apart cost as much as
+    one."""
 
     def __init__(self, name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]) -> None:
         self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
@@ -101,7 +103,7 @@ class Metrics:
         info.labels(**self._labels).info({"block_size": str(block_size), "num_gpu_blocks": str(num_blocks)})
 
     def tell_kernels(self, kernels: Iterable[KernelState]) -> None:
-        """What the worker runs for each op; known once, at start."""
+        """Records the implementation that the worker runs for each op. It is known once, at start."""
         info = Gauge(
             "headgate_kernel_info",
             "What runs for an op, and how its check at start ended",

@@ -1,7 +1,7 @@
-"""Probes, metrics and drain of a worker: a very small HTTP responder on the I/O loop, one request per connection.
+"""Probes, metrics and drain of a worker: a very small HTTP server on the I/O loop, one request per connection.
 
-For operators' machines only, so it knows GET and POST on fixed paths and nothing else of HTTP. What is alive, ready or
-draining, the service knows.
+It is meant for operators' machines only, so it knows GET and POST on fixed paths and nothing else of HTTP. The service
+knows whether the worker is alive, ready or draining.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Reply:
 
 
 def expose(registry: CollectorRegistry, accept: str) -> Reply:
-    """Without the library's negotiation, which would turn `vllm:x` into `vllm_x` (operations.md section 3.1); the
-    gateway's telemetry has the same lines."""
+    """Returns the metrics as text. It does not use the library's negotiation, which would turn `vllm:x` into `vllm_x`
+    (operations.md section 3.1). The gateway's telemetry has the same lines."""
     if "application/openmetrics-text" in accept:
         body = generate_openmetrics(registry, escaping="allow-utf-8")  # type: ignore[no-untyped-call]
         return Reply(HTTPStatus.OK, body, OPENMETRICS)
@@ -52,7 +52,8 @@ class OpsServer:
         self._registry = registry
 
     async def listen(self, bind: str, slot: int) -> asyncio.Server:
-        """Raises `OSError` if a given address is taken; without one another port will do."""
+        """Listens on `bind`. Raises `OSError` if that address is taken. Without an address it tries the default port of
+        the slot, then any other."""
         host, _, port = bind.rpartition(":")
         if bind:
             return await self._start(host=host, port=int(port))
@@ -62,7 +63,7 @@ class OpsServer:
             return await self._start(host="127.0.0.1", port=0)
 
     async def inherit(self, fd: int) -> asyncio.Server:
-        """On a socket that listens already, and goes on when this process ends."""
+        """Serves on a socket that listens already, and that still listens when this process ends."""
         return await self._start(sock=socket.socket(fileno=os.dup(fd)))
 
     async def _start(self, **where: Any) -> asyncio.Server:

@@ -1,7 +1,9 @@
-"""The worker's I/O: gateways in, engine thread beside it, Redis told where we are, drain. One asyncio loop.
+"""The worker's I/O on one asyncio loop: links to gateways, the engine thread beside it, the registration in Redis,
+drain.
 
-Knows links by number and messages; no sequence, no block. The engine thread is reached by one queue and answers by
-`call_soon_threadsafe`; there is no lock. Redis says only where this worker is: without it everything goes on.
+The module knows messages, and links by number. It knows no sequence and no block. It reaches the engine thread by one
+queue, which answers by `call_soon_threadsafe`; there is no lock. Redis only stores where this worker is. Without Redis
+everything goes on.
 """
 
 from __future__ import annotations
@@ -52,15 +54,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_QUEUED_BYTES = 32 * 1024 * 1024
-"""A gateway that lets this much lie unread is not reading: its link is cut, its requests end."""
+"""Largest number of unread bytes of a gateway. A gateway that leaves more unread is not reading, so its link is cut and
+its requests end."""
 HELLO_S = 3.0
 STUCK_S = 15.0
-"""An engine thread without a beat for this long is not alive."""
+"""Seconds without a beat after which the engine thread is not alive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a gateway and the registry are told."""
+    """The worker's identity for gateways and the registry."""
 
     worker: str
     model: str
@@ -69,7 +72,8 @@ class Identity:
 
 
 class Service:
-    """`run` serves until `drain` has ended or the engine broke. Everything here runs on the loop's thread."""
+    """The worker's service. `run` serves until `drain` has ended or the engine broke. Everything here runs on the
+    loop's thread."""
 
     def __init__(
         self,
@@ -99,7 +103,8 @@ class Service:
         self._num_links = 0
         self._num_attempts = 0
         self._beat_at = time.monotonic()
-        """Written by the engine thread itself: a loop that stood still must not take it for stuck."""
+        """Time of the engine thread's last beat. That thread writes it itself, so that a loop that stood still does not
+        take the engine for stuck."""
         self._accepting_ended = False
         self._draining = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -111,7 +116,7 @@ class Service:
 
     @property
     def idle(self) -> bool:
-        """No request is here."""
+        """Whether no request is here."""
         return self._num_attempts == 0
 
     @property
@@ -119,20 +124,21 @@ class Service:
         return self._accepting_ended
 
     def stop_accepting(self) -> None:
-        """What runs goes on, what is new is refused. Safe to call twice."""
+        """Refuses new requests, while running ones go on. It is safe to call twice."""
         if not self.draining:
             logger.info("draining", extra={"event": "drain_started"})
             self._accepting_ended = True
             self._inbox.put((0, Drain()))
 
     def drain(self) -> None:
-        """Accept nothing new, let what runs finish, then `run` returns. Safe to call twice and from a signal."""
+        """Accepts nothing new and lets running requests finish; then `run` returns. It is safe to call twice and from a
+        signal."""
         self.stop_accepting()
         self._draining.set()
         self._notice_quiet()
 
     async def run(self) -> None:
-        """Raises `OSError` if the address cannot be listened on; an engine that broke shows in `engine_error`."""
+        """Serves. Raises `OSError` if the address cannot be listened on. If the engine broke, `engine_error` is set."""
         loop = asyncio.get_running_loop()
         thread = threading.Thread(target=self._run_engine, args=(loop,), name="engine", daemon=True)
         thread.start()
@@ -179,7 +185,7 @@ class Service:
         self._stopped.set()
 
     def _deliver(self, out: StepOutput) -> None:
-        """Everything of one step, in order."""
+        """Delivers everything of one step, in order."""
         self.status = out.status
         self._num_attempts = out.num_attempts
         for link, message in out.messages:
@@ -201,7 +207,8 @@ class Service:
             self._send(link, self._adapters.report)
 
     def _notice_quiet(self) -> None:
-        """The engine itself says that it takes nothing more: what came before `Drain` has been heard."""
+        """Notes that nothing is left to do. Only the engine's status counts: if it is draining, it has handled
+        everything that came before `Drain`."""
         if self.status.draining and self._num_attempts == 0:
             self._quiet.set()
 
@@ -237,7 +244,7 @@ class Service:
         kind, _, rest = self.identity.address.partition(":")
         if kind == "unix":
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(rest)  # of a process that was killed; the slot's lock says that it is gone
+                os.unlink(rest)  # left by a killed process; the slot's lock says that it is gone
             server = await asyncio.start_unix_server(self._serve_link, rest)
             os.chmod(rest, 0o600)
         else:
@@ -288,14 +295,14 @@ class Service:
             self._inbox.put((link, message))
 
     def _load_adapter(self, link: int, command: AdapterCommand) -> None:
-        """The engine hears of it when it has been read, so it is looked at here."""
+        """Reads an adapter. The command is checked here, because the engine gets it only after the adapter was read."""
         if fault := faults.of_other(command, self._engine.runner.vocab_size):
             logger.warning("a message has %s: left aside", fault, extra={"event": "bad_message", "link": link})
             return
         self._adapters.read(command)
 
     def _lose(self, link: int) -> None:
-        """Sequences end with the link they came by."""
+        """Removes a link. Sequences end with the link on which they came."""
         self._adapters.links.discard(link)
         self._residency_links.discard(link)
         if self._links.pop(link, None) is not None:
@@ -303,7 +310,8 @@ class Service:
             self._ship()
 
     def _status_now(self) -> WorkerStatus:
-        """The engine's last word and its age, taken here: an engine that hangs cannot tell its own."""
+        """Returns the engine's last status and its age. The age is computed here, because an engine that hangs cannot
+        send its own."""
         age_ms = int((time.monotonic() - self._beat_at) * 1000)
         return msgspec.structs.replace(self.status, last_step_age_ms=age_ms)
 
@@ -320,7 +328,7 @@ class Service:
             self._tell_residency()
 
     def _tell_residency(self) -> None:
-        """To one gateway, each time another: they all write the same sums."""
+        """Sends the reports to one gateway, a random one each time, because all gateways write the same sums."""
         if not self._residency_links:
             return
         link = random.choice(sorted(self._residency_links))
@@ -346,7 +354,7 @@ class Service:
                 waiter.cancel()
 
     async def _flush(self) -> None:
-        """Endings reach their gateways before the links close."""
+        """Waits until the endings have reached their gateways, before the links close."""
         deadline = time.monotonic() + HELLO_S
         while any(c.num_queued_bytes for c in self._links.values()):
             if time.monotonic() >= deadline:
@@ -356,7 +364,8 @@ class Service:
     # --- registry ---
 
     async def _register(self) -> None:
-        """Tells Redis where we are, each 2 s; its absence is logged once and changes nothing."""
+        """Writes this worker's address to Redis every 2 s. If Redis is away, that is logged once and changes
+        nothing."""
         if not self.identity.redis_url:
             return
         key = registry.worker_key(self.identity.worker)
@@ -380,7 +389,7 @@ class Service:
             await self._deregister(client, key, value)
 
     async def _deregister(self, client: redis.asyncio.Redis, key: str, value: bytes) -> None:
-        """Unless a successor in this slot has written its own already."""
+        """Deletes the registration, unless a successor in this slot has already written its own."""
         try:
             if await client.get(key) == value:
                 await client.delete(key)
@@ -420,4 +429,4 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[T], None], value:
     try:
         loop.call_soon_threadsafe(callback, value)
     except RuntimeError:
-        pass  # the loop is closed: nobody is left to be told
+        pass  # the loop is closed: nobody is left to receive the value

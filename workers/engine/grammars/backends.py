@@ -1,6 +1,6 @@
-"""The libraries that follow a grammar, behind `grammar.Backend`: xgrammar, or llguidance.
+"""The libraries that follow a grammar, as implementations of `grammar.Backend`: xgrammar, or llguidance.
 
-They take EBNF text and a vocabulary in bytes. They are not told of end tokens: those are `grammar`'s.
+They take EBNF text and a vocabulary in bytes. They do not know the end tokens, which `grammar` handles.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ Name = Literal["xgrammar", "llguidance"]
 
 _PREFIX = re.compile(r"^\[[\d:]+\] \S+: ")
 _STEP_ITEMS, _STEP_FUEL = 2_000_000, 1_000_000
-"""Of llguidance's parser and lexer for one mask: about 100 ms each by its own figures, less than `grammar.SLOW_S`."""
+"""Limits of llguidance's parser and lexer for one mask. They are about 100 ms each by its own figures, less than
+`grammar.SLOW_S`."""
 _LEXER_STATES = 20_000
-"""1 to 2 kB each, of every choice that follows a grammar."""
+"""Largest number of lexer states for each choice that follows a grammar. A state takes 1 to 2 kB."""
 _BYTES_BASE, _BYTES_PER_CHAR = 1 << 16, 16
-"""llguidance does not say what a grammar takes: an estimate, from above, for grammars of a JSON schema."""
+"""Upper estimate of a grammar's size in bytes, for grammars of a JSON schema. llguidance does not report the size."""
 
 
 def installed(name: Name) -> bool:
@@ -46,7 +47,7 @@ class XGrammar:
     def compile(self, text: str) -> XGrammarCompiled:
         try:
             return XGrammarCompiled(self._library, self._compiler.compile_grammar(text))
-        except (RuntimeError, ValueError) as error:  # the latter for a message that is no UTF-8
+        except (RuntimeError, ValueError) as error:  # a ValueError comes for a message that is no UTF-8
             raise GrammarError(_sentence(error)) from None
 
 
@@ -112,8 +113,9 @@ class LLGuidance:
 
 
 class _Tokens:
-    """What the library asks of a tokenizer. Its end token is one more than the vocabulary has: no text of ours ends
-    with it. It is never asked to cut a text into tokens, which it only does to put text in by itself (`lark`)."""
+    """The interface of a tokenizer that the library needs. Its end token is one id beyond the vocabulary, so none of
+    our texts ends with it. The library never asks it to split a text into tokens: it only does so to insert text by
+    itself (`lark`)."""
 
     bos_token_id = None
 
@@ -148,7 +150,8 @@ class LLGuidanceMatcher:
         return LLGuidanceMatcher(self._matcher.deep_copy(), self._vocab_size)
 
     def mask(self) -> bytes:
-        """Without the library's own end token. Of none, if one of its limits was met: it goes no further then."""
+        """Returns the mask without the library's own end token. The mask is empty if one of the library's limits was
+        met, and the choice cannot continue then."""
         size = 4 * -(-self._vocab_size // 32)
         if self._matcher.is_stopped():
             return bytes(size)
@@ -160,5 +163,5 @@ class LLGuidanceMatcher:
 
 
 def _sentence(error: object) -> str:
-    """Without the library's clock and file names."""
+    """Returns the message without the library's clock and file names."""
     return _PREFIX.sub("", str(error).strip().partition("\n")[0])[:300]

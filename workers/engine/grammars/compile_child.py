@@ -1,8 +1,9 @@
-"""`python -m workers.engine.grammars.compile_child`: tries grammars out, so that a hostile one kills this process alone.
+"""`python -m workers.engine.grammars.compile_child` tries grammars in a process of its own, so that a hostile one kills
+this process alone.
 
-Reads frames from standard input and answers on standard output (`frame`): first the vocabulary, then grammar after
-grammar. A try is a compilation and a walk of some tokens through the automaton. More time or memory than allowed ends
-the process, by the kernel's hand: the answer is then the end of the stream.
+It reads frames from standard input and answers on standard output (`write_frame`): first the vocabulary, then one
+grammar after the other. A try is a compilation and a walk of some tokens through the automaton. If it takes more time
+or memory than allowed, the kernel ends the process. The answer is then the end of the stream.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from workers.engine.grammars import backends
 from workers.engine.grammars.grammar import Automaton, Backend, GrammarError, begin
 
 LIMIT_S = 2.0
-"""Processor time of one compilation."""
+"""Processor seconds of one compilation."""
 LIMIT_BYTES = 512 << 20
-"""Memory beyond what the process has when it is ready."""
+"""Bytes of memory beyond those that the process uses when it is ready."""
 MAX_COMPILED_BYTES = 64 << 20
 NUM_STEPS = 48
-"""Tokens of the walk."""
+"""Number of tokens of the walk."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -39,7 +40,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`fault` empty: the grammar may be used."""
+    """The result of a try. If `fault` is empty, the grammar may be used."""
 
     fault: str
 
@@ -51,7 +52,7 @@ def write_frame(stream: BinaryIO, message: Start | Verdict | str) -> None:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """None: the other end is gone."""
+    """Reads a frame. Returns None if the other end is gone."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -62,8 +63,8 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 def main() -> int:
     given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a library that prints must not speak for us
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker ends us when it ends
+    os.dup2(2, 1)  # what a library prints must not become an answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker ends this process when it ends
     os.nice(5)
     data = read_frame(given)
     if data is None:
@@ -80,7 +81,7 @@ def main() -> int:
 
 
 def try_out(backend: Backend, text: str) -> str:
-    """What is wrong with the grammar; empty if nothing is."""
+    """Returns what is wrong with the grammar, or an empty text if nothing is."""
     try:
         compiled = backend.compile(text)
         if compiled.num_bytes > MAX_COMPILED_BYTES:
@@ -94,7 +95,7 @@ def try_out(backend: Backend, text: str) -> str:
 
 
 def _walk(automaton: Automaton) -> None:
-    """Some way through the language: an automaton that is slow to follow shows it here."""
+    """Follows the automaton for some tokens. An automaton that is slow to follow shows it here."""
     rng = random.Random(0)
     for _ in range(NUM_STEPS):
         if automaton.ended:
@@ -105,7 +106,7 @@ def _walk(automaton: Automaton) -> None:
 
 
 def _some_bit(mask: bytes, rng: random.Random) -> int:
-    """Of the bits that are set, one at random: the first at or behind a random place."""
+    """Returns the index of a set bit: the first one at or after a random index."""
     bits = int.from_bytes(mask, "little")
     behind = bits >> (place := rng.randrange(len(mask) * 8))
     chosen, base = (behind, place) if behind else (bits, 0)
@@ -113,7 +114,8 @@ def _some_bit(mask: bytes, rng: random.Random) -> int:
 
 
 def _timed(limit_s: float, run: Callable[[], str]) -> str:
-    """The signal of the timer is not handled: it ends the process, whatever it is doing."""
+    """Runs a function under a timer. The timer's signal is not handled, so it ends the process, whatever it is
+    doing."""
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     try:
         return run()
@@ -122,7 +124,7 @@ def _timed(limit_s: float, run: Callable[[], str]) -> str:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Of data, not of addresses: libraries map much more than they use."""
+    """Limits the memory for data. Address space is not limited, because libraries map much more than they use."""
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[5]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_DATA, (used + num_bytes, used + num_bytes))

@@ -1,9 +1,10 @@
-"""Grammars of requests, compiled beside the engine thread: asked for, answered later, kept for each tenant by itself.
+"""Compilation of requests' grammars beside the engine thread. A grammar is asked for and answered later, and is kept
+for each tenant by itself.
 
-One thread takes what is asked for, in the order of `grammar_queue`. A grammar it has not seen goes to a child process
-first (`compile_child`), under limits of time and memory; only one that the child came through is compiled in this process.
-The child is started by `warm`, or when the first grammar comes. Once one was killed, a spare is kept ready: the next grammar, which may
-be a stranger's, does not wait for a start.
+One thread takes what is asked for, in the order of `grammar_queue`. A new grammar goes to a child process first
+(`compile_child`), under limits of time and memory. Only a grammar that did not end the child is compiled in this
+process. The child is started by `warm`, or when the first grammar comes. Once a child was killed, a spare one is kept
+ready, so that the next grammar, which may be another tenant's, does not wait for a start.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from workers.engine.grammars.grammar_queue import GrammarQueue, Job
 logger = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 1 << 20
-"""A schema of 64 KiB becomes a longer grammar; no honest one becomes this long."""
+"""Largest size of a grammar's text. A schema of 64 KiB becomes a longer grammar, but no honest one becomes this
+long."""
 TENANT_ENTRIES, TENANT_BYTES = 64, 64 << 20
 ALL_ENTRIES, ALL_BYTES = 1024, 256 << 20
 START_S, ANSWER_S = 120.0, 20.0
-"""Wall time for the child to be ready, and to answer: above its own limit, for a machine that is busy."""
+"""Seconds of wall time for the child to be ready, and to answer. The latter is above the child's own limit, for a
+machine that is busy."""
 _TOO_MUCH = "the grammar takes too much time or memory to compile"
 
 
 class Shelf:
-    """What was compiled, or refused, by key. The least recently used goes first: of the tenant, then of all."""
+    """Cache of compiled and refused grammars by key. The least recently used entry goes first: of the tenant, then of
+    all."""
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Shelf:
         self._limits = limits
         self._entries: OrderedDict[Key, Outcome] = OrderedDict()
         self._sizes: dict[str, tuple[int, int]] = {}
-        """Entries and bytes of each tenant."""
+        """Number of entries and bytes of each tenant."""
 
     def get(self, key: Key) -> Outcome | None:
         if key in self._entries:
@@ -65,11 +69,12 @@ class Shelf:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Entries and bytes."""
+        """Number of entries and bytes."""
         return len(self._entries), sum(size for _, size in self._sizes.values())
 
     def _over(self, size: tuple[int, int], limits: tuple[int, int]) -> bool:
-        """The newest entry stays, whatever its size: the request that it was made for is waiting."""
+        """Returns whether the size exceeds the limits. The newest entry stays, whatever its size, because the request
+        that it was made for is waiting."""
         return size[0] > 1 and (size[0] > limits[0] or size[1] > limits[1])
 
     def _drop(self, key: Key) -> None:
@@ -86,7 +91,8 @@ class Shelf:
 
 
 class Grammars:
-    """`ask`, `drop` and `take` are the engine thread's; nothing here makes it wait. `close` ends the child."""
+    """Compiler of grammars. The engine thread calls `ask`, `drop` and `take`, none of which waits. `close` ends the
+    child."""
 
     def __init__(
         self,
@@ -108,7 +114,7 @@ class Grammars:
         self._child: subprocess.Popen[bytes] | None = None
         self._spare: Future[subprocess.Popen[bytes]] | None = None
         self._children: set[subprocess.Popen[bytes]] = set()
-        """Started and not ended, by whichever thread."""
+        """Child processes that any thread started and that have not ended."""
         self._starter = ThreadPoolExecutor(1, "grammar-child")
         self._start: Start | None = None
         self._backend: Backend | None = None
@@ -116,7 +122,8 @@ class Grammars:
     # --- the engine thread ---
 
     def ask(self, key: Key, text: str) -> Compiled | None:
-        """None: `take` will tell. Raises `GrammarError` for one that was refused before, `GrammarsWait` for one too many."""
+        """Returns the compiled grammar, or None if `take` will return it later. Raises `GrammarError` for one that was
+        refused before, and `GrammarsWait` for one too many."""
         outcome = self._shelf.get(key)
         if isinstance(outcome, GrammarError):
             raise outcome
@@ -131,7 +138,8 @@ class Grammars:
         return outcome
 
     def drop(self, key: Key) -> bool:
-        """Nobody waits for it any more. False: it is being compiled, and `take` will tell."""
+        """Cancels a grammar that nobody waits for any more. Returns False if it is being compiled, and `take` will
+        return it."""
         with self._condition:
             is_dropped = self._queue.drop(key)
         if is_dropped:
@@ -139,7 +147,7 @@ class Grammars:
         return is_dropped
 
     def take(self) -> list[tuple[Key, Outcome]]:
-        """What was asked for and is decided since the last call."""
+        """Returns the outcomes that were decided since the last call."""
         found = [self._done.popleft() for _ in range(len(self._done))]
         for key, outcome in found:
             self._asked.discard(key)
@@ -168,7 +176,7 @@ class Grammars:
                 self._thread = threading.Thread(target=self._run, args=(warm,), name="grammars", daemon=True)
                 self._thread.start()
 
-    # --- the thread beside it ---
+    # --- the compiling thread ---
 
     def _run(self, warm: bool) -> None:
         if warm:
@@ -180,7 +188,7 @@ class Grammars:
             except GrammarError as error:
                 outcome = error
             except Exception:
-                # The thread's outermost frame: those who wait must hear something.
+                # This is the thread's outermost frame: those who wait must get an answer.
                 logger.exception("a grammar was not compiled", extra={"event": "grammar_failed"})
                 outcome = GrammarError("the grammar cannot be compiled")
             now = time.monotonic()
@@ -191,7 +199,7 @@ class Grammars:
         self._end_spare()
 
     def _next(self) -> Job | None:
-        """Waits for a job; None: closed."""
+        """Waits for a job and returns it. Returns None once closed."""
         with self._condition:
             while not len(self._queue) and not self._closed:
                 self._condition.wait()
@@ -216,7 +224,7 @@ class Grammars:
         return self._backend
 
     def _told(self) -> Start:
-        """What a child is told first."""
+        """Returns the first message to a child."""
         if self._start is None:
             self._start = Start(self._vocabulary(), *self._limits, self._name)
         return self._start
@@ -245,7 +253,7 @@ class Grammars:
         return self._child
 
     def _started(self) -> subprocess.Popen[bytes]:
-        """Raises `RuntimeError`."""
+        """Starts a child and waits until it is ready. Raises `RuntimeError`."""
         command = [sys.executable, "-m", compile_child.__name__]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._children.add(child)
@@ -256,7 +264,7 @@ class Grammars:
         return child
 
     def _said(self, child: subprocess.Popen[bytes], message: Start | str, limit_s: float) -> Verdict | None:
-        """The child's answer; None if it died, or had to be killed because it gave none in time."""
+        """Returns the child's answer. Returns None if the child died, or was killed because it gave none in time."""
         assert child.stdin is not None
         assert child.stdout is not None
         timer = threading.Timer(limit_s, child.kill)
@@ -291,6 +299,6 @@ class Grammars:
                 try:
                     stream.close()
                 except OSError:
-                    pass  # what it was not told any more
+                    pass  # unsent data is of no use any more
         child.wait()
         self._children.discard(child)

@@ -1,6 +1,7 @@
-"""EBNF text → rules as nodes, in the dialect that xgrammar reads: `name ::= body`, literals, classes, groups, `* + ? {m,n}`.
+"""Parser from EBNF text to rules as nodes, in the dialect that xgrammar reads: `name ::= body`, literals, classes,
+groups, `* + ? {m,n}`.
 
-Pure. Characters are sets of code points; surrogates are in none of them.
+The module is pure. Characters are sets of code points; surrogates are in none of them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Ranges = tuple[tuple[int, int], ...]
-"""Of code points, inclusive, sorted and apart from each other."""
+"""Inclusive ranges of code points, sorted and apart from each other."""
 MAX_DEPTH = 200
-"""Of groups in groups."""
+"""Largest depth of nested groups."""
 _TOKEN = re.compile(
     r"(?P<space>\s+|\#[^\n]*)"
     r"|(?P<define>::=)"
@@ -31,19 +32,19 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 
 class EbnfError(ValueError):
-    """One sentence: what is wrong with the text."""
+    """The text is not valid EBNF. The message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chars:
-    """One character of a set; of none: nothing matches."""
+    """One character of a set. With an empty set nothing matches."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Of no parts: the empty text."""
+    """A sequence of parts. With no parts it is the empty text."""
 
     parts: tuple[Node, ...]
 
@@ -70,7 +71,7 @@ Rules = Mapping[str, Node]
 
 
 def read(text: str) -> Rules:
-    """With the rule `root`. Raises `EbnfError`, also for a name that has no rule."""
+    """Parses the text into rules, one of which is `root`. Raises `EbnfError`, also for a name that has no rule."""
     rules = dict(_Reader(text).rules())
     if "root" not in rules:
         raise EbnfError("there is no rule root")
@@ -245,7 +246,7 @@ def _others(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _whole(ranges: list[tuple[int, int]]) -> Ranges:
-    """Without surrogates."""
+    """Sorts and merges the ranges, without surrogates."""
     first, last = _SURROGATES
     merged: list[tuple[int, int]] = []
     for low, high in sorted(ranges):

@@ -1,7 +1,8 @@
-"""Constrained decoding: where a choice stands in its grammar, and which tokens may come next. No torch, no process.
+"""Constrained decoding: the state of a choice in its grammar, and the tokens that may come next. The module knows no
+torch and no process.
 
-Knows token ids and masks: bit `t % 8` of byte `t // 8` allows token t, so that four bytes are one word of the op
-`logits`. Does not know logits, sequences or how a grammar is compiled: a `Backend` does (xgrammar, llguidance).
+It knows token ids and masks. Bit `t % 8` of byte `t // 8` allows token t, so that four bytes are one word of the op
+`logits`. It does not know logits, sequences or how a grammar is compiled: a `Backend` does that (xgrammar, llguidance).
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ logger = logging.getLogger(__name__)
 
 LOST = "the grammar cannot be followed any further"
 SLOW_S = 0.25
-"""Processor time for one token: a grammar that needs more would hold up everybody else's step."""
+"""Processor seconds for one token. A grammar that needs more would delay everybody else's step."""
 
 
 class GrammarError(Exception):
-    """One sentence: why a grammar cannot be used, or not any further."""
+    """A grammar cannot be used, or not any further. The message is one sentence."""
 
 
 class Matcher(Protocol):
-    """A backend's own automaton. End tokens are not its business."""
+    """A backend's own automaton. It does not know end tokens."""
 
     def accept(self, token: int) -> bool: ...
 
     def fork(self) -> Matcher:
-        """Another one that stands at the same place."""
+        """Returns another automaton in the same state."""
         ...
 
     def mask(self) -> bytes: ...
@@ -38,7 +39,7 @@ class Matcher(Protocol):
 
 
 class Compiled(Protocol):
-    """A grammar ready for use; any number of choices start from it."""
+    """A grammar ready for use. Any number of choices may start from it."""
 
     num_bytes: int
     vocab_size: int
@@ -48,12 +49,13 @@ class Compiled(Protocol):
 
 class Backend(Protocol):
     def compile(self, text: str) -> Compiled:
-        """Raises `GrammarError`. `text` is EBNF with the rule `root`."""
+        """Compiles a grammar. `text` is EBNF with the rule `root`. Raises `GrammarError`."""
         ...
 
 
 Key = tuple[str, bytes]
-"""Whose grammar, and the digest of its text: what a tenant compiled is nobody else's to time."""
+"""Tenant of the grammar, and the digest of its text. The tenant is in the key so that nobody can find out by timing
+what another tenant compiled."""
 Outcome = Compiled | GrammarError
 
 
@@ -62,38 +64,38 @@ def digest(text: str) -> bytes:
 
 
 class Automaton:
-    """One choice's place in its grammar. Follows the output token by token; `fault` says why it cannot go on."""
+    """One choice's state in its grammar. It follows the output token by token; `fault` says why it cannot continue."""
 
     def __init__(self, compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()) -> None:
-        """`output`: what was drawn before, here or on another worker."""
+        """Starts in the grammar after `output`, which was drawn before, here or on another worker."""
         self._end_bits = sum(1 << token for token in set(end_ids))
         self._text_bits = (1 << compiled.vocab_size) - 1 & ~self._end_bits
         self.fault = ""
         self.ended = False
-        """The text is complete and nothing but an end can follow."""
+        """Whether the text is complete and nothing but an end token can follow."""
         self.mask = b""
-        """Tokens that may be drawn next; end tokens are among them where the text may end."""
+        """Mask of the tokens that may be drawn next. End tokens are among them where the text may end."""
         try:
             self._matcher = compiled.start()
             for token in output:
                 self._accept(token)
             self._look()
-        except BaseException:  # a library in Rust panics with what is no `Exception`
+        except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
             logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
             self.fault = self.fault or LOST
 
     def advance(self, token: int) -> None:
-        """The token was drawn; it is none that ends the choice."""
+        """Follows a token that was drawn and does not end the choice."""
         try:
             self._accept(token)
             self._look()
-        except BaseException:  # a library in Rust panics with what is no `Exception`
+        except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
             logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
             self.fault = self.fault or LOST
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
-        """The masks at the next token and behind each of the drafts, up to the first that the grammar or an end token
-        forbids. The automaton stays where it is: whatever is accepted of the drafts comes by `advance`."""
+        """Returns the masks at the next token and after each of the drafts, up to the first draft that the grammar or
+        an end token forbids. The automaton's state does not change: accepted drafts are passed to `advance` later."""
         here = (self._matcher, self.mask, self.ended, self.fault)
         found = [self.mask]
         try:
@@ -110,7 +112,8 @@ class Automaton:
         return found
 
     def tree_masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
-        """As `masks`, of a tree of drafts (token_tree.py); None: forbidden, or behind what is."""
+        """Returns the masks, as `masks` does, for a tree of drafts (token_tree.py). A mask is None where the draft is
+        forbidden, or follows one that is."""
         here = (self._matcher, self.mask, self.ended, self.fault)
         found: list[bytes | None] = [self.mask]
         matchers = [self._matcher]
@@ -151,7 +154,7 @@ class Automaton:
 
 
 def begin(compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()) -> Automaton:
-    """Raises `GrammarError` for a grammar that allows nothing here."""
+    """Starts a choice in a grammar. Raises `GrammarError` for a grammar that allows nothing here."""
     automaton = Automaton(compiled, end_ids, output)
     if automaton.fault or automaton.ended:
         raise GrammarError(automaton.fault or "the grammar allows no text")

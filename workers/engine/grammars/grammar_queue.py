@@ -1,7 +1,9 @@
-"""Grammars that wait to be compiled, and whose is next. Pure; the clock is given, and the caller holds the lock.
+"""Grammars that wait to be compiled, and the choice of the next one. The module is pure; the clock is given, and the
+caller holds the lock.
 
-Next is the tenant whose grammars took the least time of late: whoever sends grammars that are compiled until a limit ends
-the compiler waits behind everybody else. What nobody waits for any more leaves the queue, and a tenant has only so many.
+The next grammar is of the tenant whose grammars recently took the least time. So a tenant whose grammars are compiled
+until a limit ends the compiler waits for everybody else. A grammar that nobody waits for any more leaves the queue, and
+the number of a tenant's grammars in the queue is bounded.
 """
 
 from __future__ import annotations
@@ -13,15 +15,15 @@ from dataclasses import dataclass
 from workers.engine.grammars.grammar import GrammarError, Key
 
 MAX_JOBS = 64
-"""Of one tenant."""
+"""Largest number of waiting grammars of one tenant."""
 FADE_S = 60.0
-"""Time that was taken counts a third after so long."""
+"""Seconds after which used compile time counts about a third (1/e)."""
 LEAST_S = 1e-3
-"""A tenant that took less of late is forgotten."""
+"""Seconds of recent compile time below which a tenant is forgotten."""
 
 
 class GrammarsWait(GrammarError):
-    """The tenant has as many grammars in the queue as it may; later there is room."""
+    """The tenant has as many grammars in the queue as it may have. It may try again later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,15 @@ class Job:
 class GrammarQueue:
     def __init__(self) -> None:
         self._jobs: OrderedDict[str, deque[Job]] = OrderedDict()
-        """By tenant, in the order in which they came."""
+        """Waiting jobs by tenant, in the order in which they came."""
         self._taken: dict[str, tuple[float, float]] = {}
-        """Tenant -> seconds, and when they were counted."""
+        """Map from tenant to (recent seconds, time at which they were counted)."""
 
     def __len__(self) -> int:
         return sum(map(len, self._jobs.values()))
 
     def push(self, job: Job) -> None:
-        """Raises `GrammarsWait`."""
+        """Adds a job. Raises `GrammarsWait`."""
         jobs = self._jobs.get(job.key[0], deque())
         if len(jobs) >= MAX_JOBS:
             raise GrammarsWait("too many grammars of this tenant wait to be compiled")
@@ -49,7 +51,7 @@ class GrammarQueue:
         self._jobs[job.key[0]] = jobs
 
     def drop(self, key: Key) -> bool:
-        """Nobody waits for it any more. False: it is not in the queue."""
+        """Removes a grammar that nobody waits for any more. Returns False if it is not in the queue."""
         jobs = self._jobs.get(key[0], deque())
         left = deque(job for job in jobs if job.key != key)
         if len(left) == len(jobs):
@@ -58,7 +60,7 @@ class GrammarQueue:
         return True
 
     def pop(self, now: float) -> Job:
-        """The next one; there is one."""
+        """Returns the next job. The queue must not be empty."""
         tenant = min(self._jobs, key=lambda one: self._seconds(one, now))
         jobs = self._jobs[tenant]
         job = jobs.popleft()
@@ -66,7 +68,7 @@ class GrammarQueue:
         return job
 
     def took(self, tenant: str, seconds: float, now: float) -> None:
-        """A grammar of this tenant had the compiler for so long."""
+        """Records that a grammar of this tenant had the compiler for `seconds`."""
         taken = {one: (self._seconds(one, now), now) for one in self._taken}
         taken[tenant] = (self._seconds(tenant, now) + seconds, now)
         self._taken = {one: entry for one, entry in taken.items() if entry[0] >= LEAST_S}

@@ -1,9 +1,9 @@
-"""Rules → a grammar in llguidance's dialect of Lark that lets through the same texts, byte for byte.
+"""Writer of rules as a grammar in llguidance's dialect of Lark that accepts the same texts, byte for byte.
 
-llguidance cuts a text into terminals first, each as long as it can be, and parses those. So a terminal of ours is either
-the whole text, where the rules do not refer to themselves (one expression, which has no cuts), or a single character
-(cut where everything is cut). Text that can go on in one way only is not put in by the library (`no_forcing`): it would
-be cut into the tokens of a tokenizer, and masks would show only those.
+llguidance splits a text into terminals first, each as long as it can be, and parses those. So one of our terminals is
+either the whole text, where the rules do not refer to themselves (one expression, which is not split), or a single
+character (the text is split everywhere). Where text can continue in one way only, the library does not insert it
+(`no_forcing`): it would be split into the tokens of a tokenizer, and masks would allow only those.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from workers.engine.grammars.ebnf import Chars, Either, Node, Ref, Repeat, Rules
 
 _HEAD = '%llguidance {"no_forcing": true}'
 _DEPTH = 8
-"""Of parentheses in a rule; what is deeper has a rule of its own, because the library bounds them."""
+"""Largest depth of parentheses in a rule. A deeper part gets a rule of its own, because the library bounds the
+depth."""
 _NOTHING = "/[a&&b]/"
-"""No character is both."""
+"""Expression that matches nothing: no character is both."""
 
 
 def write(rules: Rules) -> str:
-    """Only what `root` leads to. Takes as many frames as nodes are in each other."""
+    """Writes the rules that `root` leads to. It needs as many stack frames as nodes are nested."""
     used = reached(rules, "root")
     refers_to_itself = any(name in reached(rules, *refs(rules[name])) for name in used)
     writer = _Writer("r" if refers_to_itself else "R")
@@ -30,7 +31,7 @@ def write(rules: Rules) -> str:
 
 
 def reached(rules: Rules, *names: str) -> dict[str, None]:
-    """These, and what they refer to; in the order they are found in."""
+    """Returns these names and all that they refer to, in the order in which they are found."""
     found = dict.fromkeys(names)
     waiting = list(found)
     while waiting:
@@ -43,7 +44,7 @@ def reached(rules: Rules, *names: str) -> dict[str, None]:
 
 class _Writer:
     def __init__(self, kind: str) -> None:
-        """`kind`: first letter of names, which says whether they are rules or terminals."""
+        """Creates a writer. `kind` is the first letter of names, which makes them rules or terminals."""
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
         self._kind, self._number = kind, 0
@@ -78,5 +79,5 @@ class _Writer:
 
 
 def _range(low: int, high: int) -> str:
-    """By number: no character has to be looked up for what it means in a class."""
+    """Returns a range by code point numbers, so that characters with a meaning in a class need no escape."""
     return f"\\u{{{low:x}}}" if low == high else f"\\u{{{low:x}}}-\\u{{{high:x}}}"

@@ -1,7 +1,7 @@
-"""The text of each token id as bytes, read from a model's `tokenizer.json`: what an automaton over bytes needs to know.
+"""The text of each token id as bytes, read from a model's `tokenizer.json`. An automaton over bytes needs it.
 
-Two kinds of vocabularies: GPT-2's, which writes each byte as a printable character, and SentencePiece's, with `▁` for a
-space and `<0x0A>` for a byte. Special tokens have no text: a grammar never lets them through.
+There are two kinds of vocabularies: GPT-2's, which writes each byte as a printable character, and SentencePiece's, with
+`▁` for a space and `<0x0A>` for a byte. Special tokens have no text, so a grammar never allows them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def read(directory: Path, vocab_size: int) -> list[bytes]:
-    """One entry per id below `vocab_size`; empty where there is no text."""
+    """Returns one entry per id below `vocab_size`. It is empty where there is no text."""
     spec: dict[str, Any] = json.loads((directory / "tokenizer.json").read_bytes())
     tokenizer = Tokenizer.from_str(json.dumps(spec))
     byte_of = _byte_of_char() if _is_byte_level(spec.get("decoder") or {}) else None

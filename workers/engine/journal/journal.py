@@ -1,12 +1,14 @@
-"""The engine journal: what every attempt cost, written before a gateway hears of it, kept until SQL has it.
+"""The engine journal: the cost of every attempt, written before a gateway receives it, and kept until SQL has it.
 
-One directory per worker slot, held by flock for the life of the process. Each step is one `write` and no sync: a killed
-process loses nothing the kernel took. After a restart every attempt that began and did not end is ended from its last
-counts. A segment begins with a checkpoint of all that is still open, so that only the last sound one is ever replayed.
+There is one directory per worker slot, held by flock for the life of the process. Each step is one `write` and no sync:
+a killed process loses nothing that the kernel took. After a restart every attempt that began and did not end is ended
+with its last counts. A segment begins with a checkpoint of all that is still open, so only the last sound segment is
+ever replayed.
 
-A full disk costs the ballast: what runs ends, and nothing more is let in until there is room for it again. If somebody
-else takes the ballast's room as well, what is open is kept in memory alone, and a checkpoint has it once there is room.
-Owned by the engine thread after `open`. Knows attempts and files; not links, not SQL.
+When the disk is full, the journal gives up its ballast file. Then running attempts may end, and nothing more is let in
+until the ballast fits again. If another program takes the ballast's space as well, open attempts are kept in memory
+alone, and a checkpoint contains them once there is space. The engine thread owns the journal after `open`. The module
+knows attempts and files, but not links and not SQL.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ KEPT_SEGMENTS = 8
 KEPT_S = 7 * 24 * 3600.0
 CRASH_REASON = "worker_crash"
 LOOK_EVERY_S = 1.0
-"""How often a full disk is looked at."""
+"""Seconds between two checks of a full disk."""
 UNWRITTEN = 2**32
-"""More numbers than a process tells in its life while its disk takes none of them."""
+"""More record numbers than a process sends in its life while its disk accepts none of them."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -53,7 +55,8 @@ class EngineJournal:
         ballast_bytes: int = BALLAST_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises `StartError` if another process holds the slot or the directory cannot be written."""
+        """Opens the journal. Raises `StartError` if another process holds the slot or the directory cannot be
+        written."""
         self.directory = directory
         self.worker = worker
         self._root = root
@@ -79,7 +82,7 @@ class EngineJournal:
             raise StartError(f"Another process holds {directory}: is this slot running already?") from None
         self._state, self._chain, self._boot = recover(directory)
         if self._chain.next_seq > 1 and not self._ballast.was_left:
-            # Its disk may have been full: then numbers were told that no segment has.
+            # Its disk may have been full. Then record numbers were sent that are in no segment.
             self._chain = Chain(self._chain.next_seq + UNWRITTEN)
         self._next_number = 1
         try:
@@ -92,14 +95,14 @@ class EngineJournal:
 
     @property
     def is_writable(self) -> bool:
-        """Attempts may be let in: what they end with will find room."""
+        """Whether attempts may be let in, because there will be space for their endings."""
         return self._ballast.is_held and not self._is_behind
 
     @property
     def unacked(self) -> list[EngineRecord]:
         return list(self._state.unacked.values())
 
-    # --- what the engine says ---
+    # --- records of the engine ---
 
     def begin(self, attempt: Attempt) -> None:
         message = attempt.message
@@ -112,7 +115,7 @@ class EngineJournal:
         self._state.open[begun.number] = begun
 
     def count(self, attempts: Iterable[Attempt]) -> None:
-        """What running attempts have cost by now."""
+        """Records what running attempts have cost up to now."""
         counts = {}
         for attempt in attempts:
             number = self._numbers.get(attempt.serial)
@@ -151,8 +154,8 @@ class EngineJournal:
             self._last_totals = now
 
     def flush(self) -> None:
-        """One write of what the step appended. Raises `OSError` for a disk that fails otherwise than by being full: an
-        engine that cannot witness must not go on."""
+        """Writes what the step appended, in one write. Raises `OSError` if the disk fails for another reason than being
+        full: an engine that cannot record its work must not go on."""
         if not self.is_writable:
             self._look_for_room()
         data = b"".join(self._buffer)
@@ -175,14 +178,14 @@ class EngineJournal:
     # --- a full disk ---
 
     def _look_for_room(self) -> None:
-        """Each second; it takes a few ms at most."""
+        """Checks the disk each second. This takes a few ms at most."""
         now = self._clock()
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
         try:
             if self._is_behind:
-                self._buffer = []  # the checkpoint has what became of it
+                self._buffer = []  # the checkpoint has the state after these records
                 self._rotate()
                 self._is_behind = False
         except OSError as failure:
@@ -201,7 +204,7 @@ class EngineJournal:
         self._look_at = self._clock() + LOOK_EVERY_S
 
     def _write(self, data: bytes) -> None:
-        """To the end, with the ballast's room if there is no other."""
+        """Writes all of `data`, in the ballast's space if there is no other."""
         view = memoryview(data)
         while view:
             try:
@@ -213,7 +216,7 @@ class EngineJournal:
                 view = view[num_written:]
 
     def _spend_ballast(self, failure: OSError) -> None:
-        """Raises `failure` where that does not help."""
+        """Gives up the ballast. Raises `failure` where that does not help."""
         if not is_full(failure) or not self._ballast.is_held:
             raise failure
         logger.error(
@@ -234,8 +237,8 @@ class EngineJournal:
         self._state.unacked[record.seq] = record
 
     def _rotate(self) -> None:
-        """A new segment with its checkpoint in one write; then old segments may go. Raises `OSError`, and leaves no
-        segment that only began."""
+        """Begins a new segment with its checkpoint in one write; then old segments may be deleted. Raises `OSError`,
+        and leaves no segment that was only begun."""
         assert not self._buffer
         self._close_file()
         path = self.directory / segment_name(self._chain.next_seq)
@@ -246,7 +249,7 @@ class EngineJournal:
             _sync_directory(self.directory)
         except OSError:
             self._close_file()
-            path.unlink(missing_ok=True)  # nothing in it is not elsewhere
+            path.unlink(missing_ok=True)  # everything in it is elsewhere too
             raise
         self._prune()
 
@@ -277,7 +280,7 @@ class EngineJournal:
             os.close(file)
 
     def _prune(self) -> None:
-        """The checkpoint made older segments needless; some stay for a person to read."""
+        """Deletes old segments, which the checkpoint made needless. Some stay for a person to read."""
         paths = segments(self.directory)
         for path in paths[:-1]:
             if len(paths) > KEPT_SEGMENTS or path.stat().st_mtime < time.time() - KEPT_S:
@@ -285,7 +288,7 @@ class EngineJournal:
                 paths = paths[1:]
 
     def _end_crashed(self) -> None:
-        """Attempts of the process before this one: their last counts are their ending."""
+        """Ends the attempts of the process before this one. Their last counts are their ending."""
         for number, begun in list(self._state.open.items()):
             counts = self._state.counts.get(number)
             usage = TokenUsage()

@@ -1,6 +1,7 @@
-"""What an engine journal holds, and what its segments amount to after a restart.
+"""Records of an engine journal, and the state that its segments give after a restart.
 
-Replay is pure; `recover` reads the files of one directory. Knows no attempt and writes nothing but what sets damage aside.
+Replay is pure, and `recover` reads the files of one directory. The module knows no attempt, and changes no files except
+to set damaged or torn ones right.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt enters; `number` stands for it in the counts."""
+    """An attempt began. `number` stands for it in the counts."""
 
     number: int
     request_id: str
@@ -30,7 +31,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Absolute, so the last one stands."""
+    """Counts of an attempt. They are absolute, so the last ones hold."""
 
     number: int
     cache_read: int
@@ -43,7 +44,7 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
     number: int
-    """0 in a checkpoint: nothing of it is open."""
+    """Number of the attempt that ended. It is 0 in a checkpoint, because nothing of the attempt is open."""
     record: EngineRecord
 
 
@@ -63,7 +64,8 @@ _decode_seq = msgspec.msgpack.Decoder(int).decode
 
 
 class Replay:
-    """What the records of a journal amount to: attempts still open, endings not yet acknowledged. Pure."""
+    """The state that the records of a journal give: attempts still open, endings not yet acknowledged. The class is
+    pure."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.open: dict[int, Begun] = {}
@@ -89,7 +91,7 @@ class Replay:
                 self.ack(_decode_seq(record.payload))
 
     def ack(self, seq: int) -> bool:
-        """Forgets what is in SQL; True if there was anything."""
+        """Forgets the records up to `seq`, which SQL has. Returns whether there were any."""
         acked = [other for other in self.unacked if other <= seq]
         for other in acked:
             del self.unacked[other]
@@ -101,7 +103,8 @@ def segments(directory: Path) -> list[Path]:
 
 
 def recover(directory: Path) -> tuple[Replay, Chain, int]:
-    """State, chain and boot count after the last sound checkpoint. Damaged segments are set aside, not deleted."""
+    """Returns state, chain and boot count after the last sound checkpoint. Damaged segments are set aside, not
+    deleted."""
     state, boot, next_seq = Replay(), 1, 1
     last: Scan | None = None
     paths = segments(directory)
@@ -114,11 +117,11 @@ def recover(directory: Path) -> tuple[Replay, Chain, int]:
             )
             path.rename(path.with_suffix(".quarantined"))
         elif not found.records:
-            path.unlink()  # killed before anything in it was whole: the next segment takes its name
+            path.unlink()  # killed before any record in it was whole: the next segment takes its name
             continue
         replay = Replay(found.records)
         if found.state == "corrupt":
-            # Behind the damage they may have gone on and ended: half a count is no witness.
+            # After the damage these attempts may have gone on and ended, so their counts may be incomplete.
             replay.open.clear()
             replay.counts.clear()
         if replay.checkpointed:
@@ -133,9 +136,9 @@ def recover(directory: Path) -> tuple[Replay, Chain, int]:
 
 
 def _seq_bound(found: Scan, path: Path) -> int:
-    """The next free number; beyond damage as many records may lie as the bytes allow."""
+    """Returns the next free number. After a damaged record there may be as many records as the bytes allow."""
     if found.state != "corrupt":
-        return found.next_seq  # what a torn write held was never told to anybody
+        return found.next_seq  # the records of a torn write were never sent to anybody
     smallest_record = 30
     first = parse_segment_name(path.name) or 1
     return max(found.next_seq, first) + path.stat().st_size // smallest_record + 1

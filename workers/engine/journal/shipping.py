@@ -1,8 +1,9 @@
-"""Engine records on their way to SQL through whichever gateway is connected. Pure; sends nothing itself.
+"""Delivery of engine records to SQL through a connected gateway. The module is pure and sends nothing itself.
 
-An acknowledgement covers every record up to its number. So a frame has all that are unacknowledged up to its last one, and
-the next goes when it is answered: whatever a gateway drops, what it acknowledges it has. When the link is lost or stays
-silent, everything unacknowledged goes again by another. Doubles are harmless: SQL keeps one per (request_id, attempt).
+An acknowledgement covers every record up to its number. So a frame has all unacknowledged records up to its last one,
+and the next frame is sent when it is answered: whatever a gateway drops, it has what it acknowledges. When the link is
+lost or stays silent, all unacknowledged records are sent again by another link. Duplicates are harmless: SQL keeps one
+record per (request_id, attempt).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Shipper:
         self._records[record.seq] = record
 
     def ack(self, link: int, seq: int, now: float) -> int:
-        """The last number that may be forgotten; 0 if the answer is not from the link that is asked."""
+        """Handles an acknowledgement. Returns the last number that may be forgotten, or 0 if the answer is not from the
+        link that was asked."""
         if link != self._link or seq > self._sent:
             return 0
         for acked in [other for other in self._records if other <= seq]:
@@ -39,7 +41,7 @@ class Shipper:
         return seq
 
     def next(self, links: list[int], now: float) -> tuple[int, list[EngineRecord]] | None:
-        """What to send now, and where."""
+        """Returns the link and the records to send now, or None."""
         if not self._records or not links:
             return None
         is_silent = self._unanswered and now - self._waiting_since >= RETRY_S
@@ -59,6 +61,6 @@ class Shipper:
 
 
 def _after(links: list[int], link: int | None) -> int:
-    """Another one, if there is another one."""
+    """Returns another link if there is one."""
     later = [other for other in links if link is None or other > link]
     return min(later or links)

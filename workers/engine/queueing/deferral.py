@@ -1,9 +1,10 @@
-"""In-batch prefix deferral: of waiting prompts that share uncached blocks, one computes and the others wait for it.
+"""Prefix deferral inside a batch: of waiting prompts that share uncached blocks, one is computed and the others wait.
 
-A leader is a running prefill; it is known by the block that it will put into the prefix tree next. Whoever waits at
-that block, with two blocks or more in common, is better off waiting for the commit. A block's key carries its region,
-and a leader leads in the region that it writes, so nobody waits for another tenant, but for a fill of a public prompt.
-Knows sequences and the cache's names of blocks; counts steps, not time.
+A leader is a running prefill. It is known by the block that it will put into the prefix tree next. A waiting prompt
+that misses this block, and has two blocks or more in common with the leader, is better off waiting for the leader's
+commit. A block's key carries its region, and a leader leads in the region that it writes. So nobody waits for another
+tenant, except for a fill of a public prompt. The module knows sequences and the cache's keys of blocks; it counts
+steps, not time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cache.tree.handle import BlockKey
 from workers.engine.sequences.sequence import Sequence
 
 MAX_STEPS = 8
-"""Without progress of the leader nobody waits longer."""
+"""Largest number of steps that a sequence waits while its leader makes no progress."""
 
 MIN_SHARED_BLOCKS = 2
 
@@ -25,7 +26,8 @@ class Deferral:
         self._keys: dict[Sequence, BlockKey] = {}
 
     def lead(self, sequence: Sequence) -> None:
-        """It entered, or its chunk was committed: its next block is the one to wait for. The first leader stays."""
+        """Makes a running prefill the leader for its next block. It is called when the sequence entered or its chunk
+        was committed. The first leader of a block stays."""
         self.forget(sequence)
         handle, message = sequence.handle, sequence.attempt.message
         if handle is None or not message.cache_write:
@@ -36,13 +38,14 @@ class Deferral:
             self._keys[sequence] = key
 
     def forget(self, sequence: Sequence) -> None:
-        """It runs no more, or leads elsewhere."""
+        """Ends the leadership of a sequence that runs no more, or leads for another block."""
         key = self._keys.pop(sequence, None)
         if key is not None:
             del self._leaders[key]
 
     def leader(self, sequence: Sequence, num_cached: int, key: BlockKey | None) -> Sequence | None:
-        """Whom to wait for, of a sequence that matches `num_cached` tokens and misses the block `key` first."""
+        """Returns the leader that a sequence should wait for, or None. The sequence matches `num_cached` tokens, and
+        `key` is the first block that it misses."""
         leader = None if key is None else self._leaders.get(key)
         if leader is None or not sequence.attempt.message.cache_read:
             return None

@@ -1,9 +1,11 @@
-"""Who is served next among tenants: weighted virtual token counters. Knows opaque tenant ids and numbers.
+"""Choice of the tenant that is served next, by weighted virtual token counters. The module knows opaque tenant ids and
+numbers.
 
-A tenant's counter grows by what it is given, divided by its weight; the smallest counter is served. A tenant that
-becomes active is lifted to the virtual time, the smallest active counter that ever was, less a credit: what it left to
-others lately it may have back, no more than that (engine.md section 3.3, ADR 61). So somebody who rarely asks, and then
-twice in a row, does not wait until a flood has been given as much as he.
+A tenant's counter grows by the tokens that it is given, divided by its weight. The tenant with the smallest counter is
+served. A tenant that becomes active is lifted to the virtual time less a credit. The virtual time is the largest value
+that the smallest active counter ever had. So a tenant may get back what it recently left to others, up to the credit
+(engine.md section 3.3, ADR 61). A tenant that rarely asks, and then twice in a row, does not wait until a flood has
+been given as much as it was.
 """
 
 from __future__ import annotations
@@ -21,21 +23,22 @@ OUTPUT_CHARGE = 2.0
 RECENT_S = 30.0
 MAX_REMEMBERED = 4096
 RETURN_S = 10.0
-"""Who was served so lately may come back during any step."""
+"""Seconds after its last service during which a tenant may come back in any step."""
 MAX_RETURNING = 64
-"""Tenants looked at for the lightest of those, the last ones served."""
+"""Largest number of such tenants, the last ones served, among which the lightest is looked for."""
 
 Rank = tuple[bool, int]
 
 MAX_NAMED = 64
-"""Tenants looked at for one choice. Those passed over wait for a prefix that is being computed."""
+"""Largest number of tenants that are considered for one choice. Tenants are passed over while they wait for a prefix
+that is being computed."""
 
 
 class VirtualCounters:
     """One counter per tenant. `enter` and `leave` bracket each request of a tenant in the worker."""
 
     def __init__(self, credit: float = 0.0) -> None:
-        """`credit`: how far behind the virtual time a tenant may become active."""
+        """Creates the counters. `credit` is how far below the virtual time a tenant may become active."""
         self._credit = credit
         self._counters: dict[str, float] = {}
         self._weights: dict[str, float] = {}
@@ -53,11 +56,12 @@ class VirtualCounters:
         self._num_requests[tenant] = count + 1
 
     def num_requests(self, tenant: str) -> int:
-        """That entered and did not leave."""
+        """Returns the number of its requests that entered and did not leave."""
         return self._num_requests.get(tenant, 0)
 
     def leave(self, tenant: str) -> None:
-        """The last request of a tenant takes its state along, unless its counter says that its credit is not whole."""
+        """Ends one request of a tenant. The last one deletes the tenant's state, unless its counter shows that its
+        credit is not whole yet."""
         self._num_requests[tenant] -= 1
         if self._num_requests[tenant] > 0:
             return
@@ -69,7 +73,7 @@ class VirtualCounters:
             del self._counters[tenant]
 
     def level(self, tenant: str) -> float:
-        """Its counter, or what that would be if it became active now."""
+        """Returns the tenant's counter, or the value that it would have if the tenant became active now."""
         if tenant not in self._num_requests:
             self._advance()
             return max(self[tenant], self._time - self._credit)
@@ -83,16 +87,17 @@ class VirtualCounters:
         self._counters[tenant] += cost / self._weights[tenant]
 
     def refund(self, tenant: str, *, computed: int) -> None:
-        """Charged, and not computed after all."""
+        """Takes back the charge for tokens that were not computed after all."""
         self._counters[tenant] -= COMPUTED_CHARGE * computed / self._weights[tenant]
 
     def _advance(self) -> None:
-        """With nobody active time stands still. O(active tenants)."""
+        """Moves the virtual time forward. It stands still while nobody is active. O(active tenants)."""
         active = (self._counters[tenant] for tenant in self._num_requests)
         self._time = max(self._time, min(active, default=self._time))
 
     def _forget(self) -> None:
-        """Those who are not active and whose credit is whole, or else half of them: they get theirs back early."""
+        """Deletes counters of tenants that are not active and whose credit is whole, or at least half of the inactive
+        ones. The latter get their credit back early."""
         idle = sorted(self._counters.keys() - self._num_requests.keys(), key=self._counters.__getitem__)
         for number, tenant in enumerate(idle):
             if number >= len(idle) // 2 and self._counters[tenant] > self._time - self._credit:
@@ -101,13 +106,14 @@ class VirtualCounters:
 
 
 class RecentService:
-    """What each tenant was given lately, fading. Unlike a counter it remembers who was idle: of prompts being computed,
-    those of the tenant that got least go first (least attained service), so a flood does not stretch the prompt of
-    somebody who rarely asks. Who gets how much in the long run is the counters' matter alone."""
+    """Fading sum of the tokens that each tenant was given recently. Unlike a counter it remembers who was idle. Of the
+    prompts being computed, those of the tenant that got least go first (least attained service), so a flood does not
+    delay the prompt of a tenant that rarely asks. Only the counters decide how much each tenant gets in the long
+    run."""
 
     def __init__(self) -> None:
         self._given: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Tenant -> (amount, when it was that), who was served last behind all others."""
+        """Map from tenant to (amount, time at which it was that amount). The tenant served last is the last entry."""
 
     def add(self, tenant: str, amount: float, now: float) -> None:
         self._given[tenant] = self.of(tenant, now) + amount, now
@@ -122,7 +128,8 @@ class RecentService:
         return amount * math.exp((at - now) / RECENT_S)
 
     def lightest(self, now: float) -> float:
-        """What the one got that got least, of those who may come back any moment; infinite if nobody may."""
+        """Returns the smallest recent service among the tenants that may come back at any moment. It is infinite if
+        there are none."""
         least = math.inf
         for tenant in islice(reversed(self._given), MAX_RETURNING):
             if now - self._given[tenant][1] > RETURN_S:
@@ -132,8 +139,8 @@ class RecentService:
 
 
 class TenantOrder:
-    """Tenants with something to serve, the smallest counter first. O(log tenants) amortised per tenant named: counters
-    grow, so an entry that is out of date is moved down when it surfaces."""
+    """Tenants that have something to serve, the smallest counter first. A step of the iteration takes O(log tenants)
+    amortised: counters grow, so an entry that is out of date is moved down when it comes to the top."""
 
     def __init__(self, counters: VirtualCounters) -> None:
         self._counters = counters
@@ -142,8 +149,9 @@ class TenantOrder:
         self._num_entries = 0
 
     def add(self, tenant: str) -> None:
-        """Of equals, who came first, but all before those that were served since: who becomes active is lifted to the
-        smallest counter, often that of the only one served."""
+        """Adds a tenant. Of tenants with equal counters the first to come goes first, but newcomers go before tenants
+        that were served since. The reason is that a tenant that becomes active is lifted to the smallest counter, often
+        that of the only tenant served."""
         self._enter(tenant, served=False)
 
     def served(self, tenant: str) -> None:
@@ -159,7 +167,8 @@ class TenantOrder:
         self._live_entry.pop(tenant, None)
 
     def smallest_first(self) -> Generator[str, None, None]:
-        """At most `MAX_NAMED`; what a caller does not ask for costs nothing. Nobody is added or discarded meanwhile."""
+        """Yields at most `MAX_NAMED` tenants. Tenants that the caller does not ask for cost nothing. Nobody may be
+        added or discarded during the iteration."""
         named: list[tuple[float, Rank, str]] = []
         try:
             while self._heap and len(named) < MAX_NAMED:

@@ -1,8 +1,9 @@
-"""The batch tier's floor: a share of what is scheduled, so that it always moves (engine.md 3.3). Pure; knows numbers.
+"""The batch tier's floor: a share of what is scheduled, so that batch always moves (engine.md 3.3). The module is pure
+and knows numbers only.
 
-Counted twice, in tokens computed and in tokens drawn, each fading over `WINDOW_S`: batch is below its floor where it
-has less than its share of both. Computed alone would say so of many batch streams beside one long prompt, drawn alone
-of one long batch prompt beside many streams.
+The share is measured twice, in tokens computed and in tokens drawn, and each sum fades over `WINDOW_S`. Batch is below
+its floor where it has less than its share of both. Computed tokens alone would say so while many batch streams run
+beside one long prompt, and drawn tokens alone while one long batch prompt runs beside many streams.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ WINDOW_S = 10.0
 class BatchFloor:
     def __init__(self, max_running: int) -> None:
         self.num_protected = max(1, int(SHARE * max_running))
-        """So many batch sequences are neither kept out nor preempted while batch is below its floor."""
+        """Number of batch sequences that are neither kept out nor preempted while batch is below its floor."""
         self._at = -math.inf
         self._batch = [0.0, 0.0]
         self._all = [0.0, 0.0]
 
     @property
     def due(self) -> bool:
-        """Below the floor. A worker that did nothing lately owes nothing."""
+        """Whether batch is below its floor. A worker that did nothing recently owes batch nothing."""
         return all(mine < SHARE * whole for mine, whole in zip(self._batch, self._all, strict=True))
 
     def reserve(self, budget: int) -> int:
-        """Tokens of a step that interactive prompts leave to batch while it is below."""
+        """Returns the number of a step's tokens that interactive prompts leave to batch while it is below its floor."""
         return max(1, int(SHARE * budget)) if budget > 1 else 0
 
     def count(self, now: float, batch: tuple[int, int], interactive: tuple[int, int]) -> None:
-        """A step was planned: (tokens computed, tokens drawn) of each tier."""
+        """Counts a planned step: (tokens computed, tokens drawn) of each tier."""
         fade = math.exp((self._at - now) / WINDOW_S)
         self._at = now
         for kind in (0, 1):

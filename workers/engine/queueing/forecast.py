@@ -1,14 +1,16 @@
-"""How long whoever comes now would wait until its prompt can begin. Pure; knows numbers, no tenants and no clock.
+"""Forecast of how long a request that comes now would wait until its prompt can begin. The module is pure: it knows
+numbers, no tenants and no clock.
 
-What stands before an arrival is so many prompt tokens, in so many sequences. They take so many steps; which is to be
-found out twice, and the slower one counts. By tokens: a step has its budget, and streams take a part of it. By places:
-where all are taken, one is free when an answer ends, and answers are as long as they were of late; where a step has no
-time for all streams, a token of each costs several steps. A step costs what steps were seen to cost (`pace.StepTime`):
-fixed costs, the rows of its streams, the KV they read; and each prompt token is paid for once. How many tokens small
-steps bring about in a second says nothing here: that is their fixed costs.
+The work ahead of an arrival is a number of prompt tokens in a number of sequences. The steps that they take are
+computed in two ways, and the slower one counts. By tokens: a step has its budget, and streams take a part of it. By
+running sequences: when the largest number of them runs, one can start only when an answer ends, and answers are assumed
+to be as long as recent ones were; where a step has no time for all streams, a token of each costs several steps. A step
+costs what steps were seen to cost (`pace.StepTime`): fixed costs, the rows of its streams, the KV they read. Each
+prompt token is paid for once. How many tokens small steps compute in a second says nothing here, because most of their
+time is fixed costs.
 
-Nothing is foretold until some steps were seen since the worker last rested. What steps took under another load would
-otherwise refuse those whose steps would show what holds now.
+Nothing is forecast until some steps were seen since the worker last rested. Otherwise step times from another load
+would refuse requests whose steps would show the present times.
 """
 
 from __future__ import annotations
@@ -18,39 +20,39 @@ from dataclasses import dataclass
 from workers.engine.queueing.pace import MIN_STEPS, TokenBudget
 
 FLOOR_RATE = 1000.0
-"""Prompt tokens per second that a worker is trusted with, until a step of full size was seen of late: what a small one
-takes says little about it, and a wrong refusal is worse than a wait."""
+"""Prompt tokens per second that are assumed at least until a step of full size was seen recently. The time of a small
+step says little about a full one, and a wrong refusal is worse than a wait."""
 
 ANSWER_SHARE = 0.05
-"""Of the last answer, in the mean length of answers."""
+"""Weight of the last answer in the mean length of answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """What waits, of a tenant or before an arrival."""
+    """Amount of waiting work, of a tenant or ahead of an arrival."""
 
     num_tokens: float = 0
-    """Uncached ones of prompts."""
+    """Number of uncached prompt tokens."""
     num_sequences: float = 0
 
     def plus(self, other: Queued, part: float = 1.0) -> Queued:
-        """Both, or of the other one a part between 0 and 1."""
+        """Returns the sum of this amount and a part, between 0 and 1, of the other one."""
         part = min(1.0, max(0.0, part))
         return Queued(self.num_tokens + part * other.num_tokens, self.num_sequences + part * other.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the worker does now."""
+    """The work that the worker has at the moment."""
 
     num_running: int = 0
-    """Sequences."""
+    """Number of running sequences."""
     num_prefill_tokens: int = 0
-    """Of their prompts, not computed yet."""
+    """Number of prompt tokens of the running sequences that are not computed yet."""
     num_places: int = 1
-    """As many may run."""
+    """Largest number of sequences that may run."""
     num_kv_tokens: int = 0
-    """That a step reads."""
+    """Number of KV tokens that a step reads."""
 
 
 class Forecast:
@@ -60,19 +62,21 @@ class Forecast:
 
     @property
     def per_second(self) -> float:
-        """Prompt tokens in steps of full size that carry nothing else; 0: nothing is known."""
+        """Prompt tokens per second in steps of full size that carry nothing else. The value is 0 while too few steps
+        were seen."""
         if self._budget.step_time.num_steps < MIN_STEPS:
             return 0.0
         step, step_s, token_s = self._full_step(0)
         return step / (step_s + step * token_s) if step_s + token_s > 0 else 0.0
 
     def answered(self, num_tokens: int) -> None:
-        """A sequence that ran gave up its place after so many tokens."""
+        """Records that a sequence stopped running after `num_tokens` output tokens."""
         share = ANSWER_SHARE if self._answer else 1.0
         self._answer += share * (num_tokens - self._answer)
 
     def wait_s(self, ahead: Queued, load: Load) -> float:
-        """Until those have begun that stand before an arrival; 0 while nothing is known. O(1)."""
+        """Returns the seconds until the work ahead of an arrival has begun. The value is 0 while too few steps were
+        seen. O(1)."""
         if self._budget.step_time.num_since_rest < MIN_STEPS:
             return 0.0
         num_tokens = ahead.num_tokens + load.num_prefill_tokens
@@ -88,15 +92,16 @@ class Forecast:
         return num_steps * (step_s + token_s * num_streams) + token_s * num_tokens
 
     def _for_prompts(self, step: int, num_rows: float, num_tokens: float, num_sequences: float) -> float:
-        """Of a step's tokens, those that streams leave: they take as many as run, but in the long run no more than
-        whoever begins will take, for an answer of the usual length."""
+        """Returns how many of a step's tokens streams leave to prompts. The streams take as many as run, but in the
+        long run no more than the sequences that begin will take, for an answer of the usual length."""
         if num_tokens <= 0:
             return float(step)
         part = num_tokens / (num_tokens + num_sequences * self._answer)
         return max(step - num_rows, step * part)
 
     def _full_step(self, num_kv_tokens: int) -> tuple[int, float, float]:
-        """Its tokens, seconds that it takes without them, seconds for each of them."""
+        """Returns the tokens of a full step, the seconds that it takes without them, and the seconds for each of
+        them."""
         num_tokens = self._budget.hurried(num_kv_tokens)
         fixed_s, token_s, kv_s = self._budget.step_time.fit
         if not self._budget.step_time.has_seen(num_tokens):

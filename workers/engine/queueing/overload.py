@@ -1,13 +1,15 @@
-"""Whom to refuse because a first token would come too late, and when to say he may come again. Pure; the clock is given.
+"""Choice of the requests to refuse because a first token would come too late, and of the time after which to come
+again. The module is pure; the clock is given.
 
-What stands before an arrival is what its tenant's fair share lets pass before it: its own tenant's queue, and of each
-other tenant no more than until the counters are level. How long that takes is forecast (forecast.py).
+The work ahead of an arrival is what its tenant's fair share lets pass before it: its own tenant's queue, and of each
+other tenant no more than until the counters are level. The time that this takes is forecast (forecast.py).
 
-Whoever is refused is told when the wait will be short enough, and has a place kept until then: as if he stood in the
-queue, so that those refused after him are told a later time and newcomers do not take his turn. He is known again by
-his tenant and prompt. A place that is not claimed lapses. Otherwise a worker with more clients than it can serve would
-tell all of them the same moment, and most of them in vain. A worker that rests has room for everybody: the times that it
-told were too late, and it keeps no places.
+A refused request is sent the time at which the wait will be short enough, and a reservation is kept for it until then.
+The reservation counts as if the request stood in the queue. So those refused after it are sent a later time, and
+newcomers do not take its turn. The request is recognised by its tenant and prompt when it comes again. A reservation
+that is not claimed lapses. Without reservations a worker with more clients than it can serve would send all of them the
+same moment, and most of them would come in vain. A worker that rests has capacity for everybody: the times that it sent
+were too late, and it keeps no reservations.
 """
 
 from __future__ import annotations
@@ -22,21 +24,23 @@ from workers.engine.queueing.forecast import Queued
 
 JITTER = 0.2
 GRACE_S = 5.0
-"""A place is kept so long after the time that was told."""
+"""Seconds for which a reservation is kept after the time that was sent."""
 
 LONGEST_S = 120.0
-"""Told to come later than this, clients do not come again: no place is kept."""
+"""Longest time in seconds for which a reservation is kept. Clients that are sent a later time do not come again."""
 
 SHORT = 0.25
-"""Of the target: with a real queue as short as that anybody is let in, or places of those who never come would keep
-the device idle."""
+"""Part of the target. While the wait of the real queue is no longer than that, every request is let in. Otherwise
+reservations of clients that never come would keep the device idle."""
 
 SLACK = 1.25
-"""Who comes at the time he was told is let in though the wait is so much longer than the target."""
+"""Multiple of the target. A request that comes at the time it was sent is let in while the wait is no longer than
+that."""
 
 EARLY_S = 5.0
-"""Whoever is refused is told when the wait will be so much shorter than the target, or half of it: with a queue just as
-long as the target, whoever comes a moment early would be refused again."""
+"""Seconds by which the wait must be shorter than the target at the time that a refused request is sent, or half of the
+target if that is less. With a queue just as long as the target, a request that comes a moment early would be refused
+again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +48,15 @@ class Arrival:
     tenant: str
     weight: float
     num_tokens: int
-    """Uncached ones of its prompt, as far as is known."""
+    """Number of uncached tokens of its prompt, as far as is known."""
     prompt: int
-    """Its hash: with the tenant, who it is when it comes again."""
+    """Hash of the prompt. With the tenant it identifies the request when it comes again."""
     limit_s: float
-    """Until when the first token is of use."""
+    """Seconds within which the first token is of use."""
 
 
 Wait = Callable[[Queued], float]
-"""Seconds until those have begun."""
+"""Function that returns the seconds until the queued work has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +70,27 @@ class Overload:
         self._counters = counters
         self._places: dict[tuple[str, int], _Place] = {}
         self._kept: dict[str, Queued] = {}
-        """By tenant."""
+        """Reserved work by tenant."""
         self._lapses: list[tuple[float, tuple[str, int]]] = []
         self._random = random.Random(0)  # spreads returns; nothing is secret
         self.kept = Queued()
-        """All places."""
+        """Sum of all reservations."""
 
     def rest(self) -> None:
-        """Nobody runs or waits, and so for a while."""
+        """Drops all reservations, because nobody has been running or waiting for a while."""
         self._places.clear()
         self._kept.clear()
         self._lapses.clear()
         self.kept = Queued()
 
     def claim(self, tenant: str, prompt: int) -> None:
-        """He came, and there is room anyway."""
+        """Ends the request's reservation, if it has one. It came, and there is capacity for it anyway."""
         if (tenant, prompt) in self._places:
             self._give_up((tenant, prompt))
 
     def refuse(self, arrival: Arrival, queued: Mapping[str, Queued], now: float, wait_s: Wait) -> float:
-        """Seconds after which to come again; 0: welcome. `queued`: those that wait, by tenant. O(tenants that wait)."""
+        """Returns the seconds after which the request is to come again, or 0 if it is let in. `queued` is the waiting
+        work by tenant. O(tenants that wait)."""
         self._lapse(now)
         key = arrival.tenant, arrival.prompt
         place = self._places.get(key)
@@ -120,7 +125,7 @@ class Overload:
                 ahead = ahead.plus(theirs, part=until_level / max(1.0, theirs.num_tokens))
         return ahead
 
-    # --- places ---
+    # --- reservations ---
 
     def _keep(self, key: tuple[str, int], place: _Place) -> None:
         self._places[key] = place
@@ -143,5 +148,5 @@ class Overload:
         while self._lapses and self._lapses[0][0] <= now:
             at, key = heapq.heappop(self._lapses)
             place = self._places.get(key)
-            if place is not None and place.due + GRACE_S <= at:  # not one of a later refusal
+            if place is not None and place.due + GRACE_S <= at:  # otherwise it is one of a later refusal
                 self._give_up(key)

@@ -1,80 +1,86 @@
-"""How long a step takes, learned from those that ran, and how many tokens the next one may therefore have. Pure.
+"""Time that a step takes, learned from the steps that ran, and the number of tokens that the next step may therefore
+have. The module is pure.
 
-t = a + b * tokens + c * kv_tokens, least squares over recent steps (engine.md 3.2). A step makes those of its own size be
-forgotten, no others: while all steps have the same size, as in a flood, what fixed costs are is known from before, and
-not guessed anew from steps that cannot tell (the idea of directional forgetting, Kulhavy and Karny 1984). When the load
-has changed, because there was a rest or sizes come again that did not for long, what is old becomes faint: it still tells
-the terms apart, and what is seen now outweighs it. Knows numbers only; whose tokens they are is the planner's.
+The model is t = a + b * tokens + c * kv_tokens, fitted by least squares over recent steps (engine.md 3.2). A step makes
+the fit forget older steps of its own size only. While all steps have the same size, as in a flood, the fixed costs are
+known from before, and are not estimated anew from steps that cannot show them (the idea is directional forgetting,
+Kulhavy and Karny 1984). The load may have changed, because there was a rest, or because sizes come again that did not
+for long. Then old steps get a small weight: they still tell the terms apart, and what is seen now outweighs them. The
+module knows numbers only; the planner knows whose tokens they are.
 """
 
 from __future__ import annotations
 
 RECOVERY_STEPS = 64
-"""A budget that was cut grows to twice itself after so many steps that ran."""
+"""Number of steps after which a budget that was cut is doubled."""
 
 LEAST_BUDGET = 256
-"""Tokens of a step, however slow: below, fixed costs are most of what is paid."""
+"""Least number of tokens of a step, however slow it is. With fewer, fixed costs would be most of its time."""
 
 LEAST_SHORT = 64
-"""Tokens of a step that is kept short for who may arrive, however cheap a step by itself is thought to be."""
+"""Least number of tokens of a step that is kept short for a possible arrival, however cheap a step by itself is
+estimated to be."""
 
 SHORT_COSTS = 4
-"""Fixed costs are at most one part in so many of such a step."""
+"""Fixed costs are at most a 1 / `SHORT_COSTS` part of a short step."""
 
 LEAST_ROWS = 32
-"""Streams of a step, however slow: with fewer, weights are read for too little, which shows in no fixed costs."""
+"""Least number of streams of a step, however slow it is. With fewer, the weights are read for too few of them, which
+does not show in the fixed costs."""
 
 FORGET = 0.97
-"""Of the weight of all steps of one size so far, at each such step: some thirty of them count."""
+"""Factor for the weight of all earlier steps of one size, applied at each step of that size. About thirty of them
+count."""
 
 STALL = 4.0
-"""A step that takes more than so many times what was foretold was held up by something else, and counts as this."""
+"""Multiple of the predicted time above which a step counts as just this multiple, because something else held it up."""
 
 MIN_STEPS = 8
-"""Nothing is foretold from fewer."""
+"""Least number of steps from which anything is predicted."""
 
 STALE_STEPS = 1000
-"""Steps of a size that none of so many steps had are old. When one of them is seen again, another load has come, and all
-that are old become faint; while none is, they still tell fixed costs from those of tokens."""
+"""Number of steps after which a size that none of them had is old. When an old size is seen again, another load has
+come, and all old sizes get a small weight. Until then they still tell fixed costs from those of tokens."""
 
 FAINT = 1 / 256
-"""Of one step: what all steps of one size count for together when they are faint."""
+"""Weight, relative to one step, of all steps of one size together when their weight was reduced."""
 
 UNITS = (1.0, 256.0, 65536.0)
-"""Of the three terms, so that the equations are of one size."""
+"""Units of the three terms, which bring the equations to a common scale."""
 
 RIDGE = 1e-4
-"""Where steps are too much alike to tell the terms apart, the smallest coefficients that fit."""
+"""Weight of the ridge term. Where steps are too much alike to tell the terms apart, it selects the smallest
+coefficients that fit."""
 
 Sums = tuple[float, ...]
-"""Of 1, x, y, x², xy, y², t, xt, yt over steps with x tokens and y KV tokens (in `UNITS`) that took t."""
+"""Sums of 1, x, y, x², xy, y², t, xt, yt over steps with x tokens and y KV tokens (in `UNITS`) that took t."""
 _NOTHING: Sums = (0.0,) * 9
 _PRODUCTS = ((0, 1, 2), (1, 3, 4), (2, 4, 5))
 _RESULTS = (6, 7, 8)
 
 
 class StepTime:
-    """The fit. `add` and the first question behind it are O(1): sums of products, three equations."""
+    """The fitted step time. `add` and the first query after it are O(1): sums of products, three equations."""
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.num_since_rest = 0
         self.largest = 0.0
-        """Tokens of the largest step not forgotten."""
+        """Number of tokens of the largest step that is not forgotten."""
         self._sums = _NOTHING
         self._of_size: dict[int, Sums] = {}
-        """Parts of the sums, by the size of steps: from one power of two to the next."""
+        """Parts of the sums, keyed by the size of steps. A size goes from one power of two to the next."""
         self._last: dict[int, int] = {}
-        """By size, which step was the last one; sizes that are faint have none."""
+        """Number of the last step of each size. Sizes with reduced weight have none."""
         self._fit: tuple[float, float, float] | None = None
 
     def add(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
-        """A step that took no time at all (a clock that stands) says nothing."""
+        """Adds a step. A step that took no time at all (the clock stands still) is ignored."""
         if seconds <= 0:
             return
         if self.num_steps >= MIN_STEPS:
             bound = STALL * self.predict(num_tokens, num_kv_tokens)
-            seconds = min(seconds, bound or seconds)  # a fit may foretell nothing at all
+            seconds = min(seconds, bound or seconds)  # a fit may predict 0
         self.num_steps += 1
         self.num_since_rest += 1
         self.largest = max(self.largest * FORGET, float(num_tokens))
@@ -91,19 +97,20 @@ class StepTime:
         self._fit = None
 
     def rest(self) -> None:
-        """Nothing was computed for a while: another load may come, on a machine that others use less, or more."""
+        """Notes that nothing was computed for a while. Another load may come, on a machine that others use less, or
+        more."""
         if self.num_since_rest:
             self.num_since_rest = 0
             self._make_faint(list(self._last))
 
     def has_seen(self, num_tokens: int) -> bool:
-        """A step of half this size or more, that is not old."""
+        """Returns whether a step of half this size or more was seen that is not old."""
         least = (num_tokens // 2).bit_length()
         return any(size >= least and not self._is_old(size) for size in self._last)
 
     @property
     def fit(self) -> tuple[float, float, float]:
-        """(a, b, c) in seconds, seconds per token, seconds per KV token; none is negative."""
+        """Coefficients (a, b, c) in seconds, seconds per token and seconds per KV token. None is negative."""
         if self._fit is None:
             terms = [0, 1, 2]
             while True:
@@ -120,7 +127,8 @@ class StepTime:
         return a + b * num_tokens + c * num_kv_tokens
 
     def tokens_within(self, seconds: float, num_kv_tokens: int) -> float:
-        """The largest step that is thought to end in time; at most twice the largest that was seen."""
+        """Returns the tokens of the largest step that should end in time. It is at most twice the largest step that was
+        seen."""
         a, b, c = self.fit
         left = seconds - a - c * num_kv_tokens
         bound = 2 * self.largest
@@ -138,7 +146,8 @@ class StepTime:
         self._fit = None
 
     def _solve(self, terms: list[int]) -> list[float]:
-        """Gaussian elimination on the terms given, the others being 0; sums of squares, so pivots are positive."""
+        """Solves for the given terms by Gaussian elimination; the other terms are 0. The matrix holds sums of squares,
+        so pivots are positive."""
         sums, ridge = self._sums, RIDGE * self._sums[0]
         rows = [
             [sums[_PRODUCTS[r][c]] + (ridge if r == c else 0.0) for c in terms] + [sums[_RESULTS[r]]] for r in terms
@@ -156,10 +165,12 @@ class StepTime:
 
 
 class TokenBudget:
-    """Tokens of a step: the limit, or less to keep the pace, or less for a while after the device ran out of memory."""
+    """Number of tokens of a step. It is the limit, or less to keep the pace, or less for a while after the device ran
+    out of memory."""
 
     def __init__(self, limit: int, target_s: float) -> None:
-        """`target_s`: what a step may take while an interactive sequence waits for its next token."""
+        """Creates the budget. `target_s` is the time that a step may take while an interactive sequence waits for its
+        next token."""
         self.num_tokens = limit
         self.step_time = StepTime()
         self._ceiling = limit
@@ -168,12 +179,12 @@ class TokenBudget:
         self._num_steps = 0
 
     def pace(self, num_kv_tokens: int, *, hurried: bool) -> int:
-        """The budget of the next step, which is thought to read so many tokens of KV."""
+        """Sets and returns the budget of the next step, which is expected to read `num_kv_tokens` tokens of KV."""
         self.num_tokens = self.hurried(num_kv_tokens) if hurried else self._ceiling
         return self.num_tokens
 
     def hurried(self, num_kv_tokens: int) -> int:
-        """That of a step for which somebody interactive waits."""
+        """Returns the budget of a step for which an interactive sequence waits."""
         if self.step_time.num_steps < MIN_STEPS:
             return self._ceiling
         within = self.step_time.tokens_within(self._target_s, num_kv_tokens)
@@ -181,13 +192,14 @@ class TokenBudget:
 
     @property
     def slack(self) -> int:
-        """Tokens that the device's memory takes beyond those of the pace."""
+        """Number of tokens that the device's memory takes beyond those of the pace."""
         return self._ceiling - self.num_tokens
 
     @property
     def num_short(self) -> int:
-        """Tokens of a step that somebody who asks seldom may have to wait for: as few as fixed costs allow, half the
-        budget at most. A short step costs a slow device little, and there it is worth most."""
+        """Number of tokens of a step for which a tenant that asks seldom may have to wait. It is as small as fixed
+        costs allow, and half the budget at most. A short step costs a slow device little, and there it is worth
+        most."""
         half = -(-self.num_tokens // 2)
         if self.step_time.num_steps < MIN_STEPS:
             return half
@@ -197,8 +209,9 @@ class TokenBudget:
         return min(half, max(LEAST_SHORT, int((SHORT_COSTS - 1) * fixed_s / token_s)))
 
     def num_rows(self, num_kv_tokens: float) -> int:
-        """Streams of a step for which somebody interactive waits, if each reads so many tokens of KV: as many as keep it
-        within its target, and more where fixed costs would be a larger part of it than one in `SHORT_COSTS`."""
+        """Returns the streams of a step for which an interactive sequence waits, if each reads `num_kv_tokens` tokens
+        of KV. They are as many as keep the step within its target, and more where fixed costs would be more than a 1 /
+        `SHORT_COSTS` part of it."""
         if self.step_time.num_steps < MIN_STEPS:
             return self._ceiling
         fixed_s, token_s, kv_s = self.step_time.fit
@@ -210,7 +223,7 @@ class TokenBudget:
         return min(self._ceiling, max(LEAST_ROWS, int(within), int(cheap)))
 
     def cut(self, num_tokens: int) -> None:
-        """A step of `num_tokens` was too large."""
+        """Reduces the budget after a step of `num_tokens` was too large."""
         self._ceiling = self.num_tokens = max(1, min(self._ceiling, num_tokens // 2))
         self._num_steps = 0
 

@@ -1,12 +1,14 @@
-"""Who is next among those that never ran, of one tier: tenants by their counters, inside a tenant the longest match.
+"""Choice of the next sequence among those of one tier that never ran: tenants by their counters, inside a tenant the
+longest match.
 
-A tenant that is chosen is served a quantum of tokens before another is, so that order by prefix means something; but
-who came and was not served yet, with no larger counter, ends the quantum. Order by prefix never crosses tenants (engine.md 2.7).
-Inside a tenant, prompts that miss the same block first form a group; a group stands at its head's match, a member is
-looked up when it becomes head, so a step costs the same with 5 or 5,000 waiting. Nobody is overtaken for ever: when
-its tenant has been served twice what stood before it, and a quantum, an arrival goes first.
+A tenant that is chosen is served a quantum of tokens before another is, so that order by prefix has an effect. The
+quantum ends early for a tenant that came, was not served yet and has no larger counter. Order by prefix never crosses
+tenants (engine.md 2.7). Inside a tenant, prompts that miss the same block first form a group. A group is ordered by its
+head's match, and a member is looked up when it becomes head, so a step costs the same with 5 or 5,000 waiting. Nobody
+is overtaken for ever: an arrival goes first when its tenant has been served twice the tokens that were ahead of it, and
+a quantum.
 
-Order by prefix inside quanta of virtual token counters: D2LPM/DLPM, arXiv 2501.14312; the ageing is our own.
+Order by prefix inside quanta of virtual token counters is D2LPM/DLPM, arXiv 2501.14312; the ageing is our own.
 """
 
 from __future__ import annotations
@@ -22,47 +24,48 @@ from workers.engine.queueing.forecast import Queued
 from workers.engine.sequences.sequence import Sequence
 
 MAX_PROBES = 32
-"""Lookups of one choice; beyond, whoever was looked up last is taken."""
+"""Largest number of lookups of one choice. After them, the sequence looked up last is taken."""
 
 MAX_STALE = 64
-"""Entries of a heap that nobody stands behind, above those that somebody does."""
+"""Number of stale entries of a heap that are tolerated beyond twice the number of live sequences."""
 
 QUANTUM_STEPS = 4
-"""A quantum is so many token budgets."""
+"""A quantum is this number of token budgets."""
 
 Look = Callable[[Sequence], Probe]
 Order = tuple[int, int]
 
 
 class Waiting(Protocol):
-    """The sequences of a tier that never ran, in the order in which they are to."""
+    """The sequences of a tier that never ran, in the order in which they will."""
 
     num_uncached: int
-    """Prompt tokens that somebody has yet to compute, as far as is known."""
+    """Number of prompt tokens that are not computed yet, as far as is known."""
 
     def __len__(self) -> int: ...
 
     @property
     def queued(self) -> dict[str, Queued]:
-        """By tenant. O(tenants)."""
+        """Waiting work by tenant. O(tenants)."""
         ...
 
     def push(self, sequence: Sequence) -> None: ...
 
     def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
-        """Who is next. Where somebody may be overtaken: of those that `waits` does not hold back."""
+        """Returns the next sequence. Where sequences may be overtaken, it is the first that `waits` does not hold
+        back."""
         ...
 
     def take(self, sequence: Sequence) -> None:
-        """It enters."""
+        """Removes a sequence that is admitted."""
         ...
 
     def remove(self, sequence: Sequence) -> int:
-        """It leaves, whatever for. Returns its uncached tokens. O(log waiting)."""
+        """Removes a sequence that leaves, for any reason. Returns its uncached tokens. O(log waiting)."""
         ...
 
     def committed(self, keys: Iterable[BlockKey]) -> None:
-        """These blocks are in the tree now."""
+        """Notes that these blocks are in the tree now."""
         ...
 
 
@@ -76,12 +79,12 @@ class Group:
         self.probe = probe
         self.members: dict[Sequence, None] = {}
         self.order: list[tuple[Order, Sequence]] = []
-        """A heap by arrival; entries of those who left are skipped."""
+        """A heap by arrival. Entries of sequences that left are skipped."""
         self.num_tokens = 0
         self.entry: tuple[int, Order, Group] | None = None
         """Its live entry in the tenant's heap."""
         self.deferred_at = -1
-        """Step since when it waits for a leader; -1: it does not."""
+        """Step since which it waits for a leader. The value is -1 if it does not wait."""
 
     def __lt__(self, other: Group) -> bool:  # two groups with one head do not exist
         return False
@@ -107,7 +110,7 @@ class Group:
 
 
 class TenantQueue:
-    """The waiting sequences of one tenant. `waits(group)` of a caller says who is to be passed over for now."""
+    """The waiting sequences of one tenant. The caller's `waits(group)` tells which groups are passed over for now."""
 
     def __init__(self, tenant: str, look: Look, by_key: dict[BlockKey, list[Group]]) -> None:
         self.tenant = tenant
@@ -116,11 +119,11 @@ class TenantQueue:
         self._by_key = by_key
         self._group_of: dict[Sequence, Group] = {}
         self._open: dict[BlockKey, Group] = {}
-        """Where an arrival that misses this block joins."""
+        """Groups by the block that they miss. An arrival that misses the same block joins the group."""
         self._heap: list[tuple[int, Order, Group]] = []
         self._num_served = 0
         self._due: list[tuple[int, Order, Sequence]] = []
-        """When the tenant was served so many tokens, the sequence goes first."""
+        """Heap of sequences by the number of served tokens of the tenant at which they go first."""
 
     def __len__(self) -> int:
         return len(self._group_of)
@@ -131,7 +134,7 @@ class TenantQueue:
         heapq.heappush(self._due, (self._num_served + 2 * ahead + quantum, sequence.order, sequence))
 
     def remove(self, sequence: Sequence) -> int:
-        """Returns its uncached tokens, as far as is known."""
+        """Removes a sequence and returns its uncached tokens, as far as is known."""
         group = self._group_of.pop(sequence)
         num_uncached = len(sequence.tokens) - group.probe.num_tokens
         self._leave(group, sequence)
@@ -166,7 +169,7 @@ class TenantQueue:
         return found
 
     def committed(self, group: Group) -> None:
-        """The block that it missed is there: it stands where its head stands now."""
+        """Moves the group to the match that its head has now, because the block that it missed is in the tree."""
         self._restate(group, self._look(group.head))
 
     def _pass_over(self, passed: list[tuple[int, Order, Group]]) -> None:
@@ -183,7 +186,7 @@ class TenantQueue:
         return None
 
     def _look_again(self, sequence: Sequence, group: Group) -> bool:
-        """True if it does not stand where it was thought to."""
+        """Looks the sequence up again. Returns True if its match is not the group's."""
         probe = self._look(sequence)
         if probe == group.probe:
             return False
@@ -253,7 +256,7 @@ class TenantQueue:
 
 
 class WaitingQueue:
-    """Of one tier, in fair shares of its tenants."""
+    """The waiting sequences of one tier, in fair shares of its tenants."""
 
     def __init__(self, counters: VirtualCounters, look: Look, budget: Callable[[], int]) -> None:
         self.num_uncached = 0
@@ -263,7 +266,7 @@ class WaitingQueue:
         self._tenants: dict[str, TenantQueue] = {}
         self._order = TenantOrder(counters)
         self._newcomers = TenantOrder(counters)
-        """Of those, who has not been served since it came."""
+        """The tenants that have not been served since they came."""
         self._by_key: dict[BlockKey, list[Group]] = {}
         self._chosen: TenantQueue | None = None
         self._quantum_left = 0
@@ -327,7 +330,7 @@ class WaitingQueue:
         return num_uncached
 
     def committed(self, keys: Iterable[BlockKey]) -> None:
-        """O(keys + groups that missed one of them)."""
+        """Regroups the sequences that missed one of these blocks. O(keys + groups that missed one of them)."""
         if not self._by_key:
             return
         for key in keys:
@@ -351,7 +354,7 @@ class WaitingQueue:
 
 
 class _Counted:
-    """What a tenant's sum changes by, the sum over tenants changes by."""
+    """Context that adds the change of a tenant's sum of uncached tokens to the sum over all tenants."""
 
     __slots__ = ("_before", "_queue", "_whole")
 

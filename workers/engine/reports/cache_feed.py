@@ -1,7 +1,9 @@
-"""What gateways are told of the prefix cache: events of whole groups, numbered, and snapshots for who asks.
+"""Messages to gateways about the prefix cache: numbered events of whole groups, and snapshots for links that ask for
+one.
 
-Knows links by number. Bounded: a step's changes leave with the step, and a link that does not read is skipped by the
-I/O thread, which shows as a gap. All gateways of a deployment have one key; the last one told is used for all.
+The module knows links by number. Memory is bounded: a step's changes are sent with the step, and the I/O thread skips a
+link that does not read, which shows as a gap. All gateways of a deployment have one key. The key received last is used
+for all.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 MAX_GROUPS_PER_EVENT = 50_000
 MAX_SNAPSHOT_GROUPS = 500_000
-"""32 million tokens in one frame of 9 MB; of what is beyond, nobody is told."""
+"""Largest number of groups in a snapshot. They stand for 32 million tokens, in one frame of 9 MB. Further groups are
+not reported."""
 
 
 class CacheFeed:
@@ -30,7 +33,7 @@ class CacheFeed:
         self._asked: dict[int, None] = {}
 
     def subscribe(self, link: int, key: bytes) -> None:
-        """The link gets a snapshot, then all that changes."""
+        """Sends a snapshot to the link with the next messages, then all changes."""
         if not key:
             return
         if key != self._key:
@@ -44,7 +47,7 @@ class CacheFeed:
         self._asked.pop(link, None)
 
     def take(self) -> list[tuple[int, Message]]:
-        """What to send for the changes since the last call, in order."""
+        """Returns the messages for the changes since the last call, in order."""
         if self._watch is None:
             return []
         inserted, evicted = self._watch.take()

@@ -1,6 +1,7 @@
-"""Metric families of the prefix cache (operations.md section 3.2). Fed each second and at each ending; knows no socket.
+"""Metric families of the prefix cache (operations.md section 3.2). They are updated each second and at each ending. The
+module knows no socket.
 
-Families by tenant exist only where the operator asked for them: a series per tenant is the operator's to afford.
+Families by tenant exist only where the operator asked for them, because a series per tenant costs the operator memory.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class CacheMetrics:
 
 
 class _Tiers:
-    """Of the tiers behind the device, those that are there."""
+    """Metrics of the tiers below the device that exist."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hits = Counter(
@@ -86,12 +87,13 @@ class _Tiers:
         self._bytes.labels(tier, "out").inc(now.num_bytes_out - before.num_bytes_out)
         for reason, count in now.refused.items():
             self._refused.labels(tier, reason).inc(count - before.refused.get(reason, 0))
-        if tier == "host":  # of a store that many share, nobody knows
+        if tier == "host":  # nobody knows the use of a store that many share
             self._used.labels(tier).set(now.num_used_bytes)
 
 
 class _Tenants:
-    """The first tenants seen keep their series until restart, all later ones share one: counters never fall."""
+    """Metrics by tenant. The first tenants seen keep their series until restart, and all later ones share one, so
+    counters never fall."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._names: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""What a prompt would find here now, and how long it would wait. Changes nothing: no LRU, no counter, no place."""
+"""Answer to the question what a prompt would find in the cache now, and how long it would wait. It changes nothing: no
+LRU order, no counter, no reservation."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from workers.protocol.messages import CacheProbe, CacheProbed
 
 
 def peek(message: CacheProbe, root: str, identity: bytes | None, cache: PrefixCache, wait_s: float) -> CacheProbed:
-    """`identity`: of the adapter, None for one that is not here. `wait_s`: how long it would wait, whatever it is."""
+    """Answers a probe. `identity` is that of the adapter, or None if this worker does not have the adapter. `wait_s` is
+    how long any request would wait."""
     wait_ms = int(1000 * wait_s)
     if message.root != root or identity is None:
         return CacheProbed(message.peek_id, -1, wait_ms)
     path = tuple(PathEntry(region.id + identity, region.end) for region in message.namespace)
     try:
         num_cached = cache.match(path, message.prompt) if message.cache_read else 0
-    except ValueError:  # a path that no request could have either
+    except ValueError:  # no request could have this path either
         num_cached = -1
     return CacheProbed(message.peek_id, num_cached, wait_ms)

@@ -1,7 +1,7 @@
-"""What is looked at in the cache now and then: figures each second, its laws once per idle minute. Changes nothing.
+"""Periodic checks of the cache: figures each second, its laws once per idle minute. They change nothing.
 
-Knows the cache and the clock; not metrics, not logs' readers. One law per idle round, so that a request that comes
-meanwhile waits for one law and not for all.
+The module knows the cache and the clock, but no metrics and no readers of the logs. It checks one law per idle round,
+so that a request that comes meanwhile waits for one law and not for all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAWS_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
-    """Counts since the process began, and what is there now."""
+    """Counts since the process began, and the present state."""
 
     num_pinned_blocks: int = 0
     evicted_blocks: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class CacheFigures:
     tenants: dict[str, TenantBlocks] = field(default_factory=dict)
     tiers: dict[str, TierFigures] = field(default_factory=dict)
     num_swapped_blocks: dict[str, int] = field(default_factory=dict)
-    """Out to the host, and in again."""
+    """Numbers of swapped blocks, out to the host and in again."""
 
 
 class CacheWatch:
@@ -48,7 +48,7 @@ class CacheWatch:
         self._next_law = 0
 
     def look(self, now: float, *, busy: bool) -> CacheFigures | None:
-        """Once per round of the loop; figures if they are due."""
+        """Checks the cache. It is called once per round of the loop, and returns figures if they are due."""
         if busy or self._laws_due is None:
             self._laws_due = now + LAWS_EVERY_S
         elif now >= self._laws_due:
@@ -66,7 +66,7 @@ class CacheWatch:
         try:
             broken = list(law(self._cache, None))
         except Exception:
-            # A state that the check itself stumbles over is broken too; serving goes on, somebody must look.
+            # A state for which the check itself fails is broken too. Serving goes on, and a person must look into it.
             logger.exception("a law of the cache cannot be checked", extra={"event": "cache_law"})
             self.num_broken_laws += 1
             return

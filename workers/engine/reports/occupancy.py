@@ -1,7 +1,8 @@
-"""How well running sequences use their blocks: what choices of one request save by sharing, how many slots hold a token.
-Pure; reads what runs.
+"""Use of blocks by running sequences: the blocks that choices of one request save by sharing, and the slots that hold a
+token. The module is pure and reads running sequences.
 
-Per request: blocks that different requests share through the prefix tree count for each of them, on both sides.
+The figures are computed per request. Blocks that different requests share through the prefix tree count for each of
+them, among held and unshared blocks alike.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ Mode = Literal["parallel", "beam"]
 
 @dataclass(slots=True)
 class Shared:
-    """Blocks of requests with several choices."""
+    """Blocks of requests that have several choices."""
 
     num_held: int = 0
     num_unshared: int = 0
-    """What they would hold if each choice had its own."""
+    """Number of blocks that they would hold if each choice had its own."""
 
     @property
     def saving(self) -> float:
@@ -32,9 +33,9 @@ class Shared:
 class Occupancy:
     shared: dict[Mode, Shared] = field(default_factory=lambda: {"parallel": Shared(), "beam": Shared()})
     num_slots: int = 0
-    """Of blocks in the tables of running sequences."""
+    """Number of slots of the blocks in the tables of running sequences."""
     num_used: int = 0
-    """Of these, with a token in them."""
+    """Number of these slots that hold a token."""
 
     @property
     def utilisation(self) -> float:
@@ -42,7 +43,7 @@ class Occupancy:
 
 
 def occupancy(running: Iterable[Sequence], block_size: int) -> Occupancy:
-    """O(running)."""
+    """Returns the figures of the running sequences. O(running)."""
     found = Occupancy()
     requests: dict[Attempt, list[Sequence]] = {}
     for sequence in running:
@@ -59,7 +60,8 @@ def occupancy(running: Iterable[Sequence], block_size: int) -> Occupancy:
 
 
 def _num_empty(sequences: list[Sequence], block_size: int) -> int:
-    """Slots behind each sequence's last token; a tail that choices share counts once, as full as its fullest."""
+    """Returns the number of empty slots after each sequence's last token. A tail that choices share counts once, with
+    the slots that its fullest choice leaves empty."""
     empty: dict[int, int] = {}
     for sequence in sequences:
         num_held = sequence.num_computed - sequence.num_dropped

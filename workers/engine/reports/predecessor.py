@@ -1,7 +1,7 @@
-"""The file that carries the names of what was cached from one process of a slot to the next.
+"""The file that passes the names of cached blocks from one process of a slot to the next.
 
-Written when a process ends in order, read and deleted when the next begins; used only where the root has changed. Without
-it nothing is wrong: a miss says `cold` instead of `version`.
+It is written when a process ends in order, and read and deleted when the next begins. It is used only where the root
+has changed. Without it only one thing differs: a miss has the reason `cold` instead of `version`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Left(msgspec.Struct, frozen=True):
 
 
 def leave(path: Path, cache: PrefixCache, root: str) -> None:
-    """Raises nothing: a full disk must not spoil a clean end."""
+    """Writes the file. It raises nothing, because a full disk must not spoil a clean end."""
     left = _Left(root, cache.block_size, names(cache.owners.tree))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +34,7 @@ def leave(path: Path, cache: PrefixCache, root: str) -> None:
 
 
 def take(path: Path, cache: PrefixCache, root: str) -> None:
-    """Gives the cache its predecessor, if there is one and it had another root."""
+    """Reads and deletes the file. It gives the cache its predecessor, if there is one that had another root."""
     try:
         data = path.read_bytes()
         path.unlink()

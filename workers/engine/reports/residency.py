@@ -1,7 +1,8 @@
-"""What the cache kept for each tenant, hour by hour, in byte-milliseconds: what a gateway charges, if a price says so.
+"""The bytes that the cache kept for each tenant, hour by hour, in byte-milliseconds. A gateway charges for them if a
+price says so.
 
-Pure: fed with the cache's own integrals, once a second. The sums of an hour only rise, so a report may be repeated, lost
-or overtaken. A process that dies takes at most its last minute with it: nobody is ever charged for it.
+The module is pure, and is given the cache's own integrals once a second. The sums of an hour only rise, so a report may
+be repeated, lost or overtaken. If a process dies, at most its last minute is lost, and nobody is ever charged for it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from workers.protocol.messages import ResidencyReport, TenantHour
 HOUR_S = 3_600
 REPORT_EVERY_S = 60.0
 TOLD_FOR_S = 900
-"""How long after its end an hour is still reported."""
+"""Seconds after its end for which an hour is still reported."""
 MAX_ROWS = 1_000
-"""In one frame."""
+"""Largest number of rows in one frame."""
 
 
 @dataclass(slots=True)
@@ -36,7 +37,8 @@ class ResidencyMeter:
         self._hours: defaultdict[tuple[int, str], _Kept] = defaultdict(_Kept)
 
     def observe(self, tenants: Mapping[str, TenantBlocks], now_s: float) -> None:
-        """Integrals since the process began. What an observation straddles counts to the later hour."""
+        """Adds what was kept since the last call. `tenants` has the integrals since the process began. An interval that
+        crosses an hour counts for the later hour."""
         hour = int(now_s) // HOUR_S * HOUR_S
         for tenant, now in tenants.items():
             before = self._before.get(tenant, TenantBlocks())

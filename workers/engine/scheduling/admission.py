@@ -1,7 +1,8 @@
-"""Who may start running: the preempted first, then whom fairness names, while blocks and places last. Pure.
+"""Choice of the sequences that may start to run: the preempted ones first, then those that fairness selects, while
+there are blocks and the number of running sequences allows it. The module is pure.
 
-Blocks for a whole uncached prompt are taken here. Nothing of a tier enters while a preempted one of it waits, nor in a
-step that preempted.
+The blocks for a whole uncached prompt are taken here. No new sequence of a tier is admitted while a preempted one of
+the tier waits, nor in a step that preempted.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from workers.engine.sizing.capacity import WATERMARK_SHARE
 from workers.protocol.messages import Tier
 
 MAX_SHARED_PREFILLS = 4
-"""Prompts in prefill at once when the budget is short: a few, so that a short one is not stuck behind a long one;
-not all, because equal shares would make everybody late."""
+"""Largest number of prompts in prefill at once when the budget is short. A few are allowed, so that a short prompt does
+not wait for a long one. Not all are, because equal shares would make everybody late."""
 
 MAX_PREFILLS = 16
-"""With those of tenants that have one each."""
+"""Largest number of prompts in prefill, counting those of tenants that have no other prompt in prefill."""
 
 MAX_TICK_TIMES = 4096
 
@@ -48,16 +49,17 @@ class Admission:
         self._sparsity = sparsity
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
         self.is_full = False
-        """In the last plan somebody interactive waited for a place or for blocks, and nobody could give way."""
+        """Whether in the last plan an interactive sequence waited for a free running slot or for blocks, and nobody
+        could give way."""
 
     def tick(self, now: float) -> None:
-        """A plan begins: the cache counts its age in these."""
+        """Begins a plan. The cache measures its age in these ticks."""
         self._block_tables.cache.tick()
         self.is_full = False
         self._tick_times.append(now)
 
     def admit_below_floor(self, plan: StepPlan) -> None:
-        """Batch below its floor comes before interactive, one sequence in a step."""
+        """Admits one batch sequence in a step, before interactive ones, while batch is below its floor."""
         running, floor = self._ranks.running["batch"], self._ranks.floor
         if plan.num_preempted == 0 and floor.due and len(running) < floor.num_protected:
             sequence = self._next("batch", plan)
@@ -65,7 +67,7 @@ class Admission:
                 self._try(sequence, plan)
 
     def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
-        """Adds to `prefills`."""
+        """Admits sequences of a tier and adds those to be computed to `prefills`."""
         claimed = sum(s.num_unscheduled for s in prefills)
         while plan.num_preempted == 0 and plan.budget > 0:
             sequence = self._next(tier, plan)
@@ -85,7 +87,8 @@ class Admission:
                 claimed += sequence.num_unscheduled
 
     def _crowded(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
-        """A tenant that has no prompt in prefill comes in beside those that have: it will be served before them."""
+        """Returns whether there are too many prefills for this sequence. A tenant that has no prompt in prefill is let
+        in beside those that have, because it will be served before them."""
         tenant = sequence.attempt.message.tenant
         own = sum(s.attempt.message.tenant == tenant for s in prefills)
         return len(prefills) >= (MAX_SHARED_PREFILLS if own else MAX_PREFILLS)
@@ -95,13 +98,13 @@ class Admission:
         if sequence is None:
             sequence = self._ranks.waiting[tier].peek(lambda group: self._waits(group, plan.step))
         elif sequence.handle is not None:
-            return None  # it was preempted a moment ago: a step in flight still uses its blocks
+            return None  # it was preempted just now: a step in flight still uses its blocks
         if sequence is None or self._sibling_prefills(sequence):
             return None
         return sequence
 
     def _waits(self, group: Group, step: int) -> bool:
-        """Somebody is computing what these miss."""
+        """Returns whether the group waits for a leader that is computing the block that the group misses."""
         probe = group.probe
         if self._deferral.leader(group.head, probe.num_tokens, probe.next_key) is None:
             return False
@@ -110,11 +113,12 @@ class Admission:
         return step - group.deferred_at < MAX_STEPS
 
     def _sibling_prefills(self, sequence: Sequence) -> bool:
-        """Choices that were preempted come back one after the other: the next one finds the prompt in the tree."""
+        """Returns whether another choice of the attempt is in prefill. Preempted choices come back one after the other,
+        so that the next one finds the prompt in the tree."""
         return any(other.status is Status.RUNNING and not other.decoding for other in sequence.attempt.sequences)
 
     def _make_room(self, victim: Sequence, plan: StepPlan) -> None:
-        """A batch sequence goes, for an interactive one."""
+        """Preempts a batch sequence for an interactive one, or delays the next plan if a step is in flight."""
         if plan.ahead:
             plan.holds_next = True
         else:
@@ -134,8 +138,8 @@ class Admission:
         return True
 
     def _kept_free(self, sequence: Sequence, running: list[Sequence]) -> int:
-        """Places that are not for this one: so that interactive arrivals need not preempt batch, and a tenant that has
-        nothing here need not wait for one that has much."""
+        """Returns the number of running slots that this sequence may not take. They are kept so that interactive
+        arrivals need not preempt batch, and so that a tenant with nothing here need not wait for one that has much."""
         if sequence.attempt.message.tier == "batch":
             return self._limits.max_running // 8
         return self._kept_for_newcomers(sequence, running)
@@ -146,8 +150,9 @@ class Admission:
         return 0 if others else self._limits.max_running // 16
 
     def _spare_blocks(self, sequence: Sequence, num_running: int) -> int:
-        """What has to stay available behind an admission: the first lease, a tail per further choice, copies, the watermark;
-        twice that for one that was preempted, so that it is not at once again."""
+        """Returns the number of blocks that have to stay available after an admission: the first lease, a tail for each
+        further choice, copies, and the watermark. The watermark is doubled for a sequence that was preempted, so that
+        it is not preempted again at once."""
         cache = self._block_tables.cache
         lease = min(sequence.attempt.lease.left, sequence.attempt.message.max_tokens * sequence.num_choices)
         watermark = max(cache.num_blocks // WATERMARK_SHARE, num_running + 1)
@@ -158,13 +163,15 @@ class Admission:
         return -(-max(0, lease) // cache.block_size) + num_tails + watermark
 
     def _num_copies(self, sequence: Sequence) -> int:
-        """What it will hold beside its prompt's blocks when it takes its own of them."""
+        """Returns the number of blocks that it will hold in addition to its prompt's when it copies them to blocks of
+        its own."""
         if self._sparsity is None or not self._sparsity.applies(sequence.attempt):
             return 0
         return self._sparsity.num_blocks
 
     def _num_blocks_of_others(self, sequence: Sequence) -> int:
-        """Of the beams that come back behind this one, if nothing of them is shared: they run all or none."""
+        """Returns the number of blocks for the beams that come back after this one, if they share nothing. Beams run
+        all together or not at all."""
         if not sequence.in_search:
             return 0
         others = [s for s in sequence.attempt.sequences if s.handle is None and s is not sequence]
@@ -181,7 +188,8 @@ class Admission:
         num_new = attempt.account.read_until(handle.num_tokens)
         plan.num_cached_tokens += num_new
         if not attempt.charged:
-            # The whole prompt at once, or a tenant could fill every place before its first chunk is charged.
+            # The whole prompt is charged at once. Otherwise a tenant could fill every running slot before its first
+            # chunk is charged.
             attempt.charged = True
             num_left = attempt.account.num_tokens - attempt.account.num_seen
             self._counters.charge(attempt.message.tenant, computed=num_left, cached=num_new)
@@ -191,7 +199,8 @@ class Admission:
         attempt.event("resumed" if resumed else "matched", plan.now, plan.step, handle.num_tokens)
 
     def take_restored(self, plan: StepPlan) -> list[Sequence]:
-        """Sequences whose blocks are filled go on behind them: what the prompt gains is cached like any other."""
+        """Returns the sequences whose blocks are filled. They continue after those blocks, and the restored part of the
+        prompt counts as cached like any other."""
         restores = self._block_tables.restores
         restored = restores.poll() if restores is not None else []
         for sequence in restored:
@@ -213,7 +222,8 @@ class Admission:
         sequence.attempt.restored(num_new, behind(handle.miss_reason, end, num_missed, size))
 
     def _age_ms(self, age: int, now: float) -> int:
-        """The cache counts in steps, a report in time; beyond what is remembered, at least that long."""
+        """Returns the age in milliseconds. The cache counts in steps, and a report counts in time. For an age beyond
+        the remembered steps the result is a lower bound."""
         if age < 0:
             return -1
         since = self._tick_times[max(0, len(self._tick_times) - 1 - age)]

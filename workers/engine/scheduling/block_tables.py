@@ -1,8 +1,8 @@
-"""What running sequences hold: blocks and a device row. Taken, shared and published here, and given back here.
+"""The blocks and the device row that a running sequence holds. They are taken, shared, published and given back here.
 
-The one law: nothing is given back while a launched step may still read or write it. So a sequence that stops running
-keeps all it has until the last step launched with it is collected, and a block that the tree had twice stays until
-the steps that were launched with it are. Steps are known by number; the cache is the one partner.
+The law: nothing is given back while a launched step may still read or write it. So a sequence that stops running keeps
+everything it has until the last step launched with it is collected. A duplicate of a block of the tree stays until the
+steps that were launched with it are collected. Steps are known by number, and the module works with the cache only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.engine.tiers.restores import Restores
 from workers.protocol.messages import Tier
 
 PRIORITIES: dict[Tier, int] = {"interactive": 50, "batch": 20}
-"""Of prompt blocks in the prefix tree (engine.md section 2.4)."""
+"""Priorities of prompt blocks in the prefix tree (engine.md section 2.4)."""
 
 
 class BlockTables:
@@ -30,22 +30,23 @@ class BlockTables:
         self._collected = -1
         self._leaving: list[Sequence] = []
         self._resuming: dict[Sequence, bool] = {}
-        """Those of them, and of those let go right now, that come back; whether somebody is to have their blocks."""
+        """The leaving sequences, and those let go in the same call, that will come back. The value tells whether
+        another sequence is to have their blocks."""
         self._doubles: list[tuple[int, tuple[int, ...]]] = []
-        """(last step that may read them, blocks)."""
+        """Duplicate blocks, as (last step that may read them, blocks)."""
         self._parted: list[tuple[int, Handle, list[int]]] = []
-        """(step that copies from them, handle, blocks)."""
+        """Blocks to be released, as (step that copies from them, handle, blocks)."""
 
     @property
     def num_leaving(self) -> int:
-        """Sequences that run no more and still hold something."""
+        """Number of sequences that run no more and still hold blocks or a row."""
         return len(self._leaving)
 
     # --- taking ---
 
     def acquire(self, sequence: Sequence, num_spare: int, reach: Reach) -> bool:
-        """The longest match and blocks for all the rest, if `num_spare` more stay available; else nothing. What the
-        host has of the rest is on its way from here on."""
+        """Takes the longest match and blocks for all the rest, if `num_spare` more blocks stay available. Otherwise it
+        takes nothing and returns False. Blocks of the rest that the host has are being copied from here on."""
         attempt, cache, restores = sequence.attempt, self.cache, self.restores
         message = attempt.message
         read = message.cache_read and not attempt.wants_prompt_logprobs
@@ -72,12 +73,13 @@ class BlockTables:
         return True
 
     def fresh_blocks(self, sequence: Sequence, number: int, reach: Reach) -> list[int] | None:
-        """So many more, for a running sequence and those that run with it."""
+        """Returns `number` new blocks for a running sequence and those that run with it, or None if there are too
+        few."""
         tenant = sequence.attempt.message.tenant
         return self.cache.allocate(number, reach=reach, needed_by=tenant)
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
-        """A choice that shares every block; a partly filled tail is copied by whoever writes to it first."""
+        """Returns a choice that shares every block. The first to write to a partly filled tail copies it."""
         handle = sequence.handle
         assert handle is not None
         child = sequence.fork(index)
@@ -87,12 +89,12 @@ class BlockTables:
         return child
 
     def shares(self, sequence: Sequence, index: int) -> bool:
-        """Whether another choice's table names this block too."""
+        """Returns whether another choice's table contains this block too."""
         return self.cache.refcount(sequence.block_ids[index]) > 1
 
     def put(self, sequence: Sequence, index: int, fresh: int) -> tuple[int, int] | None:
-        """A fresh block to write to: behind the last one, or in the place of a shared one, which is to be copied: the
-        pair is returned. If it is shared no more, the fresh one is not needed."""
+        """Puts a fresh block into the table, to be written to. It is appended, or replaces a shared block; then the
+        pair to be copied is returned. If the old block is shared no more, the fresh one is not needed and is freed."""
         if index == len(sequence.block_ids):
             sequence.block_ids.append(fresh)
             self._count(sequence.attempt, 1)
@@ -103,13 +105,13 @@ class BlockTables:
             return None
         self.cache.free([shared])
         self._count(sequence.attempt, 1)
-        # Another list: a table changes in place at its end only.
+        # A copy of the list: a table changes in place at its end only.
         sequence.block_ids = [*sequence.block_ids[:index], fresh, *sequence.block_ids[index + 1 :]]
         return shared, fresh
 
     @contextmanager
     def spare(self) -> Iterator[tuple[int, int] | None]:
-        """A block and a device row for a step of nobody's; None if there are none."""
+        """Yields a block and a device row for a step that belongs to no request, or None if there are none."""
         blocks = self.cache.allocate(1, reach=LAST_RESORT) if self._free_rows else None
         if blocks is None:
             yield None
@@ -122,7 +124,8 @@ class BlockTables:
     # --- holding less (sparsity.py) ---
 
     def num_common(self, sequence: Sequence, indices: Iterable[int]) -> int:
-        """Blocks that the tree or other tables have too: to be kept alone they are to be copied."""
+        """Returns how many of these blocks the tree or other tables hold too. They have to be copied to be kept
+        alone."""
         return sum(self._is_common(sequence, index) for index in indices)
 
     def _is_common(self, sequence: Sequence, index: int) -> bool:
@@ -130,9 +133,10 @@ class BlockTables:
         return index < sequence.handle.num_tree_blocks or self.shares(sequence, index)
 
     def thin(self, sequence: Sequence, kept: list[int], fresh: list[int], step: int) -> list[tuple[int, int]]:
-        """From here on it has the blocks `kept` for itself, in `fresh` ones where they are common, and behind them what
-        is left of `fresh`; the pairs to be copied are returned. The tree keeps for others what it had: that was computed
-        with everything in sight. `step` makes the copies; the rest is given back when it is collected."""
+        """Reduces the sequence's table to the blocks `kept`, followed by the unused ones of `fresh`. Blocks that others
+        hold too are copied to `fresh` ones, and the pairs to be copied are returned. The tree keeps for others the
+        blocks that it had, since they were computed while every token was visible. `step` makes the copies; the other
+        blocks are given back when it is collected."""
         attempt, table, handle = sequence.attempt, sequence.block_ids, sequence.handle
         assert handle is not None
         num_own, left = _num_own(sequence), iter(fresh)
@@ -147,7 +151,7 @@ class BlockTables:
         return [(table[index], block) for index, block in own.items()]
 
     def turn(self, sequence: Sequence, kept: list[int]) -> None:
-        """Of a table that is its own alone one block is emptied, and becomes the one to write to."""
+        """Drops one block of a table that shares none, and makes it the block to write to."""
         (gone,) = set(range(len(sequence.block_ids))) - set(kept)
         table = sequence.block_ids
         self._keep(sequence, kept, [*(table[index] for index in kept), table[gone]])
@@ -160,8 +164,8 @@ class BlockTables:
     # --- publishing ---
 
     def publish(self, sequence: Sequence) -> list[BlockKey]:
-        """The blocks filled by collected steps go into the tree. Returns their names. Never what was computed without
-        sight of everything before it."""
+        """Puts the blocks filled by collected steps into the tree and returns their keys. Nothing is put there that was
+        computed while earlier tokens were dropped."""
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
         if sequence.num_dropped:
@@ -210,7 +214,7 @@ class BlockTables:
         self._launched = step
 
     def collected(self, step: int) -> None:
-        """The device is past this step, or never got it."""
+        """Records that the device is past this step, or never got it, and gives back what waited for it."""
         self._collected = step
         if self._leaving:
             gone = [s for s in self._leaving if s.last_step <= step]
@@ -223,20 +227,21 @@ class BlockTables:
             self.cache.release(*self._parted.pop(0)[1:])
 
     def make_room(self, sequence: Sequence, *, needed: bool) -> None:
-        """As `let_go`, but it comes back, and the host may keep what it had. `needed`: somebody is to have its blocks."""
+        """Lets the sequence go as `let_go` does, but it will come back, and the host may keep its blocks' contents.
+        `needed` says whether another sequence is to have its blocks."""
         if self.restores is not None:
             self._resuming[sequence] = needed
         self.let_go(sequence)
 
     def let_go(self, sequence: Sequence) -> None:
-        """All that it holds, once the last step launched with it is collected."""
+        """Gives back all that the sequence holds, once the last step launched with it is collected."""
         if sequence.last_step > self._collected:
             self._leaving.append(sequence)
         else:
             self._release(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """It ended, and comes back no more."""
+        """Deletes what is kept for a sequence that ended and comes back no more."""
         self._resuming.pop(sequence, None)
         if self.restores is not None:
             self.restores.forget(sequence)
@@ -262,8 +267,8 @@ class BlockTables:
 
 
 def _num_own(sequence: Sequence) -> int:
-    """Blocks that no other table of its attempt names. Tables that share blocks share their beginnings, so these are
-    the last ones. O(own blocks x siblings)."""
+    """Returns the number of blocks that no other table of its attempt contains. Tables that share blocks share their
+    beginnings, so these are the last ones. O(own blocks x siblings)."""
     table = sequence.block_ids
     others = [s.block_ids for s in sequence.attempt.sequences if s is not sequence]
     for index in range(len(table) - 1, -1, -1):

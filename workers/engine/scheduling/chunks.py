@@ -1,6 +1,6 @@
-"""Whose prompt gets how much of a step's tokens: tenant by tenant, then in equal shares. Pure.
+"""Distribution of a step's tokens over prompts: tenant by tenant, then in equal shares. The module is pure.
 
-Knows recent service, leases and budgets; who is in prefill at all was decided at admission.
+It knows recent service, leases and budgets. Admission has already decided which prompts are in prefill.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from workers.engine.sequences.sequence import Sequence
 from workers.protocol.messages import Tier
 
 HEAVY = 8
-"""Times the recent service of a tenant whose prompt is in the same step, or may come during it: who got so much more gets
-a part of the step only."""
+"""Multiple of the recent service of a tenant whose prompt is in the same step, or may come during it. A tenant that got
+more than this multiple gets only a part of the step."""
 
 
 class Chunks:
@@ -27,8 +27,8 @@ class Chunks:
         self._recent = {tier: RecentService() for tier in TIERS}
 
     def deal(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
-        """Tenants of a tier one after the other, who got least of late first; inside a tenant equal shares of the
-        budget, and what a short prompt leaves over goes to the longer ones."""
+        """Deals tokens to the tenants of a tier one after the other, the tenant that recently got least first. Inside a
+        tenant the budget is divided into equal shares, and what a short prompt leaves over goes to the longer ones."""
         tenants: dict[str, list[Sequence]] = {}
         for sequence in sorted(prefills, key=lambda s: s.num_unscheduled):
             tenants.setdefault(sequence.attempt.message.tenant, []).append(sequence)
@@ -83,7 +83,7 @@ class Chunks:
         plan.work.append(work)
 
     def _draws_within_lease(self, sequence: Sequence) -> int:
-        """Draws at the end of a prefill; -1: the lease has to grow before."""
+        """Returns the number of draws at the end of a prefill, or -1 if the lease has to grow before."""
         lease = sequence.attempt.lease
         if lease.left >= sequence.num_draws:
             return sequence.num_draws

@@ -1,6 +1,7 @@
-"""Blocks for running sequences, one when the last is full or shared; and who loses its own where there is none. Pure.
+"""Blocks for running sequences: one when the last is full or shared. If there is none, this module chooses which
+sequence loses its own. The module is pure.
 
-Nobody is preempted while a step is in flight: what it gives back may be enough.
+Nobody is preempted while a step is in flight, because the blocks that the step gives back may be enough.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from workers.engine.sequences.sequence import Sequence, Status
 from workers.engine.sequences.sparsity import Sparsity
 
 MAX_PREEMPTED = 2
-"""Who lost its blocks so often for others is chosen only where there is nobody else."""
+"""Number of preemptions for others after which a sequence is chosen only where there is no other."""
 
 
 class Growth:
@@ -32,7 +33,8 @@ class Growth:
         self._sparsity = sparsity
 
     def is_due(self, sequence: Sequence) -> bool:
-        """To write its next token: a further one, or a copy of a tail that choices share; or it is to hold fewer."""
+        """Returns whether the sequence needs a block to write its next token: a further one, or a copy of a tail that
+        choices share. It is also due if it has to hold fewer blocks."""
         index = sequence.place // self._block_tables.cache.block_size
         return (
             index == len(sequence.block_ids)
@@ -41,8 +43,8 @@ class Growth:
         )
 
     def take(self, sequences: list[Sequence], plan: StepPlan) -> bool:
-        """A block for each to write to; they are one, or run together. False if there are not enough for now, or they
-        were preempted for want of them."""
+        """Takes a block for each sequence to write to; they are one sequence, or several that run together. Returns
+        False if there are not enough blocks for now, or if they were preempted for lack of blocks."""
         asker = sequences[0]
         if self._exceeds(asker):
             return self._thin(asker, plan)
@@ -57,8 +59,8 @@ class Growth:
         return True
 
     def _fresh(self, asker: Sequence, number: Callable[[], int], plan: StepPlan) -> list[int] | None:
-        """So many blocks, whoever else loses them. Their number is asked for anew when somebody who may have shared
-        with the asker is gone."""
+        """Takes blocks, and preempts other sequences if there are too few. The number is computed again after each
+        preemption, because the preempted sequence may have shared blocks with the asker."""
         while (fresh := self._block_tables.fresh_blocks(asker, number(), self._ranks.reach(asker))) is None:
             if plan.ahead:
                 plan.holds_next = True
@@ -69,7 +71,7 @@ class Growth:
         return fresh
 
     def _exceeds(self, sequence: Sequence) -> bool:
-        """With its next token it would hold more than the KV budget."""
+        """Returns whether the sequence would hold more than the KV budget with its next token."""
         sparsity, size = self._sparsity, self._block_tables.cache.block_size
         return (
             sparsity is not None
@@ -78,7 +80,7 @@ class Growth:
         )
 
     def _thin(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """As many as the budget has stay, the one to write to among them."""
+        """Reduces the table to the number of blocks in the budget. The block to write to is among them."""
         assert self._sparsity is not None
         assert not plan.ahead, "blocks change under a step in flight"
         num_held, block_tables = len(sequence.block_ids), self._block_tables
@@ -95,11 +97,13 @@ class Growth:
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence:
-        """Who loses its blocks for this one: batch, the latest; else of those that came with it or later the tenant
-        with the largest counter, its latest arrival, its last choice, but nobody for the third time if another can.
+        """Returns the sequence that loses its blocks for this one. Batch comes first, its latest arrival. Otherwise it
+        is chosen among those that came with the asker or later: of the tenant with the largest counter, its latest
+        arrival, its last choice. A sequence preempted `MAX_PREEMPTED` times is spared if another can be chosen.
 
-        It is never planned yet: a tier's decodes are planned in order of arrival, batch after interactive; and never
-        an earlier arrival of the tier, which would be the first to come back. At the worst it is the one that asks.
+        The victim is never planned yet, because a tier's decodes are planned in order of arrival, batch after
+        interactive. It is never an earlier arrival of the tier, which would be the first to come back. At the worst it
+        is the asker itself.
         """
         tier = sequence.attempt.message.tier
         batch = self._ranks.batch_victim()
@@ -107,10 +111,10 @@ class Growth:
             return batch
         running, own = self._ranks.running[tier], sequence.attempt.together(sequence)
         first = running.index(sequence)
-        # Who came first would be back first.
+        # The earliest arrival would be the first to come back.
         later = running[first:] if first else [s for s in running if s not in own] or running
         victim = max(later, key=self._sacrifice)
-        # A floor does not cost an interactive sequence its last resort.
+        # While the floor protects batch sequences, an interactive one still takes their blocks as a last resort.
         if victim in own and tier == "interactive" and self._ranks.running["batch"]:
             return self._ranks.running["batch"][-1]
         return victim

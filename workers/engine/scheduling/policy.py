@@ -1,10 +1,12 @@
-"""Whose turn it is: tenants in fair shares, or whoever came first. The choice is made once, when a scheduler is built.
+"""Scheduling policies: tenants in fair shares, or first come, first served. The choice is made once, when a scheduler
+is built.
 
-`fcfs` (first come, first served) is the baseline that fairness is measured against, and an oracle: the order decides
-when a token is computed, never which one. It knows tiers, interactive before batch, and no tenants: of a tier the
-earliest arrival is admitted first, dealt its chunk first, and loses its blocks last. There is no order by prefix and
-nobody waits for a prefix that somebody else computes, because who does is overtaken. What a tenant is charged is counted
-all the same, for figures. Walls, floors and quotas of the cache are no matter of turns and stay.
+`fcfs` (first come, first served) is the baseline that fairness is measured against. It is also an oracle for tests: the
+order decides when a token is computed, never which one. It knows tiers, interactive before batch, and no tenants. Of a
+tier the earliest arrival is admitted first, is dealt its chunk first, and loses its blocks last. There is no order by
+prefix. Nobody waits for a prefix that another sequence computes, because a sequence that waits is overtaken. Tenants
+are charged all the same, for the figures. Namespaces, floors and quotas of the cache do not depend on the order and
+stay.
 """
 
 from __future__ import annotations
@@ -29,19 +31,20 @@ from workers.protocol.messages import Tier
 Policy = Literal["fair", "fcfs"]
 
 EVERYBODY = ""
-"""In the place of a tenant, where there are none."""
+"""Stand-in for the tenant, where there are no tenants."""
 
 
 class ArrivalQueue:
-    """Of one tier: a heap by arrival. Who had to wait for a grammar still stands where it came."""
+    """Waiting sequences of one tier: a heap by arrival. A sequence that had to wait for a grammar keeps its
+    position."""
 
     def __init__(self, counters: VirtualCounters, look: Look, budget: Callable[[], int]) -> None:
         self.num_uncached = 0
         self._look = look
         self._uncached: dict[Sequence, int] = {}
-        """As far as the tree went when it came."""
+        """Number of uncached tokens of each sequence, as the tree was when it came."""
         self._heap: list[tuple[Order, Sequence]] = []
-        """Entries of those who left are skipped."""
+        """Heap by arrival. Entries of sequences that left are skipped."""
 
     def __len__(self) -> int:
         return len(self._uncached)
@@ -70,7 +73,7 @@ class ArrivalQueue:
         return num_uncached
 
     def committed(self, keys: Iterable[BlockKey]) -> None:
-        """Nobody stands anywhere for the sake of a prefix."""
+        """Does nothing: no sequence's position depends on a prefix."""
 
 
 class ArrivalAdmission(Admission):
@@ -83,7 +86,7 @@ class ArrivalAdmission(Admission):
 
 class ArrivalChunks(Chunks):
     def deal(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
-        """Each all it can use, one after the other."""
+        """Deals each sequence all that it can use, one after the other."""
         for sequence in sorted(prefills, key=lambda s: s.order):
             if plan.budget == 0:
                 return
@@ -101,7 +104,7 @@ class ArrivalOverload(Overload):
 
 
 class Parts(NamedTuple):
-    """What a policy decides: all that looks at tenants."""
+    """The parts that a policy decides: all those that look at tenants."""
 
     queue: Callable[[VirtualCounters, Look, Callable[[], int]], Waiting]
     admission: type[Admission]

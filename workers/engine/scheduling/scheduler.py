@@ -1,18 +1,20 @@
-"""Who computes what in the next step. Pure: values in, a plan out; the cache is its one partner.
+"""Plan of the next step: which sequence computes which tokens. The module is pure: values in, a plan out, and the cache
+is the only other object that it changes.
 
-Of each tier, interactive before batch, a plan takes decodes first (one token each; in turns, where a step has no time for
-all), then admits what fits, then deals the rest of the token budget over all prefills in equal shares. Blocks for a whole uncached prompt are taken at
-admission, those for output one by one; when one is missing, the latest arrival loses its own (recompute: what it had
-committed stays in the tree).
+Of each tier, interactive before batch, a plan takes decodes first: one token each, or in turns where a step has no time
+for all. Then it admits what fits, and deals the rest of the token budget over all prefills in equal shares. Blocks for
+a whole uncached prompt are taken at admission, those for output one by one. When one is missing, the latest arrival
+loses its own. Its tokens are computed again later, except for what it had committed, which stays in the tree.
 
 A step is counted twice. `launched` moves what the next plan builds on: positions scheduled, draws pending. `advance`
 moves what is known: positions computed, tokens in the tree. A plan may be made ahead, with a step in flight whose
-tokens are unknown: whatever length, lease and context bound is known all the same, only an end token is not, and then
-one row too many is dropped (`drop`). What a failed step did is taken back by `retract`.
+tokens are unknown. The bounds of length, lease and context are known all the same. Only an end token is not, and then
+one row too many is dropped (`drop`). `retract` takes back what a failed step did.
 
-Why it cannot deadlock: a sequence that runs alone always fits, because `Limits.max_len` is at most what the pool holds
-beside its pins; the earliest sequence of a tier is never preempted for a later one; nothing of a tier is admitted while
-a preempted one waits; and a plan that lacks blocks while a step is in flight is made again when that one is collected.
+The scheduler cannot deadlock, for these reasons. A sequence that runs alone always fits, because `Limits.max_len` is at
+most what the pool holds beside its pins. The earliest sequence of a tier is never preempted for a later one. Nothing of
+a tier is admitted while a preempted one waits. A plan that lacks blocks while a step is in flight is made again when
+that step is collected.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ from workers.protocol.messages import ExtendLease, Tier
 logger = logging.getLogger(__name__)
 
 CREDIT_STEPS = 8
-"""A tenant that was idle may be ahead of the others by so many token budgets."""
+"""Number of token budgets by which a tenant that was idle may be ahead of the others."""
 
 REST_S = 1.0
-"""A worker that has had nothing to do for so long rests: what comes then is another load. Under a load that it cannot
-serve it never has so long a pause."""
+"""Seconds without work after which a worker rests. The requests that come afterwards are another load. Under a load
+that it cannot serve a worker never has so long a pause."""
 
 
 class Scheduler:
@@ -85,20 +87,21 @@ class Scheduler:
         self._num_cached_before = 0
         self._num_kv_tokens = 0
         self._busy_at = 0.0
-        """When somebody last ran or waited, as far as plans and steps tell."""
+        """Time when a sequence last ran or waited, as far as plans and steps show."""
 
     def _look(self, sequence: Sequence) -> Probe:
-        """How far the tree goes for a waiting sequence, and where it ends."""
+        """Returns how far the tree matches a waiting sequence, and the key of the first block that it misses."""
         attempt = sequence.attempt
         if not attempt.message.cache_read or attempt.wants_prompt_logprobs:
             return Probe(0, None)
         return self.cache.probe(attempt.path, sequence.tokens)
 
-    # --- attempts come, hear from their gateway, go ---
+    # --- attempts begin, get messages from their gateway, end ---
 
     def refuse(self, attempt: Attempt, now: float) -> float:
-        """Seconds after which it should come again, if its first token would come too late now; 0: welcome. Who goes
-        on elsewhere is not refused, nor a fill, nor batch, which has time, nor anybody where nobody runs or waits."""
+        """Returns the seconds after which the request should come again, if its first token would come too late now, or
+        0 if it is let in. A request that continues from another worker is not refused, nor is a fill of a public
+        prompt, nor batch, which has time, nor any request while nobody runs or waits."""
         message, waiting = attempt.message, self.ranks.waiting["interactive"]
         limit_s = min(self.limits.ttft_s, attempt.deadline - now)
         is_idle = self.num_running + self.num_waiting == 0
@@ -122,12 +125,12 @@ class Scheduler:
         return self.overload.refuse(arrival, waiting.queued, now, lambda ahead: self.forecast.wait_s(ahead, load))
 
     def wait_s(self) -> float:
-        """Seconds that somebody would wait who came now, and whom all others in the queue go before."""
+        """Returns the seconds that a request would wait that came now and let all others in the queue go first."""
         waiting = self.ranks.waiting["interactive"]
         return self.forecast.wait_s(Queued(waiting.num_uncached, len(waiting)), self._load())
 
     def _load(self) -> Load:
-        """Batch gives way, so its places are free."""
+        """Returns the present load. Batch gives way, so its running slots count as free."""
         running = self.ranks.running["interactive"]
         return Load(
             len(running),
@@ -137,14 +140,15 @@ class Scheduler:
         )
 
     def add(self, attempt: Attempt) -> None:
-        """One whose grammar is compiling only enters; `release` lets it run."""
+        """Adds an attempt and queues its sequences, except those that wait for a grammar or for shared KV. `release`
+        queues these."""
         self.counters.enter(attempt.message.tenant, attempt.message.weight)
         for sequence in attempt.sequences:
             if sequence.status is Status.WAITING:
                 self.ranks.add(sequence)
 
     def release(self, attempt: Attempt) -> None:
-        """What it waited for is there."""
+        """Queues the sequences of an attempt that waited for a grammar or for shared KV, and waits no more."""
         for sequence in attempt.sequences:
             sequence.status = Status.WAITING
             self.ranks.add(sequence)
@@ -158,7 +162,7 @@ class Scheduler:
         self.ranks.end(sequence)
 
     def leave(self, attempt: Attempt) -> None:
-        """After the last of its sequences ended."""
+        """Removes an attempt after the last of its sequences ended."""
         self.ranks.leave(attempt)
         if attempt.charged:
             num_left = attempt.account.num_tokens - attempt.account.num_seen
@@ -166,7 +170,7 @@ class Scheduler:
         self.counters.leave(attempt.message.tenant)
 
     def expire(self, now: float) -> list[Attempt]:
-        """Parked attempts to be ended, because nobody spoke to them for too long."""
+        """Returns parked attempts that have to be ended, because the gateway sent nothing for too long."""
         return self.ranks.expire(now, self.limits)
 
     # --- the plan of a step ---
@@ -174,7 +178,8 @@ class Scheduler:
     def plan(
         self, step: int, now: float, *, ahead: bool = False, takes: Callable[[Sequence], bool] | None = None
     ) -> StepPlan:
-        """Between a plan and its `launched` nothing else may touch the scheduler. `takes`: of these only."""
+        """Plans a step. Between a plan and its `launched` nothing else may change the scheduler. `takes` selects the
+        sequences that may take part."""
         self.admission.tick(now)
         if self.num_running or self.num_waiting:
             self._busy_at = now
@@ -197,7 +202,7 @@ class Scheduler:
         if self.speculation is not None:
             try:
                 self.speculation.extend(plan)
-            except Exception:  # a plan is whole without guesses
+            except Exception:  # a plan is complete without guesses
                 logger.exception("nothing is guessed", extra={"event": "guesses_failed"})
         self._count(plan, num_rows)
         if self.restores is not None:
@@ -214,13 +219,13 @@ class Scheduler:
         plan.budget -= reserve
         num_rows = len(plan.work)
         self.chunks.deal(plan, "interactive", prefills)
-        if len(plan.work) > num_rows:  # somebody waits for a first token, behind this step
+        if len(plan.work) > num_rows:  # a sequence waits for its first token, until this step ends
             plan.budget, plan.short = 0, True
         plan.budget += reserve
 
     def _plan_batch(self, plan: StepPlan) -> None:
-        """What is left over: of a step that has interactive prompts the floor alone, of one that has interactive
-        streams a part, so that who arrives meanwhile does not wait for long."""
+        """Plans batch with what is left over. A step with interactive prompts leaves batch its floor alone, and one
+        with interactive streams leaves it a part, so that arrivals do not wait for long."""
         if plan.work:
             plan.keep_short()
         prefills = self._plan_decodes(plan, "batch")
@@ -229,7 +234,7 @@ class Scheduler:
         self.chunks.deal(plan, "batch", prefills)
 
     def _count(self, plan: StepPlan, num_interactive: int) -> None:
-        """Rows of the interactive tier come first in a plan."""
+        """Counts the plan's tokens. Rows of the interactive tier come first in a plan."""
         interactive, batch = (
             (sum(work.num_tokens for work in works), sum(work.num_draws for work in works))
             for works in (plan.work[:num_interactive], plan.work[num_interactive:])
@@ -240,12 +245,12 @@ class Scheduler:
         self._num_kv_tokens = plan.num_kv_tokens
 
     def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
-        """Returns the running ones that are in prefill."""
+        """Plans the decodes of a tier. Returns its running sequences that are in prefill."""
         prefills: list[Sequence] = []
         most_rows, sequences = self._rows(plan, tier)
         for sequence in sequences:
             if sequence.status is not Status.RUNNING:
-                continue  # preempted for an earlier one, a moment ago
+                continue  # preempted for an earlier one, just now
             if sequence.restoring or plan.excludes(sequence):
                 continue
             attempt = sequence.attempt
@@ -279,8 +284,9 @@ class Scheduler:
         return sorted((s for s in prefills if s.status is Status.RUNNING), key=attrgetter("order"))
 
     def _rows(self, plan: StepPlan, tier: Tier) -> tuple[int, Seq[Sequence]]:
-        """(rows that the plan may have, those that run, in the order in which they get them). Of a step for which somebody
-        interactive waits batch gets a part of the rows, whatever the streams take."""
+        """Returns the number of rows that the plan may have, and the running sequences in the order in which they get
+        rows. In a step for which an interactive sequence waits, batch gets a part of the rows, whatever the streams
+        take."""
         running = tuple(self.ranks.running[tier])
         if not self.ranks.present("interactive"):
             return self.limits.max_batch_tokens, running
@@ -290,7 +296,8 @@ class Scheduler:
         return most, running if num_before + len(running) <= most else in_turn(running)
 
     def _plan_beams(self, plan: StepPlan, attempt: Attempt) -> None:
-        """All beams of a search or none: which of them go on is decided over all. The next plan needs the decision."""
+        """Plans all beams of a search or none, because which of them go on is decided over all. The next plan needs the
+        decision."""
         beams = attempt.sequences
         if not all(s.status is Status.RUNNING and s.decoding and not s.restoring for s in beams):
             return  # after a preemption, until the last of them is where it was
@@ -305,8 +312,8 @@ class Scheduler:
         plan.work += [Work(beam, 1, 1) for beam in beams]
 
     def _ends_decide_turns(self, attempt: Attempt) -> bool:
-        """Fewer tokens are left than choices run, so the lowest indices go first; which these are is known when the
-        step in flight has shown who ended."""
+        """Returns whether endings decide which choices draw. Fewer tokens are left than choices run, so the lowest
+        indices go first. Which choices these are is known when the step in flight has shown which ones ended."""
         lease = attempt.lease
         num_pending = sum(s.num_pending for s in attempt.sequences)
         num_running = sum(s.status is Status.RUNNING for s in attempt.sequences)
@@ -315,7 +322,7 @@ class Scheduler:
     # --- the step goes to the device, and comes back ---
 
     def launched(self, plan: StepPlan) -> None:
-        """From here on the next step may be planned."""
+        """Records that the step was launched. From here on the next step may be planned."""
         self.block_tables.launched(plan.step)
         for sequence, num_tokens, num_draws in plan.work:
             sequence.num_scheduled += num_tokens
@@ -323,12 +330,13 @@ class Scheduler:
             sequence.last_step = plan.step
 
     def advance(self, work: Work, record: StepRecord) -> int:
-        """KV of `work` is written: count it, and publish the blocks it filled. Returns the tokens that were prefill."""
+        """Counts `work`, whose KV is written, and publishes the blocks it filled. Returns the number of its tokens that
+        were prefill."""
         sequence, num_tokens, num_draws = work
         start = sequence.num_computed
         end = sequence.num_computed = start + num_tokens
         sequence.num_pending -= num_draws
-        # The token drawn last counts as decode; all else is prefill, be it prompt or what was lost.
+        # The token drawn last counts as decode. All other tokens are prefill, be it of the prompt or of what was lost.
         num_prefill = num_tokens - 1 if sequence.output and end == len(sequence.tokens) else num_tokens
         if num_prefill < num_tokens:
             record.num_decode_seqs += 1
@@ -350,8 +358,8 @@ class Scheduler:
             waiting.committed(keys)
 
     def fork(self, sequence: Sequence, indices: list[int]) -> list[Sequence]:
-        """The choices that continue from a finished prefill, the carrier itself first."""
-        # Draws may have moved the carrier behind others of its attempt, never behind another arrival.
+        """Returns the choices that continue from a finished prefill. The sequence that carried them comes first."""
+        # Draws may have moved the carrier after others of its attempt, never after another arrival.
         sequence.take_index(indices[0])
         children = []
         for index in indices[1:]:
@@ -361,45 +369,45 @@ class Scheduler:
         return [sequence, *children]
 
     def branch(self, sequence: Sequence, index: int) -> Sequence:
-        """Another one that stands where this one does, and runs."""
+        """Returns another sequence that continues from the same position and runs."""
         child = self.block_tables.fork(sequence, index)
         self.ranks.run(child)
         return child
 
     def reject(self, work: Work, num_kept: int) -> None:
-        """Of a row with proposals only the first `num_kept` tokens count. What it wrote behind them is written again
-        before anybody reads it."""
+        """Keeps only the first `num_kept` tokens of a row with proposals. What the row wrote after them is written
+        again before anybody reads it."""
         sequence, num_lost = work.sequence, work.num_draws - num_kept
         sequence.num_scheduled -= num_lost
         sequence.num_pending -= num_lost
         sequence.attempt.lease.in_flight -= num_lost
 
     def drop(self, work: Work, record: StepRecord) -> None:
-        """The result of a row that nobody wants any more: neither billed nor charged."""
+        """Discards the result of a row that nobody wants any more. It is neither billed nor charged."""
         self.retract(work)
         record.num_lag_discarded += work.num_tokens
 
     def retract(self, work: Work) -> None:
-        """The step does not count for this row: nothing was computed, nothing drawn."""
+        """Takes the row out of the step's effects: nothing was computed, nothing drawn."""
         sequence = work.sequence
         sequence.num_pending -= work.num_draws
         sequence.attempt.lease.in_flight -= work.num_draws
         sequence.num_scheduled = sequence.num_computed
 
     def ran(self, record: StepRecord) -> None:
-        """A step that computed something: how long did it take?"""
+        """Learns how long a step took that computed something."""
         self._busy_at = record.collected_at
         self.budget.step_ran(record.num_tokens, record.num_kv_tokens, record.execute_s)
 
     def collected(self, step: int) -> None:
-        """Behind its last `advance`, `drop` or `retract`: what it used may be used again."""
+        """Gives back what the step used. It is called after the step's last `advance`, `drop` or `retract`."""
         self.block_tables.collected(step)
 
     # --- a step that was too large for the device ---
 
     def shrink(self, plan: StepPlan, live: list[Work]) -> Sequence | None:
-        """Smaller steps for a while, and the latest arrivals of this one out of the way, batch first. `live`: its rows
-        that somebody still wants. Returns the sequence that cannot run at all: one token of it was too much."""
+        """Makes steps smaller for a while and preempts the latest arrivals of this one, batch first. `live` are its
+        rows that are still wanted. Returns the sequence that cannot run at all, if one token of it was too much."""
         num_tokens = sum(work.num_tokens for work in plan.work)
         self.budget.cut(num_tokens)
         self._num_preempted_before += plan.num_preempted
@@ -413,7 +421,7 @@ class Scheduler:
         while len(left) > 1 and num_lost < num_tokens - self.budget.num_tokens:
             work = left.pop()
             num_lost += work.num_tokens
-            if work.sequence.status is Status.RUNNING:  # not with another beam a moment ago
+            if work.sequence.status is Status.RUNNING:  # another beam may have been preempted with it just now
                 self.ranks.preempt(work.sequence, plan.now)
             self._num_preempted_before += 1
         return None
@@ -442,7 +450,7 @@ class Scheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Of prompts that never ran."""
+        """Number of tokens of prompts that never ran."""
         return self.ranks.num_waiting_tokens
 
 

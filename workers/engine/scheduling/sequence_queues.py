@@ -1,7 +1,8 @@
-"""Who stands where: waiting, running, preempted, parked at a lease bound. Each change of status is one method here.
+"""The queues of sequences: waiting, running, preempted, parked at a lease bound. Each change of status is one method
+here.
 
-Knows tiers, tenants' queues and the order of arrival; what a sequence holds is `block_tables`' business, whose turn it is
-the planner's.
+The module knows tiers, tenants' queues and the order of arrival. `block_tables` knows what a sequence holds, and the
+planner decides which sequence is next.
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ class SequenceQueues:
         self.waiting = waiting
         self.floor = floor
         self.running: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
-        """By arrival."""
+        """Running sequences by arrival."""
         self.preempted: dict[Tier, list[Sequence]] = {tier: [] for tier in TIERS}
-        """By arrival. Until the last step launched with it is collected, one of these still has its blocks."""
+        """Preempted sequences by arrival. A sequence still has its blocks until the last step launched with it is
+        collected."""
         self.num_waiting_tokens = 0
-        """Of prompts that never ran."""
+        """Number of tokens of prompts that never ran."""
         self._block_tables = block_tables
         self._deferral = deferral
         self._parked: dict[tuple[int, str], Attempt] = {}
 
-    # --- in ---
+    # --- new and running sequences ---
 
     def add(self, sequence: Sequence) -> None:
         self.waiting[sequence.attempt.message.tier].push(sequence)
         self.num_waiting_tokens += len(sequence.tokens)
 
     def run(self, sequence: Sequence) -> None:
-        """It has its blocks: from the queue, from the preempted, or forked a moment ago."""
+        """Makes a sequence run that has its blocks. It was waiting, preempted, or forked just now."""
         tier = sequence.attempt.message.tier
         if sequence.status is Status.WAITING:
             self.waiting[tier].take(sequence)
@@ -58,11 +60,11 @@ class SequenceQueues:
         self._deferral.lead(sequence)
         insort(self.running[tier], sequence, key=_order)
 
-    # --- out, for a while or for good ---
+    # --- preempted and ended sequences ---
 
     def preempt(self, sequence: Sequence, now: float, plan: StepPlan | None = None) -> None:
-        """Takes all blocks back, of its whole group. With a plan: for somebody else's sake; without: because it stood at
-        its bound, or the step it was in did not fit the device."""
+        """Takes back all blocks of the sequence and of those that run with it. With a plan, this happens for another
+        sequence's sake. Without one, it was at its bound, or the step it was in did not fit the device."""
         for one in sequence.attempt.together(sequence):
             if one.status is Status.RUNNING:
                 self._preempt(one, now, plan)
@@ -83,7 +85,7 @@ class SequenceQueues:
             self._queue_preempted(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """From any state; its blocks are free, or evictable, when no launched step uses them any more."""
+        """Ends a sequence in any state. Its blocks are free, or evictable, when no launched step uses them any more."""
         tier = sequence.attempt.message.tier
         if sequence.status is Status.WAITING:
             self.waiting[tier].remove(sequence)
@@ -97,13 +99,14 @@ class SequenceQueues:
         sequence.status = Status.ENDED
 
     def leave(self, attempt: Attempt) -> None:
-        """After the last of its sequences ended."""
+        """Removes an attempt after the last of its sequences ended."""
         self._parked.pop(attempt.key, None)
 
     # --- the lease bound ---
 
     def park(self, attempt: Attempt, now: float, step: int) -> None:
-        """At its bound. Not so if a step in flight spends the last of the lease, or a sibling in this very one."""
+        """Parks an attempt at its bound. It is not parked while a step in flight, or a sibling in this very step,
+        spends the last of the lease."""
         if attempt.lease.in_flight == 0 and attempt.lease.park(now):
             self._parked[attempt.key] = attempt
             attempt.event("parked", now, step)
@@ -125,7 +128,8 @@ class SequenceQueues:
         return preempted[0] if preempted else None
 
     def expire(self, now: float, limits: Limits) -> list[Attempt]:
-        """Parked attempts lose their blocks after a while; those nobody spoke to for long are returned, to be ended."""
+        """Preempts attempts that were parked for a while. Returns those to be ended, because the gateway sent nothing
+        for long."""
         lost: list[Attempt] = []
         for key, attempt in list(self._parked.items()):
             lease = attempt.lease
@@ -142,7 +146,7 @@ class SequenceQueues:
     # --- batch below its floor ---
 
     def batch_victim(self) -> Sequence | None:
-        """The batch sequence that goes first, if one may be made to."""
+        """Returns the batch sequence to preempt first, or None if none may be."""
         batch = self.running["batch"]
         protected = self.floor.num_protected if self.floor.due else 0
         return batch[-1] if len(batch) > protected else None
@@ -150,13 +154,14 @@ class SequenceQueues:
     # --- figures ---
 
     def present(self, tier: Tier) -> bool:
-        """Somebody of this tier runs or wants to."""
+        """Returns whether a sequence of this tier runs or waits."""
         return bool(self.running[tier]) or self.wanted(tier)
 
     def reach(self, sequence: Sequence) -> Reach:
-        """What a sequence that runs, or is to run next, may evict. Of batch one at a time may take what chats used a
-        moment ago, so that batch always moves; its own leftovers go first, so that a sweep costs chats no more than
-        one sequence. Floors give way before an interactive sequence does, and for one that runs alone."""
+        """Returns what a sequence that runs, or is to run next, may evict. Of batch one sequence at a time may evict
+        nodes that chats used recently, so that batch always moves. Its own leftovers go first, so that a sweep costs
+        chats no more than one sequence. Floors give way before an interactive sequence does, and for a sequence that
+        runs alone."""
         interactive = sequence.attempt.message.tier == "interactive"
         num_own = sum(s.status is Status.RUNNING for s in sequence.attempt.together(sequence))
         runs = num_own > 0
@@ -167,7 +172,7 @@ class SequenceQueues:
         return SHARED if interactive or num_batch == 0 else COLD
 
     def wanted(self, tier: Tier) -> bool:
-        """Somebody of this tier waits for blocks or a place."""
+        """Returns whether a sequence of this tier waits for blocks or to be run."""
         return bool(self.preempted[tier]) or len(self.waiting[tier]) > 0
 
     @property

@@ -1,6 +1,7 @@
-"""Who of a plan gets proposals, and how many. Decides from values; the proposer and the cache are its partners.
+"""Choice of the sequences of a plan that get proposals, and how many. It decides from values, and works with the
+proposer and the cache.
 
-Proposals are what is left over: of the step's token budget, of the lease, of free blocks. Nobody is preempted for
+Proposals use what is left over of the step's token budget, of the lease and of free blocks. Nobody is preempted for
 them. A plan with proposals is collected before the next one is made, because that one builds on how many were right.
 """
 
@@ -26,9 +27,11 @@ class Speculation:
         takes_trees: bool = True,
         counts_guesses: bool = False,
     ) -> None:
-        """`max_proposals`: nodes for one sequence in a step. `takes_trees`: else a tree's trunk is tried.
-        `counts_guesses`: penalties of a row's draws count the guesses before them; else penalized requests get none. `max_step_tokens`: rows of a plan times tokens of each: above it
-        a step is bound by arithmetic, and proposals are no longer nearly free."""
+        """Creates the part of the scheduler that adds proposals. `max_proposals` is the largest number of tree nodes
+        for one sequence in a step. `max_step_tokens` bounds the rows of a plan times the tokens of each; above it a
+        step is bound by arithmetic, and proposals are no longer nearly free. Without `takes_trees` only a tree's trunk
+        is tried. With `counts_guesses` the penalties of a row's draws count the guesses before them; without it
+        penalized requests get no proposals."""
         self._proposer = proposer
         self._cache = cache
         self._max_proposals = max_proposals
@@ -36,12 +39,13 @@ class Speculation:
         self._takes_trees = takes_trees
         self._counts_guesses = counts_guesses
         self.needs_hidden = proposer.needs_hidden
-        """Of every step, with proposals or without; others are told of those with proposals only."""
+        """Whether the proposer needs hidden states of every step, with proposals or without. Other proposers learn only
+        from steps with proposals."""
 
-    # --- a plan that is complete but for proposals ---
+    # --- proposals for a complete plan ---
 
     def extend(self, plan: StepPlan) -> None:
-        """Decode rows grow by what is proposed for them."""
+        """Extends decode rows by the tokens that are proposed for them."""
         if not plan.work:
             return
         most = min(self._max_proposals, self._max_step_tokens // len(plan.work) - 1)
@@ -63,7 +67,8 @@ class Speculation:
                     self._add(plan, place, ask, found)
 
     def _expect(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Its last token is in flight. If something will be proposed behind it, the next plan waits for this one."""
+        """Handles a sequence whose last token is in flight. If a proposal for the tokens after it is expected, the next
+        plan waits for this one."""
         drafting = self._drafting(sequence)
         if plan.holds_next or drafting is None:
             return
@@ -87,7 +92,7 @@ class Speculation:
 
     def _add(self, plan: StepPlan, place: int, ask: Ask, found: Guess) -> None:
         sequence, lease = ask.sequence, ask.sequence.attempt.lease
-        # What was asked for first may have taken what was there for all.
+        # Earlier proposals of this plan may have taken budget, lease or blocks that this ask was computed with.
         proposal = self._shaped(found, ask)
         if sequence.automaton is not None:
             masks = sequence.automaton.tree_masks(proposal.tokens, proposal.parents)
@@ -110,7 +115,7 @@ class Speculation:
         return found.trunk().cut(ask.num_tokens)
 
     def _fit(self, sequence: Sequence, number: int) -> int:
-        """As many as blocks can be had for."""
+        """Returns how many of `number` tokens have blocks, after taking as many blocks as there are."""
         size, first = self._cache.block_size, sequence.num_scheduled + 1
         while len(sequence.block_ids) * size < first + number:
             fresh = self._cache.allocate(1)
@@ -121,8 +126,9 @@ class Speculation:
         return number
 
     def _drafting(self, sequence: Sequence) -> Drafting | None:
-        """None for a sequence with an adapter, whose text the model as it is does not foresee, and for beams, which
-        draw together. Device rows count tokens that are drawn, so there none for a sequence with penalties."""
+        """Returns the sequence's speculation state. The result is None for a sequence with an adapter, because the base
+        model does not foresee its text, and for beams, which draw together. Device rows count the tokens that are
+        drawn, so it is None also for a sequence with penalties where guesses are not counted."""
         if sequence.drafting is not None:
             return sequence.drafting
         attempt = sequence.attempt
@@ -136,10 +142,11 @@ class Speculation:
     def forget(self, region: bytes | None) -> None:
         self._proposer.forget(region)
 
-    # --- its results ---
+    # --- the results of a plan ---
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """A tree is measured by its longest branch: only one can be right."""
+        """Learns from the outcome of a step. A tree is measured by its longest branch, because only one branch can be
+        right."""
         drafting = sequence.drafting
         if drafting is None:
             return

@@ -1,4 +1,5 @@
-"""What a plan says, and the bounds it keeps to: values that the scheduler's parts and the step loop hand on. Pure."""
+"""Content of a plan, and the bounds it keeps: values that the scheduler's parts and the step loop exchange. The module
+is pure."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ from workers.engine.sequences.sequence import Sequence
 from workers.engine.values.token_tree import Proposal
 
 REST_PART = 8
-"""A rest of a prompt that is one in so many of what a step takes of it is not left for another step."""
+"""The rest of a prompt is not left for another step if it is at most a 1 / `REST_PART` part of what the step takes of
+the prompt."""
 
 FILL_PART = 4
-"""Batch gets one in so many tokens of what is left of a step that is kept short; prompts get it of a short step that
-streams fill."""
+"""Batch gets a 1 / `FILL_PART` part of the tokens that are left of a step that is kept short. Prompts get such a part
+of a short step that streams fill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,14 @@ class Limits:
     max_batch_tokens: int
     max_running: int
     max_len: int
-    """Tokens of prompt and output together: what model and pool can hold."""
+    """Largest number of tokens of prompt and output together, which the model and the pool can hold."""
     lease_wait_s: float = 2.0
     lease_silence_s: float = 15.0
     ttft_s: float = 60.0
-    """Target of the interactive tier: who would wait longer in the queue is refused."""
+    """Longest wait for the first token that the interactive tier aims at, in seconds. A request that would wait longer
+    in the queue is refused."""
     token_gap_s: float = 0.05
-    """Target of the interactive tier between two tokens: what a step should take at most."""
+    """Time between two tokens that the interactive tier aims at, in seconds. A step should take no longer."""
 
     def __post_init__(self) -> None:
         if self.max_running > self.max_batch_tokens:
@@ -46,40 +49,43 @@ class StepPlan:
     step: int
     now: float
     budget: int
-    """Tokens not yet dealt out."""
+    """Number of tokens not yet dealt out."""
     slack: int = 0
-    """Tokens that the step may have beyond its budget, which is less than the device's memory takes."""
+    """Number of tokens that the step may have beyond its budget, because the device's memory takes more than the
+    budget."""
     ahead: bool = False
-    """A step is in flight. Nobody is preempted then: what it gives back may be enough."""
+    """Whether a step is in flight. Nobody is preempted then, because the blocks that it gives back may be enough."""
     holds_next: bool = False
-    """The next step cannot be planned before this one is collected: its rows fork or carry prompt logprobs, or somebody
-    has to lose blocks."""
+    """Whether the next step cannot be planned before this one is collected. The reason is that its rows fork or carry
+    prompt logprobs, or that a sequence has to lose blocks."""
     takes: Callable[[Sequence], bool] | None = None
-    """Whose step it is, where not everybody's: of who may not take part (apart.py) nothing is planned."""
+    """Test for the sequences that may take part in this step (apart.py). Nothing is planned for the others. The value
+    is None if all may."""
     work: list[Work] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
-    """Of decode rows with n nodes, which compute and draw 1 + n tokens."""
+    """Proposals of decode rows. A row with n nodes computes and draws 1 + n tokens."""
     num_preempted: int = 0
     num_cached_tokens: int = 0
     short: bool = False
-    """See `keep_short`."""
+    """Whether the step is kept short already. Then `keep_short`, `fill_up` and `expect_arrival` change nothing."""
     num_tokens: int = 0
     num_kv_tokens: int = 0
-    """Read by attention: positions before each row's own."""
+    """Number of KV tokens that attention reads: the positions before each row's own."""
 
     def excludes(self, sequence: Sequence) -> bool:
         return self.takes is not None and not self.takes(sequence)
 
     def keep_short(self) -> None:
-        """Somebody may come before batch while this step runs: of what is left over, a part."""
+        """Gives batch only a part of the tokens that are left over, because an interactive request may come while this
+        step runs."""
         if not self.short:
             self.short, self.slack = True, 0
             self.budget = -(-self.budget // FILL_PART)
 
     def stretch(self, num_tokens: int, num_left: int) -> int:
-        """What a step takes of a prompt with `num_left` tokens that has a share of `num_tokens`: all of it, if another
-        step would be paid for a small rest."""
+        """Returns how many tokens a step takes of a prompt that has `num_left` tokens and a share of `num_tokens`. It
+        takes all of them if another step would be needed for a small rest."""
         rest = num_left - num_tokens
         if rest <= 0:
             return num_left
@@ -90,12 +96,13 @@ class StepPlan:
         return num_left
 
     def fill_up(self, num_tokens: int) -> None:
-        """Somebody who asks seldom waits for the end of this step: it has so many tokens, or what it has already."""
+        """Limits the step to `num_tokens`, or to those it has already, because a tenant that asks seldom waits for its
+        end."""
         self._bound(num_tokens, 0)
 
     def expect_arrival(self, num_tokens: int) -> None:
-        """Nobody waits for the end of the step yet, but somebody who asks seldom may come before it: it has so many
-        tokens. Streams that take them all leave prompts a part all the same."""
+        """Limits the step to `num_tokens`, because a tenant that asks seldom may come before it ends. If streams take
+        all of them, prompts are left a part all the same."""
         self._bound(num_tokens, -(-num_tokens // FILL_PART))
 
     def _bound(self, num_tokens: int, least: int) -> None:

@@ -1,8 +1,9 @@
-"""Which tokens a request may not draw: bad words, and all but those that it allows. No torch.
+"""Tokens that a request may not draw: the ends of bad words, and every token outside the request's list of allowed
+ones. The module knows no torch.
 
-Knows token ids and outputs. Does not know logits: what may be drawn at all is a mask like a grammar's, what may not be
-drawn behind an output is a list. As vLLM's `bad_words`: of a word of several tokens the last one is banned where the
-ones before it were just drawn; the prompt does not count.
+It knows token ids and outputs, but no logits. A mask like a grammar's says what may be drawn at all, and a list says
+what may not be drawn after an output. As in vLLM's `bad_words`, the last token of a word of several tokens is banned
+where the ones before it were just drawn; the prompt does not count.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from workers.protocol.messages import SamplingParams
 
 
 class Bans:
-    """Of one request, for all its choices. Raises `ValueError` where nothing could ever be drawn."""
+    """Bans of one request, for all its choices. Raises `ValueError` where nothing could ever be drawn."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> None:
-        """All ids are of the vocabulary, no word is empty."""
+        """Prepares the bans. All ids are of the vocabulary, and no word is empty."""
         words = params.bad_words
         self._single = tuple(sorted({word[0] for word in words if len(word) == 1}))
         self._longer: dict[int, list[tuple[list[int], int]]] = {}
-        """By the last but one token: all but the last one, the last one."""
+        """Words of several tokens, keyed by their last but one token. Each value is all tokens but the last one, and
+        the last one."""
         for word in words:
             if len(word) > 1:
                 self._longer.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
@@ -29,7 +31,7 @@ class Bans:
         self._min_tokens = params.min_tokens
         self._allowed = sorted(set(params.allowed_token_ids)) or range(vocab_size)
         self.mask = _mask(params.allowed_token_ids, vocab_size)
-        """Tokens that may be drawn (as in sampling/grammar.py); None: any."""
+        """Mask of the tokens that may be drawn (as in grammars/grammar.py). The value is None if any token may."""
         if not self._leaves(self._single, 0):
             raise ValueError("nothing may be drawn")
 
@@ -39,7 +41,8 @@ class Bans:
         return bool(self._longer)
 
     def behind(self, output: Sequence[int]) -> Sequence[int]:
-        """Tokens not to be drawn next. Where bans of longer words would leave nothing, they give way."""
+        """Returns the tokens that may not be drawn next. The bans of longer words are dropped where they would leave
+        nothing to draw."""
         if not (output and self._longer):
             return self._single
         ending = {last for before, last in self._longer.get(output[-1], ()) if list(output[-len(before) :]) == before}
@@ -54,7 +57,8 @@ class Bans:
 
 
 def bans_of(params: SamplingParams, eos_token_ids: Sequence[int], vocab_size: int) -> Bans | None:
-    """None: it bans nothing. Raises `ValueError`."""
+    """Returns the bans of a request, or None if it bans nothing. Raises `ValueError` where nothing could ever be
+    drawn."""
     if not (params.bad_words or params.allowed_token_ids):
         return None
     return Bans(params, eos_token_ids, vocab_size)

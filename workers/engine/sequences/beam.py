@@ -1,8 +1,10 @@
-"""Beam search: which beams go on, which texts are complete, when nothing better can come. Pure; knows token ids only.
+"""Beam search. It decides which beams go on, which texts are complete, and when nothing better can come. The module is
+pure and knows token ids only.
 
-The rules are those of transformers' `generate(num_beams=...)` with its default `early_stopping=False`: of the best
-continuations over all beams those that end are complete texts if they are among the best `width`, and the best
-`width` of the others go on. A text is worth the sum of its logprobs over its length to the power of `length_penalty`.
+The rules are those of transformers' `generate(num_beams=...)` with its default `early_stopping=False`. Of the best
+continuations over all beams, those that end are complete texts if they are among the best `width`, and the best `width`
+of the others go on. The score of a text is the sum of its logprobs divided by its length to the power of
+`length_penalty`.
 """
 
 from __future__ import annotations
@@ -18,29 +20,29 @@ from workers.protocol.messages import TokenLogprob, TopLogprob
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """What is known of a live beam besides its tokens."""
+    """State of a live beam besides its tokens."""
 
     total: float = 0.0
-    """Of the logprobs of its output."""
+    """Sum of the logprobs of its output."""
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A text that is not continued."""
+    """A complete text, which is not continued."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     score: float
     ended: bool
-    """By an end token."""
+    """Whether an end token ended it."""
 
 
 class Extension(NamedTuple):
-    """A beam, one token longer."""
+    """A beam that is extended by one token."""
 
     parent: int
-    """Its place among the beams."""
+    """Index of the extended beam among the beams."""
     token: int
     total: float
 
@@ -56,26 +58,27 @@ class BeamSearch:
         self.width = width
         self.beams = [Beam()]
         self.found: list[Hypothesis] = []
-        """The best first, `width` at most."""
+        """The complete texts, the best first, `width` at most."""
         self._length_penalty = length_penalty
         self._end_ids = end_ids
         self._num_logprobs = num_logprobs
 
     @property
     def num_candidates(self) -> int:
-        """Of these at least `width` do not end, whatever ends the others."""
+        """Number of candidates to look at. At least `width` of them do not end, whatever ends the others."""
         return max(2, 1 + len(self._end_ids)) * self.width
 
     @property
     def num_offered(self) -> int:
-        """Best tokens that each beam has to show."""
+        """Number of best tokens that each beam must offer."""
         return max(self.num_candidates, self._num_logprobs)
 
     def advance(
         self, offers: Sequence[Sequence[TopLogprob]], outputs: Sequence[Sequence[int]], *, is_last: bool
     ) -> list[Extension]:
-        """The beams that go on, the best first; none if the search is over. `offers`: the best tokens behind each beam,
-        `outputs`: what it has so far. With `is_last` no text may grow further."""
+        """Returns the beams that go on, the best first. The list is empty if the search is over. `offers` are the best
+        tokens that may follow each beam, and `outputs` the tokens that it has up to now. With `is_last` no text may
+        grow further."""
         candidates = (
             Extension(place, offer.token, beam.total + offer.logprob)
             for place, (beam, offer_list) in enumerate(zip(self.beams, offers, strict=True))
@@ -93,11 +96,11 @@ class BeamSearch:
         return kept
 
     def grow(self, extensions: Sequence[Extension], offers: Sequence[Sequence[TopLogprob]]) -> None:
-        """These are the beams from now on, in this order."""
+        """Makes these extensions the beams from now on, in this order."""
         self.beams = [self._grown(extension, offers) for extension in extensions]
 
     def cut(self, outputs: Sequence[Sequence[int]]) -> None:
-        """Nothing may grow further, for lack of budget: the beams count as they are."""
+        """Ends the search because the budget is used up. The beams count as complete texts as they are."""
         for beam, output in zip(self.beams, outputs, strict=True):
             if output:
                 self._complete(beam, tuple(output), ended=False)
@@ -114,6 +117,7 @@ class BeamSearch:
         self.found = heapq.nlargest(self.width, self.found, key=_score)
 
     def _is_over(self, best: float, length: int) -> bool:
-        """The best beam would not enter even if it were complete now. Longer it might: that is transformers' guess."""
+        """Whether the best beam would not be kept even if it were complete now. A longer text of it might be kept: this
+        is the same estimate that transformers makes."""
         full = len(self.found) == self.width
         return full and best / length**self._length_penalty <= self.found[-1].score

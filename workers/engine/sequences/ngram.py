@@ -1,8 +1,9 @@
-"""Prompt lookup: what followed the last time these tokens stood here. Knows tokens of one sequence, nothing else.
+"""Prompt lookup: it proposes the tokens that followed when the last tokens occurred before. The module knows the tokens
+of one sequence and nothing else.
 
-Source: prompt lookup decoding (A. Saxena, 2023), as in the n-gram proposers of vLLM and transformers; own data structure.
-Every place is linked to the one before it that ends with the same two tokens, so a token costs one dictionary access
-and a lookup at most `MAX_PLACES` comparisons, however long the text is.
+The source is prompt lookup decoding (A. Saxena, 2023), as in the n-gram proposers of vLLM and transformers; the data
+structure is our own. Every index is linked to the one before it that ends with the same two tokens, so a token costs
+one dictionary access and a lookup at most `MAX_PLACES` comparisons, however long the text is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import NamedTuple
 LEAST_MATCH = 2
 LONGEST_MATCH = 4
 MAX_PLACES = 16
-"""Places looked at, latest first."""
+"""Largest number of earlier indices that a lookup compares, latest first."""
 
 
 class NgramIndex:
@@ -22,12 +23,12 @@ class NgramIndex:
 
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
-        """Two tokens -> the last place where the second one stands."""
+        """Map from two tokens to the last index at which the second one stands."""
         self._before = array("i")
-        """Place -> the place before it with the same two tokens; -1: none."""
+        """Array from an index to the index before it with the same two tokens. The value is -1 if there is none."""
 
     def extend(self, tokens: array[int]) -> None:
-        """`tokens` is what was given before, grown at its end."""
+        """Adds the new tokens. `tokens` is the list of the call before, grown at its end."""
         last, before = self._last, self._before
         first = len(before)
         if first == len(tokens):
@@ -41,7 +42,8 @@ class NgramIndex:
             previous = token
 
     def places(self, pair: tuple[int, int]) -> Iterator[int]:
-        """Where these two tokens stand, the second one's places, latest first, at most `MAX_PLACES`."""
+        """Yields the indices at which these two tokens stand (the second one's index), latest first, at most
+        `MAX_PLACES`."""
         place = self._last.get((pair[0] << 32) | pair[1], -1)
         for _ in range(MAX_PLACES):
             if place < 0:
@@ -50,8 +52,8 @@ class NgramIndex:
             place = self._before[place]
 
     def find(self, tokens: array[int]) -> Match | None:
-        """Where the end of the tokens stood before, after `extend`. The longest match wins, up to `LONGEST_MATCH`
-        tokens, of equal ones the latest."""
+        """Returns where the end of the tokens occurred before. It is called after `extend`. The longest match wins, up
+        to `LONGEST_MATCH` tokens, and of equal ones the latest."""
         end = len(tokens) - 1
         if end < 1:
             return None
@@ -70,12 +72,13 @@ class NgramIndex:
 
 class Match(NamedTuple):
     place: int
-    """Of the token behind it."""
+    """Index of the token that follows the match."""
     length: int
 
 
 def match_length(text: array[int], place: int, tokens: array[int], most: int) -> int:
-    """How many tokens that end at `place` of the text are those that end `tokens`; two of them are known to be."""
+    """Returns how many tokens that end at index `place` of the text equal those that end `tokens`, at most `most`. Two
+    of them are known to be equal."""
     length, end = LEAST_MATCH, len(tokens) - 1
     most = min(most, place + 1, end + 1)
     while length < most and text[place - length] == tokens[end - length]:
@@ -84,7 +87,8 @@ def match_length(text: array[int], place: int, tokens: array[int], most: int) ->
 
 
 def continuation(tokens: array[int], first: int, num_tokens: int) -> array[int]:
-    """`num_tokens` from place `first` on; where they reach the end of the text it goes on as if it repeated itself."""
+    """Returns `num_tokens` tokens from index `first` on. Where they reach the end of the text, it goes on as if it
+    repeated itself."""
     found = tokens[first : first + num_tokens]
     period = len(tokens) - first
     while len(found) < num_tokens:

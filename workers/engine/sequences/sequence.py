@@ -1,4 +1,5 @@
-"""One attempt of a request and its sequences: state, derived values, the rules of ending. Pure; moves no block.
+"""One attempt of a request and its sequences: state, derived values and the rules of ending. The module is pure and
+moves no block.
 
 A sequence is one choice. Before the first token an attempt has a single sequence, which computes the prompt for all
 choices; at the first draw the others fork from it.
@@ -35,32 +36,34 @@ from workers.protocol.messages import (
 )
 
 MAX_TIMELINE_EVENTS = 256
-"""A request that is preempted for ever still ends with a frame of bounded size."""
+"""Largest number of events of an attempt's timeline. Even a request that is preempted for ever ends with a frame of
+bounded size."""
 
 
 class Status(Enum):
     WAITING = "waiting"
-    """Never ran."""
+    """The sequence never ran."""
     RUNNING = "running"
-    """Holds blocks; scheduled in each step unless it is at its lease bound."""
+    """The sequence holds blocks. It is scheduled in each step unless it is at its lease bound."""
     PREEMPTED = "preempted"
-    """Lost its blocks; runs again before anything new of its tier."""
+    """The sequence lost its blocks. It runs again before anything new of its tier."""
     COMPILING = "compiling"
-    """Never ran: waits for its grammar, not for blocks."""
+    """The sequence never ran. It waits for its grammar, not for blocks."""
     FETCHING = "fetching"
-    """Never ran: waits for what other workers left of its prompt, not for blocks."""
+    """The sequence never ran. It waits for the KV that other workers left of its prompt, not for blocks."""
     SUSPENDED = "suspended"
-    """Preempted at its lease bound: waits for a word from the gateway, not for blocks."""
+    """The sequence was preempted at its lease bound. It waits for a message from the gateway, not for blocks."""
     ENDED = "ended"
 
 
 class Lease:
-    """How much output one attempt may still commit, over all its choices. `spent` + `in_flight` never pass `bound`."""
+    """The output that one attempt may still commit, over all its choices. `spent` + `in_flight` never exceed
+    `bound`."""
 
     __slots__ = ("bound", "heard_at", "in_flight", "last", "parked_at", "seq", "spent", "stride")
 
     def __init__(self, bound: int, seq: int, spent: int, now: float, stride: int = 1) -> None:
-        """`stride`: tokens that cannot be drawn one by one: with fewer left nothing can be drawn."""
+        """Creates a lease. `stride` tokens can only be drawn together; with fewer left nothing can be drawn."""
         self.stride = stride
         self.bound = bound
         self.seq = seq
@@ -68,7 +71,8 @@ class Lease:
         self.in_flight = 0
         self.last = False
         self.heard_at = now
-        """When parking began or the gateway last spoke: the clock of giving up."""
+        """Time when parking began or when the gateway last sent a message. The time limit of a parked attempt runs from
+        here."""
         self.parked_at: float | None = None
 
     @property
@@ -77,23 +81,23 @@ class Lease:
 
     @property
     def at_bound(self) -> bool:
-        """Nothing can be drawn, whatever is in flight."""
+        """Whether nothing can be drawn, whatever is in flight."""
         return self.bound - self.spent < self.stride
 
     @property
     def exhausted(self) -> bool:
-        """Nothing left and nothing to come."""
+        """Whether nothing is left and the gateway will send no more."""
         return self.last and self.at_bound
 
     def park(self, now: float) -> bool:
-        """True if this begins the parking."""
+        """Marks the lease as parked. Returns whether this call begins the parking."""
         if self.parked_at is not None:
             return False
         self.parked_at = self.heard_at = now
         return True
 
     def extend(self, message: ExtendLease, now: float) -> None:
-        """Applied only if newer; the bound never falls."""
+        """Applies a message if it is newer than the last one. The bound never falls."""
         if message.lease_seq <= self.seq:
             return
         self.seq = message.lease_seq
@@ -106,15 +110,15 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Swapped:
-    """Slots with the blocks of a preempted sequence: KV of its first `num_tokens`."""
+    """Slots of host memory with the blocks of a preempted sequence. They hold KV of its first `num_tokens` tokens."""
 
     slots: list[int]
     num_tokens: int
 
 
 class Sequence:
-    """One choice. Of its positions those below `num_computed` have KV in `block_ids`, those below `num_scheduled` get it
-    from steps in flight. `num_pending` tokens, which steps in flight draw, come behind `tokens`."""
+    """One choice. Its positions below `num_computed` have KV in `block_ids`, and those below `num_scheduled` get it
+    from steps in flight. `num_pending` tokens, which steps in flight draw, will follow `tokens`."""
 
     __slots__ = (
         "attempt",
@@ -154,31 +158,31 @@ class Sequence:
         self.row_id = -1
         """Its row on the device, from when it starts running until the last step launched with it is collected."""
         self.last_step = -1
-        """Number of that step."""
+        """Number of the last step launched with it."""
         self.num_preempted = 0
-        """For somebody else's sake."""
+        """Number of times it was preempted for another sequence's sake."""
         self.num_computed = 0
         self.num_scheduled = 0
         self.num_pending = 0
         self.num_offered_blocks = 0
-        """Whole blocks already shown to the prefix tree, accepted or not."""
+        """Number of whole blocks already offered to the prefix tree, accepted or not."""
         self.num_dropped = 0
-        """Computed tokens whose KV it holds no more (sparsity.py), whole blocks of them."""
+        """Number of computed tokens whose KV it holds no more (sparsity.py). They fill whole blocks."""
         self.mass: list[float] = []
         """Attention that its first blocks received, as far as it was measured."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
         self.automaton: Automaton | None = None
         self.restoring = False
-        """It has its blocks, and waits for what another tier puts into them."""
+        """Whether it has its blocks and waits for the contents that another tier copies into them."""
         self.swapped: Swapped | None = None
-        """What it had when it was preempted, in host memory."""
+        """The blocks in host memory that it had when it was preempted."""
         self.drafting: Drafting | None = None
-        """Of speculation, once it was tried."""
+        """State of speculation, once it was tried."""
 
     @property
     def place(self) -> int:
-        """Of its next token among those that it holds."""
+        """Index of its next token among the tokens whose KV it holds."""
         return self.num_scheduled - self.num_dropped
 
     @property
@@ -187,26 +191,26 @@ class Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Only the token drawn last, known or pending, is without KV."""
+        """Whether only the token drawn last, known or pending, is without KV."""
         return self.num_unscheduled == 1 and bool(self.num_pending or self.output)
 
     @property
     def in_search(self) -> bool:
-        """A beam: it draws together with the others."""
+        """Whether it is a beam, which draws together with the others."""
         return self.attempt.search is not None and self.attempt.drawn
 
     @property
     def num_choices(self) -> int:
-        """Choices that this sequence carries: all that are open until the fork, then itself."""
+        """Number of choices that this sequence carries: all that are open until the fork, then itself."""
         return len(self.attempt.unforked) or 1
 
     @property
     def num_draws(self) -> int:
-        """Tokens to be drawn once everything is computed."""
+        """Number of tokens to be drawn once everything is computed."""
         return self.num_choices if self.attempt.message.max_tokens else 0
 
     def fork(self, index: int) -> Sequence:
-        """A choice that continues from here. The caller shares the blocks and the handle."""
+        """Returns a choice that continues from here. The caller shares the blocks and the handle."""
         child = Sequence(self.attempt, index, self.output)
         child.num_computed = self.num_computed
         child.num_scheduled = self.num_scheduled
@@ -218,7 +222,7 @@ class Sequence:
         return child
 
     def take_index(self, index: int) -> None:
-        """The choice that carried the prompt was cancelled: another one carries on."""
+        """Makes this sequence another choice, because the choice that carried the prompt was cancelled."""
         self.index = index
         self.order = (self.attempt.serial, index)
         self.seed = choice_seed(self.attempt.message.sampling.seed, index)
@@ -228,7 +232,7 @@ class Sequence:
         self.output.append(token)
 
     def finish_after(self, token: int) -> FinishReason | None:
-        """Whether the token just appended ends the choice."""
+        """Returns the finish reason if the token just appended ends the choice, else None."""
         attempt = self.attempt
         if token in attempt.end_ids:
             return "stop"
@@ -258,19 +262,20 @@ class Attempt:
     ) -> None:
         self.message = message
         self.adapter = -1 if adapter is None else adapter.slot
-        """Slot of the runner's; -1: none."""
+        """Slot of the runner's adapter. The value is -1 if there is none."""
         self.link = link
         self.serial = serial
-        """Order of arrival."""
+        """Number of the attempt in the order of arrival."""
         self.arrived_at = now
         self.deadline = now + message.deadline_ms / 1000 if message.deadline_ms else float("inf")
         self.end_len = min(max_len, len(message.prompt) + message.max_tokens)
-        """Tokens of prompt and output at which a choice ends, if nothing ended it before."""
+        """Number of prompt and output tokens at which a choice ends, if nothing ended it before."""
         sampling = message.sampling
         own = () if sampling.ignore_eos else eos_token_ids
         self.end_ids = frozenset(own) | frozenset(sampling.stop_token_ids)
         self.prompt = array("i", message.prompt)
-        # An adapter's KV lies in regions of its own: the caller's id, then what the adapter is.
+        # An adapter's KV lies in regions of its own: the region id from the caller is followed by the adapter's
+        # identity.
         identity = b"" if adapter is None else adapter.identity
         self.path: NamespacePath = tuple(PathEntry(r.id + identity, r.end) for r in message.namespace)
         self.ranges = tuple(
@@ -279,7 +284,8 @@ class Attempt:
         )
         self.residency = Residency()
         self.search: BeamSearch | None = None
-        """Then its sequences are the beams, by index, and run all together or not at all."""
+        """The beam search, if the request asks for one. Then its sequences are the beams, by index, and run all
+        together or not at all."""
         if message.beams is not None:
             penalty, num_logprobs = message.beams.length_penalty, sampling.logprobs
             self.search = BeamSearch(message.num_choices, penalty, self.end_ids, num_logprobs)
@@ -292,11 +298,11 @@ class Attempt:
         )
         self.account = PromptAccount(len(self.prompt))
         self.charged = False
-        """Its prompt is in its tenant's counter."""
+        """Whether its prompt is counted in its tenant's counter."""
         self.num_output = 0
         self.num_recomputed = 0
         self.num_rejected = 0
-        """Proposals that were wrong, or stood behind an end."""
+        """Number of proposals that were wrong, or stood after an end."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_sent = False
         self.cache_report = CacheReport()
@@ -305,10 +311,10 @@ class Attempt:
         self.bans = bans
         self.grammar: Compiled | None = None
         self.drawn = bool(message.resume)
-        """Each sequence stands for its own choice; before, the first one carries them all."""
+        """Whether each sequence stands for its own choice. Until then the first sequence carries all choices."""
         self.end_reason = ""
         if message.resume:
-            # What is not handed over had ended before; each choice goes its own way from the start.
+            # A choice that is not handed over had ended before. Each choice goes its own way from the start.
             self.unforked: list[int] = []
             self.sequences = [Sequence(self, index, output) for index, output in message.resume]
         else:
@@ -316,19 +322,20 @@ class Attempt:
             self.sequences = [Sequence(self, 0)]
 
     def use_grammar(self, grammar: Compiled) -> None:
-        """Raises `GrammarError` if it allows no text, or not what was drawn before."""
+        """Sets the grammar. Raises `GrammarError` if it allows no text, or not what was drawn before."""
         self.grammar = grammar
         for sequence in self.sequences:
             self.constrain(sequence)
 
     def constrain(self, sequence: Sequence) -> None:
-        """Its automaton, if there is a grammar, behind its output. Raises `GrammarError`."""
+        """Gives the sequence its automaton, advanced by its output, if there is a grammar. Raises `GrammarError`."""
         if self.grammar is not None:
             sequence.automaton = begin(self.grammar, self.end_ids, sequence.output)
 
     @property
     def needs_last_token(self) -> bool:
-        """What may be drawn next depends on the token drawn last: no step is launched before that is known."""
+        """Whether the tokens that may be drawn next depend on the token drawn last. Then no step is launched before
+        that token is known."""
         return self.grammar is not None or (self.bans is not None and self.bans.needs_last)
 
     @property
@@ -337,23 +344,24 @@ class Attempt:
 
     @property
     def at_bound(self) -> bool:
-        """Wants to draw and may not."""
+        """Whether it has tokens to draw and its lease allows none."""
         return self.lease.at_bound and self.message.max_tokens > 0
 
     def together(self, sequence: Sequence) -> list[Sequence]:
-        """Those that run, and lose their blocks, with this one."""
+        """Returns the sequences that run, and lose their blocks, together with this one."""
         return list(self.sequences) if self.search is not None else [sequence]
 
     @property
     def open_indices(self) -> list[int]:
-        """Choices without an ending."""
+        """Indices of the choices without an ending."""
         if not self.drawn:
             return list(self.unforked)
         started = [s.index for s in self.sequences if s.status is not Status.ENDED]
         return started + self.unforked
 
     def take_unforked(self, num_choices: int) -> list[int]:
-        """The choices that got a first token; more than these are left only where the budget ends with them."""
+        """Returns the choices that got a first token. More choices than these are left only where the budget ends with
+        them."""
         taken, self.unforked = self.unforked[:num_choices], self.unforked[num_choices:]
         self.drawn = True
         return taken
@@ -372,7 +380,8 @@ class Attempt:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Until the prompt is through; such a prompt is computed, not read."""
+        """Whether prompt logprobs are still wanted, which ends with the prefill. Such a prompt is computed, not read
+        from the cache."""
         return self.message.prompt_logprobs >= 0 and not self.account.closed
 
     @property
@@ -391,7 +400,7 @@ class Attempt:
         self.cache_report = msgspec.structs.replace(self.cache_report, num_pinned_blocks=num_blocks)
 
     def restored(self, num_tokens: int, miss: Miss) -> None:
-        """More of its prompt was cached than the device had."""
+        """Records that more of its prompt was cached than the device had."""
         self.cache_report = msgspec.structs.replace(
             self.cache_report,
             cached_tokens=self.cache_report.cached_tokens + num_tokens,
@@ -400,7 +409,8 @@ class Attempt:
         )
 
     def admitted(self, handle: Handle, evicted_age_ms: int) -> None:
-        """The first admission's match is the request's cache report; its own blocks met again later are not."""
+        """Records the first admission's match as the request's cache report. Its own blocks that a later admission
+        finds again do not change the report."""
         if self._reported:
             return
         self._reported = True

@@ -1,7 +1,8 @@
-"""What a model costs and what fits: parameters, bytes, FLOPs, blocks, the least time of a step (engine.md section 7.3).
+"""Costs of a model and what fits: parameters, bytes, FLOPs, blocks, the least time of a step (engine.md section 7.3).
 
-Pure arithmetic on the standard library. Does not know where a model's sizes come from (`model/census.py`), what a
-device is called (`devices.py`), nor how a plan is printed. The worker sizes itself by the same functions.
+The module is pure arithmetic on the standard library. It does not know where a model's sizes come from
+(`model/census.py`), what a device is called (`devices.py`), nor how a plan is printed. The worker sizes itself by the
+same functions.
 
 Times are those of the roofline (Williams, Waterman, Patterson 2009): a step takes at least as long as reading what it
 must read, and at least as long as computing what it must compute.
@@ -18,20 +19,22 @@ from workers.engine.values.errors import ModelError
 Format = Literal["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]
 
 INT4_GROUPS = (128, 64, 32)
-"""Inputs that share a scale, the largest that divides a layer's inputs."""
+"""Numbers of inputs that may share a scale. The largest that divides a layer's inputs is used."""
 SCALE_BYTES = 4
 GIB = 1 << 30
 GRAPH_BYTES = 4 << 20
-"""Allowance for what a recorded step of one size holds beside the memory all sizes share. The log of the recording
-tells what it really was."""
+"""Allowance for the memory of one recorded step beside the memory that all sizes share. The log of the recording shows
+the real number."""
 _FULL_SEQUENCES = 256
-"""More sequences of full length than this are never resident: a tiny model must not take gigabytes."""
+"""Largest number of sequences of full length that are planned for. Otherwise a tiny model would take gigabytes."""
 _PIN_SHARE = 5
-"""A fifth of the pool may be pinned; what one sequence can need is the rest of it."""
+"""A 1 / `_PIN_SHARE` part of the pool may be pinned. One sequence can have the rest."""
 WATERMARK_SHARE = 100
-"""One block in so many of the pool stays free when a sequence is admitted, and at least one per running sequence."""
+"""A 1 / `WATERMARK_SHARE` part of the pool's blocks stays free when a sequence is admitted, and at least one block per
+running sequence."""
 _CPU_SHARE, _CPU_LIMIT = 0.10, 2 << 30
-"""A CPU worker shares its memory with everything else on the machine."""
+"""Part of the free memory that a CPU worker takes for KV, and its limit in bytes. The machine's other programs use the
+rest."""
 
 CPU_TERMS = (
     f"by itself a worker on a CPU takes {_CPU_SHARE:.0%} of the free memory for KV, at most {_CPU_LIMIT >> 30} GiB; "
@@ -42,14 +45,14 @@ GIVEN_TERMS = "KV memory is what HEADGATE_ENGINE_KV_MEMORY says"
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What a device can do at most."""
+    """Largest rates of a device."""
 
     copy_bytes_per_s: float
-    """Bytes read and written by a device copy."""
+    """Bytes per second read and written by a device copy."""
     matmul_flops_per_s: float
-    """In the dtype of the model; square."""
+    """FLOP/s of square products in the dtype of the model."""
     linear_flops_per_s: float = 0.0
-    """Of quantized linear layers, where their products are 8-bit; 0: as all others."""
+    """FLOP/s of quantized linear layers, where their products are 8-bit. With 0 they run like all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,10 @@ class ModelSize:
     """Numbers of parameters by what a step does with them, of a whole model or of one rank's part."""
 
     linears: tuple[tuple[int, int, int], ...]
-    """Linear layers but the head: outputs, inputs, how many of them. The weights that can be quantized."""
+    """Linear layers except the head, as (outputs, inputs, number of such layers). Their weights can be quantized."""
     head: int
     embedding: int
-    """Tables of which a step reads some rows. 0 where the head is the only one."""
+    """Embedding tables, of which a step reads some rows. The number is 0 where the head is the only table."""
     matrices: int
     """Other weights that every token is multiplied by."""
     vectors: int
@@ -68,22 +71,22 @@ class ModelSize:
     experts: int
     """All experts of all layers."""
     expert_share: float
-    """Experts that a token is sent to, of all of a layer."""
+    """Share of a layer's experts that a token is sent to."""
     vocab: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     windows: tuple[int, ...]
-    """For each layer how many tokens back it attends; 0: to the first."""
+    """Number of tokens back that each layer attends to. 0 means back to the first token."""
     is_tied: bool = False
-    """The head is the input embedding."""
+    """Whether the head is the input embedding."""
     stacked: tuple[tuple[int, int, int], ...] = ()
-    """Matrices of experts that can be rounded, as `linears`; counted in `experts`."""
+    """Matrices of experts that can be rounded, in the form of `linears`. They are counted in `experts`."""
 
     @classmethod
     def dense(cls, config: Mapping[str, int]) -> ModelSize:
-        """The closed formula: a Llama, Mistral, Qwen2 or Qwen3 from the sizes in its config.json, without norms and
-        biases."""
+        """Returns the sizes of a Llama, Mistral, Qwen2 or Qwen3 by the closed formula, from the sizes in its
+        config.json. Norms and biases are left out."""
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
@@ -122,26 +125,28 @@ class ModelSize:
 
     @property
     def active(self) -> int:
-        """What a token meets: without embedding tables, and of the experts those it is sent to."""
+        """Number of parameters that a token uses: without embedding tables, and only the experts that it is sent to."""
         others = self.total - self.embedding - self.experts
         return others + round(self.experts * self.expert_share)
 
     @property
     def widest(self) -> int:
-        """Outputs of the largest linear layer."""
+        """Number of outputs of the largest linear layer."""
         return max((outputs for outputs, _, _ in self.linears), default=0)
 
     def layer_flops(self) -> tuple[float, float]:
-        """Per token, of the linear layers and of the layers' other products, attention not counted."""
+        """Returns the FLOPs per token of the linear layers, and of the layers' other products. Attention is not
+        counted."""
         others = self.matrices + self.experts * self.expert_share
         return 2.0 * self.num_linear, 2.0 * others
 
     def attended(self, context: int) -> int:
-        """Keys that one token reads, summed over the layers, itself included in `context`."""
+        """Returns the number of keys that one token reads, summed over the layers. `context` includes the token
+        itself."""
         return sum(min(context, window or context) for window in self.windows)
 
     def attended_by_prompt(self, num_tokens: int) -> int:
-        """The same for all tokens of a prompt: each attends to those before it and to itself."""
+        """Returns the number of keys read by all tokens of a prompt: each attends to those before it and to itself."""
         total = 0
         for window in self.windows:
             growing = min(num_tokens, window or num_tokens)
@@ -150,13 +155,13 @@ class ModelSize:
 
     @property
     def flops_per_attended(self) -> int:
-        """Score and weighted sum."""
+        """FLOPs of the score and the weighted sum for one key."""
         return 4 * self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model in the formats it is served in."""
+    """A model in the formats in which it is served."""
 
     size: ModelSize
     itemsize: int = 2
@@ -164,13 +169,13 @@ class Served:
     quant: Format = "none"
     kv_itemsize: int = 2
     kv_scales: bool = False
-    """8-bit KV has a scale per token, head, and K or V."""
+    """Whether 8-bit KV has a scale per token, head, and K or V."""
     head_is_copied: bool = False
-    """Into another layout: a tied embedding stays beside it."""
+    """Whether the head is copied into another layout. Then a tied embedding takes memory beside it."""
 
     @property
     def weight_bytes(self) -> int:
-        """In memory."""
+        """Bytes of all weights in memory."""
         size = self.size
         others = size.total - size.num_linear - size.experts
         if self.head_is_copied and size.is_tied:
@@ -188,15 +193,16 @@ class Served:
         return linear + others + 2.0 * self.size.head + attention
 
     def read_bytes(self, num_tokens: int) -> float:
-        """Weights that a step of so many tokens reads. Of the experts those that it touches if every token chooses
-        its own at random."""
+        """Returns the bytes of weights that a step of `num_tokens` tokens reads. Of the experts it counts those that
+        are used if every token chooses its own at random."""
         size = self.size
         always = size.head + size.matrices + size.vectors
         touched = self._expert_bytes * (1.0 - (1.0 - size.expert_share) ** num_tokens)
         return self._linear_bytes + touched + always * self.itemsize
 
     def decode_sides(self, contexts: Sequence[int], ceilings: Ceilings) -> tuple[float, float]:
-        """Seconds to read and seconds to compute a step that gives one token to each of these sequences."""
+        """Returns the seconds to read and the seconds to compute in a step that gives one token to each of these
+        sequences."""
         size, number = self.size, len(contexts)
         attended = sum(map(size.attended, contexts))
         num_bytes = self.read_bytes(number) + attended * self._kv_bytes_per_layer
@@ -207,7 +213,8 @@ class Served:
         return max(self.decode_sides(contexts, ceilings))
 
     def prefill_sides(self, num_tokens: int, ceilings: Ceilings) -> tuple[float, float]:
-        """Of one prompt in one step, to its first token. Only the last token reaches the head."""
+        """Returns the seconds to read and to compute one prompt in one step, to its first token. Only the last token
+        reaches the head."""
         num_bytes = self.read_bytes(num_tokens) + num_tokens * self.kv_bytes_per_token
         attended = self.size.attended_by_prompt(num_tokens)
         compute = self._compute_s(num_tokens, 1, attended, ceilings)
@@ -217,13 +224,14 @@ class Served:
         return max(self.prefill_sides(num_tokens, ceilings))
 
     def knee(self, ceilings: Ceilings) -> float:
-        """Tokens of a step, attention aside, at which computing takes as long as reading all weights."""
+        """Returns the number of tokens of a step at which computing takes as long as reading all weights. Attention is
+        left out."""
         per_token = self._compute_s(1, 1, 0, ceilings)
         return self.read_bytes(1 << 20) / ceilings.copy_bytes_per_s / per_token
 
     def activation_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """An estimate of what the largest step holds at a time: hidden states, the widest product and its halves, and
-        float32 logits three times over. A worker on a GPU measures it."""
+        """Returns an estimate of the memory that the largest step holds at a time: hidden states, the widest product
+        and its halves, and float32 logits three times over. A worker on a GPU measures it."""
         size = self.size
         hidden = size.head // max(1, size.vocab)
         return num_tokens * (6 * hidden + 2 * size.widest) * self.itemsize + num_rows * size.vocab * 12
@@ -241,7 +249,7 @@ class Served:
 
     @property
     def _expert_bytes(self) -> int:
-        """Formats that round activations leave experts as they are."""
+        """Bytes of the experts. Formats that round activations leave experts as they are."""
         quant = self.quant if self.quant in ("int8", "int4") else "none"
         stacked, rest = 0, self.size.experts
         for outputs, inputs, number in self.size.stacked:
@@ -258,7 +266,8 @@ class Served:
 
 
 def linear_bytes(outputs: int, inputs: int, quant: Format, itemsize: int) -> int:
-    """A linear weight with its scales. Raises ModelError where int4 cannot cut the inputs into groups."""
+    """Returns the bytes of a linear weight with its scales. Raises ModelError where int4 cannot divide the inputs into
+    groups."""
     if quant == "none":
         return outputs * inputs * itemsize
     if quant != "int4":
@@ -272,7 +281,7 @@ def linear_bytes(outputs: int, inputs: int, quant: Format, itemsize: int) -> int
 
 
 def kv_head_bytes(head_dim: int, itemsize: int, scales: bool) -> int:
-    """Of one key or value of one token and head."""
+    """Returns the bytes of one key or value of one token and head."""
     return head_dim * itemsize + (SCALE_BYTES if scales else 0)
 
 
@@ -281,11 +290,11 @@ def kv_head_bytes(head_dim: int, itemsize: int, scales: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """All in bytes."""
+    """The parts of a device's memory, in bytes."""
 
     total: int
     share: float
-    """Of the total, for everything."""
+    """Share of the total that the worker takes for everything."""
     used: int
     """Weights, device rows, static buffers, libraries, and what other processes hold."""
     activations: int
@@ -308,7 +317,7 @@ class MemoryPlan:
 
 
 def most_blocks(max_model_len: int, block_size: int) -> int:
-    """What a worker takes at most by itself, the null block included."""
+    """Returns the largest number of blocks that a worker takes by itself, including the null block."""
     return 1 + _FULL_SEQUENCES * -(-max_model_len // block_size)
 
 
@@ -317,12 +326,12 @@ def pin_limit(num_blocks: int) -> int:
 
 
 def longest_sequence(num_blocks: int, block_size: int) -> int:
-    """Tokens, beside as many pinned blocks as there may be."""
+    """Returns the number of tokens of the longest sequence that fits beside the largest number of pinned blocks."""
     return max(0, num_blocks - 1 - pin_limit(num_blocks)) * block_size
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """The smallest pool in which one sequence of so many tokens can always run."""
+    """Returns the size of the smallest pool in which one sequence of `num_tokens` tokens can always run."""
     number = 1 + -(-num_tokens // block_size)
     while longest_sequence(number, block_size) < num_tokens:
         number += -(-(num_tokens - longest_sequence(number, block_size)) // block_size)
@@ -330,23 +339,24 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def cpu_kv_bytes(available: int, num_ranks: int) -> int:
-    """What each rank of a CPU worker takes for KV by itself, of what is free beside its weights."""
+    """Returns the bytes that each rank of a CPU worker takes for KV by itself, from the memory that is free beside its
+    weights."""
     return min(int(max(0, available) * _CPU_SHARE), _CPU_LIMIT) // num_ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one rank must hold to be of use, in bytes and tokens."""
+    """The memory that one rank must have to be of use, in bytes and tokens."""
 
     weights: int
     bytes_per_block: int
     block_size: int
     num_tokens: int
-    """Of the shortest sequence that must fit."""
+    """Length of the shortest sequence that must fit."""
 
     def num_blocks(self, kv: int, most: int, terms: str = "") -> int:
-        """Blocks in `kv` bytes, the null block included. ModelError, with the numbers, if the sequence does not fit;
-        `terms`: where the bytes come from."""
+        """Returns the number of blocks in `kv` bytes, including the null block. Raises ModelError, with the numbers, if
+        the sequence does not fit. `terms` says where the bytes come from."""
         least = blocks_for(self.num_tokens, self.block_size)
         number = min(kv // self.bytes_per_block, most)
         if number < least:
@@ -355,7 +365,8 @@ class Need:
 
 
 def does_not_fit(weights: int, has: int, sequence: int = 0, num_tokens: int = 0, terms: str = "") -> ModelError:
-    """The one sentence. All in bytes; without a sequence the weights alone are too large."""
+    """Returns the error with its one sentence. All sizes are in bytes; without a sequence the weights alone are too
+    large."""
     kv = f" and {in_words(sequence)} for one sequence of {num_tokens} tokens beside pinned blocks" if num_tokens else ""
     because = f" ({terms})" if terms else ""
     return ModelError(

@@ -1,7 +1,7 @@
-"""What devices can do: memory, and the two ceilings of the roofline. A table of figures with their sources.
+"""Capacities of devices: memory, and the two ceilings of the roofline. It is a table of figures with their sources.
 
-Does not measure: a CPU's figures are taken on the spot (`cpu_speed.py`). Rates are dense (without
-sparsity); memory of a datasheet is its decimal figure, a little less than the device shows.
+The module measures nothing; `cpu_speed.py` measures a CPU's figures when they are needed. Rates are dense (without
+sparsity). The memory of a datasheet is its decimal figure, a little less than the device shows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from workers.engine.values.errors import ModelError
 class Device:
     name: str
     memory: int
-    """Bytes in all; on a CPU those that are free."""
+    """Total bytes of memory. On a CPU they are the free ones."""
     bytes_per_s: float
     flops_per_s: float
-    """bfloat16 and float16 with float32 sums."""
+    """FLOP/s in bfloat16 and float16 with float32 sums."""
     float32_flops_per_s: float
     fp8_flops_per_s: float
-    """0: it has no 8-bit floats."""
+    """FLOP/s in fp8. It is 0 if the device has no 8-bit floats."""
     source: str
     is_cpu: bool = False
 
     def ceilings(self, dtype: str, quant: Format = "none") -> Ceilings:
-        """Raises ModelError if the device cannot compute in the format."""
+        """Returns the device's largest rates. Raises ModelError if the device cannot compute in the format."""
         if quant == "fp8" and not self.is_cpu and not self.fp8_flops_per_s:
             raise ModelError(f"The device {self.name} has no 8-bit floats: use int8.")
         flops = self.float32_flops_per_s if dtype == "float32" else self.flops_per_s
@@ -70,7 +70,7 @@ TABLE: Mapping[str, Device] = MappingProxyType(
 
 
 def named(name: str) -> Device | None:
-    """By what the driver calls it: "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090"."""
+    """Returns the device of this driver name, such as "NVIDIA A100-SXM4-80GB" or "NVIDIA GeForce RTX 4090", or None."""
     words = name.lower().replace("-", " ").replace("geforce rtx ", "rtx").split()
     for key, device in TABLE.items():
         chip, _, size = key.partition("-")

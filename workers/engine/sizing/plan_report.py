@@ -1,6 +1,6 @@
 """A plan as JSON and as tables for people.
 
-Knows words and units. Computes nothing but units.
+The module knows words and units. It computes nothing but units.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Report:
     dtype_reason: str
 
     def settings(self) -> dict[str, str | int]:
-        """What a worker is to be told, by environment variable."""
+        """Returns the settings for a worker, by environment variable."""
         told, best = dict(self.given), self.plan.recommended
         own: dict[str, str | int] = {
             **{name: value for name, value in told.items() if name != "MODEL"},
@@ -43,7 +43,7 @@ class Report:
         return {f"{PREFIX}MODEL": told["MODEL"]} | {f"{PREFIX}ENGINE_{name}": value for name, value in own.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Bytes, seconds, and rates per second; bytes and blocks are of one rank."""
+        """Returns the plan in bytes, seconds, and rates per second. Bytes and blocks are of one rank."""
         size, plan = self.whole.size, self.plan
         return {
             "model": {

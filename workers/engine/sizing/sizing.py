@@ -1,7 +1,7 @@
-"""From a model and a device to a plan: blocks, batches, floors per context, and the settings to start a worker with.
+"""Plan for a model on a device: blocks, batches, least times per context, and the settings to start a worker with.
 
-Pure. Does not know where the figures come from nor how they are printed. Floors are bounds that no worker can beat, of
-one step with nothing else in it; traffic between ranks is not counted.
+The module is pure. It does not know where the figures come from nor how they are printed. The least times are bounds
+that no worker can beat, for one step with nothing else in it. Traffic between ranks is not counted.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from workers.engine.sizing.devices import Device
 from workers.engine.values.errors import ModelError
 
 CONTEXTS = (1024, 8192, 32_768)
-"""Tokens of prompt and output together, where nothing else was asked for."""
+"""Context lengths (prompt and output tokens together) where nothing else was asked for."""
 LEASE_TOKENS = 128
-"""A gateway's first lease, which it renews when half is spent."""
+"""Number of tokens of a gateway's first lease, which the gateway renews when half is spent."""
 STEP_S = 0.05
-"""What a step full of prompts may cost the streams beside it."""
+"""Seconds that a step full of prompts may take, because it delays the streams beside it."""
 MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 32, 8192
 _SPARE_SHARE = 16
 LIBRARIES = GIB
-"""Allowance for what CUDA and its libraries hold on each GPU; a worker measures it."""
+"""Allowance for the memory that CUDA and its libraries hold on each GPU. A worker measures it."""
 _NUM_GRAPHS = 20
-"""Recorded steps of a worker with 256 rows."""
+"""Number of recorded steps of a worker with 256 rows."""
 MAX_RUNNING = 256
-"""Rows beyond the worker's default cost memory for recorded steps and logits, and are rarely filled."""
+"""Largest number of rows. Rows beyond the worker's default cost memory for recorded steps and logits, and are rarely
+filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Asked:
 class Side:
     seconds: float
     bound: str
-    """memory or compute: what the time goes into."""
+    """The resource that takes the time: memory or compute."""
 
     @classmethod
     def of(cls, sides: tuple[float, float]) -> Side:
@@ -64,16 +65,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class AtContext:
-    """Floors at one length of context; batches are of sequences of this length."""
+    """Least times at one length of context. Batches consist of sequences of this length."""
 
     context: int
     flops_per_token: float
     largest_batch: int
     one: Side
     full: Side | None
-    """Of the largest batch; None: not even one fits."""
+    """Least time of a step of the largest batch. The value is None if not even one sequence fits."""
     prefill: Side
-    """Of a prompt that fills the context, to its first token."""
+    """Least time of a prompt that fills the context, to its first token."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -94,29 +95,29 @@ class Recommended:
     max_batch_tokens: int
     max_running: int
     watermark_blocks: int
-    """Kept free by the scheduler by itself."""
+    """Number of blocks that the scheduler keeps free by itself."""
     lease_s: float
-    """What a first lease lasts at least, in a stream that is alone."""
+    """Least number of seconds that a first lease lasts in a stream that runs alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     weight_bytes: int
-    """Of one rank, as are all bytes and blocks."""
+    """Bytes of the weights of one rank. All bytes and blocks of the plan are of one rank."""
     kv_bytes: int
     terms: str
     fitting_blocks: int
-    """What the memory holds, the null block included."""
+    """Number of blocks that fit the memory, including the null block."""
     num_blocks: int
-    """What a worker takes by itself: no more than its longest sequences could use."""
+    """Number of blocks that a worker takes by itself: no more than its longest sequences could use."""
     knee: float
-    """Tokens of a step above which it is bound by arithmetic."""
+    """Number of tokens of a step above which it is bound by arithmetic."""
     contexts: tuple[AtContext, ...]
     recommended: Recommended
 
 
 def plan(rank: Served, context_limit: int, dtype: str, asked: Asked) -> Plan:
-    """Raises ModelError, with the numbers, if not even the shortest context fits."""
+    """Returns the plan. Raises ModelError, with the numbers, if not even the shortest context fits."""
     ceilings = asked.device.ceilings(dtype, rank.quant)
     lengths = contexts(asked.contexts, context_limit)
     budget = batch_tokens(rank, ceilings)
@@ -138,22 +139,22 @@ def plan(rank: Served, context_limit: int, dtype: str, asked: Asked) -> Plan:
 
 
 def longest_safe(num_blocks: int, block_size: int, limit: int) -> int:
-    """Tokens of the longest sequence to promise: a worker that is told a length refuses to start where it does not
-    fit, and its measured memory is not quite the planned one."""
+    """Returns the length in tokens of the longest sequence to promise. A worker with a configured length refuses to
+    start where it does not fit, and its measured memory is not quite the planned one."""
     longest = longest_sequence(num_blocks, block_size)
     return min(limit, longest - longest // _SPARE_SHARE)
 
 
 def contexts(asked: Sequence[int], limit: int) -> tuple[int, ...]:
-    """Rising. Raises ModelError for one that the model was not made for."""
+    """Returns the context lengths in rising order. Raises ModelError for one that the model was not made for."""
     if asked and max(asked) > limit:
         raise ModelError(f"The model's context ends at {limit} tokens, not at {max(asked)}.")
     return tuple(sorted({*asked})) or tuple(n for n in CONTEXTS if n <= limit) or (limit,)
 
 
 def batch_tokens(served: Served, ceilings: Ceilings) -> int:
-    """The largest power of two whose step takes at most `STEP_S`; at least the knee, below which a longer step costs
-    nothing."""
+    """Returns the largest power of two of tokens whose step takes at most `STEP_S`. It is at least the knee, because
+    below the knee a longer step costs nothing."""
     tokens = MIN_BATCH_TOKENS
     while tokens < MAX_BATCH_TOKENS and (
         tokens < served.knee(ceilings) or served.prefill_s(2 * tokens, ceilings) <= STEP_S
@@ -163,7 +164,8 @@ def batch_tokens(served: Served, ceilings: Ceilings) -> int:
 
 
 def kv_memory(served: Served, asked: Asked, num_tokens: int, num_rows: int) -> tuple[int, str]:
-    """Bytes for KV on one rank, and where they come from. Negative where the weights alone are too large."""
+    """Returns the bytes for KV on one rank, and where they come from. The number is negative where the weights alone
+    are too large."""
     device, weights = asked.device, served.weight_bytes
     if device.is_cpu:
         left = device.memory // asked.num_ranks - weights

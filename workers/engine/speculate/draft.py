@@ -1,9 +1,9 @@
-"""Proposals from a small model of the same vocabulary. It draws with the noise of (seed, position) that the large one
-draws with, so that equal distributions give equal tokens (Gumbel coupling; acceptance arXiv 2408.07978).
+"""Proposals from a small model of the same vocabulary. It draws with the same noise of (seed, position) as the large
+model, so that equal distributions give equal tokens (Gumbel coupling; acceptance arXiv 2408.07978).
 
-Its KV is a second tensor under the same block ids: whoever owns a block of a sequence owns the draft's part of it. Nothing
-of it is ever trusted: positions are computed again if their block may have changed hands, and what is wrong in it
-costs accepted proposals, never a token.
+Its KV is a second tensor under the same block ids: the owner of a sequence's block owns the draft's part of it. Nothing
+in it is ever trusted. Positions are computed again if their block may have changed owners, and wrong KV costs accepted
+proposals, never a token.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from workers.engine.speculate.proposer import Ask, Guess, Proposer
 from workers.engine.values.plan import Row, SampleSpec, StepRunner
 
 CHUNK = 512
-"""Tokens of one pass over what the draft has not read."""
+"""Number of tokens of one pass over those that the draft has not read."""
 
 
 class DraftProposer(Proposer):
     needs_blocks = True
 
     def __init__(self, runner: StepRunner) -> None:
-        """`runner` is the draft's own, with as many blocks of the same size as the model's."""
+        """Creates the proposer. `runner` is the draft's own, with as many blocks of the same size as the model's."""
         self._runner = runner
 
     def propose(self, asks: Seq[Ask]) -> list[Guess]:
@@ -50,7 +50,7 @@ class DraftProposer(Proposer):
         return found
 
     def _catch_up(self, asked: list[_Guessing]) -> None:
-        """Everything but the last token, in passes of at most `CHUNK` tokens; prompts are long."""
+        """Computes everything but the last token, in passes of at most `CHUNK` tokens, because prompts are long."""
         for one in asked:
             while (end := len(one.tokens) - 1) > one.first + CHUNK:
                 end = one.first + CHUNK
@@ -59,7 +59,7 @@ class DraftProposer(Proposer):
                 one.first = end
 
     def _draw(self, running: list[_Guessing]) -> None:
-        """One more token for each."""
+        """Draws one more token for each sequence."""
         results = self._runner.execute([one.row() for one in running])
         for one, result in zip(running, results, strict=True):
             one.first = len(one.tokens)
@@ -72,9 +72,9 @@ class _Guessing:
     place: int
     sequence: Sequence
     tokens: list[int]
-    """With the guesses."""
+    """Tokens of the sequence, followed by the guesses."""
     first: int
-    """The first one without KV."""
+    """Index of the first token without KV."""
     num_left: int
 
     def row(self) -> Row:
@@ -87,7 +87,7 @@ class _Guessing:
 
 
 def _num_valid(read: Read, sequence: Sequence, block_size: int) -> int:
-    """Positions from the start whose KV the draft model can still use."""
+    """Returns the number of positions from the start whose KV the draft model can still use."""
     if read.handle is not sequence.handle:
         return 0
     blocks = _common(read.block_ids, sequence.block_ids) * block_size
@@ -95,7 +95,7 @@ def _num_valid(read: Read, sequence: Sequence, block_size: int) -> int:
 
 
 def _common(one: Seq[int], other: Seq[int]) -> int:
-    """Length of the common beginning."""
+    """Returns the length of the common beginning."""
     number = min(len(one), len(other))
     if list(one[:number]) == list(other[:number]):
         return number

@@ -1,7 +1,6 @@
-"""Proposals from heads that look ahead (model/heads.py): the likeliest tokens of the heads, as if they did not depend on
-each other, make a tree. Medusa's (arXiv 2401.10774); EAGLE's, which read hidden states too, fit the same interface
-(`needs_hidden`, `learn`).
-"""
+"""Proposals from heads that look ahead (model/heads.py). The likeliest tokens of the heads, as if the heads did not
+depend on each other, make a tree. The heads are Medusa's (arXiv 2401.10774). EAGLE's, which read hidden states too, fit
+the same interface (`needs_hidden`, `learn`)."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from workers.engine.values.token_tree import ROOT, Grower, Proposal
 
 class Guesser(Protocol):
     def best(self, states: Seq[Any]) -> list[list[list[tuple[int, float]]]]:
-        """Per hidden state and head the best tokens and their log-probabilities, best first."""
+        """Returns the best tokens and their log-probabilities per hidden state and head, best first."""
         ...
 
 
 def grow(best: Seq[Seq[tuple[int, float]]], num_tokens: int, num_nodes: int) -> Proposal:
-    """`best`: per head its best tokens and their log-probabilities, best first. The trunk takes the first of each, the
-    nodes that are left go to the likeliest branches."""
+    """Returns a tree of guesses. `best` has for each head its best tokens and their log-probabilities, best first. The
+    trunk takes the first token of each head, and the remaining nodes go to the likeliest branches."""
     best = best[:num_tokens]
     grower = Grower(num_nodes)
     grower.add_path(head[0][0] for head in best)
@@ -47,7 +46,7 @@ class HeadsProposer(Proposer):
         self._heads = heads
 
     def propose(self, asks: Seq[Ask]) -> list[Guess]:
-        """Where the state that the last token was drawn from is known."""
+        """Proposes a tree where the hidden state is known from which the last token was drawn."""
         found: list[Guess] = [() for _ in asks]
         known = [
             (place, ask, notes[1])

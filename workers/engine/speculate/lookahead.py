@@ -1,9 +1,10 @@
-"""Lookahead decoding: guesses that nobody makes. A window of tokens further on is computed beside the next token, as if
-the tokens before it were true; each step makes its rows a little truer (Jacobi iteration), and what followed what in
-them is kept as n-grams, which are the proposals.
+"""Lookahead decoding: proposals without a second model. A window of tokens further on is computed beside the next
+token, as if the tokens before it were true. Each step makes its rows a little truer (Jacobi iteration). Sequences of
+tokens that occurred in the rows are kept as n-grams, and these are the proposals.
 
-Source: lookahead decoding (arXiv 2402.02057). The window is a tree too: its first level is one branch, and each column
-goes on behind its own token; so it goes through the same verification, and nothing of it is ever trusted.
+The source is lookahead decoding (arXiv 2402.02057). The window is a tree too: its first level is one branch, and each
+column continues after its own token of that level. So it goes through the same verification, and nothing in it is ever
+trusted.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
 from workers.engine.values.token_tree import Grower, Proposal
 
 LEVELS = 3
-"""Tokens of an n-gram behind its first one, and rows of the window."""
+"""Number of tokens of an n-gram after its first one, and of rows of the window."""
 MOST_GRAMS = 3
-"""Tried in a step."""
+"""Largest number of n-grams that are tried in a step."""
 KEPT_GRAMS = 8
-"""Of one first token, the latest."""
+"""Largest number of n-grams kept for one first token, the latest ones."""
 WARM_STEPS = 8
-"""In which a window without n-grams does not count against it."""
+"""Number of first steps in which a window without n-grams does not lower the acceptance rate."""
 
 Gram = tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Window:
-    """Of one sequence. `levels[l][c]` is a guess for the token c + l + 1 places behind the last known one."""
+    """The window of one sequence. `levels[l][c]` is a guess for the token c + l + 1 positions after the last known
+    one."""
 
     levels: list[list[int]]
     grams: dict[int, OrderedDict[Gram, None]] = field(default_factory=dict)
     nodes: list[list[int]] = field(default_factory=list)
-    """Where the columns stand in the last proposal; empty: there was no room."""
+    """Nodes of each column in the last proposal. The list is empty if there was no space for any."""
     num_steps: int = 0
 
     def known(self, token: int) -> list[Gram]:
-        """Latest first."""
+        """Returns the latest n-grams for a first token, latest first."""
         return list(self.grams.get(token, ()))[: -MOST_GRAMS - 1 : -1]
 
     def keep(self, tokens: Seq[int]) -> None:
@@ -53,12 +55,12 @@ class Window:
 
 
 def begin(text: Seq[int], width: int) -> Window:
-    """Anything will do to begin with: tokens of the text."""
+    """Returns a new window. It may begin with any tokens, so these are tokens of the text."""
     return Window([[text[(level + column) % len(text)] for column in range(width)] for level in range(LEVELS)])
 
 
 def draft(window: Window, last: int, num_nodes: int) -> Proposal:
-    """N-grams behind the last token, then the window."""
+    """Returns a proposal of n-grams that follow the last token, and of the window."""
     grower = Grower(num_nodes)
     grams = window.known(last)
     for gram in grams:
@@ -80,8 +82,8 @@ def draft(window: Window, last: int, num_nodes: int) -> Proposal:
 
 
 def advance(window: Window, drawn: Seq[int], nodes: Seq[int]) -> None:
-    """The draws behind the window's last level are its new last level; `nodes` were right, so as many columns are in
-    the past."""
+    """Moves the window on. The draws after the window's last level are its new last level. `nodes` were right, so as
+    many columns are in the past."""
     window.num_steps += 1
     width = len(window.levels[0])
     if not window.nodes:
@@ -111,7 +113,7 @@ class LookaheadProposer(Proposer):
             return
         window, drawn = drafting.notes, outcome.drawn
         size = len(outcome.proposal.tokens)
-        window.nodes = [nodes for nodes in window.nodes if nodes[-1] < size]  # it may have been cut
+        window.nodes = [nodes for nodes in window.nodes if nodes[-1] < size]  # the proposal may have been cut
         advance(window, drawn, outcome.nodes)
         if len(sequence.output) > LEVELS:
             window.keep(sequence.output[-LEVELS - 1 :])

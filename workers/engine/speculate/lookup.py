@@ -1,4 +1,4 @@
-"""Prompt lookup as a proposer: what followed in the sequence's own text."""
+"""Prompt lookup as a proposer: it proposes the tokens that followed earlier in the sequence's own text."""
 
 from __future__ import annotations
 

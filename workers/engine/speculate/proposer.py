@@ -1,4 +1,4 @@
-"""What proposes tokens: what it is asked, what it answers, what it learns of the outcome. Values and an interface.
+"""Interface of a proposer of tokens: what it is asked, what it answers, and what it learns of the outcome.
 
 A proposal may be anything: verification draws from the model at every position, so a wrong one costs time and never
 changes a token. A proposer is asked once per step for all sequences, which lets a model of its own run them as one
@@ -17,54 +17,56 @@ from workers.engine.values.token_tree import Proposal
 
 class Ask(NamedTuple):
     sequence: Sequence
-    """All its tokens are known, the last one is without KV."""
+    """The sequence. All its tokens are known, and the last one is without KV."""
     drafting: Drafting
     num_tokens: int
-    """At most so many are wanted, one behind the other; at least 1."""
+    """Largest number of tokens wanted in a row; at least 1."""
     num_nodes: int
-    """Of a tree, in all; at least `num_tokens`."""
+    """Largest number of nodes of a tree in all; at least `num_tokens`."""
 
 
 Guess = Seq[int] | Proposal
-"""A list, or a tree. `Proposal` is a sequence too, of two things, so it is asked for first."""
+"""A list, or a tree. A `Proposal` is a tuple and so a sequence too, so code tests for it first."""
 
 
 class Outcome(NamedTuple):
-    """Of a sequence's row in a step."""
+    """The outcome of a sequence's row in a step."""
 
     proposal: Proposal
     drawn: tuple[int, ...]
-    """Behind the last known token and behind each node."""
+    """Tokens drawn after the last known token and after each node."""
     nodes: tuple[int, ...] = ()
-    """Those that were right."""
+    """Nodes that were right."""
     hidden: Any = None
-    """Last hidden states of the places that were drawn from, for a proposer that needs them."""
+    """Last hidden states from which the tokens were drawn, for a proposer that needs them."""
 
     @property
     def last(self) -> int:
-        """The place that the sequence's last token was drawn at."""
+        """Index of the draw that gave the sequence's last token."""
         return self.nodes[-1] + 1 if self.nodes else 0
 
 
 class Proposer(Protocol):
-    """What is not said otherwise by one who inherits: no KV, no hidden states, always hopeful, nothing to learn."""
+    """A source of proposals. The defaults are those of one that has no KV, needs no hidden states, always expects to
+    propose and learns nothing."""
 
     needs_blocks: bool = False
-    """It writes KV of its own for what it proposes: blocks are taken before it is asked."""
+    """Whether it writes KV of its own for what it proposes. Then blocks are taken before it is asked."""
     needs_hidden: bool = False
-    """It is told the last hidden states of the rows, and so of every step, not only of those with proposals."""
+    """Whether it needs the last hidden states of the rows. Then it learns from every step, not only from those with
+    proposals."""
 
     def propose(self, asks: Seq[Ask]) -> list[Guess]:
-        """For each ask what may come next, nothing if nothing is worth a try."""
+        """Returns for each ask the tokens that may come next, or nothing if nothing is worth a try."""
         ...
 
     def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
-        """Whether it will probably propose something once the token in flight is known: then the step behind that one
-        is worth waiting for."""
+        """Returns whether it will probably propose something once the token in flight is known. Then it is worth
+        waiting for that token before the next step."""
         return True
 
     def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
-        """The tokens are the sequence's already."""
+        """Learns from the outcome of a row. The drawn tokens are already appended to the sequence."""
 
     def forget(self, region: bytes | None) -> None:
-        """The texts of a namespace region are to be gone; None: those of every region."""
+        """Forgets the texts of a namespace region, or those of every region if it is None."""

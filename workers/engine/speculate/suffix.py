@@ -1,12 +1,13 @@
-"""Proposals from what a namespace region has computed before: how its texts went on behind the same tokens.
+"""Proposals from what a namespace region has computed before: the tokens with which its texts continued after the same
+tokens.
 
-Each region has an index of its own, and a sequence asks and teaches only that of its last region, the wall that the
-prefix tree has too (cache/tree/namespaces.py): nothing is ever proposed from another tenant's text, whose presence would show
-in the speed. Taught is what the tree took over of a sequence, in its own region; requests that may not write the
-cache teach nothing.
+Each region has an index of its own. A sequence uses and extends only that of its last region, the same boundary that
+the prefix tree has (cache/namespaces.py). So nothing is ever proposed from another tenant's text, whose presence would
+show in the speed. An index learns the tokens of a sequence that the tree took over in the sequence's own region.
+Requests that may not write the cache add nothing.
 
-Source of the idea: SuffixDecoding (arXiv 2411.04975); here continuations are counted over the latest places of the
-longest match instead of in a suffix tree.
+The source of the idea is SuffixDecoding (arXiv 2411.04975). Here continuations are counted over the latest occurrences
+of the longest match instead of in a suffix tree.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from workers.engine.speculate.proposer import Ask, Guess, Proposer
 LONGEST_MATCH = 8
 MAX_REGIONS = 256
 MAX_TOKENS = 1 << 16
-"""Of one region. Then its index begins anew."""
+"""Largest number of tokens of one region. Beyond it the index begins anew."""
 END = -1
-"""Between two texts. Nothing continues across it."""
+"""Separator of two texts. Nothing continues across it."""
 
 
 class RegionIndex:
-    """Texts of one region, one behind the other."""
+    """Texts of one region, one after the other."""
 
     __slots__ = ("_index", "_taught", "tokens")
 
@@ -38,10 +39,10 @@ class RegionIndex:
         self.tokens = array("i")
         self._index = NgramIndex()
         self._taught: tuple[int, int] | None = None
-        """Serial and choice whose text stands at the end."""
+        """Serial and choice whose text is at the end."""
 
     def teach(self, owner: tuple[int, int], tokens: array[int]) -> None:
-        """More of a text; pieces of one text that come without others between them stand together."""
+        """Appends more of a text. Pieces of one text are joined if no other text came between them."""
         if owner != self._taught:
             self.tokens.append(END)
             self._taught = owner
@@ -52,7 +53,7 @@ class RegionIndex:
         return self._index.places(pair)
 
     def find(self, tail: array[int]) -> tuple[int, list[int]]:
-        """Length of the longest match, and the places behind the latest matches of that length."""
+        """Returns the length of the longest match, and the indices after the latest matches of that length."""
         if len(tail) < 2:
             return 0, []
         longest, places = 0, []
@@ -65,7 +66,7 @@ class RegionIndex:
         return longest, places
 
     def continuation(self, places: list[int], num_tokens: int) -> list[int]:
-        """Token by token what most of the places go on with."""
+        """Returns the tokens with which most of the given positions continue, token by token."""
         found: list[int] = []
         while len(found) < num_tokens:
             following = [(p, self.tokens[p]) for p in places if p < len(self.tokens)]
@@ -79,7 +80,7 @@ class RegionIndex:
 
 
 class SuffixProposer(Proposer):
-    """Proposes from the longer match: in the sequence's own text, or in its region's."""
+    """A proposer that uses the longer match: in the sequence's own text, or in its region's."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -119,7 +120,7 @@ class SuffixProposer(Proposer):
         return () if own is None else continuation(tokens, own.place, ask.num_tokens)
 
     def _teach(self, sequence: Sequence, drafting: Drafting) -> None:
-        """What the tree holds of the sequence by now, as far as it lies in its last region."""
+        """Adds to the region's index what the tree holds of the sequence by now, as far as it is in its last region."""
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
         if not attempt.message.cache_write:

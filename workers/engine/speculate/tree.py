@@ -1,7 +1,9 @@
-"""Trees from text: how it went on behind the latest places with the same end, in the sequence's own text and in its
-region's. The heaviest continuation is the trunk; what nodes are left go to the heaviest other branches.
+"""Trees from text. They hold the tokens that followed the latest occurrences of the same end, in the sequence's own
+text and in its region's. The continuation with the most weight is the trunk, and the remaining nodes go to the other
+branches with the most weight.
 
-Knows what `suffix` knows, and keeps its walls. Source of the idea: SuffixDecoding (arXiv 2411.04975).
+The module knows what `suffix` knows, and keeps to the same regions. The source of the idea is SuffixDecoding (arXiv
+2411.04975).
 """
 
 from __future__ import annotations
@@ -17,16 +19,16 @@ from workers.engine.speculate.suffix import END, LONGEST_MATCH, SuffixProposer
 from workers.engine.values.token_tree import ROOT, Grower, Proposal
 
 LEAST_SHARE = 0.15
-"""Of all votes: a branch with fewer is not worth its place in a step."""
+"""Least share of all votes. A branch with fewer is not worth a token of a step."""
 
 
 class Vote(NamedTuple):
     text: array[int]
     place: int
-    """Of the token that is voted for next."""
+    """Index of the token that is voted for next."""
     weight: int
     loops: bool = False
-    """Behind the end of the text comes the branch itself, as if it repeated."""
+    """Whether the branch itself follows the end of the text, as if the text repeated itself."""
 
     def token(self, branch: tuple[int, ...]) -> int:
         over = self.place - len(self.text)
@@ -39,7 +41,7 @@ class Vote(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """One token more behind a node. Heavier ones sort first, then those found first."""
+    """A token that may follow a node. Branches with more weight sort first, then those found first."""
 
     weight: int
     serial: int
@@ -49,7 +51,7 @@ class _Branch(NamedTuple):
 
 
 def grow(votes: list[Vote], num_tokens: int, num_nodes: int) -> Proposal:
-    """Branches of at most `num_tokens`, in all `num_nodes`."""
+    """Returns a tree with branches of at most `num_tokens` tokens and at most `num_nodes` nodes in all."""
     grower, others, total = Grower(num_nodes), list[_Branch](), sum(v.weight for v in votes)
     serial = 0
 
@@ -89,7 +91,8 @@ class TreeProposer(SuffixProposer):
         return grow(list(self._votes(ask)), ask.num_tokens, ask.num_nodes)
 
     def _votes(self, ask: Ask) -> Iterator[Vote]:
-        """A token more of agreement weighs as much as four places without it; of equal ones the latest is first."""
+        """Yields the votes of all occurrences. One more matching token weighs as much as four occurrences without it;
+        of equal ones the latest is first."""
         tokens, index = ask.sequence.tokens, ask.drafting.index
         if len(tokens) < 2:
             return

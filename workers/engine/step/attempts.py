@@ -1,6 +1,6 @@
-"""Who is here: how attempts enter, hear from their gateway, and leave. The step that feeds them is `engine`'s.
+"""The attempts that a worker has: how they enter, get messages from their gateway, and leave. `engine` runs the steps.
 
-Every way out goes through `_end`, so that blocks, counters, journal and gateway can never disagree about an ending.
+Every ending goes through `_end`, so that blocks, counters, journal and gateway can never disagree about it.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ GRAMMARS_RETRY_MS = 2000
 
 
 class GrammarSource(Protocol):
-    """Compiles beside the engine thread (sampling/compiling.py); neither call waits."""
+    """Compiler that works beside the engine thread (grammars/compiling.py). None of its calls waits."""
 
     def ask(self, key: Key, text: str) -> Compiled | None:
-        """None: `take` will tell. Raises `GrammarError` for one that was refused before."""
+        """Returns the compiled grammar, or None if `take` will return it later. Raises `GrammarError` for one that was
+        refused before."""
         ...
 
     def drop(self, key: Key) -> bool:
-        """Nobody waits for it any more. False: it is too late for that, and `take` will tell."""
+        """Cancels a grammar that nobody waits for any more. Returns False if it is too late for that, and `take` will
+        return it."""
         ...
 
     def take(self) -> list[tuple[Key, Outcome]]:
-        """What was asked for and is decided since the last call."""
+        """Returns the outcomes that were decided since the last call."""
         ...
 
 
@@ -66,7 +68,7 @@ class Attempts:
         grammars: GrammarSource | None = None,
     ) -> None:
         self.by_key: dict[tuple[int, str], Attempt] = {}
-        """By link and request id."""
+        """Attempts by link and request id."""
         self.draining = False
         self._intake = intake
         self._scheduler = scheduler
@@ -75,15 +77,15 @@ class Attempts:
         self._clock = clock
         self._grammars = grammars
         self._compiling: dict[Key, list[Attempt]] = {}
-        """Those that wait for a grammar."""
+        """Attempts that wait for a grammar."""
         self.shared: SharedTier | None = None
         self._ended: list[Attempt] = []
         self._records: list[EngineRecord] = []
 
-    # --- ways in, and words on the way ---
+    # --- new attempts, and messages for them ---
 
     def accept(self, link: int, message: GenerateRequest, now: float, step: int) -> None:
-        """An attempt begins, or is refused with its `Failed`."""
+        """Begins an attempt, or refuses it with its `Failed`."""
         try:
             if self.draining:
                 raise Refusal("draining", "the worker is draining", retryable=True)
@@ -133,7 +135,7 @@ class Attempts:
         self._outbox.ending(link, failed)
 
     def _ask_grammar(self, attempt: Attempt) -> None:
-        """The attempt has its grammar, or waits for it. Raises `Refusal`."""
+        """Gives the attempt its grammar, or makes it wait for it. Raises `Refusal`."""
         message = attempt.message
         if not message.grammar:
             return
@@ -154,7 +156,7 @@ class Attempts:
                 sequence.status = Status.COMPILING
 
     def _ask_shared(self, attempt: Attempt, now: float) -> None:
-        """It waits for what other workers may have of its prompt, unless it waits already."""
+        """Makes the attempt wait for the KV that other workers may have of its prompt, unless it waits already."""
         if self.shared is None or not self.shared.ask(attempt, now):
             return
         for sequence in attempt.sequences:
@@ -162,14 +164,15 @@ class Attempts:
                 sequence.status = Status.FETCHING
 
     def take_shared(self, now: float) -> None:
-        """Attempts that need not wait for others' KV any more may run."""
+        """Lets attempts run that need not wait for others' KV any more."""
         for attempt in self.shared.take(now) if self.shared is not None else ():
             waits = any(s.status is Status.FETCHING for s in attempt.sequences)
             if waits and self.by_key.get(attempt.key) is attempt:
                 self._scheduler.release(attempt)
 
     def _leave_grammar(self, attempt: Attempt) -> None:
-        """Whoever has ended waits for no grammar; one that nobody waits for is not compiled."""
+        """Removes an ended attempt from those that wait for a grammar. A grammar that nobody waits for is not
+        compiled."""
         if self._grammars is None or not (self._compiling and attempt.message.grammar):
             return
         key = attempt.message.tenant, digest(attempt.message.grammar)
@@ -180,7 +183,7 @@ class Attempts:
                 del self._compiling[key]
 
     def take_grammars(self) -> None:
-        """Attempts whose grammar is decided may run, or fail without a token."""
+        """Lets attempts run whose grammar is ready, or fails them without a token if it was refused."""
         if self._grammars is None:
             return
         for key, outcome in self._grammars.take():
@@ -217,12 +220,12 @@ class Attempts:
         self.end_choices(attempt, wanted, "cancelled")
 
     def close_link(self, link: int) -> None:
-        """Nobody is there to be told."""
+        """Ends the attempts of a link that closed. Nobody is there to be sent a message."""
         for attempt in [a for a in self.by_key.values() if a.link == link]:
             self._end(attempt, "link_lost", None)
 
     def drain(self, *, now: bool) -> None:
-        """Nothing new from here on; with `now`, what runs is handed back."""
+        """Accepts nothing new from here on. With `now`, the running attempts are handed back."""
         self.draining = True
         if now:
             for attempt in list(self.by_key.values()):
@@ -235,10 +238,10 @@ class Attempts:
         for attempt in self._scheduler.expire(now):
             self.end_choices(attempt, attempt.open_indices, "lease")
 
-    # --- ways out ---
+    # --- endings ---
 
     def end_choices(self, attempt: Attempt, indices: list[int], reason: FinishReason) -> None:
-        """Ends choices between tokens; with the last of them the attempt."""
+        """Ends choices between tokens. With the last of them the attempt ends."""
         for index in indices:
             seq_no = 0
             if index in attempt.unforked:
@@ -252,14 +255,14 @@ class Attempts:
             self._end(attempt, reason, self._finished(attempt, reason))
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """A choice ended with the token just told of."""
+        """Ends a choice with the token that was just sent."""
         attempt = sequence.attempt
         self._scheduler.end(sequence)
         if not attempt.open_indices:
             self._end(attempt, reason, self._finished(attempt, reason))
 
     def out_of_budget(self, attempt: Attempt) -> None:
-        """The last token of the lease is spent. A search that began has something to show."""
+        """Ends an attempt whose lease is spent. A search that began returns the texts that it has."""
         search = attempt.search
         if search is None or not attempt.drawn:
             self.end_choices(attempt, attempt.open_indices, "budget")
@@ -268,7 +271,8 @@ class Attempts:
             self.finish_search(attempt, "budget")
 
     def finish_search(self, attempt: Attempt, cut: FinishReason = "length") -> None:
-        """Its best texts are the choices. `cut`: why those ended that no end token did."""
+        """Sends the best texts of a search as the choices. `cut` is the finish reason of texts that no end token
+        ended."""
         assert attempt.search is not None
         for index, found in enumerate(attempt.search.found):
             self._outbox.hypothesis(attempt, index, found, "stop" if found.ended else cut)
@@ -285,12 +289,13 @@ class Attempts:
         self._end(attempt, code, failed)
 
     def broken(self, attempt: Attempt, code: FailCode = "internal", text: str = BROKEN) -> None:
-        """What was done for this attempt alone raised: it fails alone, unless it just ended."""
+        """Fails an attempt because work for it alone raised an exception, unless it just ended."""
         if self.by_key.get(attempt.key) is attempt:
             self.fail(attempt, code, text)
 
     def _end(self, attempt: Attempt, reason: str, ending: Finished | Failed | None) -> None:
-        """The one place where an attempt ends: blocks back, books closed, gateway told (if it is still there)."""
+        """Ends an attempt, in this one place: its blocks are given back, its accounts are closed, and the gateway is
+        sent the ending if it is still there."""
         for sequence in attempt.sequences:
             if sequence.status is not Status.ENDED:
                 self._scheduler.end(sequence)
@@ -308,7 +313,7 @@ class Attempts:
             self._outbox.ending(attempt.link, told)
 
     def take_ended(self) -> tuple[list[Attempt], list[EngineRecord]]:
-        """Since the last call; records only with a journal."""
+        """Returns the attempts that ended since the last call, and their records if there is a journal."""
         ended, records = self._ended, self._records
         self._ended, self._records = [], []
         return ended, records

@@ -1,10 +1,11 @@
-"""Beam search, the acting half: a step's best tokens become the next beams of each search, by fork and release.
+"""The part of beam search that moves blocks: a step's best tokens become the next beams of each search, by fork and
+release.
 
-`sampling.beam` decides; blocks move here. All beams of a search are in a step or none is, and no step is in flight when
-this acts, so what a beam that is given up held alone is free at once.
+`sequences.beam` decides, and the blocks are moved here. All beams of a search are in a step or none is. No step is in
+flight while beams are moved, so the blocks that only an abandoned beam held are free at once.
 
-What is charged: every token that is computed for a live beam, so `width` tokens for each step of a search, whatever
-becomes of the beams; a text's end token that no beam goes on from is looked at, not computed, and costs nothing more.
+A search is charged for every token that is computed for a live beam, so `width` tokens for each of its steps, whatever
+becomes of the beams. An end token after which no beam continues is not computed, and costs nothing more.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ class Beams:
         self._offers: dict[Attempt, dict[Sequence, tuple[TopLogprob, ...]]] = {}
 
     def offer(self, sequence: Sequence, drawn: SampledToken) -> None:
-        """The best tokens behind one beam."""
+        """Records the best tokens that may follow one beam."""
         assert drawn.logprob is not None
         self._offers.setdefault(sequence.attempt, {})[sequence] = drawn.logprob.top
 
     def select(self) -> None:
-        """Behind a step."""
+        """Chooses the next beams of all searches in the step. It is called after the step's rows."""
         gathered, self._offers = self._offers, {}
         for attempt, offers in gathered.items():
             if attempt.sequences[0].status is Status.ENDED:
                 continue
             try:
                 self._advance(attempt, offers)
-            except Exception:  # whatever it was: not its neighbours'
+            except Exception:  # whatever it was, the other rows of the step had no part in it
                 logger.exception("a search did not go on", extra={"event": "request_broken"})
                 self._attempts.broken(attempt)
 
@@ -65,7 +66,8 @@ class Beams:
             self._attempts.out_of_budget(attempt)
 
     def _move(self, attempt: Attempt, placed: list[Extension]) -> None:
-        """Who has no heir gives back what it holds before the others fork."""
+        """Forks and ends sequences so that they are the new beams. A beam that nothing continues gives back its blocks
+        before the others fork."""
         parents = attempt.sequences
         heirs = {extension.parent for extension in placed}
         for index, parent in enumerate(parents):
@@ -82,7 +84,8 @@ class Beams:
 
 
 def place(kept: list[Extension], width: int) -> list[Extension]:
-    """Each beam's first heir in its own place, the others where nobody goes on: so that few blocks change hands."""
+    """Orders the extensions. The first extension of each beam keeps the beam's index, and the others take the indices
+    of beams that end, so that few blocks change hands."""
     placed: list[Extension | None] = [None] * width
     others: list[Extension] = []
     for extension in kept:

@@ -1,4 +1,5 @@
-"""Results of a step become tokens: counts, the prefix tree, ends, deltas. Knows values, not the device nor the loop."""
+"""Commit of a step's results: they become tokens, counts, nodes of the prefix tree, endings and deltas. The module
+knows values, but neither the device nor the loop."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Commit:
         self._beams = Beams(scheduler, attempts, outbox)
 
     def step(self, flight: InFlightStep) -> StepRecord:
-        """Rows of a sequence that ended while they were in flight, or whose step before failed, are dropped."""
+        """Commits a step. Rows of a sequence that ended while they were in flight, or whose step before failed, are
+        dropped."""
         plan, record, void = flight.plan, flight.record, flight.void
         now = record.collected_at
         for work, result in zip(plan.work, flight.results, strict=True):
@@ -46,10 +48,10 @@ class Commit:
                     self._learn(work, result)
             except GrammarError as error:
                 self._attempts.broken(work.sequence.attempt, "grammar", str(error))
-            except Exception:  # whatever it was: not its neighbours'
+            except Exception:  # whatever it was, the other rows of the step had no part in it
                 logger.exception("a row was not committed", extra={"event": "request_broken"})
                 self._attempts.broken(work.sequence.attempt)
-        # Behind all rows: a sibling of the last draw may be in prefill again.
+        # This comes after all rows, because a sibling of the last draw may be in prefill again.
         for attempt in self._touched:
             if attempt.lease.exhausted and attempt.search is None:
                 self._attempts.end_choices(attempt, attempt.open_indices, "budget")
@@ -58,7 +60,8 @@ class Commit:
         return record
 
     def take(self) -> tuple[list[Attempt], dict[float, int]]:
-        """Since the last call: attempts that took part, and seconds since a sequence's token before -> how many."""
+        """Returns the attempts that took part since the last call, and the number of token gaps by seconds since the
+        sequence's token before."""
         touched, gaps = self._touched, self._token_gaps
         self._touched, self._token_gaps = [], {}
         return touched, gaps
@@ -93,13 +96,13 @@ class Commit:
             self._beams.offer(sequence, result.drawn[0])
             return
         for one, drawn in zip(sequences, result.drawn, strict=True):
-            if one.status is not Status.ENDED:  # with a sibling whose grammar led nowhere
+            if one.status is not Status.ENDED:  # ended with a sibling whose grammar allowed no token
                 self._token(one, drawn, now)
 
     def _verified(
         self, work: Work, outcome: Outcome, own: tuple[SampledToken, ...], record: StepRecord, now: float
     ) -> None:
-        """What was right of the proposals is so many steps of one token."""
+        """Commits a row with proposals. The tokens that were right count like steps of one token each."""
         sequence, num_proposed = work.sequence, len(outcome.proposal.tokens)
         num_accepted = len(own) - 1
         self._scheduler.reject(work, len(own))
@@ -113,7 +116,7 @@ class Commit:
             self._scheduler.speculation.observe(sequence, outcome)
 
     def _learn(self, work: Work, result: RowResult) -> None:
-        """A decode row without guesses."""
+        """Passes the outcome of a decode row without guesses to the proposer."""
         speculation, sequence = self._scheduler.speculation, work.sequence
         if speculation is None or not speculation.needs_hidden:
             return

@@ -1,8 +1,10 @@
-"""What is wrong with a message from a gateway, whatever it holds. Pure; knows the wire's types and the vocabulary.
+"""Checks of a gateway's message, whatever it contains. The module is pure, and knows the wire's types and the
+vocabulary.
 
 A decoder has checked types and nothing else: an integer has 64 bits, a float may be NaN, a string may have megabytes. A
-worker believes no gateway: each number, id, range and size is looked at here, once, before anything computes with it. So
-behind this point they are what the engine and its kernels take. Costs C loops over the ids, and a table for the rest.
+worker trusts no gateway: each number, id, range and size is checked here, once, before anything computes with it. After
+these checks they are what the engine and its kernels take. The checks cost C loops over the ids, and a table for the
+rest.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from workers.protocol.messages import (
 
 INT32 = 2**31 - 1
 MAX_COUNT = 2**53
-"""Of tokens, of milliseconds, of messages: what SQL and floats hold exactly."""
+"""Largest count of tokens, milliseconds or messages. SQL and floats hold it exactly."""
 MAX_NAME = 256
-"""Characters of an id or a name: it is in each delta, and in the journal."""
+"""Largest number of characters of an id or a name, which is in each delta and in the journal."""
 MAX_PATH = 4096
 MAX_GRAMMAR = 1 << 20
 MAX_REGIONS = 16
@@ -42,11 +44,11 @@ WEIGHTS = (1e-3, 1e6)
 MAX_LENGTH_PENALTY = 10.0
 
 Table = dict[str, bool]
-"""What a message could have, and whether it has."""
+"""Map from a possible fault to whether the message has it."""
 
 
 def of_request(message: GenerateRequest, vocab_size: int) -> str:
-    """What the request has that it may not have; "" if nothing."""
+    """Returns what is wrong with the request, or "" if nothing is."""
     tables = (_of_names, _of_numbers, _of_cache, _of_handed_over)
     for table in tables:
         if fault := _first(table(message)):
@@ -58,7 +60,8 @@ def of_request(message: GenerateRequest, vocab_size: int) -> str:
 
 
 def of_other(message: Message, vocab_size: int) -> str:
-    """The same of a message that asks for no tokens. Nobody waits for its end: who finds a fault leaves it aside."""
+    """Returns what is wrong with a message that asks for no tokens, or "". Nobody waits for an ending of such a
+    message, so the caller ignores one with a fault."""
     match message:
         case ExtendLease():
             return _first(
@@ -187,14 +190,15 @@ def _of_sampling(sampling: SamplingParams) -> Table:
 
 
 def _of_search(message: GenerateRequest, search: BeamParams) -> Table:
-    """Beams have no tokens to hand over, and follow nothing but logprobs."""
+    """Returns the faults of a beam search. Beams have no tokens to hand over, and nothing but logprobs restricts
+    them."""
     return {
         "a search that cannot be": bool(message.grammar or message.resume) or message.max_tokens == 0,
         "a length penalty out of range": not abs(search.length_penalty) <= MAX_LENGTH_PENALTY,
     }
 
 
-# --- what numbers, names and ids are; a NaN is in no range ---
+# --- tests of numbers, names and ids; a NaN is in no range ---
 
 
 def _are_counts(*numbers: int) -> bool:
@@ -206,7 +210,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_path(text: str) -> bool:
-    """An absolute one: nothing depends on the directory in which a worker was started."""
+    """Returns whether the path is absolute, so that nothing depends on the directory in which a worker was started."""
     return text.startswith("/") and len(text) <= MAX_PATH and "\0" not in text
 
 

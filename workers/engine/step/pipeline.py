@@ -1,6 +1,8 @@
-"""Steps between launch and collect: rows out of a plan, tickets in order, the clock of the device as the host sees it.
+"""Steps between launch and collect: it makes rows from a plan, keeps tickets in order, and measures the device's time
+as the host sees it.
 
-Knows the runner and plans; decides nothing. Whoever launches says how many steps may stay in flight.
+The module knows the runner and plans, and decides nothing. The caller of `launch` decides how many steps stay in
+flight.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _PENDING_TOKENS = (PENDING,)
 
 
 def row_of(work: Work, proposal: Proposal | None = None, sparsity: Sparsity | None = None) -> Row:
-    """The row of a plan that is not `launched` yet."""
+    """Returns the row for a part of a plan that is not `launched` yet."""
     if proposal is not None:
         return _row_with_guesses(work, proposal)
     sequence, num_tokens, num_draws = work
@@ -60,7 +62,8 @@ def _wants_hidden(sequence: Sequence) -> bool:
 
 
 def _row_with_guesses(work: Work, proposal: Proposal) -> Row:
-    """Behind the token drawn last stand the guesses; each draw has those of its branch in its output."""
+    """Returns a row in which the guesses follow the token drawn last. Each draw has the guesses of its branch in its
+    output."""
     sequence, start = work.sequence, work.sequence.num_scheduled
     attempt, num_prompt = sequence.attempt, len(sequence.attempt.prompt)
     bans, mask = attempt.bans, _mask(sequence)
@@ -124,12 +127,12 @@ class InFlightStep:
     ticket: Ticket
     record: StepRecord
     begun_at: float
-    """The host began to launch it."""
+    """Time when the host began to launch it."""
     void: set[Sequence] = field(default_factory=set)
-    """Built on a step that failed: their rows hold nothing."""
+    """Sequences whose rows hold nothing, because they built on a step that failed."""
     results: list[RowResult] = field(default_factory=list)
     own: dict[Sequence, tuple[Outcome, tuple[SampledToken, ...]]] = field(default_factory=dict)
-    """Of rows with guesses: what became of them, and the draws that count."""
+    """Rows with guesses: the outcome of the guesses, and the draws that count."""
 
 
 class Pipeline:
@@ -138,21 +141,21 @@ class Pipeline:
         self._clock = clock
         self._flights: deque[InFlightStep] = deque()
         self._free_at = float("-inf")
-        """The last results came then."""
+        """Time when the last results came."""
         self._rested = True
-        """The device had nothing to do for lack of requests."""
+        """Whether the device had nothing to do for lack of requests."""
 
     def __len__(self) -> int:
         return len(self._flights)
 
     def copy(self, plan: StepPlan) -> None:
-        """Raises what the runner raises; then the plan has its copies still."""
+        """Copies the plan's blocks. Raises what the runner raises; then the plan still has its copies."""
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
-            plan.copies = []  # what no later failure undoes
+            plan.copies = []  # no later failure undoes them
 
     def launch(self, plan: StepPlan, rows: list[Row]) -> None:
-        """Raises what the runner raises; then nothing is in flight for this plan."""
+        """Launches a plan. Raises what the runner raises; then nothing is in flight for this plan."""
         begun_at = self._clock()
         self.copy(plan)
         ticket = self._runner.launch(rows)
@@ -173,11 +176,11 @@ class Pipeline:
         self._flights.append(InFlightStep(plan, ticket, record, begun_at))
 
     def first(self) -> InFlightStep:
-        """The oldest one; it is no longer in flight."""
+        """Returns the oldest step and takes it out of those in flight."""
         return self._flights.popleft()
 
     def collect(self, flight: InFlightStep) -> None:
-        """Waits for its results. Raises what the runner raises."""
+        """Waits for the step's results. Raises what the runner raises."""
         flight.results = flight.ticket.collect()
         assert len(flight.results) == len(flight.plan.work), "the runner left out rows"
         self._verify(flight)
@@ -187,7 +190,8 @@ class Pipeline:
         self._free_at = now
 
     def _verify(self, flight: InFlightStep) -> None:
-        """What was right of the guesses goes to its places; a row that nobody wants any more is left as it is."""
+        """Verifies the guesses and moves the KV of the right ones to their slots. A row that nobody wants any more is
+        left as it is."""
         moved: list[tuple[int, int]] = []
         for work, result in zip(flight.plan.work, flight.results, strict=True):
             sequence = work.sequence
@@ -203,10 +207,10 @@ class Pipeline:
             self._runner.move_tokens(moved)
 
     def void(self, plan: StepPlan) -> None:
-        """It failed: what was launched behind it with the same sequences holds nothing."""
+        """Marks the rows that later steps launched for the sequences of a failed plan: they hold nothing."""
         for flight in self._flights:
             flight.void.update(work.sequence for work in plan.work)
 
     def rest(self) -> None:
-        """There was nothing to plan."""
+        """Notes that there was nothing to plan."""
         self._rested = not self._flights

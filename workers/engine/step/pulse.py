@@ -1,6 +1,7 @@
-"""A step of the engine's own: one token that is nobody's. If that fails too, it was not the request that failed the step.
+"""Test step of the engine: one token that belongs to no request. If this step fails too, the failure of a step was not
+caused by a request.
 
-Knows the runner, and takes a block and a device row for as long as it lasts. No step may be in flight.
+The module knows the runner, and takes a block and a device row while the test lasts. No step may be in flight.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3
 _TOKEN = 0
-"""Every vocabulary has it."""
+"""Token id that every vocabulary has."""
 _DRAW = SampleSpec(SamplingParams(seed=0, temperature=0.0), 0, 1, (_TOKEN,), ())
 
 
 class Pulse:
     def __init__(self, runner: StepRunner, block_tables: BlockTables) -> None:
         self.num_steps = 0
-        """That ran."""
+        """Number of test steps that ran."""
         self._runner = runner
         self._block_tables = block_tables
 
     def beats(self) -> bool:
-        """Whether the device computes one token, of some tries. Where no block is to be had nothing is known, and
-        nothing is held against it."""
+        """Returns whether the device computes one token in at least one of `TRIES` tries. Without a free block nothing
+        is known, and the result is True."""
         with self._block_tables.spare() as spare:
             if spare is None:
                 return True
@@ -39,7 +40,7 @@ class Pulse:
     def _computes(self, row: Row) -> bool:
         try:
             (result,) = self._runner.launch([row]).collect()
-        except Exception:  # whatever it was, a step failed that no request had a part in
+        except Exception:  # whatever it was, a step failed in which no request had a part
             logger.exception("the engine's own step failed", extra={"event": "pulse_failed"})
             return False
         self.num_steps += 1

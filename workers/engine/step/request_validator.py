@@ -1,7 +1,7 @@
-"""Which requests this worker takes on, and until when. Pure; decides nothing about order, and leaves the look at each
-number and id to `faults`.
+"""Checks whether this worker takes a request, and keeps its deadline. The module is pure. It decides nothing about
+order, and leaves the check of each number and id to `faults`.
 
-Everything here can be caused by a gateway, so everything here is a `Refusal`, never an assertion.
+A gateway can cause every error here, so every error is a `Refusal`, never an assertion.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from workers.protocol.frames import MAX_FRAME_BYTES
 from workers.protocol.messages import GenerateRequest, SamplingParams
 
 MAX_PRESENT = 10_000
-"""Requests that a worker has at once. A tenant has at most as many as there is room left for others: one alone half of
-them, each of two a third, so nobody's queue keeps others out (dynamic thresholds, Choudhury and Hahne 1998)."""
+"""Largest number of requests that a worker has at once. A tenant has at most as many as are still free for others: a
+single tenant half of them, each of two a third, so nobody's queue keeps others out (dynamic thresholds, Choudhury and
+Hahne 1998)."""
 OVERLOAD_RETRY_MS = 1000
 PINNED_PART = 5
-"""Of the pool one block in so many may be pinned."""
+"""At most a 1 / `PINNED_PART` part of the pool's blocks may be pinned."""
 LOGPROB_BYTES = 32
-"""One token's logprob on the wire, generously."""
+"""Generous estimate of the bytes of one token's logprob on the wire."""
 
 
 class RequestValidator:
@@ -38,7 +39,7 @@ class RequestValidator:
         leaving: Callable[[], Set[str]] = frozenset,
         sparsity: Sparsity | None = None,
     ) -> None:
-        """`leaving`: adapters that take nobody any more."""
+        """Creates the validator. `leaving` returns the adapters that take no new requests."""
         self._runner = runner
         self._limits = limits
         self._leaving = leaving
@@ -47,7 +48,8 @@ class RequestValidator:
         self._deadlines: list[tuple[float, int, Attempt]] = []
 
     def admit(self, message: GenerateRequest, link: int, now: float, num_present: int, num_own: int) -> Attempt:
-        """`num_present`: requests that are here, `num_own`: of them the tenant's. Raises `Refusal`."""
+        """Checks a request and returns its attempt. `num_present` requests are here, `num_own` of them of the same
+        tenant. Raises `Refusal`."""
         if num_own >= MAX_PRESENT - num_present:
             raise Refusal(
                 "overloaded",
@@ -96,7 +98,7 @@ class RequestValidator:
         return found
 
     def past_deadline(self, now: float) -> list[Attempt]:
-        """Those whose deadline passed since the last call, ended ones included."""
+        """Returns the attempts whose deadline passed since the last call, ended ones included."""
         past: list[Attempt] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             past.append(heapq.heappop(self._deadlines)[2])
@@ -107,8 +109,8 @@ class RequestValidator:
             raise Refusal("internal", f"the request has {fault}")
 
     def _check_beams(self, attempt: Attempt) -> None:
-        """A search loses and gets its blocks as a whole, so all of it has to fit, and what its beams share now they may
-        not share when they come back. Raises `Refusal`."""
+        """Checks that a whole beam search fits. It loses and gets its blocks as a whole, and the beams may not share
+        after a preemption what they share now. Raises `Refusal`."""
         search, runner = attempt.search, self._runner
         if search is None:
             return

@@ -1,7 +1,8 @@
-"""What becomes of a step that failed: smaller steps where the device had no memory for it, its rows apart where it raised.
+"""Handling of a step that failed. Smaller steps follow if the device had no memory for it, and separate steps for its
+rows if it raised.
 
-Knows plans, attempts and the steps in flight; not how a step is launched or collected. That a request is to blame is
-believed only while the device computes a step of the engine's own (pulse.py).
+The module knows plans, attempts and the steps in flight, but not how a step is launched or collected. A request is
+blamed only while the device computes a step of the engine's own (pulse.py).
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ class StepFailures:
         self._clock = clock
         self._num_out_of_memory = 0
         self._pulse_due = False
-        """A request failed alone: was it the device?"""
+        """Whether a request failed alone and the device is still to be tested."""
 
     def failed(self, plan: StepPlan, error: Exception, void: Set[Sequence] = frozenset()) -> None:
-        """Nothing of the step counts. Steps before it are collected, those behind it lose the rows that built on it.
-        `void`: its own rows that built on a step that failed before. A step that has no others failed for that one."""
+        """Handles a failed step, of which nothing counts. The steps before it must be collected; those after it lose
+        the rows that built on it. `void` are its own rows that built on a step that failed before. A step that has no
+        other rows failed for that reason."""
         for work in plan.work:
             self._scheduler.retract(work)
         self._pipeline.void(plan)
@@ -53,8 +55,8 @@ class StepFailures:
             self._poisoned(plan, live)
 
     def check_device(self) -> None:
-        """After a request was blamed and before anybody is told; no step may be in flight. Raises `EngineBroken` if the
-        device computes nothing at all: then it was no request's doing."""
+        """Tests the device after a request was blamed and before anybody is sent the failure. No step may be in flight.
+        Raises `EngineBroken` if the device computes nothing at all: then no request was to blame."""
         if not self._pulse_due:
             return
         self._pulse_due = False
@@ -62,7 +64,7 @@ class StepFailures:
             raise EngineBroken("steps fail, and so does one that is nobody's")
 
     def take_out_of_memory(self) -> int:
-        """Steps that did not fit the device since the last call."""
+        """Returns the number of steps that did not fit the device since the last call."""
         number, self._num_out_of_memory = self._num_out_of_memory, 0
         return number
 
@@ -79,10 +81,11 @@ class StepFailures:
             self._attempts.fail(unable.attempt, "internal", "one token did not fit the device's memory")
 
     def _poisoned(self, plan: StepPlan, live: list[Work]) -> None:
-        """Who fails alone ends; until that is known, the others of the step wait for their turn to run again."""
+        """Ends an attempt that fails alone. Until that is known, the others of the step wait for their turn to run
+        again."""
         unfilled = {block for _, block in plan.copies}
         attempts = dict.fromkeys(work.sequence.attempt for work in live)
-        if unfilled:  # a copy failed: what these have is not what they wrote
+        if unfilled:  # a copy failed: these blocks do not hold what their sequences wrote
             blamed = [a for a in attempts if any(unfilled & {*s.block_ids} for s in a.sequences)]
         else:
             alone = len({work.sequence.attempt for work in plan.work}) == 1

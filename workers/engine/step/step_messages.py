@@ -1,7 +1,8 @@
-"""What one step tells the gateways: deltas gathered into one frame per link, endings behind them. Pure.
+"""Messages of one step to the gateways: deltas gathered into one frame per link, followed by endings. The module is
+pure.
 
-The order is the contract (engine.md section 3.7): an attempt's `Finished` or `Failed` comes behind its last delta, on
-the same link, exactly once.
+The order is the contract (engine.md section 3.7): an attempt's `Finished` or `Failed` follows its last delta, on the
+same link, exactly once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class StepMessages:
         )
 
     def progress(self, attempt: Attempt) -> None:
-        """What a search has spent so far; its tokens come later."""
+        """Adds what a search has spent up to now. Its tokens come later."""
         message = attempt.message
         prompt, prompt_logprobs = _first_delta_parts(attempt)
         self._add(
@@ -68,7 +69,7 @@ class StepMessages:
         )
 
     def hypothesis(self, attempt: Attempt, index: int, found: Hypothesis, finish: FinishReason) -> None:
-        """A whole choice."""
+        """Adds a whole choice."""
         message, logprobs = attempt.message, found.logprobs
         self._add(
             attempt,
@@ -86,7 +87,7 @@ class StepMessages:
         )
 
     def choice_ended(self, attempt: Attempt, index: int, seq_no: int, reason: FinishReason) -> None:
-        """An ending without a token."""
+        """Adds an ending without a token."""
         prompt, prompt_logprobs = _first_delta_parts(attempt)
         self._add(
             attempt,
@@ -102,14 +103,14 @@ class StepMessages:
         )
 
     def tell(self, link: int, answer: CacheProbed) -> None:
-        """Of no attempt, so in no order with any."""
+        """Adds an answer that belongs to no attempt, so it has no order relative to one."""
         self._endings.append((link, answer))
 
     def ending(self, link: int, message: Finished | Failed) -> None:
         self._endings.append((link, message))
 
     def take(self, step: int) -> list[tuple[int, Message]]:
-        """Everything since the last call, in sending order."""
+        """Returns everything since the last call, in sending order."""
         messages: list[tuple[int, Message]] = [
             (link, StepFrame(step, tuple(deltas))) for link, deltas in self._deltas.items()
         ]
@@ -122,7 +123,7 @@ class StepMessages:
 
 
 def _first_delta_parts(attempt: Attempt) -> tuple[PromptCounts | None, tuple[TokenLogprob | None, ...]]:
-    """The prompt's counts and logprobs, for the first delta behind the prefill only."""
+    """Returns the prompt's counts and logprobs for the first delta after the prefill, and nothing for other deltas."""
     if attempt.prompt_sent or not attempt.account.closed:
         return None, ()
     attempt.prompt_sent = True

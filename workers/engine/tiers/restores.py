@@ -1,8 +1,9 @@
-"""Blocks between the device and the host: what is worth restoring, who waits for it, what a preempted sequence leaves. Pure.
+"""Copies of blocks between the device and the host: which of them are worth restoring, which sequences wait for them,
+and the blocks that a preempted sequence keeps in the host. The module is pure.
 
-A restore is dealt out like a prefill: a chunk of blocks per step is on its way while steps run, and the sequence is in
-none of them before its last chunk is there. Whether that is worth it is decided by what copies and prefills really took.
-Knows sequences, slots and seconds; bytes are `host_port`'s business, what may be found is the cache's.
+A restore is scheduled like a prefill. One chunk of blocks is copied while steps run, and the sequence is in none of the
+steps before its last chunk is there. The measured times of copies and prefills decide whether a restore is worth it.
+The module knows sequences, slots and seconds. `host_port` moves the bytes, and the cache knows what can be found.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from workers.engine.values.record import Rate
 Preempt = Literal["auto", "recompute", "swap"]
 
 CHUNK_BLOCKS = 64
-"""Of one sequence on their way at a time."""
+"""Largest number of blocks of one sequence that are copied at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreSource:
-    """What can follow the blocks that the tree gave: slots in order, up to position `num_tokens`."""
+    """Blocks that can follow those that the tree matched: slots in order, up to position `num_tokens`."""
 
     slots: list[int]
     num_tokens: int
     copies: Seq[HostBlock] = ()
-    """Pinned; none if it is the sequence's own swap."""
+    """Pinned copies of the host. There are none if the source is the sequence's own swapped blocks."""
 
 
 @dataclass(slots=True)
@@ -52,19 +53,19 @@ class Restore:
 
 @dataclass(slots=True)
 class RestoreCounts:
-    """Blocks, since the process began."""
+    """Numbers of blocks since the process began."""
 
     num_stored: int = 0
     num_restored: int = 0
     num_swapped_out: int = 0
     num_swapped_in: int = 0
     num_skipped: int = 0
-    """Found in the host and computed again, because that is faster."""
+    """Blocks that were found in the host and computed again, because that is faster."""
     num_failed: int = 0
 
 
 class Pace:
-    """Seconds that copies take, and prefills."""
+    """Measured speed of copies and prefills."""
 
     def __init__(self, prefill: Forecast, block_size: int) -> None:
         self.prefill = prefill
@@ -73,7 +74,8 @@ class Pace:
         self._block_size = block_size
 
     def worth(self, num_blocks: int, *, both_ways: bool = False) -> bool:
-        """Whether copies are faster than a prefill. What was never measured costs nothing: then it is tried."""
+        """Returns whether copies are faster than a prefill. A copy whose speed was never measured is taken to cost
+        nothing, so that it is tried."""
         copies = _seconds(num_blocks, self.load.per_second or self.store.per_second)
         if both_ways:
             copies += _seconds(num_blocks, self.store.per_second)
@@ -87,7 +89,7 @@ def _seconds(number: int, per_second: float) -> float:
 
 @dataclass(slots=True)
 class _Stores:
-    """Stores whose time is not known yet."""
+    """Copies to the host whose time is not known yet."""
 
     flying: list[tuple[int, Transfer]] = field(default_factory=list)
 
@@ -110,7 +112,7 @@ class Restores:
         self._open: dict[Sequence, Restore] = {}
         self._stores = _Stores()
         self.on_written: Callable[[Seq[Written]], None] = lambda written: None
-        """Told of copies that the host has now."""
+        """Callback for copies that the host has now."""
 
     @property
     def bytes_per_block(self) -> int:
@@ -123,7 +125,8 @@ class Restores:
     # --- to the host ---
 
     def flush(self) -> None:
-        """Before anything writes to blocks: what the tree offered, and may have given up meanwhile, leaves now."""
+        """Copies the blocks that the tree offered to the host. The tree may have given them up meanwhile, so this comes
+        before anything writes to blocks."""
         offers = self._cache.owners.offers
         written = offers.take() if offers is not None else []
         if not written:
@@ -134,8 +137,9 @@ class Restores:
         self.on_written(written)
 
     def swap_out(self, sequence: Sequence, *, needed: bool) -> None:
-        """A preempted sequence is about to lose its blocks: they are kept, where that is faster than computing again.
-        Those that somebody needs are gone next, and so are those that never were in the tree; others stay there."""
+        """Keeps the blocks of a preempted sequence in the host, if that is faster than computing them again. The
+        sequence is about to lose them. Blocks that another sequence needs are gone next, and so are those that were
+        never in the tree; the others stay in the tree."""
         size = self._cache.block_size
         num_blocks = -(-sequence.num_computed // size)
         if (
@@ -148,7 +152,7 @@ class Restores:
         slots = self._host.reserve(sequence.attempt.message.tenant, num_blocks)
         if slots is None:
             return
-        self.flush()  # behind what these slots were to hold
+        self.flush()  # pending copies to these slots come first
         if not self._store(list(zip(sequence.block_ids, slots, strict=False))):
             self._host.give_back(slots)
             return
@@ -165,15 +169,16 @@ class Restores:
         return lost and self.pace.worth(num_blocks, both_ways=True)
 
     def forget(self, sequence: Sequence) -> None:
-        """It ended."""
+        """Gives back the host slots of a sequence that ended, or that needs them no more."""
         if sequence.swapped is not None:
             self._host.give_back(sequence.swapped.slots)
             sequence.swapped = None
 
-    # --- back ---
+    # --- from the host ---
 
     def source(self, sequence: Sequence, handle: Handle, *, read: bool) -> RestoreSource | None:
-        """What the host has behind the tree's match and is worth restoring. To be given to `begin`, or to `leave`."""
+        """Returns the blocks that the host has after the tree's match, if they are worth restoring. The result is to be
+        passed to `begin` or to `leave`."""
         first, swapped = handle.num_tree_blocks, sequence.swapped
         if swapped is not None and len(swapped.slots) > first:
             return RestoreSource(swapped.slots[first:], swapped.num_tokens)
@@ -193,7 +198,7 @@ class Restores:
             self._host.unpin(source.copies)
 
     def begin(self, sequence: Sequence, source: RestoreSource | None, fresh: Seq[int]) -> None:
-        """Into the first of these blocks, which are the sequence's own."""
+        """Starts to restore into the first of these fresh blocks, which belong to the sequence alone."""
         if source is None or source.copies:
             self.forget(sequence)  # the tree has it all
         if source is None:
@@ -206,7 +211,8 @@ class Restores:
         self._load(restore)
 
     def poll(self) -> list[Sequence]:
-        """Takes in what has arrived. Returns the sequences that have everything: their `num_computed` says how much."""
+        """Handles the chunks that have arrived. Returns the sequences whose restore has ended; their `num_computed`
+        says how much they have."""
         ready: list[Sequence] = []
         if self._open:
             self.flush()
@@ -219,14 +225,14 @@ class Restores:
         return ready
 
     def wait(self) -> None:
-        """There is nothing to compute before a copy has arrived."""
+        """Waits for a copy, because there is nothing to compute before one has arrived."""
         for restore in self._open.values():
             if restore.transfer is not None:
                 restore.transfer.wait()
                 return
 
     def cancel(self, sequence: Sequence) -> None:
-        """It loses its blocks before they are filled."""
+        """Cancels the restore of a sequence that loses its blocks before they are filled."""
         restore = self._open.pop(sequence, None)
         if restore is None:
             return
@@ -237,7 +243,7 @@ class Restores:
         self._host.unpin(restore.source.copies)
 
     def _load(self, restore: Restore) -> None:
-        """The next chunk; none: everything is there."""
+        """Starts to load the next chunk. Without one, everything is there."""
         slots = restore.source.slots[restore.chunk]
         try:
             restore.transfer = self._mover.load(slots) if slots else None
@@ -259,7 +265,7 @@ class Restores:
         self._load(restore)
 
     def _close(self, restore: Restore) -> None:
-        """All of it, or, without memory for more, what was placed."""
+        """Ends a restore. The sequence has all its blocks or, if memory ran out, those that were placed."""
         sequence, source, number = restore.sequence, restore.source, restore.num_placed
         del self._open[sequence]
         sequence.restoring = False

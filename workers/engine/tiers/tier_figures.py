@@ -1,4 +1,4 @@
-"""What the tiers behind the device did, in figures of one form for all of them. Reads; changes nothing."""
+"""Figures of the cache tiers below the device, in one form for all of them. The module reads and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ TIERS = ("device", "host", "shared")
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """Counts since the process began, but for `num_used_bytes`."""
+    """Counts since the process began, except for `num_used_bytes`."""
 
     num_hit_tokens: int = 0
-    """Brought one tier nearer to the device."""
+    """Number of tokens that were copied one tier nearer to the device."""
     num_bytes_in: int = 0
     num_bytes_out: int = 0
     num_used_bytes: int = 0
     refused: dict[str, int] = field(default_factory=dict)
-    """By why something was not written, or not taken: blocks in the host, values in the shared tier."""
+    """Number of blocks in the host, or values in the shared tier, that were not written or not taken, by reason."""
 
 
 def figures(cache: PrefixCache, restores: Restores | None, shared: SharedTier | None) -> dict[str, TierFigures]:
-    """Of the tiers that there are, the device's own aside."""
+    """Returns the figures of the tiers that exist, without the device's own."""
     found: dict[str, TierFigures] = {}
     if cache.host is not None and restores is not None:
         found["host"] = _host(cache, restores)

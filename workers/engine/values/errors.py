@@ -1,4 +1,4 @@
-"""What a caller of the engine can cause, as exceptions with one clear sentence each."""
+"""Exceptions for what a caller of the engine can cause. Each one has a clear sentence as its message."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ if TYPE_CHECKING:  # the arithmetic of `capacity` needs the standard library onl
 
 
 class StartError(Exception):
-    """The process cannot start; the message is the sentence to print."""
+    """The process cannot start. The message is the sentence to print."""
 
 
 class ModelError(StartError):
-    """A model cannot be served: its directory, its checkpoint or its architecture. The text is one sentence."""
+    """A model cannot be served because of its directory, its checkpoint or its architecture. The message is one
+    sentence."""
 
 
 class Refusal(Exception):
-    """A request that this worker will not run: becomes the `Failed` of its attempt."""
+    """This worker will not run a request. The refusal becomes the `Failed` message of the request's attempt."""
 
     def __init__(self, code: FailCode, message: str, *, retryable: bool = False, retry_after_ms: int = 0) -> None:
         super().__init__(message)
@@ -27,8 +28,9 @@ class Refusal(Exception):
 
 
 class EngineBroken(Exception):
-    """A step failed in which no request had a part: the device is not to be trusted, a fresh process is."""
+    """A step failed although no request had a part in it. The device cannot be trusted any more; a fresh process
+    can."""
 
 
 class DeviceOutOfMemory(Exception):
-    """A step did not fit the device's memory. Nothing of it counts; a smaller one may fit."""
+    """A step did not fit the device's memory. None of its results count. A smaller step may fit."""

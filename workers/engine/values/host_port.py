@@ -1,6 +1,8 @@
-"""The border between whoever decides which blocks are copied to host memory and back, and whoever moves the bytes.
+"""Interface between the code that decides which blocks are copied to host memory and back, and the code that moves the
+bytes.
 
-Slots of host memory are integers here, as blocks are. Real: `offload.HostStore`; in tests: a scripted one.
+Slots of host memory are integers here, as blocks are. The real implementation is `kv.offload.HostStore`; tests use a
+scripted one.
 """
 
 from __future__ import annotations
@@ -12,45 +14,47 @@ Pairs = Sequence[tuple[int, int]]
 
 
 class Transfer(Protocol):
-    """Bytes on their way."""
+    """A copy in progress."""
 
     @property
     def done(self) -> bool: ...
 
     @property
     def seconds(self) -> float:
-        """What it took, once it is done; 0: nobody knows."""
+        """Seconds that the copy took, once it is done. The value is 0 if nobody measured it."""
         ...
 
     def wait(self) -> None: ...
 
 
 class HostBlocks(Protocol):
-    """Transfers keep the order in which they were asked for, also where they touch the same slot. Each of the three
-    may raise `DeviceOutOfMemory`; then nothing was moved."""
+    """Copies of blocks between the device and host memory. Transfers keep the order in which they were asked for, also
+    where they touch the same slot. Each of `store`, `load` and `place` may raise `DeviceOutOfMemory`; then nothing was
+    moved."""
 
     num_slots: int
     bytes_per_slot: int
     layout: str
-    """How a block's numbers lie in it: bytes of two stores mean the same if this is equal."""
+    """Description of how a block's numbers lie in it. Bytes of two stores mean the same if their layouts are equal."""
 
     def store(self, pairs: Pairs) -> Transfer:
-        """Copies (block, slot) as the blocks are behind all launched steps and before the next one."""
-        ...
-
-    def load(self, slots: Sequence[int]) -> Transfer:
-        """Brings these slots to the device, beside whatever runs there."""
-        ...
-
-    def place(self, loaded: Transfer, blocks: Sequence[int]) -> None:
-        """Puts what a load that is done brought into blocks, in its order: behind all launched steps and before the
+        """Copies each (block, slot) pair. The blocks are copied as they are after all launched steps and before the
         next one."""
         ...
 
+    def load(self, slots: Sequence[int]) -> Transfer:
+        """Copies these slots to the device while other work runs there."""
+        ...
+
+    def place(self, loaded: Transfer, blocks: Sequence[int]) -> None:
+        """Writes the contents of a finished load into `blocks`, in the load's order. This happens after all launched
+        steps and before the next one."""
+        ...
+
     def read(self, slot: int) -> bytes:
-        """What was stored there. From any thread, while the slot is nobody else's."""
+        """Returns the bytes that were stored in the slot. Any thread may call this while nobody else uses the slot."""
         ...
 
     def write(self, slot: int, data: bytes | memoryview) -> None:
-        """To a slot that nothing reads."""
+        """Writes bytes to a slot that nobody reads meanwhile."""
         ...

@@ -1,8 +1,8 @@
-"""What the engine counts: a prompt's parts, a step, running sums. Pure integers; knows no sequence and no clock.
+"""Counts that the engine keeps: the parts of a prompt, a step, running sums. The module knows no sequence and no clock.
 
-The law (engine.md section 5): over any period in which nothing runs at both ends,
-sum over attempts of (uncached + cache_write + recomputed) == sum over steps of num_prefill_tokens, and
-sum of output == sum of num_output_tokens, and sum of speculated == sum of (num_proposed - num_accepted).
+The law (engine.md section 5) holds over any period in which nothing runs at both ends: sum over attempts of (uncached +
+cache_write + recomputed) == sum over steps of num_prefill_tokens, and sum of output == sum of num_output_tokens, and
+sum of speculated == sum of (num_proposed - num_accepted).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from workers.protocol.messages import PromptCounts
 
 
 class PromptAccount:
-    """Gives every position of one prompt to exactly one of read, written, uncached; whatever is computed again counts
-    nowhere here. Positions are met in order: `num_seen` of them have been accounted for."""
+    """Account of one prompt. It assigns every position to exactly one of read, written and uncached. A position that is
+    computed again is not counted again here. Positions are met in order, and `num_seen` of them have been assigned."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
@@ -30,14 +30,15 @@ class PromptAccount:
         return self._closed is not None
 
     def read_until(self, position: int) -> int:
-        """The cache holds the first `position` tokens. Returns how many of them are new to this account."""
+        """Counts the first `position` tokens as found in the cache. Returns how many of them are new to this
+        account."""
         num_new = max(0, min(position, self.num_tokens) - self.num_seen)
         self.num_read += num_new
         self.num_seen += num_new
         return num_new
 
     def compute(self, start: int, end: int) -> int:
-        """Positions start..end were computed. Returns how many of them for the first time."""
+        """Counts positions start..end as computed. Returns how many of them were computed for the first time."""
         assert start <= self.num_seen or start >= self.num_tokens, "a hole in the prompt"
         first, last = max(start, self.num_seen), min(end, self.num_tokens)
         if last <= first:
@@ -48,7 +49,7 @@ class PromptAccount:
         return last - first
 
     def insert(self, start: int, end: int) -> None:
-        """Positions start..end went into the prefix tree as nodes of this request's making."""
+        """Counts positions start..end as written: they went into the prefix tree as nodes that this request made."""
         kept: list[tuple[int, int]] = []
         for first, last in self._unwritten:
             low, high = max(first, start), min(last, end)
@@ -60,14 +61,14 @@ class PromptAccount:
         self._unwritten = kept
 
     def close(self) -> PromptCounts:
-        """The prefill ended: from now on the counts stand."""
+        """Ends the prefill and returns its counts, which do not change from now on."""
         if self._closed is None:
             self._closed = self.counts
         return self._closed
 
     @property
     def counts(self) -> PromptCounts:
-        """What was read and computed up to now."""
+        """Tokens read and computed up to now."""
         return self._closed or PromptCounts(
             cache_read=self.num_read, cache_write=self._num_written, uncached=self.num_computed - self._num_written
         )
@@ -75,7 +76,7 @@ class PromptAccount:
 
 @dataclass(slots=True)
 class Residency:
-    """Blocks that one attempt holds, integrated over time: block-milliseconds."""
+    """Block-milliseconds: the number of blocks that one attempt holds, integrated over time."""
 
     num_blocks: int = 0
     block_ms: int = 0
@@ -89,13 +90,13 @@ class Residency:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step, after it ran. Times are the engine's clock, in seconds."""
+    """Counts of one step after it ran. Times are the engine's clock, in seconds."""
 
     step: int
     num_seqs: int = 0
     num_tokens: int = 0
     num_kv_tokens: int = 0
-    """Positions that attention read, before each row's own."""
+    """Number of positions that attention read before each row's own tokens."""
     num_decode_seqs: int = 0
     num_prefill_tokens: int = 0
     num_recomputed: int = 0
@@ -103,24 +104,25 @@ class StepRecord:
     num_output_tokens: int = 0
     num_proposed: int = 0
     num_accepted: int = 0
-    """Of those proposed; they are among the output tokens."""
+    """Number of the proposed tokens that were accepted. They are among the output tokens."""
     num_lag_discarded: int = 0
-    """Tokens computed for sequences that had ended, or lost the step before, when they were launched or after."""
+    """Tokens that were computed in vain: their sequence had ended, or had lost the step before, when this step was
+    launched or afterwards."""
     num_preempted: int = 0
     planned_at: float = 0.0
     launched_at: float = 0.0
     collected_at: float = 0.0
     plan_s: float = 0.0
     execute_s: float = 0.0
-    """From when the device could begin, the step before behind it, until the results were here."""
+    """Seconds from when the device could begin (once the step before had ended) until the results were here."""
     commit_s: float = 0.0
     idle_s: float = 0.0
-    """The device waited for this step to be planned: a lower bound, seen from the host."""
+    """Seconds that the device waited for this step to be planned. It is a lower bound, as seen from the host."""
 
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over all steps of the process: the journal writes them each second, `/metrics` reads them."""
+    """Sums over all steps of the process. The journal writes them each second, and `/metrics` reads them."""
 
     num_steps: int = 0
     num_prefill_tokens: int = 0

@@ -1,4 +1,4 @@
-"""What the engine derives from sampling parameters. Knows no torch."""
+"""Values that the engine derives from sampling parameters. The module knows no torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from workers.protocol.messages import SamplingParams
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of a request: the request's own for choice 0, so that one choice of many can be
-    asked for again alone; a hash for the others. Seeds are unsigned 64 bit integers."""
+    """Returns the seed of choice `index` of a request. Choice 0 has the request's own seed, so that one choice of many
+    can be asked for again alone; the others have a hash. Seeds are unsigned 64 bit integers."""
     if index == 0:
         return seed
     text = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
@@ -18,10 +18,10 @@ def choice_seed(seed: int, index: int) -> int:
 
 
 def end_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> list[int]:
-    """Every token that may end a choice, whether or not the model's own ones do here."""
+    """Returns every token that may end a choice, whether or not the model's own end tokens do so for this request."""
     return [*eos_token_ids, *params.stop_token_ids]
 
 
 def penalizes(params: SamplingParams) -> bool:
-    """Whether each output token changes the logits of all later ones."""
+    """Returns whether each output token changes the logits of all later ones."""
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0

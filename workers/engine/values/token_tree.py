@@ -1,9 +1,9 @@
-"""Guesses behind the last known token, as a tree: tokens in an order in which a parent comes before its children. A list
-is the tree in which each is the parent of the next. Pure.
+"""Guessed tokens that follow the last known token, as a tree. The tokens are in an order in which a parent comes before
+its children. A list is the tree in which each token is the parent of the next. The module is pure.
 
-In a row the last known token stands at place 0 and node i at place i + 1, which is also its slot behind the known
-tokens; its position is its depth, and it sees those of its own branch only. Source: tree attention of SpecInfer
-(arXiv 2305.09781) and Medusa (arXiv 2401.10774).
+In a row the last known token has index 0 and node i has index i + 1, which is also its slot offset from the last known
+token. A node's position is given by its depth, and it sees only the tokens of its own branch. The source is tree
+attention of SpecInfer (arXiv 2305.09781) and Medusa (arXiv 2401.10774).
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 MAX_NODES = 63
-"""With the last known token they are the bits of one int64."""
+"""Largest number of nodes. Together with the last known token they are the bits of one int64."""
 ROOT = -1
 
 
 class Proposal(NamedTuple):
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-    """Of each node; ROOT: the last known token."""
+    """Parent of each node. ROOT stands for the last known token."""
     aim: int | None = None
-    """How many tokens would be a full success; None: as many as the longest branch has; 0: nobody counts."""
+    """Number of tokens that would be a full success. None means as many as the longest branch has; 0 means that the
+    success is not counted."""
     masks: tuple[bytes, ...] = ()
-    """Of a choice with a grammar: what it allows behind the last known token and behind each node."""
+    """Token masks of a choice with a grammar: what the grammar allows after the last known token and after each
+    node."""
 
     @classmethod
     def chain(cls, tokens: Iterable[int]) -> Proposal:
@@ -36,7 +38,7 @@ class Proposal(NamedTuple):
 
     @property
     def depths(self) -> list[int]:
-        """Of each node: 1 behind the last known token."""
+        """Depth of each node. A node that follows the last known token has depth 1."""
         found: list[int] = []
         for parent in self.parents:
             found.append(1 if parent == ROOT else found[parent] + 1)
@@ -47,7 +49,7 @@ class Proposal(NamedTuple):
         return max(self.depths, default=0) if self.aim is None else self.aim
 
     def path(self, node: int) -> list[int]:
-        """Tokens from the first one to the node's own."""
+        """Returns the tokens of the branch from its first one to the node's own."""
         found = []
         while node != ROOT:
             found.append(self.tokens[node])
@@ -55,12 +57,13 @@ class Proposal(NamedTuple):
         return found[::-1]
 
     def cut(self, number: int) -> Proposal:
-        """The first nodes."""
+        """Returns a proposal of the first `number` nodes."""
         masks = self.masks[: number + 1]
         return Proposal(self.tokens[:number], self.parents[:number], self.aim, masks)
 
     def kept(self, masks: Sequence[bytes | None]) -> Proposal:
-        """Without the nodes that have no mask; those behind them have none either."""
+        """Returns the proposal without the nodes that have no mask. The nodes below those have no mask either. The
+        first mask belongs to the last known token."""
         tokens: list[int] = []
         parents: list[int] = []
         found: list[bytes] = []
@@ -76,7 +79,7 @@ class Proposal(NamedTuple):
         return Proposal(tuple(tokens), tuple(parents), self.aim, tuple(found))
 
     def trunk(self) -> Proposal:
-        """The branch that goes by first children, for who takes no trees."""
+        """Returns the branch of first children as a list, for a runner that takes no trees."""
         tokens, last = list[int](), ROOT
         for node, parent in enumerate(self.parents):
             if parent == last:
@@ -85,7 +88,7 @@ class Proposal(NamedTuple):
         return Proposal.chain(tokens)
 
     def follow(self, node: int, token: int) -> int | None:
-        """The child of a node that has this token."""
+        """Returns the child of a node that has this token, or None."""
         for child in range(node + 1, len(self.tokens)):
             if self.parents[child] == node and self.tokens[child] == token:
                 return child
@@ -96,7 +99,7 @@ NOTHING = Proposal((), ())
 
 
 def positions(start: int, parents: Sequence[int]) -> list[int]:
-    """Of a row's tokens: the last known one, then the nodes."""
+    """Returns the positions of a row's tokens: the last known one, then the nodes."""
     found = [start]
     for parent in parents:
         found.append(found[parent + 1] + 1)
@@ -104,7 +107,8 @@ def positions(start: int, parents: Sequence[int]) -> list[int]:
 
 
 def views(parents: Sequence[int]) -> list[int]:
-    """Which tokens of the row each of them sees: bit i is place i, in a signed 64-bit integer."""
+    """Returns which tokens of the row each of them sees. Bit i of the signed 64-bit integer is the token with index
+    i."""
     found = [1]
     for place, parent in enumerate(parents, 1):
         found.append(found[parent + 1] | 1 << place)
@@ -112,7 +116,7 @@ def views(parents: Sequence[int]) -> list[int]:
 
 
 class Grower:
-    """A tree under construction; a child with the same token is the same child."""
+    """A tree under construction. A child with the same token as an existing child is that child."""
 
     def __init__(self, most: int) -> None:
         self._most = min(most, MAX_NODES)
@@ -121,7 +125,7 @@ class Grower:
         self._children: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, token: int) -> int | None:
-        """The child's node; None: the tree is full."""
+        """Adds a child and returns its node. Returns None if the tree is full."""
         found = self._children.get((parent, token))
         if found is None and len(self._tokens) < self._most:
             found = self._children[parent, token] = len(self._tokens)
@@ -130,7 +134,7 @@ class Grower:
         return found
 
     def add_path(self, tokens: Iterable[int]) -> list[int]:
-        """The nodes of a branch, as far as there is room."""
+        """Adds a branch and returns its nodes. The list ends early if the tree is full."""
         nodes: list[int] = []
         for token in tokens:
             node = self.add(nodes[-1] if nodes else ROOT, token)

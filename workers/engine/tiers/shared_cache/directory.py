@@ -1,9 +1,10 @@
-"""A store in a directory, which several workers may share: a file per value, whole or not there at all.
+"""A store in a directory that several workers may share. Each value has a file, which is whole or does not exist.
 
-    values/REGION/NAME      written beside its place and renamed
+    values/REGION/NAME      written under another name and renamed
     owners/OWNER/REGION     empty: this owner wrote in that region
 
-Bounded by looking: after each sixteenth part of the bound that this process wrote, and at its start, the oldest files go.
+The size is checked at the start, and each time this process has written a sixteenth of the bound. Then the oldest files
+are deleted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pathlib import Path
 from workers.engine.tiers.shared_cache.store import Bounds, StoreAway
 
 SLACK = 16
-"""A writer may be this part of the bound beyond it before it looks again."""
+"""A writer may exceed the bound by a 1 / `SLACK` part before it checks the size again."""
 
 
 class DirectoryStore:
     def __init__(self, path: Path, bounds: Bounds, now: Callable[[], float] = time.time) -> None:
-        """Raises OSError if it cannot be written."""
+        """Opens the store. Raises OSError if it cannot be written."""
         self._values, self._owners = path / "values", path / "owners"
         self._bounds = bounds
         self._now = now
@@ -83,7 +84,7 @@ class DirectoryStore:
         pass
 
     def _trim(self) -> None:
-        """What is too old goes, then the oldest until the rest is within the bound."""
+        """Deletes the values that are too old, then the oldest ones until the rest is within the bound."""
         files = sorted(self._files())
         total, oldest = sum(size for _, size, _ in files), self._now() - self._bounds.ttl_s
         for written, size, path in files:
@@ -104,13 +105,13 @@ class DirectoryStore:
 
 
 def _remove(folder: Path) -> None:
-    # Renamed first: a writer that is in there now fails or writes to what is on its way out.
+    # The folder is renamed first: a writer that is in there now fails, or writes to a folder that is being deleted.
     gone = folder.with_name(f".{folder.name}.{os.getpid()}.{time.monotonic_ns()}")
     try:
         os.rename(folder, gone)
     except FileNotFoundError:
         pass
-    for left in folder.parent.glob(f".{folder.name}.*"):  # also of a removal that failed before
+    for left in folder.parent.glob(f".{folder.name}.*"):  # also those of a removal that failed before
         shutil.rmtree(left)
 
 

@@ -1,4 +1,4 @@
-"""From what a worker is told to its shared cache: the store, the secret, the name of its kind of KV."""
+"""Set-up of a worker's shared cache from its settings: the store, the secret, and the identity of its kind of KV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET_BYTES = 32
 
 
 def open_store(where: str, bounds: Bounds) -> Store:
-    """`/a/directory`, or a `redis://`, `rediss://` or `unix://` URL. Raises `StartError`."""
+    """Opens a store. `where` is `/a/directory`, or a `redis://`, `rediss://` or `unix://` URL. Raises `StartError`."""
     if "://" in where:
         from workers.engine.tiers.shared_cache.redis_store import RedisStore
 
@@ -36,7 +36,8 @@ def open_store(where: str, bounds: Bounds) -> Store:
 
 
 def read_secret(path: Path) -> bytes:
-    """Drawn by the first worker of a home; workers elsewhere are given a copy of the file. Raises `StartError`."""
+    """Reads the secret, which the first worker of a home draws. Workers elsewhere are given a copy of the file. Raises
+    `StartError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():

@@ -1,4 +1,4 @@
-"""A store in Redis or Valkey: values that expire, within a bound of bytes that one script keeps for all workers."""
+"""A store in Redis or Valkey. Values expire, and one script keeps those of all workers within a bound of bytes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The shared tier as the engine thread sees it: what of a new prompt to ask a store for, what of the host to leave there.
+"""The shared tier as the engine thread sees it. It decides what of a new prompt to ask a store for, and which of the
+host's blocks to write there.
 
-Groups of tokens travel between the store and the host tier, and from there the usual way; nothing goes to the device
-past the host. Names are chained keyed hashes that have the KV identity, the region and every token in them, so a worker
-can only find what its own request's walls let it read. Decides; the courier waits for the store.
+Groups of tokens are copied between the store and the host tier, and from there the usual way. Nothing is copied to the
+device without the host. Names are chained keyed hashes that contain the KV identity, the region and every token in the
+group and before it. So a worker can find only what the namespace of its own request lets it read. This module decides;
+the courier (`StoreThread`) waits for the store.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.record import Rate
 
 READ_GROUPS = 16
-"""Asked for at a time: bounds what lies between the store and the host."""
+"""Largest number of groups that are asked for at a time. It bounds the bytes between the store and the host."""
 TAKEN_BYTES = 16 << 20
-"""Of KV that came, taken into the host in one step, and the rest of a group: the engine thread copies it, and everybody's
-tokens wait for that."""
+"""Bytes of received KV that are taken into the host in one step, plus the rest of a group. The engine thread copies
+them, and everybody's tokens wait for that."""
 WAIT_S = 2.0
-"""An attempt waits no longer than that for the store; what comes later is for the next one."""
+"""Longest time in seconds that an attempt waits for the store. Later results are for the next attempt."""
 MAX_SENT = 1 << 16
-"""Names remembered, so that a group is not written twice by this worker."""
+"""Number of names that are remembered, so that this worker does not write a group twice."""
 TRY_AGAIN = 32
-"""A store that was measured to be slower than computing is asked once in so many times."""
+"""A store that was measured to be slower than computing is asked once in this number of times."""
 
 
 @dataclass(slots=True)
@@ -43,9 +45,9 @@ class _Fetch:
     attempt: Attempt
     tokens: Sequence[int]
     groups: list[tuple[bytes, int]]
-    """(name, end) of those still missing."""
+    """Groups that are still missing, as (name, end)."""
     start: int
-    """Where the first of them begins."""
+    """Position at which the first missing group begins."""
     deadline: float
     generation: int
     waited_for: bool = True
@@ -53,14 +55,14 @@ class _Fetch:
 
 @dataclass(slots=True)
 class _Arrival:
-    """What a read brought, taken in a group at a time."""
+    """The result of a read, which is taken in one group at a time."""
 
     read: Read
     fetch: _Fetch
     done: Done
     num_groups: int = 0
     num_blocks: int = 0
-    """Taken in so far."""
+    """Number of blocks taken in up to now."""
 
 
 class SharedTier:
@@ -78,7 +80,7 @@ class SharedTier:
         self.rate = Rate()
         """Blocks per second that reads bring."""
         self.num_skipped = self.num_taken = 0
-        """Reads not asked for; blocks that came."""
+        """Numbers of reads that were not asked for, and of blocks that came."""
         self._cache, self._mover = cache, mover
         self._host: HostTier = cache.host
         self._secret, self._identity = secret, identity
@@ -89,7 +91,7 @@ class SharedTier:
         self._arrived: deque[_Arrival] = deque()
         self._sent: OrderedDict[bytes, None] = OrderedDict()
         self._generation = 0
-        """Of drops: what was asked for before one is not taken in after it."""
+        """Number of drops up to now. A result that was asked for before a drop is not taken in after it."""
 
     @property
     def num_waiting(self) -> int:
@@ -98,7 +100,8 @@ class SharedTier:
     # --- reading ---
 
     def ask(self, attempt: Attempt, now: float) -> bool:
-        """Whether the attempt is to wait until `take` names it."""
+        """Asks the store for the rest of the attempt's prompt. Returns whether the attempt is to wait until `take`
+        returns it."""
         message, tokens = attempt.message, attempt.sequences[0].tokens
         if not message.cache_read or message.adapter or message.prompt_logprobs >= 0:
             return False
@@ -112,7 +115,7 @@ class SharedTier:
         return self._read(_Fetch(attempt, tokens, groups[first:], start, limit, self._generation))
 
     def take(self, now: float) -> list[Attempt]:
-        """Takes in what the courier brought. Attempts that need not wait any more."""
+        """Takes in what the courier brought. Returns the attempts that need not wait any more."""
         ready: list[Attempt] = []
         heard, self._heard = self._heard, []
         while not self.courier.results.empty():
@@ -139,7 +142,7 @@ class SharedTier:
         return ready
 
     def wait(self, seconds: float) -> None:
-        """There is nothing else to do than to hear from the courier."""
+        """Waits for the courier, because there is nothing else to do."""
         if self._arrived:
             return
         with contextlib.suppress(queue.Empty):
@@ -172,7 +175,8 @@ class SharedTier:
         return True
 
     def _take_group(self, arrival: _Arrival) -> int:
-        """Blocks of the next group that the host has now; 0: that is all, or the rest is left."""
+        """Takes in the next group and returns its number of blocks. Returns 0 if there is no further group, or if the
+        rest is abandoned."""
         fetch, found = arrival.fetch, arrival.done.found
         if fetch.generation != self._generation or arrival.num_groups == len(found):
             return 0
@@ -188,7 +192,7 @@ class SharedTier:
         return num_blocks
 
     def _reads_on(self, arrival: _Arrival) -> bool:
-        """Whether more of it is on its way."""
+        """Returns whether another read for the same attempt was sent."""
         fetch, done = arrival.fetch, arrival.done
         if fetch.generation != self._generation or arrival.num_groups < len(done.found):
             return False
@@ -204,7 +208,7 @@ class SharedTier:
             return False
         path = attempt.path
         region = _region_at(path, start, size)
-        # A public prompt is nobody's who read it: with the reader it must not go.
+        # The reader does not own a public prompt: it must not be deleted with the reader.
         public = len(path) > 1 and region == path[0].region
         owner = "" if public else attempt.message.tenant
         tokens, width = fetch.tokens[start:end], self._mover.bytes_per_slot
@@ -213,7 +217,8 @@ class SharedTier:
         return True
 
     def _before(self, attempt: Attempt, tokens: Sequence[int], num_blocks: int) -> HostBlock | None:
-        """The copy that so many blocks end with; what only the device has of them is offered to the host first."""
+        """Returns the host's copy of the last of the first `num_blocks` blocks. Blocks that only the device has are
+        offered to the host first."""
         path = segments(attempt.path, self._cache.block_size)
         for _ in range(2):
             copies = self._host.match(path, tokens, 0, num_blocks)
@@ -225,7 +230,7 @@ class SharedTier:
     # --- writing ---
 
     def offer(self, written: Iterable[Written]) -> None:
-        """The host has these copies now: groups that they complete go to the store."""
+        """Sends the groups to the store that the host's new copies complete."""
         copies = [one.copy for one in written if not one.copy.gone]
         parents = {copy.parent for copy in copies}
         for copy in copies:
@@ -277,7 +282,7 @@ class SharedTier:
         self.courier.drop(drop)
 
     def close(self) -> None:
-        """The process ends."""
+        """Ends the courier, because the process ends."""
         self.courier.close()
 
     # --- names ---
@@ -295,7 +300,7 @@ class SharedTier:
 
 
 def _lineage(copy: HostBlock) -> list[HostBlock]:
-    """From the first block to this one."""
+    """Returns the copies from the first block to this one."""
     found: list[HostBlock] = []
     one: HostBlock | None = copy
     while one is not None and one.parent is not None:

@@ -1,7 +1,7 @@
-"""Where workers leave KV for each other: what any store of it can do. Real: `directory`, `redis_store`.
+"""The interface of a store in which workers share KV. The implementations are `directory` and `redis_store`.
 
-Knows tags and bytes: a region's tag and a name say where a value lies, an owner's tag which regions to drop with a tenant.
-All three are keyed hashes. Nothing here is trusted: whoever reads a value opens it with `value.unseal`.
+It knows tags and bytes. A region's tag and a name say where a value is, and an owner's tag says which regions to drop
+with a tenant. All three are keyed hashes. Nothing in a store is trusted: a reader opens each value with `value.unseal`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Protocol
 
 
 class StoreAway(Exception):
-    """The store does not answer, or does not take what it is given."""
+    """The store does not answer, or does not accept a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     num_bytes: int
-    """Of all values together; the oldest go first."""
+    """Largest number of bytes of all values together. The oldest values are deleted first."""
     ttl_s: int
-    """Since a value was written."""
+    """Seconds that a value is kept after it was written."""
 
 
 class Store(Protocol):
-    """Every call may take long and may raise `StoreAway`."""
+    """A store of values. Every call may take long and may raise `StoreAway`."""
 
     def get(self, region: str, name: str) -> bytes | None: ...
 
@@ -32,7 +32,7 @@ class Store(Protocol):
     def drop_region(self, region: str) -> None: ...
 
     def drop_owner(self, owner: str) -> None:
-        """Every region in which this owner wrote."""
+        """Drops every region in which this owner wrote."""
         ...
 
     def close(self) -> None: ...

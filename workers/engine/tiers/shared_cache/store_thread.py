@@ -1,8 +1,9 @@
-"""The thread that talks to a store, so that the engine never waits for one. Bounded queues in, results out.
+"""The thread that talks to a store, so that the engine never waits for one. It has bounded queues for jobs, and a queue
+of results.
 
-Drops go first: while one is not done nothing is read, and one that fails is tried again until it is done. Then reads, which
-somebody waits for, then writes. What finds its queue full is dropped and counted: a store is a place to gain time, and
-nothing is lost with it.
+Drops go first: until a drop is done nothing is read, and one that fails is tried again until it is done. Reads follow,
+because attempts wait for them, then writes. A job that finds its queue full is dropped and counted. A store only saves
+time, so nothing is lost with it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from workers.engine.tiers.shared_cache.value import Fault, Refused, seal, unseal
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 64
-"""Reads, and writes."""
+"""Largest number of queued reads, and of queued writes."""
 RETRY_S = 1.0
-"""After the store did not answer it is left alone for so long."""
+"""Seconds for which a store is not used after it did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tokens that are stored together, and where."""
+    """Tokens that are stored together, and where they are stored."""
 
     region: str
     name: str
@@ -37,11 +38,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """Groups in order; the first that is not found ends it."""
+    """A read of groups in order. It ends at the first group that is not found."""
 
     groups: Sequence[Group]
     num_bytes: Sequence[int]
-    """Of KV in each of them."""
+    """Bytes of KV in each group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,18 +67,18 @@ class Done:
 
 @dataclass(slots=True)
 class SharedCounts:
-    """Since the process began. Written by the courier, read by anybody."""
+    """Counts since the process began. The courier writes them, and any thread reads them."""
 
     num_found: int = 0
-    """Groups."""
+    """Number of groups that were found."""
     num_missed: int = 0
     num_written: int = 0
     num_bytes_read: int = 0
     num_bytes_written: int = 0
     num_dropped: int = 0
-    """For a full queue."""
+    """Number of jobs that were dropped because their queue was full."""
     num_away: int = 0
-    """Calls that the store did not answer."""
+    """Number of calls that the store did not answer."""
     refused: Counter[Fault] = field(default_factory=Counter)
 
 
@@ -96,7 +97,7 @@ class StoreThread:
         self._thread.start()
 
     def ask(self, job: Read | Write) -> bool:
-        """False: its queue is full, and nobody will hear of it again."""
+        """Queues a job. Returns False if its queue is full; then there will be no result."""
         with self._changed:
             waiting: deque[Read] | deque[Write]
             waiting = self._reads if isinstance(job, Read) else self._writes
@@ -116,7 +117,7 @@ class StoreThread:
             self._changed.notify()
 
     def close(self, wait_s: float = 5.0) -> None:
-        """What is being written is written; what waits is not."""
+        """Ends the thread. A value that is being written is written, and queued jobs are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -201,7 +202,8 @@ class StoreThread:
         self.results.put(Done(write))
 
     def _reached(self, run: Callable[[], None]) -> bool:
-        """False: the store does not answer, or did not a moment ago."""
+        """Runs a call to the store. Returns False if the store does not answer, or did not within the last `RETRY_S`
+        seconds."""
         if time.monotonic() < self._away_until:
             return False
         try:

@@ -1,9 +1,10 @@
-"""One group of tokens and its KV as it lies in a store: sealed by whoever knows the deployment's secret. Pure.
+"""One group of tokens and its KV as it is stored. Only a process that knows the deployment's secret can seal it. The
+module is pure.
 
     magic 6 | identity 16 | number of tokens u32 | tokens i32 ... | KV ... | seal 16        (little endian)
 
-The identity names the KV: model, weights, adapter, layout of a block. The seal is a keyed hash over all before it, so
-that nobody without the secret can put KV in front of a model, and no bit flips unseen.
+The identity names the KV: model, weights, adapter, layout of a block. The seal is a keyed hash over everything before
+it. So nobody without the secret can give KV to a model, and no changed bit goes unnoticed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Fault = Literal["truncated", "foreign", "corrupted"]
 
 
 class Refused(Exception):
-    """What was found is not what was asked for."""
+    """The value that was found is not the one that was asked for."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault)
@@ -38,7 +39,8 @@ def seal(secret: bytes, identity: bytes, tokens: Sequence[int], kv: bytes) -> by
 
 
 def unseal(secret: bytes, identity: bytes, tokens: Sequence[int], num_bytes: int, data: bytes) -> memoryview:
-    """The KV, `num_bytes` of it. Raises `Refused` unless it is that of these very tokens."""
+    """Returns the KV, `num_bytes` of it. Raises `Refused` unless the value is sealed and belongs to exactly these
+    tokens."""
     raw = _raw(tokens)
     if len(data) < _HEAD.size:
         raise Refused("truncated")

@@ -1,7 +1,7 @@
--- Forgets every value of one region.
+-- Deletes every value of one region.
 -- KEYS: 1 order, 2 sizes, 3 total (see put.lua), 4 names of the region (set)
 -- ARGV: 1 region, 2 prefix of entries
--- Answer: how many went.
+-- Answer: the number of deleted values.
 local names = redis.call('SMEMBERS', KEYS[4])
 for _, name in ipairs(names) do
   local member = ARGV[1] .. ':' .. name

@@ -1,4 +1,4 @@
--- Stores a value for a while, within a bound of bytes: what has expired is forgotten, then the oldest.
+-- Stores a value with a time to live, within a bound of bytes. Expired values are deleted first, then the oldest ones.
 -- KEYS: 1 order (sorted set: member by time), 2 sizes (hash: member -> bytes), 3 total (bytes), 4 owner (set of regions)
 -- ARGV: 1 value, 2 region, 3 name, 4 time to live in s, 5 bound in bytes, 6 prefix of entries, 7 prefix of region sets
 -- Answer: 1, or 0 for a value that is larger than the bound. Keys made of 6 and 7 are on the same server: no cluster.
