@@ -3,7 +3,7 @@ watchdog.
 
 At SIGTERM lines in flight finish (up to 25 s), claims are released, and the process exits. The worker is restarted when
 it dies, and when work waits that it does not receive (after a broker's restart a consumer may be connected but receive
-nothing, a known fault of Celery).
+nothing, a known fault of consumers).
 """
 
 from __future__ import annotations
