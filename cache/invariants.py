@@ -1,12 +1,13 @@
-"""Every law of the cache, checked at once; a broken one raises with a dump of the state.
+"""All laws of the cache, checked at once. A broken law raises with a dump of the state.
 
-Called after every operation in property tests and, law by law, by a worker that has nothing to do. O(pool + tree), and
-it changes nothing.
-The numbers are those of the design: (1) each block in one place, (2) protectors, (3) heap entries, (4) lengths,
-(5) regions, (6) handles end where they say, (7) counts per tenant and what each reach may take. The eighth, shadow KV,
-needs to know what was written into the blocks: the property tests know. And two that eviction and pins build on: (9) a
-node is worth as much as what hangs on it and was used as late, (10) blocks under pins are counted. And of the host tier
-(11) each slot is in one place, counted for its tenant, and no copy stands without those before it.
+Property tests call it after every operation, and an idle worker calls it law by law. It is O(pool + tree) and changes
+nothing.
+
+The numbers are those of the design: (1) each block in one place, (2) protectors, (3) heap entries, (4) lengths, (5)
+regions, (6) handles end where they say, (7) counts per tenant and the blocks within each reach. The eighth, shadow KV,
+needs to know what was written into the blocks: the property tests check it. Eviction and pins build on two more: (9) a
+node has at least the priority of its descendants and was used as late, (10) blocks under pins are counted. The host
+tier has (11): each slot is in one place, counted for its tenant, and no copy exists without those before it.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from cache.tree.handle import Handle
 from cache.tree.radix import Node
 
 Live = list[Handle] | None
-"""All handles that are not released; None: not known."""
+"""All handles that are not released. None stands for not known."""
 
 
 class InvariantBroken(AssertionError):
-    """The message is the list of broken laws and a dump of the state."""
+    """A law is broken. The message lists the broken laws and dumps the state."""
 
 
 def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
     """Raise InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
-    otherwise from below."""
+    otherwise only for a minimum."""
     live = None if handles is None else [handle for handle in handles if not handle.released]
     broken = [sentence for law in LAWS for sentence in law(cache, live)]
     if broken:
@@ -40,7 +41,7 @@ def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
 
 
 def dump(cache: PrefixCache) -> str:
-    """The state in words: one line per node, indented by depth, then blocks that are free or private."""
+    """Return the state in words: one line per node, indented by depth, then the blocks that are free or private."""
     owners = cache.owners
     lines = [f"step {cache.step}, free {cache.num_free}, evictable {cache.num_evictable}"]
     depths = {owners.tree.root: 0}
@@ -109,7 +110,7 @@ def _heap_entries(cache: PrefixCache, _: Live) -> Iterator[str]:
             live[recent].update(map(id, mine))
             if len(mine) != heap.num_live:
                 yield f"(3) {len(mine)} live entries of {tenant!r}, the count says {heap.num_live}"
-                return  # nobody can ask such a heap for its coldest
+                return  # the coldest leaf of such a heap cannot be found
         yield from _tops(leaves)
     for node in _all_nodes(owners):
         evictable_leaf = not (node.num_protectors or node.children or node.parent is None)
@@ -245,4 +246,4 @@ LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
     _handle_ends,
     _host,
 )
-"""Each yields a sentence for what it finds broken."""
+"""The laws. Each yields a sentence for everything it finds broken."""

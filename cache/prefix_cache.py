@@ -1,7 +1,7 @@
 """The prefix cache as the engine sees it: match, acquire, allocate, commit, release, evict.
 
-Knows block ids, token ids, opaque regions and steps. Does not know KV bytes, requests, tiers or time of day; one thread
-owns it. A block table is always
+It knows block ids, token ids, opaque regions and steps. It does not know KV bytes, requests or the time of day; one
+thread owns it. A block table always is
 
     [ tree blocks, protected by the handle | private blocks of the sequence | ... the last one partly filled ]
       0 ........... handle.num_tree_blocks
@@ -44,9 +44,9 @@ class PrefixCache:
         now_ms: Callable[[], int] = _monotonic_ms,
         host: HostTier | None = None,
     ) -> None:
-        """`num_blocks` counts the null block. `ghost_size` (evicted blocks remembered) defaults to num_blocks,
-        `pin_limit` (blocks that pins may hold) to a fifth of them. `now_ms` is read for usage, for what was used a
-        moment ago, and for what ends by itself; the order of eviction goes by steps."""
+        """`num_blocks` counts the null block. `ghost_size` (evicted blocks that are remembered) defaults to num_blocks,
+        `pin_limit` (blocks that pins may hold) to a fifth of them. `now_ms` is read for usage, for recent use, and for
+        pins that expire; the order of eviction goes by steps."""
         self.now_ms = now_ms
         self._began_ms = now_ms()
         self.num_blocks = num_blocks
@@ -58,7 +58,8 @@ class PrefixCache:
         self._usage = self.owners.usage
         self.retention = Retention(self.owners, num_blocks // 5 if pin_limit is None else pin_limit)
         self.predecessor: Predecessor | None = None
-        """What the process before this one had cached under another root, for a while."""
+        """The names of blocks that the process before this one had cached under another root. They are dropped after
+        IDLE_MS."""
         self._num_handles = 0
         self._purged: dict[str, int] = {}
 
@@ -75,7 +76,8 @@ class PrefixCache:
         return self.available(SHARED)
 
     def available(self, reach: Reach) -> int:
-        """What `allocate` can give within that reach. An acquired match is no longer part of it. O(1)."""
+        """Return how many blocks `allocate` can give within that reach. An acquired match is no longer part of it.
+        O(1)."""
         return self.num_free + self._usage.available(reach)
 
     @property
@@ -91,19 +93,20 @@ class PrefixCache:
         return self._usage.counts
 
     def usage(self, tenant: str) -> TenantBlocks:
-        """Blocks of the tree that the tenant inserted, held and retained, with their block-milliseconds. O(1)."""
+        """Return the blocks of the tree that the tenant inserted, held and retained, with their block-milliseconds.
+        O(1)."""
         return self._usage.of(tenant)
 
     def tenants(self) -> tuple[str, ...]:
         return self._usage.tenants()
 
     def watch_groups(self, secret: bytes, root: str) -> GroupWatch:
-        """Follows from now on which whole groups of tokens are here; one watch at a time. O(tree)."""
+        """Follow from now on which whole groups of tokens are in the tree; there is one watch at a time. O(tree)."""
         return GroupWatch(self._tree, secret, root.encode())
 
     def set_share(self, tenant: str, *, floor: int = 0, quota: int | None = None) -> None:
-        """Blocks of the tree that others' needs leave to the tenant, and how many it may have; the last word counts.
-        Floors beyond the pool's share for them are cut to what is left of it. O(1)."""
+        """Set the blocks of the tree that stay with the tenant when others need some, and the most it may have; the
+        last call counts. Floors beyond the pool's share for them are cut to what is left of it. O(1)."""
         if self._usage.set_share(tenant, floor, UNLIMITED if quota is None else quota):
             self._protection.ranked(tenant)
         if self.host is not None:
@@ -111,7 +114,8 @@ class PrefixCache:
             self.host.set_quota(tenant, scaled)
 
     def tick(self) -> None:
-        """One step later: the unit of LRU time. What is due ends, turns cold or leaves. O(what changes)."""
+        """Advance one step, the unit of LRU time. Pins that are due end, recent nodes turn cold, idle ones leave.
+        O(what changes)."""
         self.owners.step += 1
         if self.predecessor is not None and self.now_ms() - self._began_ms >= IDLE_MS:
             self.predecessor = None
@@ -122,12 +126,13 @@ class PrefixCache:
     # The tree's part of a block table.
 
     def match(self, path: NamespacePath, tokens: Sequence[int]) -> int:
-        """Cached tokens that `acquire` would give now: whole blocks, at most len(tokens) - 1. Changes nothing.
-        O(matched tokens) at the speed of a C comparison for array('i'); a list is converted as far as it matches."""
+        """Return the number of cached tokens that `acquire` would give now: whole blocks, at most len(tokens) - 1. It
+        changes nothing. O(matched tokens) at the speed of a C comparison for array('i'); a list is converted as far as
+        it matches."""
         return self._walk(segments(path, self.block_size), tokens).num_blocks * self.block_size
 
     def probe(self, path: NamespacePath, tokens: Sequence[int]) -> Probe:
-        """As `match`, with the name of the block at which it ended."""
+        """Return what `match` does, with the name of the block at which it ended."""
         blocks = segments(path, self.block_size)
         walk = self._walk(blocks, tokens)
         depth = walk.num_blocks
@@ -138,8 +143,8 @@ class PrefixCache:
         return Probe(depth * self.block_size, key)
 
     def next_key(self, handle: Handle, tokens: Sequence[int]) -> BlockKey | None:
-        """Names the block that a commit of this handle would insert next; None if it may insert none, or the tokens
-        end before. O(block)."""
+        """Return the name of the block that a commit of this handle would insert next, or None if it may insert none or
+        the tokens end before it. O(block)."""
         depth = handle.num_tree_blocks
         public_end = handle.path[-2].end if len(handle.path) > 1 else 0
         if handle.node.doomed or depth < public_end or (depth + 1) * self.block_size > len(tokens):
@@ -148,7 +153,7 @@ class PrefixCache:
         return region, self._tree.hash_of(handle.node.end_hash, region, tokens, depth)
 
     def last_keys(self, handle: Handle, num_blocks: int) -> list[BlockKey]:
-        """Names of the last blocks that the tree holds for this handle, the deepest first. O(num_blocks)."""
+        """Return the names of the last blocks that the tree holds for this handle, the deepest first. O(num_blocks)."""
         keys: list[BlockKey] = []
         node: Node | None = handle.node
         while node is not None and len(keys) < num_blocks:
@@ -160,8 +165,8 @@ class PrefixCache:
     def acquire(
         self, path: NamespacePath, tokens: Sequence[int], *, tenant: str = "", read: bool = True, priority: int = 0
     ) -> Handle:
-        """The longest match, protected until `release`. Raises the matched nodes to `priority`, so that a chat keeps
-        what it hit even if a batch wrote it. O(match + nodes on the path); splits one edge at most."""
+        """Return the longest match, protected until `release`. The matched nodes are raised to `priority`, so that a
+        chat keeps its hit even if a batch wrote it. O(match + nodes on the path); it splits one edge at most."""
         blocks = segments(path, self.block_size)
         if read:
             walk = self._walk(blocks, tokens)
@@ -189,15 +194,15 @@ class PrefixCache:
         )
 
     def fork(self, handle: Handle) -> Handle:
-        """A second protector on the same node, for a parallel choice. Its table is a copy of the first one, of which
-        the part behind `num_tree_blocks` goes through `share`."""
+        """Return a handle with a second protector on the same node, for a parallel choice. Its table is a copy of the
+        first one; the caller passes the part after `num_tree_blocks` to `share`."""
         self._check_live(handle)
         self._protection.protect(handle.node)
         return replace(handle, block_ids=list(handle.block_ids))
 
     def release(self, handle: Handle, block_ids: Sequence[int]) -> None:
-        """Give back all that a sequence holds; a second release raises and changes nothing. O(private blocks) +
-        amortised O(1)."""
+        """Give back all that a sequence holds. A second release raises RuntimeError and changes nothing. O(private
+        blocks) + amortised O(1)."""
         self._check_live(handle)
         if len(block_ids) < handle.num_tree_blocks:
             raise ValueError(f"{len(block_ids)} blocks cannot contain {handle.num_tree_blocks} tree blocks")
@@ -208,23 +213,24 @@ class PrefixCache:
     # The private part.
 
     def allocate(self, n: int, *, reach: Reach = SHARED, needed_by: str = "") -> list[int] | None:
-        """n private blocks with count 1, evicting unprotected leaves within `reach` as needed; None, and nothing
-        changed, if there are fewer. O(n) + O(log leaves) per leaf cut."""
+        """Return n private blocks with count 1, evicting unprotected leaves within `reach` as needed. Return None, with
+        nothing changed, if there are fewer. O(n) + O(log leaves) per leaf cut."""
         if n > self.available(reach):
             return None
         self.owners.evict(n - self.num_free, reach, needed_by)
         return self.owners.pool.alloc(n)
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """One more block table names these private blocks."""
+        """Note that one more block table names these private blocks."""
         self.owners.share(block_ids)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """One block table fewer names these private blocks; the last one returns them. Null blocks are passed over."""
+        """Note that one block table fewer names these private blocks; the last one returns them. Null blocks are
+        skipped."""
         self.owners.free(block for block in block_ids if block != NULL_BLOCK)
 
     def refcount(self, block: int) -> int:
-        """Owners of a block: with more than one, copy before writing."""
+        """Return the number of owners of a block. With more than one, copy the block before writing to it."""
         return self.owners.pool.refcount(block)
 
     # From the private part to the tree's.
@@ -245,12 +251,12 @@ class PrefixCache:
     ) -> CommitResult:
         """Publish the whole blocks of tokens[:num_committed]. O(new blocks), + O(table) if a duplicate is replaced.
 
-        Law 6: what is inserted is never longer than what is committed; drafts, the token whose KV is not written yet
-        and steps in flight lie behind `num_committed`. Only the last region of the handle's path is written: a block
-        in the public part is at best replaced by the operator's, else it stays private, and so do all behind it, which
-        would have no parent. A block that forked choices share is inserted by the first of them; the others find it.
-        Blocks from `prompt_len` on are output and get a lower priority, `output_priority` if given; `ranges` of the
-        prompt may have priorities of their own. What a quota does not allow stays private.
+        Law 6: never more is inserted than is committed; drafts, the token whose KV is not written yet and steps in
+        flight come after `num_committed`. Only the last region of the handle's path is written. A block in the public
+        part is at best replaced by the operator's, else it stays private, and so do all blocks after it, which would
+        have no parent. A block that forked choices share is inserted by the first of them; the others find it. Blocks
+        from `prompt_len` on are output and get a lower priority, `output_priority` if given; `ranges` of the prompt may
+        have their own priorities. Blocks beyond a quota stay private.
         """
         self._check_live(handle)
         if num_committed > min(len(tokens), len(block_ids) * self.block_size):
@@ -264,7 +270,7 @@ class PrefixCache:
         walk = self._tree.walk(handle.path, tokens, target, handle.node, handle.num_tree_blocks)
         found, start = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
         table, duplicates = self._adopt(handle, block_ids, found)
-        # From here on nothing on the way can be evicted, be it for this tenant's own quota.
+        # From here on nothing on the path can be evicted, not even for this tenant's own quota.
         self._move(handle, found, start)
         prompt_end = target if prompt_len is None else prompt_len // self.block_size
         worth = Worth(self.block_size, prompt_end, priority, output_priority, ranges)
@@ -278,13 +284,14 @@ class PrefixCache:
         self._move(handle, node, end)
         if end > start and self.owners.offers is not None:
             self.owners.offers.committed(node)
-        # Only now: a freed guest may be what protected the nodes just walked.
+        # This comes last: a freed guest block may be what protected the nodes just walked.
         self.free(mine for mine, kept in duplicates if mine == kept or not deferred)
         dropped = tuple(mine for mine, kept in duplicates if mine != kept)
         return CommitResult(table, end - start, (end - start) * self.block_size, end, dropped)
 
     def _within_quota(self, handle: Handle, wanted: int, priority: int) -> int:
-        """How many more blocks the tenant may insert, after its own coldest ones made room for them. O(blocks)."""
+        """Return how many more blocks the tenant may insert, after its own coldest ones were evicted for them.
+        O(blocks)."""
         blocks = self._usage.peek(handle.tenant)
         if not wanted or blocks is None or wanted <= (room := blocks.quota - blocks.num_blocks):
             return wanted
@@ -296,7 +303,8 @@ class PrefixCache:
         return max(0, min(wanted, room))
 
     def _adopt(self, handle: Handle, block_ids: list[int], found: Node) -> tuple[list[int], list[tuple[int, int]]]:
-        """The table with the tree's ids up to the end of `found`, and the pairs (our block, the tree's) replaced."""
+        """Return the table with the tree's ids up to the end of `found`, and the replaced pairs (our block, the
+        tree's)."""
         start = handle.num_tree_blocks
         theirs = self._tree.ids_between(handle.node, found)
         pairs = list(zip(block_ids[start : start + len(theirs)], theirs, strict=True))
@@ -309,7 +317,7 @@ class PrefixCache:
         if start < public_end:
             return start
         for depth in range(start, target):
-            # A null block has left the attention window; a block of the tree lies in a branch that was dropped.
+            # A null block has left the attention window; a block of the tree is in a branch that was dropped.
             if table[depth] == NULL_BLOCK or self.owners.in_tree[table[depth]]:
                 return depth
         return target
@@ -319,8 +327,8 @@ class PrefixCache:
     ) -> Node:
         new_tokens = token_slice(tokens, start * self.block_size, end * self.block_size)
         new_ids, region = table[start:end], handle.path[-1].region
-        # An edge grows in place only while this handle alone holds its end: any other handle, pin or guest there
-        # stands for the point where the edge ends now.
+        # An edge grows in place only while this handle alone holds its end: any other handle, pin or guest there stands
+        # for the point at which the edge ends now.
         alone = node is handle.node and node.num_protectors == 1 and not node.children
         if alone and node.parent is not None and (node.region, node.priority) == (region, priority):
             self.owners.extend(node, new_tokens, new_ids)
@@ -329,7 +337,8 @@ class PrefixCache:
         return self.owners.insert(node, region, new_tokens, new_ids, priority, handle.tenant)
 
     def _move(self, handle: Handle, node: Node, num_blocks: int) -> None:
-        # First the new, then the old, so that nothing on the way is unprotected in between.
+        # The new node is protected before the old one is released, so that nothing on the path is unprotected in
+        # between.
         self._protection.protect(node)
         self.owners.unprotect(handle.node)
         handle.node, handle.num_tree_blocks = node, num_blocks
@@ -337,56 +346,58 @@ class PrefixCache:
     # The host tier (cache/host/tiers.py).
 
     def hit(self, handle: Handle) -> None:
-        """A request runs on what it acquired."""
+        """Note that a request runs on the blocks it acquired."""
         if self.owners.offers is not None:
             self.owners.offers.hit(handle.node)
 
     def copies(self, handle: Handle, tokens: Sequence[int]) -> list[HostBlock]:
-        """Of the blocks behind the handle's, as far as the host has them; one token is always computed."""
+        """Return the copies of the blocks after the handle's, as far as the host tier has them. One token is always
+        computed."""
         if self.host is None:
             return []
         limit = max(0, len(tokens) - 1) // self.block_size
         return self.host.match(handle.path, tokens, handle.num_tree_blocks, limit)
 
     def offer(self, path: NamespacePath, tokens: Sequence[int]) -> None:
-        """Copies of what the tree has of it, hot or not: something is to hang on them."""
+        """Copy the blocks that the tree has of a prompt to the host tier, hot or not, so that later blocks can follow
+        them there."""
         walk = self._walk(segments(path, self.block_size), tokens)
         if self.owners.offers is not None and walk.node.parent is not None:
             self.owners.offers.write(walk.node)
 
     def begin_move(self, block_ids: Iterable[int]) -> None:
-        """A copy from another tier is to fill these private blocks; until `end_move` they are neither freed nor
+        """Mark private blocks that a copy from another tier will fill. Until `end_move` they are neither freed nor
         shared nor published."""
         self.owners.moving.update(block_ids)
 
     def end_move(self, block_ids: Iterable[int]) -> None:
         self.owners.moving.difference_update(block_ids)
 
-    # What stays and what must go (cache/blocks/retention.py).
+    # Pins and drops (cache/blocks/retention.py).
 
     def pin(self, handle: Handle) -> int:
-        """Keep everything up to the handle's node until `unpin` or `drop`. Returns the blocks so pinned; 0 if there
-        are none or the pin limit forbids it."""
+        """Keep everything up to the handle's node until `unpin` or `drop`. Returns the number of blocks on that path; 0
+        if there are none or the pin limit forbids it."""
         self._check_live(handle)
         return handle.num_tree_blocks if self.retention.pin(handle.node) else 0
 
     def pin_for(self, handle: Handle, num_tokens: int, ttl_ms: int) -> int:
-        """Keep the first `num_tokens` for `ttl_ms` after their last use. Returns the blocks that are pinned now: fewer,
-        or none, where the budget of the tenant or of all ends."""
+        """Keep the first `num_tokens` for `ttl_ms` after their last use. Returns the number of blocks that are pinned
+        now: fewer, or none, if the budget of the tenant or of all tenants is used up."""
         self._check_live(handle)
         if handle.node.region != handle.path[-1].region:
-            return 0  # nothing of it in the tree but what the operator filled
+            return 0  # the tree has nothing of it but what the operator wrote
         return self.retention.pin_for(handle.node, num_tokens // self.block_size, ttl_ms)
 
     def unpin(self, region: bytes) -> int:
-        """Lift the pins on nodes of a region; returns their number."""
+        """Lift the pins on nodes of a region. Returns their number."""
         return self.retention.unpin(region)
 
     def drop(self, region: bytes) -> int:
-        """Forget a region, those whose ids begin with its id, and all below them, pins included; returns the blocks
-        freed at once. Blocks under a running
-        sequence can be found by nobody any more and go when it ends; what it commits later stays private. A sequence
-        that held nothing of the region yet may still write there: end the tenant's sequences first. O(nodes)."""
+        """Forget a region, all regions whose ids begin with its id, and everything below them, pins included. Returns
+        the number of blocks freed at once. Blocks under a running sequence can be found by nobody any more and go when
+        it ends; blocks that it commits later stay private. A sequence that held nothing of the region yet may still
+        write there: end the tenant's sequences first. O(nodes)."""
         self.owners.ghosts.forget(lambda ghost: ghost.region.startswith(region))
         self.predecessor = None
         if self.host is not None:
@@ -394,7 +405,7 @@ class PrefixCache:
         return self.retention.drop(lambda node: node.region.startswith(region))
 
     def purge(self, tenant: str) -> int:
-        """Forget all that a tenant inserted, in every region of its, as `drop` does. Sequences that run write nothing
+        """Forget everything that a tenant inserted, in every region, as `drop` does. Sequences that run write nothing
         from here on; those that are admitted later do. O(nodes)."""
         self._purged[tenant] = self._num_handles
         self.predecessor = None
@@ -409,8 +420,8 @@ class PrefixCache:
         return self._tree.walk(path, tokens, limit, self._tree.root, 0)
 
     def _raise_priority(self, node: Node, priority: int) -> None:
-        # Only under protection: the priority of a leaf in the heap is part of its entry. Law 9: who is worth as much
-        # already has parents who are.
+        # Only protected nodes may change, as the priority of a leaf in the heap is part of its entry. By law 9 the
+        # parents of a node with this priority have it already.
         while node.parent is not None and node.priority < priority:
             node.priority = priority
             node = node.parent

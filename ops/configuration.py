@@ -1,7 +1,7 @@
-"""Writes what is known of settings: the page docs/configuration.md, and accounting/values/setting_names.py, which every process
-compares its environment with. Both follow from the settings classes and the comments below their fields.
+"""Writes two files about settings: the page docs/configuration.md, and accounting/values/setting_names.py, with which
+every process compares its environment. Both follow from the settings classes and the docstrings below their fields.
 
-`make configuration` writes them; a test says when they are not current.
+`make configuration` writes them; a test fails when they are not current.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def names() -> str:
 
 
 def comments(settings: type[pydantic.BaseModel]) -> dict[str, str]:
-    """What stands below each field."""
+    """Return the docstring below each field, by field name."""
     source = ast.parse(inspect.getsource(settings)).body[0]
     assert isinstance(source, ast.ClassDef)
     found = {}
@@ -121,7 +121,8 @@ def _default(info: pydantic.fields.FieldInfo) -> str:
 
 
 def _described(field: str, info: pydantic.fields.FieldInfo, told: dict[str, str]) -> str:
-    """Its own names are written as variables; then its unit, its choices and its bounds."""
+    """Return the text of a field. Names of settings in it are written as variables; its unit, choices and bounds
+    follow."""
     text = re.sub(r"`(engine_[a-z_]+)`", lambda m: f"`{PREFIX}{m[1].upper()}`", told.get(field, ""))
     text = re.sub(r"\bNone:", "unset:", text)
     more = [*_unit(field), *_choices(info.annotation), *_bounds(info)]

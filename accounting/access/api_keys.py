@@ -1,6 +1,7 @@
-"""Api keys in SQL: create, find, change, revoke. The secret leaves `create` once and is nowhere else.
+"""API keys in SQL: create, find, change, revoke. `create` and `rotate` return the secret once; it is stored nowhere.
 
-Every change raises the auth epoch, so that all gateways see it. Changes of use (`touch`) do not.
+Every change raises the auth epoch, so that all gateways see it. `touch`, which notes the last use, does not raise
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ LAST_USED_GRAIN_S = 60
 MAX_OVERLAP_S = 7 * 86_400
 MAX_NETWORKS = 100
 
-# The text of keys is credentials.py's; callers find all of a key's verbs here.
+# The functions on the text of keys are in credentials.py; they are exported here too, so that callers find everything
+# that concerns a key in one module.
 __all__ = [
     "batch_credential",
     "change",
@@ -69,7 +71,8 @@ async def create(
     expires_at: int | None = None,
     actor: str = SYSTEM,
 ) -> NewApiKey:
-    """Admin keys belong to the operator's tenant, and only they do. No scopes: all that the kind may have."""
+    """Create a key. Admin keys belong to the operator's tenant, and that tenant has no other keys. Without `scopes` the
+    key gets all scopes that its kind may have. Raises InvalidError."""
     if (kind == "admin") != (tenant_id == OPERATOR_TENANT):
         raise InvalidError("Admin keys belong to the operator, all others to a tenant.", "kind")
     value = generate(kind)
@@ -105,14 +108,14 @@ async def create(
 
 
 async def lookup(conn: AsyncConnection, public_id: str) -> Row[Any] | None:
-    """The whole row with its hash, for authentication alone (principals.py)."""
+    """Return the whole row with its hash. Only authentication (principals.py) uses it."""
     query = select(ApiKey.__table__).where(ApiKey.public_id == public_id)
     return (await conn.execute(query)).first()
 
 
 async def is_genuine(conn: AsyncConnection, pepper: bytes, public_id: str, value: str, now: int) -> bool:
-    """An unknown id takes the time that a wrong secret does: one narrow row comes back for both, and the same is
-    compared."""
+    """Say whether `value` is the secret of the key. An unknown id takes as long as a wrong secret: in both cases one
+    narrow row is read and the same comparisons are made."""
     query = (
         select(ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
         .select_from(AuthEpoch)
@@ -123,7 +126,7 @@ async def is_genuine(conn: AsyncConnection, pepper: bytes, public_id: str, value
 
 
 async def genuine(conn: AsyncConnection, pepper: bytes, values: Collection[str], now: int) -> set[str]:
-    """Those of `values` that are secrets of keys, ended ones included: one statement however many they are."""
+    """Return those of `values` that are secrets of keys, ended keys included. One statement reads all of them."""
     ids = {value: key.public_id for value in values if (key := parse(value)) is not None}
     query = select(ApiKey.public_id, ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
     rows = await conn.execute(query.where(among(conn, ApiKey.public_id, set(ids.values()))))
@@ -132,7 +135,8 @@ async def genuine(conn: AsyncConnection, pepper: bytes, values: Collection[str],
 
 
 def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
-    """The secret, or the one before it while the two overlap. `row`: with both hashes; None compares the same."""
+    """Say whether `value` is the present secret, or the previous one while both are valid. `row` has both hashes; if it
+    is None, the same comparisons are made."""
     overlaps = row is not None and (row.previous_until or 0) > now
     current = verify(pepper, value, row.hash if row is not None else None)
     previous = verify(pepper, value, row.previous_hash if row is not None and overlaps else None)
@@ -140,7 +144,7 @@ def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
 
 
 async def get(conn: AsyncConnection, tenant_id: str, key_id: str) -> ApiKeyInfo:
-    """NotFoundError also for another tenant's key and for a revoked one."""
+    """Return a living key. Raises NotFoundError, also for another tenant's key and for a revoked one."""
     row = (await conn.execute(_living(tenant_id).where(ApiKey.id == key_id))).first()
     if row is None:
         raise NotFoundError("No such API key.")
@@ -163,7 +167,7 @@ async def list_keys(
 
 
 async def find(conn: AsyncConnection, key_id: str) -> ApiKeyInfo:
-    """By id alone, for the operator; its own keys too."""
+    """Return a key by its id alone, for the operator; the operator's own keys are found too. Raises NotFoundError."""
     query = select(ApiKey.__table__).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
     row = (await conn.execute(query)).first()
     if row is None:
@@ -181,7 +185,7 @@ async def change(
     end_streams: bool = False,
     actor: str = SYSTEM,
 ) -> ApiKeyInfo:
-    """An expired key stays what it is."""
+    """Change a key. An expired key cannot be changed: InvalidError."""
     present = await get(conn, tenant_id, key_id)
     if present.expires_at is not None and present.expires_at <= now:
         raise InvalidError("The API key has expired.")
@@ -199,7 +203,7 @@ async def change(
 async def rotate(
     conn: AsyncConnection, pepper: bytes, key_id: str, overlap_s: int, *, now: int, actor: str
 ) -> NewApiKey:
-    """A new secret for the same key. The one before works on for `overlap_s`; an older one ends now."""
+    """Give the key a new secret. The present secret works for `overlap_s` more seconds; a still older one ends now."""
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidError(f"The overlap is 0 to {MAX_OVERLAP_S} seconds.", "overlap_seconds")
     present = await find(conn, key_id)
@@ -238,7 +242,7 @@ async def set_limits(
 async def revoke(
     conn: AsyncConnection, tenant_id: str, key_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> None:
-    """`end_streams`: what runs under the key ends too, on every gateway."""
+    """Revoke a key. With `end_streams`, requests that run under the key end too, on every gateway."""
     await get(conn, tenant_id, key_id)
     values = {"revoked_at": now}
     version = await _update(conn, tenant_id, key_id, values, "api_key.deleted", now, actor, end_streams)
@@ -246,7 +250,8 @@ async def revoke(
 
 
 async def revoke_leaked(conn: AsyncConnection, pepper: bytes, value: str, *, now: int, actor: str) -> None:
-    """At once, with what runs. Found or not is told by the audit log alone."""
+    """Revoke a leaked key at once and end the requests that run under it. Only the audit log says whether it was
+    found."""
     parsed = parse(value)
     row = None
     if parsed is not None and await is_genuine(conn, pepper, parsed.public_id, value, now):
@@ -263,19 +268,21 @@ async def revoke_leaked(conn: AsyncConnection, pepper: bytes, value: str, *, now
 
 
 async def end_streams_of_tenant(conn: AsyncConnection, tenant_id: str, version: int) -> None:
-    """What runs under any key of the tenant ends, on every gateway. `version`: of the change that wants it."""
+    """End the requests that run under any key of the tenant, on every gateway. `version` is that of the change that
+    wants it."""
     mine = update(ApiKey).where(ApiKey.tenant_id == tenant_id)
     await conn.execute(mine.values(streams_ended=version))
 
 
 async def ended_streams(conn: AsyncConnection, key_ids: Collection[str]) -> dict[str, int]:
-    """By key id: what began under an older version of the key or its tenant is to end."""
+    """Return a version by key id: a request that began under an older version of the key or its tenant has to end."""
     query = select(ApiKey.id, ApiKey.streams_ended).where(ApiKey.id.in_(key_ids), ApiKey.streams_ended.is_not(None))
     return {row.id: row.streams_ended for row in await conn.execute(query)}
 
 
 async def touch(conn: AsyncConnection, used_at: Mapping[str, int]) -> None:
-    """Last use by key id, to the minute; not a change, so neither epoch nor audit."""
+    """Store the last use by key id, to the minute. This counts as no change: it neither raises the epoch nor is
+    audited."""
     for key_id, at in sorted(used_at.items()):
         stale = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= at - LAST_USED_GRAIN_S)
         await conn.execute(update(ApiKey).where(ApiKey.id == key_id, stale).values(last_used_at=at))
@@ -334,7 +341,8 @@ async def _update(
     end_streams: bool = False,
     detail: dict[str, Any] | None = None,
 ) -> int:
-    """`detail`: for the log, where `values` hold what must not be in it."""
+    """Write `values` and return the new version. `detail` goes into the audit log where `values` must not appear
+    there."""
     version = await changes.record(
         conn,
         event,

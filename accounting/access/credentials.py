@@ -1,4 +1,5 @@
-"""The text of credentials: made, checked and hashed without a database (security.md section 6). Pure but for `secrets`.
+"""The text of credentials: made, checked and hashed without a database (security.md section 6). The module is pure
+except for `secrets`.
 
 hg_live_<10 id>_<43 secret>_<6 CRC32>      hg_test_..., hg_admin_...      hg_batch_<batch>_<HMAC>
 """
@@ -23,20 +24,21 @@ ID_LENGTH, SECRET_LENGTH, CRC_LENGTH = 10, 43, 6
 
 
 class ParsedKey(msgspec.Struct, frozen=True):
-    """An api key whose checksum holds; whether it exists is for the database to say."""
+    """An API key whose checksum is right. Only the database knows whether it exists."""
 
     kind: Kind
     public_id: str
 
 
 def generate(kind: Kind, public_id: str | None = None) -> str:
-    """`public_id`: of the key that gets a new secret; None: a new key."""
+    """Make the text of a key. `public_id` names the key that gets a new secret; None makes a new key."""
     body = f"hg_{kind}_{public_id or _random(ID_LENGTH)}_{_random(SECRET_LENGTH)}"
     return f"{body}_{_checksum(body)}"
 
 
 def parse(value: str) -> ParsedKey | None:
-    """None: not an api key. A typing error or a scanner's guess ends here, before any database call."""
+    """Return None for a text that is no API key. A typing error or a scanner's guess is found here, before any database
+    call."""
     parts = value.split("_")
     if len(parts) != 5 or parts[0] != "hg" or not value.isascii():
         return None
@@ -50,22 +52,22 @@ def parse(value: str) -> ParsedKey | None:
 
 
 def keyed_hash(pepper: bytes, value: str) -> bytes:
-    """What is stored: useless without the pepper, which never lies in the database."""
+    """Return the hash that is stored. It is useless without the pepper, and the pepper is never in the database."""
     return hmac.digest(pepper, value.encode(), sha256)
 
 
 def verify(pepper: bytes, value: str, stored: bytes | None) -> bool:
-    """A miss (`stored` None) costs the same comparison as a hit."""
+    """Compare in constant time. An unknown key (`stored` is None) costs the same comparison as a known one."""
     return hmac.compare_digest(keyed_hash(pepper, value), stored or bytes(sha256().digest_size))
 
 
 def batch_credential(pepper: bytes, batch_id: str) -> str:
-    """Derived, never stored: the job runner and the gateway both compute it."""
+    """Return the credential of a batch. It is computed by the job runner and by the gateway, and never stored."""
     return f"hg_batch_{batch_id.removeprefix('batch_')}_{_batch_mac(pepper, batch_id)}"
 
 
 def parse_batch(pepper: bytes, value: str) -> str | None:
-    """The batch id, if the credential is genuine."""
+    """Return the batch id if the credential is genuine, else None."""
     prefix, _, mac = value.rpartition("_")
     if not value.isascii() or not prefix.startswith("hg_batch_"):
         return None
@@ -74,7 +76,7 @@ def parse_batch(pepper: bytes, value: str) -> str | None:
 
 
 def _batch_mac(pepper: bytes, batch_id: str) -> str:
-    # The word in front keeps this apart from the keyed hash of an api key, under the same pepper.
+    # The prefix keeps this apart from the keyed hash of an API key, which uses the same pepper.
     return hmac.digest(pepper, b"batch\0" + batch_id.encode(), sha256).hex()
 
 

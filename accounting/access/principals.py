@@ -1,4 +1,5 @@
-"""From a credential to a Principal. Knows keys, tenants and batches; what a principal may do is the gateway's to ask."""
+"""Authentication: a credential becomes a Principal. The module knows keys, tenants and batches; the gateway decides
+what a principal may do."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from accounting.tenants import model_permissions, shares, tenants
 from accounting.values.types import Limits, Principal
 
 RUNNING_BATCH = ("in_progress", "finalizing")
-"""States in which the runner's credential lives; finalizing still collects stored answers through the gateway."""
+"""States in which a batch's credential is valid. While it is finalizing, stored answers are still fetched through the
+gateway."""
 
 __all__ = ["auth_epoch", "resolve"]
 
 
 async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
-    """None: unknown, revoked, expired, or not a key at all. A bad checksum costs no statement."""
+    """Return None for a credential that is unknown, revoked, expired, or no key at all. A wrong checksum costs no
+    statement."""
     if key_value.startswith("hg_batch_"):
         return await _resolve_batch(conn, pepper, key_value, now)
     parsed = credentials.parse(key_value)
@@ -37,7 +40,7 @@ async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int
 
 
 async def _resolve_batch(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
-    """The submitting key's principal, as it is now: revoking that key stops the batch."""
+    """Return the principal of the submitting key as it is now. Revoking that key thus stops the batch."""
     batch_id = credentials.parse_batch(pepper, key_value)
     if batch_id is None:
         return None
@@ -55,7 +58,7 @@ def _living(key: Row[Any], now: int) -> bool:
 
 
 def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
-    """When this secret ends: one that was replaced ends with the overlap."""
+    """Return the time at which this secret ends. A secret that was replaced ends with the overlap."""
     ends = [key.expires_at]
     if not credentials.verify(pepper, key_value, key.hash):
         ends.append(key.previous_until)

@@ -21,7 +21,8 @@ from accounting.values.types import ServiceAccountInfo
 async def create_service_account(
     conn: AsyncConnection, tenant_id: str, name: str, *, now: int, with_key: bool = True, actor: str = SYSTEM
 ) -> ServiceAccountInfo:
-    """`with_key` False: role `none`, for an account that will never hold a key."""
+    """Create a service account. `with_key` False gives it the role `none`, for an account that will never hold a
+    key."""
     await tenants.living(conn, tenant_id)
     account_id = new_id("svc_acct")
     await changes.record(
@@ -79,7 +80,8 @@ async def rename_service_account(
 async def delete_service_account(
     conn: AsyncConnection, tenant_id: str, account_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> None:
-    """Its keys are revoked with it. `end_streams`: what runs under them ends too, on every gateway."""
+    """Delete an account and revoke its keys. With `end_streams`, requests under those keys end too, on every
+    gateway."""
     await get_service_account(conn, tenant_id, account_id)
     version = await changes.record(
         conn, "service_account.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id

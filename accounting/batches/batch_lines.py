@@ -1,6 +1,7 @@
 """Lines of a claimed chunk: started, ended, counted. A line becomes terminal exactly once.
 
-Every write begins with the claim's renewal, so whoever has lost the chunk touches no line of it.
+Every write of a runner begins with the renewal of its claim. A runner that has lost the chunk therefore changes no line
+of it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LineState(msgspec.Struct, frozen=True):
 
 
 class LineEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a line ended. `body` is sealed by the caller."""
+    """The way a line ended. The caller seals `body`."""
 
     line_no: int
     custom_id: str | None
@@ -40,7 +41,7 @@ class LineEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def line_states(conn: AsyncConnection, held: claims.ChunkClaim) -> dict[int, LineState]:
-    """Lines of the chunk that were ever started."""
+    """Return the lines of the chunk that were ever started."""
     query = select(BatchLine.line_no, BatchLine.state, BatchLine.failures, BatchLine.crashes).where(
         BatchLine.batch_id == held.batch_id, BatchLine.chunk_seq == held.seq
     )
@@ -50,7 +51,7 @@ async def line_states(conn: AsyncConnection, held: claims.ChunkClaim) -> dict[in
 async def start_lines(
     conn: AsyncConnection, held: claims.ChunkClaim, lines: Sequence[tuple[int, str]], now: int, lasts_ms: int
 ) -> None:
-    """(line_no, custom_id) pairs that are about to be sent. Raises `ClaimLost`."""
+    """Note (line_no, custom_id) pairs that are about to be sent. Raises `ClaimLost`."""
     await claims.renew(conn, held, now, lasts_ms)
     rows = [
         {"batch_id": held.batch_id, "line_no": no, "chunk_seq": held.seq, "custom_id": custom_id}
@@ -62,7 +63,7 @@ async def start_lines(
 
 
 async def note_failures(conn: AsyncConnection, held: claims.ChunkClaim, failures: Mapping[int, int]) -> None:
-    """So that the next claimer does not begin to count again."""
+    """Store the failures of each line, so that the next claimer does not count from 0 again."""
     for line_no, num in sorted(failures.items()):
         await conn.execute(
             update(BatchLine)
@@ -74,7 +75,7 @@ async def note_failures(conn: AsyncConnection, held: claims.ChunkClaim, failures
 async def finish_lines(
     conn: AsyncConnection, held: claims.ChunkClaim, ends: Sequence[LineEnd], now: int, lasts_ms: int
 ) -> None:
-    """Terminal rows and the batch's counters in one transaction. Raises `ClaimLost`."""
+    """Write terminal rows and the batch's counters in one transaction. Raises `ClaimLost`."""
     await claims.renew(conn, held, now, lasts_ms)
     won = await end_lines(conn, held.batch_id, ends)
     if any(end.state == "succeeded" for end in won):
@@ -82,7 +83,8 @@ async def finish_lines(
 
 
 async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> list[LineEnd]:
-    """Started lines become terminal; those that were already are left alone. Returns the ones that did."""
+    """Make started lines terminal and leave lines alone that are terminal already. Return the lines that were
+    changed."""
     won = []
     for end in sorted(ends, key=lambda e: e.line_no):
         row = BatchLine.batch_id == batch_id, BatchLine.line_no == end.line_no
@@ -94,7 +96,8 @@ async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd
 
 
 async def add_ended_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> None:
-    """Lines that end without having been started: faulty ones, and those that a cancel or the window cut off."""
+    """Add lines that end without having been started: faulty ones, and those that a cancel or the batch's expiry cut
+    off."""
     for start in range(0, len(ends), 500):
         rows = [
             {"batch_id": batch_id, "line_no": end.line_no, "custom_id": end.custom_id, **_ending(end)}

@@ -1,6 +1,7 @@
-"""A batch as a whole, for whoever runs it: claimed to be validated or finalised, and moved on.
+"""A batch as a whole: runners claim it to validate or finalise it, and move its state.
 
-As a chunk's, a claim on a batch has a fence and ends by the database's clock. Knows no files' bytes and no HTTP.
+A claim on a batch has a fence, as a claim on a chunk has, and it ends by the database's clock. The module knows neither
+the bytes of files nor HTTP.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -> BatchClaim | None:
-    """A batch that waits to be validated or finalised. A cancelled or expired one waits until its runners have left,
-    or for `quiet_ms`: then their fences are raised."""
+    """Claim a batch that waits to be validated or finalised. A cancelled or expired batch waits until its runners have
+    left, for `quiet_ms` at most; then their fences are raised."""
     chosen = (
         select(Batch.id)
         .where(_due(now, quiet_ms))
@@ -67,7 +68,7 @@ async def is_due(conn: AsyncConnection, now: int, quiet_ms: int) -> bool:
 
 
 async def renew(conn: AsyncConnection, held: BatchClaim, now: int, lasts_ms: int) -> None:
-    """Raises `ClaimLost`, also when the state has moved: a cancel takes the work away."""
+    """Prolong the claim. Raises `ClaimLost`, also when the batch's state has changed: a cancel takes the work away."""
     await _move(conn, held, claimed_until_ms=now + lasts_ms)
 
 
@@ -82,7 +83,7 @@ async def begin(
     faulty: Sequence[LineEnd],
     errors: list[Any] | None,
 ) -> None:
-    """Validated: to `in_progress`, or at once to `finalizing` if no line can run. Raises `ClaimLost`."""
+    """Move a validated batch to `in_progress`, or at once to `finalizing` if no line can run. Raises `ClaimLost`."""
     state = "in_progress" if chunks else "finalizing"
     values: dict[str, Any] = {} if chunks else {"finalizing_at": now // 1000}
     await _move(
@@ -115,7 +116,7 @@ async def begin(
 
 
 async def fail(conn: AsyncConnection, held: BatchClaim, now: int, errors: list[Any], num_invalid: int) -> None:
-    """Nothing was run. Raises `ClaimLost`."""
+    """End a batch of which no line was run. Raises `ClaimLost`."""
     await _move(
         conn, held, state="failed", failed_at=now // 1000, errors=errors, num_invalid=num_invalid, claimed_until_ms=None
     )
@@ -123,13 +124,13 @@ async def fail(conn: AsyncConnection, held: BatchClaim, now: int, errors: list[A
 
 
 async def get(conn: AsyncConnection, batch_id: str) -> BatchInfo:
-    """Whoever owns it: for its runner alone."""
+    """Return a batch of any owner. Only its runner uses this."""
     query = select(Batch.__table__).where(Batch.id == batch_id)
     return batch_info((await conn.execute(query)).one())
 
 
 async def usable_models(conn: AsyncConnection, batch: BatchInfo, priced: Collection[str]) -> frozenset[str]:
-    """Priced models that the submitting key may use."""
+    """Return the priced models that the submitting key may use."""
     of_key = await conn.scalar(select(ApiKey.models).where(ApiKey.id == batch.key_id))
     permissions = await model_permissions.get(conn, batch.tenant_id)
     allowed = permissions.narrow(None if of_key is None else frozenset(of_key))
@@ -138,7 +139,7 @@ async def usable_models(conn: AsyncConnection, batch: BatchInfo, priced: Collect
 
 
 async def close_chunks(conn: AsyncConnection, batch_id: str) -> None:
-    """Raises the fences: whoever still runs a line of it can write nothing more."""
+    """Raise the fences of open chunks: a runner that still has a line of one can write nothing more."""
     await conn.execute(
         update(BatchChunk)
         .where(BatchChunk.batch_id == batch_id, BatchChunk.state != "done")
@@ -147,13 +148,13 @@ async def close_chunks(conn: AsyncConnection, batch_id: str) -> None:
 
 
 async def chunk_lines(conn: AsyncConnection, batch_id: str) -> list[bytes]:
-    """The packed lines of every chunk."""
+    """Return the packed lines of every chunk, in order."""
     query = select(BatchChunk.lines).where(BatchChunk.batch_id == batch_id)
     return list((await conn.execute(query.order_by(BatchChunk.seq))).scalars())
 
 
 async def line_page(conn: AsyncConnection, batch_id: str, after: int, limit: int = 500) -> Sequence[Row[Any]]:
-    """Rows of lines in input order, behind `after`."""
+    """Return rows of lines in input order, after line number `after`."""
     query = select(BatchLine.__table__).where(BatchLine.batch_id == batch_id, BatchLine.line_no > after)
     return (await conn.execute(query.order_by(BatchLine.line_no).limit(limit))).all()
 
@@ -161,7 +162,7 @@ async def line_page(conn: AsyncConnection, batch_id: str, after: int, limit: int
 async def finish(
     conn: AsyncConnection, held: BatchClaim, now: int, *, output_file_id: str | None, error_file_id: str | None
 ) -> None:
-    """The end: files named, answers dropped from the rows, keys free again. Raises `ClaimLost`."""
+    """End the batch: name its files, drop the answers from its rows, free its idempotency keys. Raises `ClaimLost`."""
     outcome = OUTCOMES[held.work]
     await _move(
         conn,
@@ -181,8 +182,8 @@ async def finish(
 
 
 async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
-    """What a runner must know between lines: `run`, `pause` (tenant suspended), `stop` (cancelled, expired or
-    ended), `revoked` (its key or tenant is gone)."""
+    """Tell a runner how to go on after a line: `run`, `pause` (tenant suspended), `stop` (cancelled, expired or ended),
+    `revoked` (the key has ended or the tenant is archived)."""
     query = (
         select(Batch.state, Batch.expires_at, ApiKey.revoked_at, ApiKey.expires_at.label("key_until"), Tenant.status)
         .join(ApiKey, ApiKey.id == Batch.key_id)
@@ -199,7 +200,7 @@ async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
 
 
 async def backlog_tokens(conn: AsyncConnection, tenant_id: str, model: str) -> int:
-    """Predicted prompt tokens that the tenant has waiting for that model."""
+    """Return the predicted prompt tokens of the tenant's chunks for that model that are not done."""
     query = (
         select(func.coalesce(func.sum(BatchChunk.predicted_tokens), 0))
         .join(Batch, Batch.id == BatchChunk.batch_id)

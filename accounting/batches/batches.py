@@ -1,7 +1,7 @@
-"""Batches as their owner sees them: create, look, list, cancel. Every query names the owner.
+"""Batches as their owner sees them: create, read, list, cancel. Every query names the owner.
 
-What runs them is batch_runs.py (the batch as a whole), claims.py (chunks and lines) and `workers.jobs`. The state
-moves by compare-and-set; money is never stored here, it is a sum over the ledger.
+Batches are run by batch_runs.py (the batch as a whole), claims.py (chunks), batch_lines.py (lines) and `workers.jobs`.
+The state changes by compare-and-set. Money is not stored here: it is a sum over the ledger.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ InvalidLines = Literal["reject", "skip"]
 WINDOWS = {"24h": 86_400}
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 DOORBELL, QUEUE = "headgate.look", "headgate.batch"
-"""Name and queue of the message that says "there is work", and nothing else."""
+"""Name and queue of the message that says "there is work" and nothing else."""
 RING_EXPIRES_S = 30
-"""A ring that nobody heard for so long is repeated by the sweeper anyway."""
+"""A message that no worker took within this time is dropped; the sweeper sends another one anyway."""
 TIMESTAMPS = (
     "in_progress_at",
     "finalizing_at",
@@ -58,7 +58,7 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
     at: dict[str, int | None]
-    """The other timestamps, by name."""
+    """The timestamps of all other states, by name."""
     paused_reason: str | None
     invalid_lines: InvalidLines
     output_expires_after_s: int | None
@@ -86,7 +86,8 @@ async def create(
     metadata: dict[str, Any] | None = None,
     traceparent: str = "",
 ) -> BatchInfo:
-    """NotFoundError for an input file that the tenant does not have; InvalidError for one that is no input."""
+    """Create a batch. Raises NotFoundError for an input file that the tenant does not have, and InvalidError for a file
+    that is no batch input."""
     if endpoint not in ENDPOINTS:
         raise InvalidError(f"A batch's endpoint is one of {', '.join(ENDPOINTS)}.", "endpoint")
     if completion_window not in WINDOWS:
@@ -125,7 +126,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, tenant_id: str, batch_id: str) -> BatchInfo:
-    """NotFoundError also for another tenant's."""
+    """Return a batch of the tenant. Raises NotFoundError, also for another tenant's batch."""
     row = (await conn.execute(_owned(tenant_id).where(Batch.id == batch_id))).first()
     if row is None:
         raise NotFoundError("No such Batch object.")
@@ -140,7 +141,7 @@ async def list_batches(
 
 
 async def cancel(conn: AsyncConnection, tenant_id: str, batch_id: str, now: int, *, actor: str) -> BatchInfo:
-    """ConflictError for a batch that has ended; cancelling one twice is no error."""
+    """Cancel a batch. Raises ConflictError for a batch that has ended; cancelling one twice is no error."""
     await get(conn, tenant_id, batch_id)
     await stop(conn, batch_id, now)
     found = await get(conn, tenant_id, batch_id)
@@ -151,7 +152,7 @@ async def cancel(conn: AsyncConnection, tenant_id: str, batch_id: str, now: int,
 
 
 async def stop(conn: AsyncConnection, batch_id: str, now: int) -> None:
-    """To `cancelling`, if it still can; runners see it within a second."""
+    """Move a batch to `cancelling` if it can still be cancelled; its runners see it within a second."""
     running = Batch.state.in_(("validating", "in_progress", "finalizing"))
     await conn.execute(
         update(Batch)
@@ -161,7 +162,7 @@ async def stop(conn: AsyncConnection, batch_id: str, now: int) -> None:
 
 
 async def stop_all(conn: AsyncConnection, tenant_id: str, now: int) -> None:
-    """Every open batch of a tenant to `cancelling`."""
+    """Move every open batch of a tenant to `cancelling`."""
     query = select(Batch.id).where(
         Batch.tenant_id == tenant_id, Batch.state.in_(("validating", "in_progress", "finalizing"))
     )
@@ -170,7 +171,7 @@ async def stop_all(conn: AsyncConnection, tenant_id: str, now: int) -> None:
 
 
 async def charge(conn: AsyncConnection, batch_id: str) -> int:
-    """Micro-units so far."""
+    """Return the micro-units that the batch has cost so far."""
     paid = select(func.coalesce(func.sum(LedgerEntry.charge), 0)).join(
         BatchCharge, BatchCharge.request_id == LedgerEntry.request_id
     )

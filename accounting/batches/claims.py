@@ -1,8 +1,8 @@
-"""Claims on chunks: who may run what, and until when. What came of the lines inside is `batch_lines.py`'s.
+"""Claims on chunks: which runner may run which chunk, and until when. batch_lines.py writes the results of lines.
 
 A claim is the time-limited right to run a chunk. Each claim raises the chunk's fence, and every write of a claimer
-names its fence: who has lost the claim touches no row and learns it (`ClaimLost`). Time is the database's. Lock order:
-chunk, then batch.
+names its fence: a claimer that has lost the claim changes no row and gets `ClaimLost`. Times are the database's. Locks
+are taken in this order: chunk, then batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from accounting.values.errors import AccountingError
 
 
 class ClaimLost(AccountingError):
-    """Another claimer has the work, or it is over: write nothing more."""
+    """Another claimer has the work, or the work is over: the caller must write nothing more."""
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A tenant with work, as the round robin sees it."""
+    """A tenant with claimable work, as the round robin sees it."""
 
     tenant_id: str
     weight_percent: int
@@ -33,7 +33,7 @@ class Waiting(msgspec.Struct, frozen=True):
     last_visit: int
     num_claimed: int
     predicted_tokens: int
-    """Of the chunk that would be next."""
+    """Predicted tokens of the tenant's next chunk."""
 
 
 class ChunkClaim(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class ChunkClaim(msgspec.Struct, frozen=True):
 
 
 async def now_ms(conn: AsyncConnection) -> int:
-    """The database's clock: claimers on several hosts share no other."""
+    """Return the database's clock in Unix milliseconds: claimers on several hosts share no other clock."""
     clock = (
         "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
         if conn.dialect.name == "sqlite"
@@ -60,7 +60,7 @@ async def now_ms(conn: AsyncConnection) -> int:
 
 
 async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
-    """Every tenant with a chunk that could be claimed now."""
+    """Return every tenant with a chunk that could be claimed now."""
     heads = (
         select(
             BatchChunk.tenant_id,
@@ -100,7 +100,7 @@ async def num_claimable(conn: AsyncConnection, now: int) -> int:
 
 
 async def save_turns(conn: AsyncConnection, deficits: Mapping[str, int], visits: Mapping[str, int]) -> None:
-    """The round robin's memory; whoever waits no more loses what it had saved up."""
+    """Store the round robin's memory. A tenant that waits no more loses the tokens it had saved up."""
     await conn.execute(update(TenantTurn).where(TenantTurn.tenant_id.not_in(list(deficits))).values(deficit_tokens=0))
     for tenant_id, deficit in sorted(deficits.items()):
         values = {"deficit_tokens": deficit, "last_visit": visits[tenant_id]}
@@ -109,7 +109,7 @@ async def save_turns(conn: AsyncConnection, deficits: Mapping[str, int], visits:
 
 
 async def correct_turn(conn: AsyncConnection, tenant_id: str, surplus_tokens: int) -> None:
-    """What a chunk really took beyond its prediction."""
+    """Take the tokens that a chunk used beyond its prediction from the tenant's deficit counter."""
     await conn.execute(
         update(TenantTurn)
         .where(TenantTurn.tenant_id == tenant_id)
@@ -121,7 +121,7 @@ async def correct_turn(conn: AsyncConnection, tenant_id: str, surplus_tokens: in
 
 
 async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, lasts_ms: int) -> ChunkClaim | None:
-    """The tenant's next chunk, if nobody was quicker: one statement on either database."""
+    """Claim the tenant's next chunk, unless somebody was quicker (None). It is one statement on either database."""
     chosen = (
         select(BatchChunk.batch_id, BatchChunk.seq)
         .join(Batch, Batch.id == BatchChunk.batch_id)
@@ -143,17 +143,17 @@ async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, las
 
 
 async def renew(conn: AsyncConnection, held: ChunkClaim, now: int, lasts_ms: int) -> None:
-    """Raises `ClaimLost`. First in every transaction of a claimer: it locks the chunk."""
+    """Prolong the claim. Raises `ClaimLost`. A claimer calls it first in every transaction, as it locks the chunk."""
     await _update_held(conn, held, claimed_until_ms=now + lasts_ms)
 
 
 async def release(conn: AsyncConnection, held: ChunkClaim, not_before_ms: int = 0) -> None:
-    """Back to the queue, at a drain or when the time is over. Raises `ClaimLost`."""
+    """Put the chunk back into the queue, at a drain or when the time is over. Raises `ClaimLost`."""
     await _update_held(conn, held, state="queued", claimed_by=None, claimed_until_ms=None, not_before_ms=not_before_ms)
 
 
 async def postpone(conn: AsyncConnection, batch_id: str, not_before_ms: int, reason: str) -> None:
-    """Pauses a batch: none of its queued chunks before that time."""
+    """Pause a batch: none of its queued chunks can be claimed before `not_before_ms`."""
     await conn.execute(
         update(BatchChunk)
         .where(BatchChunk.batch_id == batch_id, BatchChunk.state == "queued")
@@ -163,9 +163,9 @@ async def postpone(conn: AsyncConnection, batch_id: str, not_before_ms: int, rea
 
 
 async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> bool:
-    """True: it was the batch's last, and the batch is now finalizing. Raises `ClaimLost`."""
+    """End a chunk. Returns True if it was the batch's last, so that the batch is now finalizing. Raises `ClaimLost`."""
     await _update_held(conn, held, state="done", claimed_by=None, claimed_until_ms=None)
-    # Behind the batch's lock, so that of two that finish at once the second sees both done.
+    # This is read under the batch's lock: of two chunks that finish at once the second one sees both done.
     await conn.execute(select(Batch.id).where(Batch.id == held.batch_id).with_for_update())
     left = select(func.count()).select_from(BatchChunk)
     num_left = await conn.scalar(left.where(BatchChunk.batch_id == held.batch_id, BatchChunk.state != "done"))
@@ -180,8 +180,8 @@ async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> boo
 
 
 async def expire(conn: AsyncConnection, now: int, own_prefix: str) -> int:
-    """Claims that ran out go back to the queue. Of this process's own (`own_prefix`) the claimer has crashed, as
-    the process itself lives: each line that was under way gets a crash. Returns how many."""
+    """Put claims that ran out back into the queue and return their number. A claim of this process (`own_prefix`) ran
+    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash."""
     over = and_(BatchChunk.state == "claimed", BatchChunk.claimed_until_ms < now)
     rows = (
         await conn.execute(
@@ -225,7 +225,7 @@ async def _update_held(conn: AsyncConnection, held: ChunkClaim, **values: Any) -
         raise ClaimLost("The claim on this chunk is lost.")
 
 
-# Least slack, then age; a batch's chunks in prefix order.
+# The order is: earliest expiry, then age; chunks of one batch in prefix order.
 _ORDER = (Batch.expires_at, Batch.created_at, Batch.id, BatchChunk.seq)
 
 

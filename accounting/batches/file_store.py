@@ -1,9 +1,11 @@
 """Bytes of uploaded and produced files on one disk, encrypted in parts so that any range can be read.
 
-A file appears whole or not at all: written under a temporary name, synced, renamed. Its name is a random storage key;
-what a client calls it never gets here. Synchronous: callers on a loop use a thread. Knows no SQL.
+A file appears whole or not at all: it is written under a temporary name, synced and renamed. Its name is a random
+storage key; the name that a client gave it is not known here. Calls are synchronous: callers on an event loop use a
+thread. The module knows no SQL.
 
-Layout: parts of `PART_BYTES` plain bytes, each with its own nonce and tag, bound to (storage key, part number).
+A file consists of parts of `PART_BYTES` plain bytes. Each part has its own nonce and tag and is bound to (storage key,
+part number).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _SEALED_BYTES = PART_BYTES + NONCE_BYTES + TAG_BYTES
 
 
 class FileStore:
-    """A folder. Several processes may share it."""
+    """A folder of stored files. Several processes may share it."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -33,14 +35,14 @@ class FileStore:
         return Writer(storage_key, data_key, self._unfinished / storage_key, self._root)
 
     def open(self, storage_key: str, data_key: bytes) -> Reader:
-        """Raises `FileNotFoundError`."""
+        """Open a file to read it. Raises `FileNotFoundError`."""
         return Reader(storage_key, data_key, self._root / storage_key)
 
     def delete(self, storage_key: str) -> None:
         (self._root / storage_key).unlink(missing_ok=True)
 
     def drop_unfinished(self, older_than: float) -> None:
-        """What a killed process left half written; `older_than` is a Unix time."""
+        """Delete files that a killed process left half written. `older_than` is a Unix time."""
         if self._unfinished.is_dir():
             for path in self._unfinished.iterdir():
                 if path.stat().st_mtime < older_than:
@@ -48,7 +50,7 @@ class FileStore:
 
 
 class Writer:
-    """One of `finish` and `abort` ends it."""
+    """Writes one file. The caller ends it by `finish` or by `abort`."""
 
     def __init__(self, storage_key: str, data_key: bytes, path: Path, folder: Path) -> None:
         self.storage_key = storage_key
@@ -70,7 +72,7 @@ class Writer:
             del self._rest[:PART_BYTES]
 
     def finish(self) -> str:
-        """On disk and visible on return; the SHA-256 of the plain bytes."""
+        """Make the file durable and visible; return the SHA-256 of its plain bytes."""
         self._write_part(bytes(self._rest))
         os.fsync(self._file.fileno())
         self._file.close()
@@ -92,7 +94,7 @@ class Writer:
 
 
 class Reader:
-    """Raises `SealBroken` where the bytes are not what was written."""
+    """Reads one file. Raises `SealBroken` if the bytes are not those that were written."""
 
     def __init__(self, storage_key: str, data_key: bytes, path: Path) -> None:
         self._storage_key, self._data_key = storage_key, data_key
@@ -100,7 +102,7 @@ class Reader:
         self._cached: tuple[int, bytes] = (-1, b"")
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """That range, or less at the end of the file."""
+        """Return that range, or less at the end of the file."""
         found = bytearray()
         while len(found) < num_bytes:
             number, start = divmod(offset + len(found), PART_BYTES)
@@ -112,7 +114,7 @@ class Reader:
         return bytes(found)
 
     def parts(self) -> Iterator[bytes]:
-        """The whole file, in order."""
+        """Yield the whole file in order, part by part."""
         number = 0
         while part := self._part(number):
             yield part

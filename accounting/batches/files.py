@@ -1,4 +1,4 @@
-"""Rows of files: whose they are, what for, and until when. Every query names the owner; the bytes are file_store.py's."""
+"""Rows of files: their owner, purpose and expiry. Every query names the owner; file_store.py has the bytes."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ async def create(
     actor: str | None = None,
     most_bytes: int | None = None,
 ) -> FileInfo:
-    """After the bytes are on disk, in the transaction that needs the file to exist. `actor` None: made by Headgate.
-    `most_bytes`: of all files of the tenant; NoRoomError beyond it, however many are created at the same time."""
+    """Insert a file's row once its bytes are on disk, in the transaction that needs the file to exist. `actor` is None
+    for a file that Headgate made. `most_bytes` bounds all files of the tenant: NoRoomError beyond it, however many are
+    created at the same time."""
     if most_bytes is not None:
         await _check_room(conn, tenant_id, num_bytes, most_bytes)
     info = FileInfo(
@@ -77,7 +78,7 @@ async def create(
 
 
 async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, most_bytes: int) -> None:
-    # The tenant's row is the turn: whoever comes next sees what this transaction adds.
+    # The lock on the tenant's row makes callers take turns: the next one sees the bytes that this transaction adds.
     mine = select(Tenant.id).where(Tenant.id == tenant_id)
     await conn.execute(mine.with_for_update(key_share=True))
     if await tenant_bytes(conn, tenant_id) + num_bytes > most_bytes:
@@ -85,7 +86,8 @@ async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, mos
 
 
 async def get(conn: AsyncConnection, tenant_id: str, file_id: str, now: int) -> FileInfo:
-    """NotFoundError also for another tenant's file, an expired one and a deleted one."""
+    """Return a file of the tenant. Raises NotFoundError, also for another tenant's file, an expired and a deleted
+    one."""
     row = (await conn.execute(_living(tenant_id, now).where(File.id == file_id))).first()
     if row is None:
         raise NotFoundError("No such File object.")
@@ -119,21 +121,21 @@ async def list_files(
 
 
 async def delete(conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str) -> None:
-    """Gone for its owner at once; a running batch keeps the bytes until it ends (`purgeable`)."""
+    """Hide a file from its owner at once. A running batch keeps the bytes until it ends (`purgeable`)."""
     await get(conn, tenant_id, file_id, now)
     await conn.execute(update(File).where(File.id == file_id, File.tenant_id == tenant_id).values(deleted_at=now))
     await audit.record(conn, "headgate.file.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=file_id)
 
 
 async def of_batch(conn: AsyncConnection, batch_id: str) -> FileInfo:
-    """A batch's input, deleted or not: the batch keeps it."""
+    """Return a batch's input, deleted or not, as a batch keeps its input."""
     query = select(File.__table__).join(Batch, Batch.input_file_id == File.id)
     row = (await conn.execute(query.where(Batch.id == batch_id))).one()
     return _info(row)
 
 
 async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
-    """What the tenant's files take on the disk, deleted ones that are not yet purged included."""
+    """Return the bytes that the tenant's files take on the disk, deleted files included until they are purged."""
     query = select(func.coalesce(func.sum(File.num_bytes), 0)).where(
         File.tenant_id == tenant_id, File.storage_key.is_not(None)
     )
@@ -141,7 +143,7 @@ async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
 
 
 async def purgeable(conn: AsyncConnection, now: int, limit: int = 100) -> list[tuple[str, str]]:
-    """(id, storage key) of files whose bytes nobody may read any more."""
+    """Return (id, storage key) of files whose bytes nobody may read any more."""
     in_use = exists().where(Batch.input_file_id == File.id, Batch.state.not_in(ENDED))
     gone = or_(File.deleted_at.is_not(None), File.expires_at <= now)
     query = select(File.id, File.storage_key).where(gone, File.storage_key.is_not(None), ~in_use)

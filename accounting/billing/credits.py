@@ -1,8 +1,8 @@
-"""Prepaid grants, and corrections of charged requests. Each is a new ledger row; nothing that was booked is edited.
+"""Prepaid grants, and corrections of charged requests. Each is a new ledger row; no booked row is ever edited.
 
-A grant lies on the tenant's prepaid account until a close takes it for usage (`invoices.py`) or it expires. A
-correction points at the row it corrects and never takes back more than was charged there: before the row's period is
-closed as an adjustment on the next invoice, afterwards as a credit note with a number of its own.
+A grant lies on the tenant's prepaid account until the close of a month uses it for usage (`invoices.py`) or it expires.
+A correction points at the row it corrects and never takes back more than was charged there. Before the row's period is
+closed the correction is an adjustment on the next invoice; afterwards it is a credit note with a number of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PREPAID = "prepaid_grants"
 
 
 class NewCredit(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. A correction takes tenant and currency from the row it corrects."""
+    """A credit that the operator asks for. A correction takes tenant and currency from the row it corrects."""
 
     type: CreditType
     tenant_id: str
@@ -53,14 +53,14 @@ class CreditInfo(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     amount: int
     remaining: int | None
-    """Of a grant: what no invoice has taken yet."""
+    """Micro-units of a grant that no invoice has taken yet; None for other types."""
     source: str | None
     priority: int
     starts_at: int
     expires_at: int | None
     corrects: str | None
     number: str | None
-    """Of a credit note."""
+    """Number of a credit note; None for other types."""
     note: str
     created_at: int
 
@@ -68,7 +68,8 @@ class CreditInfo(msgspec.Struct, frozen=True, kw_only=True):
 async def create(
     conn: AsyncConnection, wanted: NewCredit, *, key: str, issuer: str, now_ms: int, actor: str
 ) -> tuple[CreditInfo, bool]:
-    """(the credit, whether that key had made it before). Raises KeyReusedError where it made something else."""
+    """Return (the credit, whether the same idempotency key had made it before). Raises KeyReusedError if the key was
+    used for another request."""
     fingerprint = sha256(msgspec.json.encode(wanted)).digest()
     now_ms = await ledger.take_turn(conn, now_ms)
     known = (await conn.execute(select(Credit.id, Credit.fingerprint).where(Credit.idempotency_key == key))).first()
@@ -125,7 +126,8 @@ async def list_credits(
 
 
 async def open_grants(conn: AsyncConnection, tenant_id: str, currency: str) -> list[Grant]:
-    """With what is left of each; those that have ended too, as they paid for their time."""
+    """Return the grants that have micro-units left, and how many. Ended grants are among them, as they paid for their
+    time."""
     query = _listed().where(Credit.tenant_id == tenant_id, Credit.type == "grant", Credit.currency == currency)
     rows = (await conn.execute(query)).all()
     grants = [Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at) for r in rows]
@@ -143,7 +145,7 @@ async def use(
     number: str,
     now_ms: int,
 ) -> None:
-    """A close takes what usage a grant pays for, or what nobody used of it in its time."""
+    """The close of a month takes the amount of a grant that pays for usage, or the rest that expired unused."""
     query = select(func.max(CreditUse.use_no)).where(CreditUse.credit_id == grant.id)
     use_no = (await conn.scalar(query) or 0) + 1
     kind = "grant_expiry" if expired else "grant_use"
@@ -199,7 +201,8 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
 
 
 async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, int]:
-    """The amount by token class, out of what earlier corrections have left of the charge."""
+    """Split the amount by token class, within what earlier corrections left of the charge. Raises ConflictError beyond
+    it."""
     columns = [func.coalesce(func.sum(getattr(LedgerEntry, f"charge_{n}")), 0) for n in TOKEN_CLASSES]
     query = select(*columns).join(Credit, Credit.id == LedgerEntry.request_id)
     earlier = (await conn.execute(query.where(Credit.corrects_request_id == wrong["request_id"]))).one()

@@ -1,6 +1,6 @@
-"""CSV that a spreadsheet shows and never runs (RFC 4180): text that a formula could begin with gets a leading quote.
+"""CSV that a spreadsheet shows and never runs (RFC 4180): a text that could begin a formula gets a leading quote.
 
-Texts are always quoted and numbers never, so that a negative number stays one.
+Texts are always quoted and numbers never, so that a negative number stays a number.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
-# At the beginning, and wherever a program that separates by something else would see one.
+# A formula could begin at the start of a text, and after any character that another program takes as a separator.
 _BEGINS_A_FORMULA = re.compile(r"(^|[\";,\n])(?=\s*[=+\-@\t\r\x00])")
 
 
 def line(cells: Sequence[Any]) -> str:
-    """One record, its end included. Cells: text, integers, decimals, None."""
+    """Return one record with its line end. Cells are text, integers, decimals or None."""
     return lines([cells])
 
 
@@ -30,5 +30,5 @@ def lines(records: Iterable[Sequence[Any]]) -> str:
 def _cell(cell: Any) -> Any:
     if isinstance(cell, bool) or not isinstance(cell, int | Decimal | str):
         cell = "" if cell is None else str(cell)
-    # A NUL ends a text for some readers and is refused by others.
+    # A NUL ends a text for some readers; others refuse it.
     return _BEGINS_A_FORMULA.sub(r"\1'", cell).replace("\0", "") if isinstance(cell, str) else cell

@@ -1,7 +1,8 @@
-"""Rows for other programs: the ledger, usage by day, FOCUS 1.2. Keyset pages, each read in a snapshot of its own.
+"""Rows for other programs: the ledger, usage by day, FOCUS 1.2. Rows come in keyset pages, and each page is read in its
+own snapshot.
 
-A page goes on behind the last row of the one before, so an export of any size holds one page in memory. Integers stay
-integers; the order of columns is part of `SCHEMA_VERSION`.
+A page goes on after the last row of the page before, so an export of any size holds one page in memory. Integers stay
+integers. The order of columns is part of `SCHEMA_VERSION`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _USAGE_KEY = ("bucket", *KEYS)
 
 
 async def ledger_rows(database: Database, start: int, end: int, page_rows: int = PAGE_ROWS) -> AsyncIterator[list[Any]]:
-    """Pages of rows whose request began in [start, end), oldest first."""
+    """Yield pages of ledger rows whose request began in [start, end) (Unix seconds), oldest first."""
     table = LedgerEntry.__table__.c
     query = select(LedgerEntry.__table__).where(table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000)
     async for page in _pages(database, query, [table[name] for name in _LEDGER_KEY], page_rows):
@@ -39,7 +40,7 @@ async def ledger_rows(database: Database, start: int, end: int, page_rows: int =
 
 
 async def usage_rows(database: Database, start: int, end: int, page_rows: int = PAGE_ROWS) -> AsyncIterator[list[Any]]:
-    """Pages of day sums, oldest first."""
+    """Yield pages of day sums, oldest first."""
     table = RollupDay.__table__.c
     query = select(*(table[name] for name in USAGE_COLUMNS)).where(table.bucket >= start, table.bucket < end)
     async for page in _pages(database, query, [table[name] for name in _USAGE_KEY], page_rows):
@@ -62,7 +63,8 @@ async def _pages(
 
 
 def _behind(key: list[ColumnElement[Any]], last: list[Any]) -> ColumnElement[bool]:
-    """The first column bounds the range by an index; the rest decide among equals."""
+    """The condition that a row comes after `last`. The first column bounds the range by an index; the other columns
+    decide among rows with the same first value."""
     first, *rest = key
     deciding: ColumnElement[bool] = rest[-1] > last[-1]
     for column, value in reversed(list(zip(rest[:-1], last[1:-1], strict=True))):

@@ -1,6 +1,6 @@
-"""FOCUS 1.2 (FinOps Open Cost and Usage Specification): one row per day, key, model, tier and token class; one per day,
-tenant, model and class of kept KV; and one for each credit note or adjustment. Money as decimals of exact micro-units.
-Pure but for what it looks up once.
+"""FOCUS 1.2 (FinOps Open Cost and Usage Specification) rows. There is one row per day, key, model, tier and token
+class; one per day, tenant, model and class of kept KV; and one for each credit note or adjustment. Money is a decimal
+of exact micro-units.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ INTEGERS = frozenset({"ConsumedQuantity"})
 
 
 class Names:
-    """Tenants, keys, invoices and list prices, read once."""
+    """Names of tenants and keys, invoice numbers and list prices, all read once."""
 
     def __init__(self, issuer: str) -> None:
         self.issuer = issuer
@@ -110,7 +110,8 @@ class Names:
             self._list = []
 
     def list_rates(self, second: int, model: str, tier: Tier) -> Rates | None:
-        """Of the default sheet, as in force when the day began; before its first version, that one's."""
+        """Return the rates of the default sheet that were in force when the day began. For a day before the first
+        version they are those of the first version."""
         for version in reversed(self._list):
             if version.from_ms <= second * 1000 or version is self._list[0]:
                 return next((r.rates for r in version.rates if (r.model, r.tier) == (model, tier)), None)
@@ -120,7 +121,7 @@ class Names:
 async def rows(
     database: Database, start: int, end: int, issuer: str, page_rows: int = exports.PAGE_ROWS
 ) -> AsyncIterator[list[tuple[Any, ...]]]:
-    """Pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then corrections."""
+    """Yield pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then corrections."""
     names = Names(issuer)
     async with database.read() as conn:
         await names.read(conn)
@@ -164,7 +165,8 @@ def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, An
 
 
 async def _kept(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
-    """Under no key: a cache keeps KV for a tenant. Price sheets have one rate for it, which is its list price."""
+    """Yield rows of kept KV. They are under no key, as a cache keeps KV for a tenant. A price sheet has one rate for
+    kept KV, which is its list price too."""
     async for one in residency_sums.by_bucket(conn, start, end, DAY_S):
         period = period_of(one.start)
         rates = await prices.residency_rates(conn, one.price_version, one.model)
@@ -197,7 +199,7 @@ def _used_on(day: int, meter: str) -> dict[str, Any]:
 
 
 async def _corrections(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
-    """Lines of documents that were issued in [start, end): what was given back, and what grants paid."""
+    """Yield the lines of documents that were issued in [start, end): credits, corrections and payments by grants."""
     query = (
         select(InvoiceLine.__table__, Invoice.tenant_id, Invoice.currency, Invoice.created_at)
         .join(Invoice, Invoice.number == InvoiceLine.number)
@@ -275,7 +277,7 @@ def _in_order(values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _money(millionths: int) -> Decimal:
-    """Exact: micro-units as units, tokens as millions of tokens."""
+    """Exact decimal: micro-units become units, tokens become millions of tokens."""
     return Decimal(millionths).scaleb(-6)
 
 

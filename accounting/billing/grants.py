@@ -1,4 +1,5 @@
-"""Which grant pays for which hour. Pure: amounts in micro-units, times in Unix seconds."""
+"""The choice of the grant that pays for each hour. The module is pure: amounts are in micro-units, times in Unix
+seconds."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ class Grant(msgspec.Struct, frozen=True):
     priority: int
     starts_at: int
     expires_at: int | None
-    """None: never."""
+    """The value is None if the grant never expires."""
 
 
 def allocate(hours: Mapping[int, int], grants: Sequence[Grant], most: int) -> list[tuple[Grant, int]]:
-    """What each grant pays of the charges of its time: the lowest priority first, then the first to end.
+    """Return the amount that each grant pays of the charges in its time. The lowest priority pays first, then the first
+    to end.
 
-    An hour that a grant's time touches is paid as a whole. No more than `most` over all grants.
+    An hour that overlaps a grant's time is paid as a whole. All grants together pay at most `most`.
     """
     unpaid = {hour: charge for hour, charge in sorted(hours.items()) if charge > 0}
     paid: list[tuple[Grant, int]] = []

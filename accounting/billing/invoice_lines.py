@@ -1,4 +1,4 @@
-"""Lines of an invoice: what the month sums hold and no invoice has yet, adjustments, and what grants pay."""
+"""Lines of an invoice: usage in the month sums that is on no invoice yet, adjustments, and payments by grants."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SumsByKey = dict[Key, Sums]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind`: usage, adjustment, credit_note, prepaid. Texts are empty and numbers 0 where they mean nothing."""
+    """One line of an invoice. `kind` is usage, adjustment, credit_note or prepaid. A text that means nothing for the
+    kind is empty, and such a number is 0."""
 
     kind: str
     period: str
@@ -39,11 +40,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     credit_id: str | None = None
     note: str = ""
     currency: str = ""
-    """Of the invoice."""
+    """Currency of the invoice."""
 
 
 async def uninvoiced(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByKey:
-    """Month sums up to `end`, less the lines that earlier invoices have of them."""
+    """Return the month sums up to `end`, less the lines that earlier invoices have of them."""
     sums = await _rolled_up(conn, tenant_id, end)
     for key, had in (await invoiced(conn, tenant_id)).items():
         mine = sums.setdefault(key, Sums())
@@ -55,7 +56,7 @@ async def uninvoiced(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
 
 
 async def of_usage(conn: AsyncConnection, sums: SumsByKey) -> list[Line]:
-    """A line for each class that was used; requests are counted on the first."""
+    """Return a line for each token class that was used. The number of requests is on the first line of each group."""
     rates = RatesByVersion()
     lines: list[Line] = []
     for key in sorted(sums):
@@ -86,7 +87,7 @@ async def of_usage(conn: AsyncConnection, sums: SumsByKey) -> list[Line]:
 
 
 async def of_adjustments(conn: AsyncConnection, tenant_id: str, now_ms: int) -> list[Line]:
-    """Those that no invoice has taken yet."""
+    """Return the adjustments that no invoice has taken yet."""
     taken = select(InvoiceLine.credit_id).where(InvoiceLine.kind == "adjustment")
     query = (
         select(Credit.__table__, LedgerEntry.model, LedgerEntry.tier, LedgerEntry.price_version)
@@ -113,7 +114,7 @@ async def of_adjustments(conn: AsyncConnection, tenant_id: str, now_ms: int) -> 
 
 
 async def of_residency(conn: AsyncConnection, tenant_id: str, end: int) -> list[Line]:
-    """What was charged for kept KV of hours before `end`, less the lines that earlier invoices have of it."""
+    """Return the charges for kept KV of hours before `end`, less the lines that earlier invoices have of it."""
     sums = await residency_sums.charged(conn, tenant_id, ResidencyCharge.hour < end)
     had = await residency_sums.invoiced(conn, tenant_id)
     lines = []
@@ -179,7 +180,7 @@ async def _rolled_up(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
 
 
 async def invoiced(conn: AsyncConnection, tenant_id: str) -> SumsByKey:
-    """What all invoices of a tenant have of its usage."""
+    """Return the sums of a tenant's usage over all its invoices."""
     group = (InvoiceLine.period, InvoiceLine.model, InvoiceLine.tier, InvoiceLine.price_version, Invoice.currency)
     sums = (InvoiceLine.num_requests, InvoiceLine.quantity, InvoiceLine.amount)
     query = (

@@ -1,7 +1,7 @@
-"""Numbers of invoices and credit notes: one series each, without a gap.
+"""Numbers of invoices and credit notes: each series has no gap.
 
-The next one is the last one's plus 1, read in the transaction that uses it, by whoever has the poster's turn: what
-is rolled back leaves no gap, and nobody takes the same one.
+The next number is the last one plus 1, read in the transaction that uses it, by the holder of the poster's turn. A
+transaction that is rolled back therefore leaves no gap, and nobody takes the same number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CREDIT_NOTE: Series = "CN"
 
 
 async def following(conn: AsyncConnection, series: Series) -> tuple[str, int]:
-    """(number, sequence). The caller holds `ledger.take_turn`."""
+    """Return (number, sequence) of the next document. The caller holds `ledger.take_turn`."""
     last = await conn.scalar(select(func.max(Invoice.sequence)).where(Invoice.series == series))
     sequence = (last or 0) + 1
     return f"{series}-{sequence:06d}", sequence

@@ -1,8 +1,8 @@
-"""Closing a period of a tenant: once, for good, reconciled to the row.
+"""The close of a tenant's month: it happens once, cannot be undone, and is reconciled with every ledger row.
 
-The lines are what the month sums hold and no earlier invoice has: so what was posted after a period's close comes as
-a late line on the next one, and the total over all invoices is the ledger's. Before anything is written every row is
-priced once more from its usage; a single micro-unit of difference refuses the close.
+The lines are the usage in the month sums that no earlier invoice has. Usage that was posted after a month's close comes
+as a late line on the next invoice, and the total over all invoices is the ledger's. Before anything is written every
+row is priced once more from its usage; a single micro-unit of difference refuses the close.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.periods import DAY_S, bounds, period_of
 
 LATENESS_S = 48 * 3_600
-"""A period closes so long after its end; what is posted later is on the next invoice."""
+"""A period closes this long after its end. A row that is posted later is on the next invoice."""
 
 
 class InvoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class InvoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refuse_early(period: str, now_ms: int) -> None:
-    """Raises ConflictError while it cannot be closed yet."""
+    """Raises ConflictError while the period cannot be closed yet."""
     _, end = bounds(period)
     if now_ms < (end + LATENESS_S) * 1000:
         raise ConflictError(f"The period {period} closes 48 hours after its end.")
@@ -63,12 +63,13 @@ def refuse_early(period: str, now_ms: int) -> None:
 async def close(
     database: Database, tenant_id: str, period: str, *, issuer: str, now_ms: int, actor: str
 ) -> InvoiceInfo:
-    """The invoice of that period: made now, or as it was made before. Raises ConflictError if it is too early, if an
-    earlier month is open, if there is nothing to invoice, or if rows and sums differ."""
+    """Return the invoice of that period: a new one, or the one that was made before. Raises ConflictError if it is too
+    early, if an earlier month is open, if there is nothing to invoice, or if rows and sums differ."""
     start, end = bounds(period)
     refuse_early(period, now_ms)
     async with database.read() as conn:
-        # The long part, beside everybody else's work: what is posted from `mark` on is read under the lock.
+        # This is the long part, and it runs while others write. Rows that are posted from `mark_ms` on are read under
+        # the lock.
         known = await _known(conn, tenant_id, period)
         if known is not None:
             return known
@@ -113,7 +114,7 @@ async def list_invoices(
     after: str | None = None,
     limit: int,
 ) -> Page[InvoiceInfo]:
-    """Newest first, without their lines."""
+    """Return invoices, newest first, without their lines."""
     query = select(Invoice.__table__)
     if tenant_id is not None:
         query = query.where(Invoice.tenant_id == tenant_id)
@@ -124,7 +125,7 @@ async def list_invoices(
 
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
-    """Who used anything in that month and has no invoice for it."""
+    """Return the tenants that used anything in that month and have no invoice for it."""
     start, end = bounds(period)
     invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == numbers.INVOICE)
     used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start)
@@ -147,7 +148,8 @@ async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceI
 
 
 async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[Any]:
-    """Rows that no invoice has: those of the period, and earlier ones that came after the last close."""
+    """Return the conditions for rows that no invoice has: rows of the period, and earlier rows posted after the last
+    close."""
     last_cutoff = await conn.scalar(
         select(func.max(Invoice.cutoff_ms)).where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
     )
@@ -160,7 +162,7 @@ async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int
 async def _issue(
     conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, issuer: str, now_ms: int
 ) -> str:
-    """Number of the new invoice, with its lines, and with what grants pay of it."""
+    """Write a new invoice with its lines and its payments by grants. Returns its number."""
     start, end = bounds(period)
     tenant = (await conn.execute(select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id))).first()
     if tenant is None:
@@ -216,7 +218,7 @@ async def _issue(
 
 
 async def _check_earlier_months(conn: AsyncConnection, tenant_id: str, start: int) -> None:
-    """Months are closed in their order: what is late is then late to a month that was closed."""
+    """Months are closed in order. A late line then always belongs to a month that was closed. Raises ConflictError."""
     used = select(RollupMonth.bucket).where(RollupMonth.tenant_id == tenant_id, RollupMonth.bucket < start)
     closed = select(Invoice.period).where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
     closed_periods = set((await conn.execute(closed)).scalars())
@@ -237,7 +239,7 @@ def _check_rows(rows: Repriced, sums: invoice_lines.SumsByKey, period: str) -> N
 async def _prepaid(
     conn: AsyncConnection, tenant_id: str, currency: str, period: str, late: int, subtotal: int
 ) -> tuple[list[tuple[grants.Grant, int]], list[tuple[grants.Grant, int]]]:
-    """What each grant pays, and what is left of those that have ended with the period."""
+    """Return the amount that each grant pays, and the rest of each grant that has ended with the period."""
     start, end = bounds(period)
     hours = {
         row.bucket: int(row.charge)
@@ -250,7 +252,7 @@ async def _prepaid(
     }
     for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
         hours[hour] = hours.get(hour, 0) + charge
-    # What came late counts from the beginning of the period that it is invoiced in.
+    # Usage that was posted late counts from the beginning of the period in which it is invoiced.
     hours[start] = hours.get(start, 0) + max(0, late)
     known = await credits.open_grants(conn, tenant_id, currency)
     paid = grants.allocate(hours, known, max(0, subtotal))

@@ -1,7 +1,7 @@
-"""The `page` parameter of reports: opaque to the client, bound to its query, useless elsewhere. Pure.
+"""The `page` parameter of reports. It is opaque to the client, bound to its query, and useless elsewhere.
 
-It holds no secret and opens nothing, so a checksum over the query is enough: what was altered, or comes from another
-query or another tenant, does not fit.
+It holds no secret and gives no access, so a checksum over the query is enough: a value that was altered, or that comes
+from another query or another tenant, does not match.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ _CHECK_BYTES = 12
 
 
 def write(query: bytes, end: int, first: int) -> str:
-    """`end` fixes the range where it was `now`; `first` is the next reply's first bucket."""
+    """Make a page parameter. `end` fixes the end of the range where the query had none; `first` is the first bucket of
+    the next reply."""
     numbers = end.to_bytes(8, "big") + first.to_bytes(8, "big")
     return base64.urlsafe_b64encode(numbers + _check(query, numbers)).decode()
 
 
 def read(query: bytes, page: str) -> tuple[int, int]:
-    """(end, first) as they were written for this very query."""
+    """Return (end, first) as they were written for this very query. Raises InvalidError."""
     try:
         raw = base64.b64decode(page, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):

@@ -1,6 +1,6 @@
-"""Usage and costs over time, from rollups alone (api.md 6.2). Integers in and out; JSON is the gateway's.
+"""Usage and costs over time, from rollups alone (api.md 6.2). All values are integers; the gateway makes the JSON.
 
-A bucket is aligned to UTC. Where the range begins or ends inside a bucket, that bucket is summed from minutes.
+A bucket is aligned to UTC. A bucket that the range cuts at its beginning or end is summed from minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USAGE_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168),
 COST_LIMITS: dict[Width, tuple[int, int]] = {"1d": (7, 180)}
 
 MAX_TIME = 2**40
-"""Far beyond any date, and small enough for every sum of times in BIGINT."""
+"""A bound far beyond any date, and small enough for every sum of times in BIGINT."""
 
 # `batch` and `service_tier` are two names of one column.
 USAGE_SUMS = ("num_requests", *TOKEN_CLASSES)
@@ -41,7 +41,7 @@ COLUMNS: dict[Dimension, tuple[str, ...]] = {
 
 
 class ReportQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked. None as a filter: everything."""
+    """One report that was asked for. A filter of None lets everything through."""
 
     start_time: int
     end_time: int | None = None
@@ -60,7 +60,7 @@ QuantityUnit = Literal["tokens", "byte_hours"]
 
 
 class UsageResult(msgspec.Struct, frozen=True):
-    """Sums of one group in one bucket; a dimension that was not grouped by is None."""
+    """Sums of one group in one bucket. A dimension that the query did not group by is None."""
 
     tenant_id: str | None
     key_id: str | None
@@ -77,9 +77,9 @@ class CostResult(msgspec.Struct, frozen=True):
     line_item: str | None
     currency: str
     amount: int
-    """Micro-units."""
+    """The amount in micro-units."""
     quantity: int | None
-    """Tokens, or byte-hours of kept KV; with `line_item` only."""
+    """Tokens, or byte-hours of kept KV; set only if the query splits by `line_item`."""
     unit: QuantityUnit | None
 
 
@@ -96,7 +96,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
-    """Usage of completions: settled requests, in the bucket of their start."""
+    """Usage of completions: settled requests, each in the bucket of its start."""
     page = _plan(query, now, USAGE_LIMITS, USAGE_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     found: dict[int, list[UsageResult | CostResult]] = {}
@@ -107,8 +107,8 @@ async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
 
 
 async def costs(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
-    """Settled charges and those for kept KV, split into line items where asked. Nobody's key keeps KV: what was kept
-    is under no key."""
+    """Settled charges and charges for kept KV, split into line items if the query wants it. No key keeps KV, so charges
+    for kept KV are under no key."""
     page = _plan(query, now, COST_LIMITS, COST_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     if query.line_items is not None:
@@ -129,7 +129,7 @@ def line_item(model: str, token_class: TokenClass | ResidencyClass, tier: Tier) 
 
 
 class _Page(msgspec.Struct, frozen=True):
-    """The buckets of one reply: [first, last) in steps of the width, counted over [start, end)."""
+    """The buckets of one reply: [first, last) in steps of the width, summed over [start, end)."""
 
     start: int
     end: int
@@ -151,14 +151,14 @@ def _plan(
         raise InvalidError(f"group_by takes {', '.join(dimensions)}.", "group_by")
     seconds = SECONDS[query.width]
     first = query.start_time - query.start_time % seconds
-    # The range ends before `end`; what began in this very second is in.
+    # The range ends before `end`; a request that began in this very second is included.
     end = now + 1 if query.end_time is None else query.end_time
     if query.page is not None:
         end, first = report_pages.read(_fingerprint(query), query.page)
     if not 0 <= query.start_time < end <= MAX_TIME:
         raise InvalidError("start_time must lie before end_time, both Unix seconds.", "start_time")
     last = first + limit * seconds
-    # Sums of a minute are the finest there are: the range begins with the minute of its start.
+    # Minutes are the finest sums: the range begins with the minute of its start.
     start = query.start_time - query.start_time % SECONDS["1m"]
     return _Page(max(start, first), end, first, min(last, end + -end % seconds), last < end)
 
@@ -177,7 +177,7 @@ def _fingerprint(query: ReportQuery) -> bytes:
 async def _sums(
     conn: AsyncConnection, query: ReportQuery, page: _Page, columns: Sequence[str], sums: Sequence[str]
 ) -> list[Row[Any]]:
-    """One row per bucket and group, in a stable order."""
+    """Return one row per bucket and group, in a stable order."""
     rows: list[Row[Any]] = []
     for width, start, end in _segments(query.width, page):
         rows += (await conn.execute(_segment_sums(query, columns, sums, width, start, end))).all()
@@ -185,7 +185,7 @@ async def _sums(
 
 
 def _segments(width: Width, page: _Page) -> Iterator[tuple[Width, int, int]]:
-    """Whole buckets from the width's own table, cut ones from minutes. No two segments share a bucket."""
+    """Yield whole buckets from the width's own table and cut ones from minutes. No two segments share a bucket."""
     seconds = SECONDS[width]
     end = min(page.end, page.last)
     whole_from, whole_to = page.start + -page.start % seconds, end - end % seconds
@@ -220,7 +220,7 @@ def _segment_sums(
 
 
 def _usage_reader(query: ReportQuery, columns: Sequence[str]) -> Callable[[Sequence[Any]], UsageResult]:
-    """By place in the row: a page may have ten thousand results."""
+    """Return a reader that finds columns by index: a page may have ten thousand results."""
     asked = query.group_by
 
     def place(dimension: Dimension, column: str) -> int | None:
@@ -284,7 +284,8 @@ def _is_asked(query: ReportQuery, item: str) -> bool:
 
 
 def _named(query: ReportQuery, part: CostResult) -> CostResult:
-    """Filtered by line items and not grouped by them: amounts of all kinds add up."""
+    """Return the part as a result. If the query filters by line items and does not group by them, amounts of all kinds
+    add up."""
     if "line_item" in query.group_by:
         return part
     return msgspec.structs.replace(part, line_item=None, quantity=None, unit=None)

@@ -1,8 +1,9 @@
-"""Charges for KV that caches keep for tenants: readings of workers, hour by hour, become ledger entries of their own.
+"""Charges for KV that caches keep for tenants. Workers report readings by the hour, and each hour becomes its own
+ledger entries.
 
-Only where a price sheet has a rate for it. An hour is charged ten minutes after its end, at the sheet that was in force
-when it began; what is read later, for two days, is charged by itself. Amounts are integers throughout: byte-milliseconds
-times micro-units per GB (10^9 bytes) and hour, rounded once per entry.
+There is a charge only if a price sheet has a rate for it. An hour is charged ten minutes after its end, at the sheet
+that was in force when it began. A reading that comes later, within two days, is charged as an entry of its own. Amounts
+are integers throughout: byte-milliseconds times micro-units per GB (10^9 bytes) and hour, rounded once per entry.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 async def note(conn: AsyncConnection, readings: Sequence[Reading]) -> None:
-    """Any order, any number of times: the highest of each stands."""
+    """Store readings. They may come in any order and repeatedly: the highest of each counts."""
     if not readings:
         return
     table = ResidencyReading.__table__
@@ -73,7 +74,7 @@ async def note(conn: AsyncConnection, readings: Sequence[Reading]) -> None:
 
 
 async def charge_due(conn: AsyncConnection, now_ms: int) -> int:
-    """Posts what hours that are over have kept and nobody was charged for. Returns the entries."""
+    """Post the KV that was kept in hours that are over and was not charged yet. Returns the number of entries."""
     now_ms = await ledger.take_turn(conn, now_ms)
     last = (now_ms - GRACE_MS) // 1000 - HOUR_S
     kept = await _kept(conn, last)
@@ -112,7 +113,7 @@ async def _had(conn: AsyncConnection, kept: Mapping[Hour, Kept]) -> dict[Hour, K
 
 
 async def _charge(conn: AsyncConnection, hour: Hour, kept: Kept, had: Kept, now_ms: int) -> int:
-    """1 if there was anything to charge."""
+    """Post one hour's entry. Returns 1 if there was anything to charge, else 0."""
     rest = (max(0, kept.cache - had.cache), max(0, kept.pinned - had.pinned))
     price = await prices.residency_price(conn, hour.tenant_id, hour.model, hour.hour * 1000)
     if price is None or not any(rest):

@@ -1,4 +1,5 @@
-"""Sums of what was charged for kept KV, as invoices have it and as the charges say, and the charges priced once more."""
+"""Sums of charges for kept KV, from the invoices and from the charges, and a check that prices the charges once
+more."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Key(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """`byte_hours`: whole ones of each charge."""
+    """KV that was kept, and its price in micro-units. `byte_hours` counts whole byte-hours of each charge."""
 
     byte_hours: int = 0
     amount: int = 0
@@ -76,7 +77,8 @@ async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
 async def by_bucket(
     conn: AsyncConnection, start: int, end: int, seconds: int, tenant_ids: Sequence[str] | None = None
 ) -> AsyncIterator[Bucket]:
-    """Of hours in [start, end), by buckets of so many seconds (whole hours) and by class; only those that have any."""
+    """Yield the sums over hours in [start, end), by buckets of `seconds` (whole hours) and by class. Empty ones are
+    left out."""
     table = ResidencyCharge
     bucket = (table.hour - table.hour % seconds).label("bucket")
     groups = (bucket, table.tenant_id, table.model, table.price_version, table.currency)
@@ -89,7 +91,7 @@ async def by_bucket(
 
 
 async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:
-    """Micro-units of each hour that has any."""
+    """Return the micro-units of each hour that has any."""
     table = ResidencyCharge
     query = (
         select(table.hour, func.sum(table.charge_cache + table.charge_pinned))
@@ -100,7 +102,7 @@ async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -
 
 
 async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
-    """How many charges there are, and those that are not what was kept times its rate."""
+    """Return the number of charges, and the ids of those that differ from the kept bytes times their rate."""
     rates: dict[tuple[str, str], tuple[int, int] | None] = {}
     num_rows, failures = 0, []
     for row in (await conn.execute(select(ResidencyCharge.__table__))).all():
@@ -115,14 +117,14 @@ async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
 
 
 def _sums() -> list[ColumnElement[int]]:
-    """Byte-hours and micro-units of each class, side by side."""
+    """Byte-hours and micro-units of each class, in adjacent columns."""
     table = ResidencyCharge
     parts = ((table.cache, table.charge_cache), (table.pinned, table.charge_pinned))
     return [func.sum(x) for kept, charge in parts for x in (kept // HOUR_MS, charge)]
 
 
 def _by_class(sums: Sequence[Any]) -> Iterator[tuple[ResidencyClass, Kept]]:
-    """Those of which there is any."""
+    """Yield the classes that are not empty."""
     for i, token_class in enumerate(CLASSES):
         kept = Kept(int(sums[2 * i]), int(sums[2 * i + 1]))
         if kept != Kept():

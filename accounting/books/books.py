@@ -1,7 +1,7 @@
-"""The equations (`equations.py`) that SQL alone can state, checked over everything. Writes nothing.
+"""The equations (`equations.py`) that SQL alone can state, checked over everything. The module writes nothing.
 
-Run it on one snapshot (`Database.read`). Requests that still run, or whose journal is not replayed yet, are named by
-the caller in `running`: for them a missing half is no failure.
+Run it on one snapshot (`Database.read`). The caller names in `running` the requests that still run, or whose journal is
+not replayed yet: a missing half is no failure for them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from accounting.tables.residency_models import ResidencyCharge
 from accounting.values.types import BILLED, CORRECTIONS, OPERATOR_TENANT, RESIDENCY, WITHOUT_REQUEST
 
 MAX_FAILURES = 100
-"""Named per equation; one is enough to stop, a hundred are enough to see a pattern."""
+"""Failures that are named per equation: one is enough to stop, a hundred are enough to see a pattern."""
 
 ENDING = LedgerEntry.kind.in_(("settle", "void"))
 
@@ -47,7 +47,8 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = ()) -> Boo
 
 
 async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> BooksReport:
-    """What holds for each request by itself, over those whose ending was posted in [since, until)."""
+    """Check the equations that hold for each request by itself, over requests whose ending was posted in [since,
+    until)."""
     ended = select(LedgerEntry.request_id).where(
         ENDING, LedgerEntry.posted_at_ms >= since_ms, LedgerEntry.posted_at_ms < until_ms
     )
@@ -63,11 +64,11 @@ async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> B
 
 
 Ids = Select[str]
-"""Of the requests that are looked at; None: all."""
+"""Ids of the requests that are checked; None instead of it means all."""
 
 
 async def _conservation(conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None) -> EquationResult:
-    """Per request and class, so per tenant too: posted + written off - counted by the engine == 0."""
+    """Per request and class, and so per tenant too: posted + written off - counted by the engine == 0."""
     ledger = select(LedgerEntry.request_id, *(getattr(LedgerEntry, name).label(name) for name in COUNTED))
     engine = select(EngineRecordRow.request_id, *((-getattr(EngineRecordRow, name)).label(name) for name in COUNTED))
     if among is not None:
@@ -83,7 +84,7 @@ async def _conservation(conn: AsyncConnection, skip: frozenset[str], among: Ids 
 
 
 async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
-    """Debits == credits per unit, and the legs say what their entry says."""
+    """Debits equal credits per unit, and the legs add up to the amounts of their entry."""
     event = (LedgerLeg.request_id, LedgerLeg.kind, LedgerLeg.attempt)
     unbalanced = select(LedgerLeg.request_id).group_by(*event, LedgerLeg.unit).having(func.sum(LedgerLeg.amount) != 0)
     tokens = sum((getattr(LedgerEntry, name) for name in COUNTED[1:]), LedgerEntry.cache_read)
@@ -113,7 +114,7 @@ async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationR
         unbalanced = unbalanced.where(LedgerLeg.request_id.in_(among))
         entries = entries.where(LedgerEntry.request_id.in_(among))
         booked = booked.where(LedgerLeg.request_id.in_(among))
-    # Money without a request is no part of a check of requests.
+    # Money that belongs to no request is left out of a check of single requests.
     money = (grants, uses, kept) if among is None else ()
     both = union_all(entries, *money, booked).subquery()
     unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
@@ -123,7 +124,7 @@ async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationR
 
 
 async def _one_ending(conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None) -> EquationResult:
-    """Whatever the engine worked on has ended, exactly once."""
+    """Every request that the engine worked on has ended exactly once."""
     endings = select(
         LedgerEntry.request_id, case((ENDING, 1), else_=0).label("endings"), literal(0).label("seen")
     ).where(LedgerEntry.kind.not_in((*CORRECTIONS, *WITHOUT_REQUEST)))
@@ -139,7 +140,8 @@ async def _one_ending(conn: AsyncConnection, skip: frozenset[str], among: Ids | 
 
 
 async def _within_reservation(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
-    """A settle costs at most what was reserved; reversals and corrections take back; everything else costs nothing."""
+    """A settle costs at most the reserved amount. Reversals and corrections take charges back. Every other entry costs
+    0."""
     too_much = or_(
         LedgerEntry.charge > LedgerEntry.reserved,
         and_(LedgerEntry.kind.not_in((*BILLED, *CORRECTIONS)), LedgerEntry.charge != 0),
@@ -150,7 +152,7 @@ async def _within_reservation(conn: AsyncConnection, among: Ids | None = None) -
 
 
 async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
-    """Minute, hour and day sums == sums of rows, and months == sums of days, key by key."""
+    """Minute, hour and day sums equal the sums of rows, and months equal the sums of days, key by key."""
     num_checked = 0
     failures: list[str] = []
     for span in SPANS:
@@ -161,10 +163,11 @@ async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
 
 
 async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
-    """No row without a tenant, and no reference from one tenant's row to another's key, batch or engine record."""
+    """Every row has a tenant, and no row of one tenant refers to another tenant's key, batch or engine record."""
     orphan = select(LedgerEntry.request_id).where(LedgerEntry.tenant_id.not_in(select(Tenant.id)))
     stray_record = select(EngineRecordRow.request_id).where(EngineRecordRow.tenant_id.not_in(select(Tenant.id)))
-    # Warm-up has no key, so the operator's rows may name none; nor does what ends the requests of a lost journal.
+    # Warm-up has no key, so rows of the operator may name none. The entries that end requests of a lost journal name
+    # none either.
     foreign_key = (
         select(LedgerEntry.request_id)
         .outerjoin(ApiKey, and_(ApiKey.id == LedgerEntry.key_id, ApiKey.tenant_id == LedgerEntry.tenant_id))
@@ -190,7 +193,8 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
 
 
 async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
-    """One settle behind each stored answer (of several prompts: behind each); one answer per key is the table's own."""
+    """Every stored answer has a settle (an answer to several prompts has one for each). The table itself allows only
+    one answer per key."""
     first = select(IdempotentReply.request_id).where(IdempotentReply.state == "stored")
     stored = union_all(first, select(IdempotentPosting.request_id)).subquery()
     settled = select(LedgerEntry.request_id).where(
@@ -202,7 +206,7 @@ async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationR
 
 
 def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:
-    """Groups in which the two signed halves do not cancel out."""
+    """Select the groups in which the two signed halves do not cancel out."""
     return (
         select(both.c.request_id)
         .group_by(*(both.c[name] for name in keys))

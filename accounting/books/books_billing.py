@@ -1,4 +1,4 @@
-"""Equations over invoices and sealed days: I9 (invoice truth) and I18 (immutability). Writes nothing."""
+"""Equations over invoices and sealed days: I9 (invoice truth) and I18 (immutability). The module writes nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from accounting.values.types import CORRECTIONS
 
 
 async def invoice_truth(conn: AsyncConnection) -> EquationResult:
-    """Invoices add up, their numbers have no gap, and all of a tenant's have exactly the usage of the rows up to the
-    last close, each row priced once more."""
+    """Invoices add up and their numbers have no gap. A tenant's invoices together hold exactly the usage of its rows up
+    to the last close, with each row priced once more."""
     failures = [*await _wrong_totals(conn), *await _gaps(conn)]
     last_close = (
         select(
@@ -56,7 +56,8 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
 
 
 async def immutability(conn: AsyncConnection) -> EquationResult:
-    """Sealed days hold what was sealed; every correction is a row of its own, and takes back no more than there was."""
+    """Sealed days hold the rows that were sealed. Every correction is a row of its own and takes back no more than
+    there was."""
     num_days, failures = await day_seals.broken(conn)
     missing = (
         select(Credit.id)

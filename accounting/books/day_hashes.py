@@ -1,4 +1,4 @@
-"""What was posted in a UTC day is sealed once the day is over: a hash over its rows and over the seal before it.
+"""Seals of UTC days: once a day is over, a hash is stored over the rows posted in it and over the seal before it.
 
 A sealed day takes no more rows: the ledger posts nothing before the end of the last sealed day (`ledger.take_turn`).
 """
@@ -18,10 +18,10 @@ from accounting.tables.models import LedgerEntry, LedgerLeg
 from accounting.values.periods import DAY_S
 
 GRACE_S = 300
-"""After midnight: clocks of several machines are not one clock."""
+"""Seconds to wait after midnight, as the clocks of several machines differ."""
 ROWS_AT_ONCE = 2_000
 
-# Fixed by name: a column of a later version is no part of what was sealed.
+# The columns are fixed by name: a column of a later version is no part of a seal.
 ENTRY_COLUMNS = (
     "request_id",
     "kind",
@@ -61,7 +61,7 @@ EVENT = ("request_id", "kind", "attempt")
 class Sealed(msgspec.Struct, frozen=True):
     day: int
     wrong_rollups: list[str]
-    """Buckets whose sums had to be put right: never empty only by an error of ours."""
+    """Buckets whose sums had to be corrected. The list is empty unless Headgate itself made an error."""
 
 
 async def is_due(conn: AsyncConnection, now_ms: int) -> bool:
@@ -70,7 +70,7 @@ async def is_due(conn: AsyncConnection, now_ms: int) -> bool:
 
 
 async def seal_closed(conn: AsyncConnection, now_ms: int) -> list[Sealed]:
-    """Seals every day that is over, oldest first. The caller holds the poster's turn (`ledger.take_turn`)."""
+    """Seal every day that is over, oldest first. The caller holds the poster's turn (`ledger.take_turn`)."""
     last = await _last(conn)
     day = await _next_day(conn, last)
     sealed: list[Sealed] = []
@@ -88,7 +88,7 @@ async def seal_closed(conn: AsyncConnection, now_ms: int) -> list[Sealed]:
 
 
 async def broken(conn: AsyncConnection) -> tuple[int, list[str]]:
-    """(sealed days, those whose rows or predecessors are not what was sealed)."""
+    """Return the number of sealed days, and a text for each day whose rows or predecessor differ from the seal."""
     seals = (await conn.execute(select(DaySeal.__table__).order_by(DaySeal.day))).all()
     failures: list[str] = []
     previous, expected_day = b"", None
@@ -108,7 +108,7 @@ async def _last(conn: AsyncConnection) -> Any:
 
 
 async def _next_day(conn: AsyncConnection, last: Any) -> int | None:
-    """The first that is not sealed. None: nothing was ever posted."""
+    """Return the first day that is not sealed, or None if nothing was ever posted."""
     if last is not None:
         return int(last.day) + DAY_S
     first_ms = await conn.scalar(select(func.min(LedgerEntry.posted_at_ms)))
@@ -120,7 +120,7 @@ def _is_over(day: int, now_ms: int) -> bool:
 
 
 async def _digest(conn: AsyncConnection, day: int, previous: bytes) -> tuple[int, bytes]:
-    """Rows and legs in the order of their keys' bytes, whatever the database's collation."""
+    """Hash rows and legs in the order of their keys' bytes, so that the database's collation does not matter."""
     whole = sha256(previous + str(day).encode())
     posted = and_(LedgerEntry.posted_at_ms >= day * 1000, LedgerEntry.posted_at_ms < (day + DAY_S) * 1000)
     entries = select(*(getattr(LedgerEntry, name) for name in ENTRY_COLUMNS)).where(posted)

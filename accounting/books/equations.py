@@ -1,6 +1,7 @@
-"""The equations that `headgate verify-books` checks: what each means, and what a check of it found. Pure.
+"""The equations that `headgate verify-books` checks: the meaning of each, and the result of a check. The module is
+pure.
 
-The sentences are owned here. docs/design/metering.md repeats them in its table, and a test holds the two together.
+The sentences are owned here. docs/design/metering.md repeats them in its table, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ DOCUMENTED_IN = f"{PAGE}, section {SECTION}"
 
 
 class Equation(msgspec.Struct, frozen=True):
-    """One law of the books."""
+    """One equation that the books must satisfy."""
 
     id: str
     name: str
     meaning: str
-    """One sentence, for an operator who reads it beside a failure."""
+    """One sentence for an operator, who reads it next to a failure."""
 
 
 class EquationResult(msgspec.Struct, frozen=True):
-    """What a check of one equation found. `failures` names requests, or the rows, days or slots that are wrong."""
+    """The result of checking one equation. `failures` names requests, or the rows, days or slots that are wrong."""
 
     equation: Equation
     num_checked: int

@@ -1,6 +1,7 @@
 """The audit log: one row per change, written in the change's own transaction and never edited (a trigger refuses it).
 
-Rows name who did what to which object, with what was asked for, and never a secret. Reading goes newest first.
+Rows name the actor, the change, the object and the requested values, and never a secret. Entries are read newest
+first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Comparison = Literal["gt", "gte", "lt", "lte"]
 class AuditEntry(msgspec.Struct, frozen=True):
     id: str
     at: int
-    """Unix seconds."""
+    """The time in Unix seconds."""
     type: str
     actor: str
     """A key id, `cli` or `system`."""
@@ -36,7 +37,7 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 
 class AuditFilter(msgspec.Struct, frozen=True):
-    """None: any."""
+    """The entries to read. A field of None does not filter."""
 
     types: Collection[str] | None = None
     tenant_ids: Collection[str] | None = None
@@ -56,7 +57,7 @@ async def record(
     object_id: str | None = None,
     detail: dict[str, Any] | None = None,
 ) -> None:
-    """For changes that authentication need not notice; `changes.record` is for the others."""
+    """Write a row for a change that authentication need not notice. `auth_epoch.record` is for the other changes."""
     await conn.execute(
         insert(AuditLog).values(
             at_ms=now * 1000, actor=actor, event=event, tenant_id=tenant_id, object_id=object_id, detail=detail or {}
@@ -67,7 +68,8 @@ async def record(
 async def list_entries(
     conn: AsyncConnection, wanted: AuditFilter, *, after: str | None = None, before: str | None = None, limit: int = 20
 ) -> Page[AuditEntry]:
-    """`after` and `before` are ids of entries; walking towards `before`, the page ends where the caller stands."""
+    """Return a page of entries. `after` and `before` are ids of entries; a page towards `before` ends next to that
+    entry."""
     query = _entries(wanted)
     if after is not None:
         query = query.where(AuditLog.id < _number(after, "after"))
@@ -110,7 +112,7 @@ def _entries(wanted: AuditFilter) -> Select[Any]:
 
 
 def _bound(comparison: Comparison, second: int) -> Any:
-    """On whole seconds, whatever the milliseconds are."""
+    """A bound on whole seconds that ignores the milliseconds."""
     if comparison == "gt":
         return AuditLog.at_ms >= (second + 1) * 1000
     if comparison == "gte":

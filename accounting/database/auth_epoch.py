@@ -1,4 +1,4 @@
-"""Every change that authentication has to notice goes through `record`: epoch and audit row together."""
+"""`record` writes every change that authentication has to notice: the epoch and the audit row together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from accounting.database import audit
 from accounting.tables.models import AuthEpoch
 
 SYSTEM = "system"
-"""The actor of what no key asked for: the first start."""
+"""The actor of changes that no key asked for, as at the first start."""
 CLI = "cli"
-"""The actor of commands that write to SQL themselves."""
+"""The actor of commands that write to SQL directly."""
 
 
 async def auth_epoch(conn: AsyncConnection) -> int:
-    """Rises with each change; a gateway that sees another number than its own forgets what it cached."""
+    """Return the epoch, which rises with each change. A gateway that sees another number than its own clears its
+    cache."""
     epoch = await conn.scalar(select(AuthEpoch.epoch).where(AuthEpoch.id == 1))
     assert epoch is not None, "the first migration writes this row"
     return epoch
@@ -33,7 +34,7 @@ async def record(
     object_id: str | None = None,
     detail: dict[str, Any] | None = None,
 ) -> int:
-    """Returns the new epoch: the version of the row that changed."""
+    """Write the audit row and raise the epoch. Returns the new epoch, which is the version of the changed row."""
     await audit.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=object_id, detail=detail)
     raised = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
     epoch: int | None = await conn.scalar(raised.returning(AuthEpoch.epoch))

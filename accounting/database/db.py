@@ -1,7 +1,8 @@
-"""The one owner of a SQL engine. Knows dialects, pools and transactions; no table and no business.
+"""The one owner of a SQL engine. The module knows dialects, pools and transactions, but no table and no business.
 
-Two ways in: `read()` sees one snapshot and never writes, `write()` is one transaction that commits at the end of the
-block. On SQLite a writer begins IMMEDIATE, so it waits for its turn at the start and never fails in the middle.
+There are two kinds of access: `read()` sees one snapshot and never writes; `write()` is one transaction that commits at
+the end of the block. On SQLite a writer begins IMMEDIATE, so it waits at the start for other writers and never fails in
+the middle.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _PATIENCE = {
 }
 """libpq takes these in seconds, but `tcp_user_timeout` in milliseconds."""
 MAX_SQLITE_ROWS = 16
-"""One INSERT has no more: each number of rows is a statement that the driver keeps, and long ones take half a megabyte each."""
+"""The most rows of one INSERT. Each number of rows is a statement of its own that the driver keeps, and a long one
+takes half a megabyte."""
 MIN_READERS = 4
 _WRITES = "headgate_writes"
 _EACH = (
@@ -61,7 +63,8 @@ _EACH = (
     .bindparams(bindparam("ids", unique=True, type_=Text))
     .columns(column("value", Text))
 )
-"""SQLite's list of values in one parameter. As text: made of functions, each statement leaves 38 objects in cycles."""
+"""SQLite's list of values in one parameter. The statement is written as text: one built from functions leaves 38
+objects in reference cycles each time."""
 
 
 class SqliteConnection(sqlite3.Connection):
@@ -69,7 +72,7 @@ class SqliteConnection(sqlite3.Connection):
 
     A write that is cancelled in a statement has its connection closed. SQLite keeps a closed connection, with its lock,
     until its last statement is freed, and the cancelled task's traceback may hold one until the garbage collector runs.
-    Without the rollback every other writer would hear "database is locked" until then.
+    Without the rollback every other writer would get "database is locked" until then.
     """
 
     def close(self) -> None:
@@ -79,21 +82,22 @@ class SqliteConnection(sqlite3.Connection):
 
 
 class Database:
-    """One per process and event loop. `close()` must be awaited before the loop ends."""
+    """The database of one process and event loop. `close()` must be awaited before the loop ends."""
 
     def __init__(self, url: str, *, pool_size: int = 8) -> None:
         parsed = parsed_url(url)
         self.url = url
-        """With its password: for a process that is to open the same."""
+        """The URL with its password, for a process that has to open the same database."""
         self.dialect: Dialect = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
         connect = self._sqlite if self.dialect == "sqlite" else self._postgresql
         self._readers, self._writers = connect(parsed, pool_size)
-        # SQLite has one writer; inside a process a queue of coroutines is kinder than the busy handler's polling.
+        # SQLite has one writer. Inside a process an asyncio lock replaces the busy handler, which polls.
         self._turn = asyncio.Lock() if self.dialect == "sqlite" else None
 
     def _sqlite(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
-        """Connections are kept, since each is a thread and has caches of its own; the last one used is the next.
-        Writing has one of its own: the long statements of inserts are prepared once, and no reader is waited for."""
+        """Return the pools of readers and of the writer. Connections are kept, since each is a thread with its own
+        caches; the one used last is taken next. The writer has its own connection: the long statements of inserts are
+        prepared once, and a writer waits for no reader."""
         readers, writers = (
             create_async_engine(
                 url,
@@ -124,13 +128,13 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """One snapshot for all statements of the block; whatever it writes is rolled back."""
+        """One snapshot for all statements of the block. Anything the block writes is rolled back."""
         async with self._readers.connect() as conn:
             yield conn
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction: committed at the end of the block, rolled back on an exception."""
+        """One transaction: it is committed at the end of the block and rolled back on an exception."""
         async with AsyncExitStack() as stack:
             if self._turn is not None:
                 await stack.enter_async_context(self._turn)
@@ -142,7 +146,7 @@ class Database:
 
 
 def parsed_url(url: str) -> URL:
-    """Raises `DatabaseUrlError`."""
+    """Parse a database URL. Raises `DatabaseUrlError`."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -155,7 +159,7 @@ def parsed_url(url: str) -> URL:
 
 
 def driver_options(url: URL) -> dict[str, Any]:
-    """Arguments for the driver, of what the URL does not say: a server that is silent is given up within seconds."""
+    """Return driver arguments that the URL does not set. A server that does not answer is given up within seconds."""
     if url.get_backend_name() == "sqlite":
         return {}
     return {name: value for name, value in _PATIENCE.items() if name not in url.query}
@@ -163,7 +167,7 @@ def driver_options(url: URL) -> dict[str, Any]:
 
 @contextmanager
 def reaching(url: URL) -> Iterator[None]:
-    """Raises `DatabaseUnreachable` for what a driver raises on connecting: one sentence, without the password."""
+    """Raises `DatabaseUnreachable` in place of a driver's error on connecting: one sentence, without the password."""
     try:
         yield
     except DBAPIError as error:
@@ -174,13 +178,14 @@ def reaching(url: URL) -> Iterator[None]:
 
 
 def first_line(error: SQLAlchemyError) -> str:
-    """The driver's own words, without the statement, as the end of a sentence."""
+    """Return the first line of the driver's message, without the statement, to be used at the end of a sentence."""
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return said.splitlines()[0].rstrip(".")[:300] if said else type(error).__name__
 
 
 def sqlite_transactions(engine: Any) -> None:
-    """Durable settings on each connection, and BEGIN said by us: the driver's own rules hide DDL and late locks."""
+    """Set durable settings on each connection, and send BEGIN ourselves: by the driver's own rules DDL runs outside of
+    transactions and locks are taken late."""
 
     @event.listens_for(engine, "connect")
     def _connect(dbapi_connection: Any, _record: Any) -> None:
@@ -197,14 +202,15 @@ def sqlite_transactions(engine: Any) -> None:
 
 
 def among(conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str]) -> ColumnElement[bool]:
-    """`column IN ids`. One parameter, however many they are: drivers take long over many, and bounds are tight."""
+    """The condition `column IN ids`. It is one parameter for any number of ids: drivers are slow with many parameters,
+    and the number of parameters is bounded."""
     if conn.dialect.name == "sqlite":
         return column.in_(_EACH.bindparams(ids=msgspec.json.encode(sorted(ids)).decode()))
     return column == func.any(literal(sorted(ids), postgresql.ARRAY(Text)))
 
 
 def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:
-    """The dialect's INSERT, which knows ON CONFLICT; both have the same methods."""
+    """Return the dialect's INSERT, which supports ON CONFLICT; both dialects have the same methods."""
     assert isinstance(table, Table)
     return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
 
@@ -215,7 +221,7 @@ async def insert_new(
     rows: Sequence[Mapping[str, Any]],
     returning: Iterable[InstrumentedAttribute[Any]],
 ) -> list[Row[Any]]:
-    """`INSERT ... ON CONFLICT DO NOTHING RETURNING`: the returned rows are those that were not there before."""
+    """Run `INSERT ... ON CONFLICT DO NOTHING RETURNING`. The returned rows are those that did not exist before."""
     if not rows:
         return []
     statement = _inserting_new(conn.dialect.name, table, tuple(rows[0]), tuple(returning))
@@ -223,7 +229,7 @@ async def insert_new(
 
 
 async def insert_all(conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Many plain rows (numbers and text) at once; a row that exists is an error."""
+    """Insert many plain rows (numbers and text) at once. A row that exists already is an error."""
     if rows:
         statement = _inserting(conn.dialect.name, table, tuple(rows[0]))
         await conn.execute(statement, _parameters(conn, rows))
@@ -232,13 +238,13 @@ async def insert_all(conn: AsyncConnection, table: FromClause, rows: Sequence[Ma
 async def add_up(
     conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]], sums: Sequence[str]
 ) -> None:
-    """Adds `sums` to those of the row with the same primary key, which is put in if there is none. No key twice."""
+    """Add `sums` to those of the row with the same primary key, or insert the row. `rows` must not name a key twice."""
     if rows:
         statement = _adding_up(conn.dialect.name, table, tuple(rows[0]), tuple(sums))
         await conn.execute(statement, _parameters(conn, rows))
 
 
-# Statements are made once: to make one takes longer than PostgreSQL needs for a hundred rows.
+# Statements are built once: building one takes longer than PostgreSQL needs for a hundred rows.
 
 
 @cache
@@ -259,7 +265,8 @@ def _adding_up(dialect: str, table: FromClause, names: tuple[str, ...], sums: tu
 
 @cache
 def _inserting(dialect: str, table: FromClause, names: tuple[str, ...]) -> sqlite.Insert | postgresql.Insert:
-    """PostgreSQL takes all rows as one JSON parameter: the driver's work per value is what makes big inserts slow."""
+    """Return the INSERT of many rows. PostgreSQL takes all rows as one JSON parameter, since the driver's work for each
+    value is what makes big inserts slow."""
     assert isinstance(table, Table)
     if dialect == "sqlite":
         return sqlite.insert(table)

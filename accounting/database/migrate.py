@@ -1,6 +1,8 @@
-"""Brings a database to the code's schema, under a lock, from the package itself: it works from a wheel too.
+"""Migration of a database to the code's schema, under a lock. The scripts come from the package, so it works from a
+wheel too.
 
-Synchronous on purpose: it runs once, before an event loop exists. Knows Alembic; the tables are models.py's.
+The functions are synchronous on purpose: they run once, before an event loop exists. The module knows Alembic; the
+tables are in models.py.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ ADVISORY_LOCK = 0x6865616467617465  # "headgate"
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Runs every migration that is missing. SchemaNewer: the database is ahead of this code, nothing was touched.
-    This, as `check`, raises `DatabaseUrlError` or `DatabaseUnreachable` where there is none."""
+    """Run every migration that is missing. Raises SchemaNewer if the database is newer than this code; nothing is
+    changed then. Like `check`, it raises `DatabaseUrlError` or `DatabaseUnreachable` if no database can be used."""
     with _engine(url) as engine, _locked(engine) as conn:
         if revision == "head" and _revision(conn) not in _known_revisions():
             raise _newer()
@@ -37,7 +39,7 @@ def upgrade(url: str, revision: str = "head") -> None:
 
 
 def downgrade(url: str, revision: str) -> None:
-    """`base` or a revision. For tests and for an operator with a backup."""
+    """Go back to `base` or to a revision. It is for tests and for an operator with a backup."""
     with _engine(url) as engine, _locked(engine) as conn:
         command.downgrade(_config(conn), revision)
         _commit(conn)
@@ -58,7 +60,7 @@ def check(url: str) -> None:
 
 
 def check_models() -> None:
-    """Raises SchemaError if models.py and the migrations disagree; on a temporary SQLite database."""
+    """Raises SchemaError if models.py and the migrations differ. It uses a temporary SQLite database."""
     with tempfile.TemporaryDirectory(prefix="headgate-models-") as folder:
         url = f"sqlite:///{folder}/models.db"
         upgrade(url)
@@ -78,7 +80,7 @@ def _scripts() -> ScriptDirectory:
 
 
 def _known_revisions() -> set[str | None]:
-    """None: an empty database."""
+    """Return the revisions that this code knows. None stands for an empty database."""
     return {None, *(script.revision for script in _scripts().walk_revisions())}
 
 
@@ -87,7 +89,7 @@ def _revision(conn: Connection) -> str | None:
 
 
 def _config(conn: Connection) -> Config:
-    config = Config(stdout=io.StringIO())  # Alembic would print its verdict
+    config = Config(stdout=io.StringIO())  # Alembic would print its result
     config.set_main_option("script_location", str(files("accounting.migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = conn
@@ -112,7 +114,8 @@ def _engine(url: str) -> Iterator[Engine]:
 
 @contextmanager
 def _locked(engine: Engine) -> Iterator[Connection]:
-    """One migration at a time: processes that start together queue here, and the later ones find nothing to do."""
+    """Let one migration run at a time: processes that start together wait here, and the later ones find nothing to
+    do."""
     if engine.dialect.name == "postgresql":
         with engine.connect() as conn:
             conn.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
@@ -134,8 +137,8 @@ def _locked(engine: Engine) -> Iterator[Connection]:
 
 
 def _let_tables_be_replaced(conn: Connection) -> None:
-    """SQLite changes a table by making another and dropping the first, which its foreign keys would forbid
-    (https://www.sqlite.org/lang_altertable.html, section 7). `_commit` checks them."""
+    """Allow tables to be replaced. SQLite changes a table by making another and dropping the first, which its foreign
+    keys would forbid (https://www.sqlite.org/lang_altertable.html, section 7). `_commit` checks the foreign keys."""
     raw = conn.connection.driver_connection
     assert raw is not None
     raw.execute("PRAGMA foreign_keys=OFF")  # has no effect inside a transaction

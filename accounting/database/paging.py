@@ -1,6 +1,7 @@
-"""Lists by key, newest first unless asked otherwise: a page goes on behind the last object the caller saw. Knows no table.
+"""Lists in pages by key, newest first unless asked otherwise. A page goes on after the last object that the caller saw.
+The module knows no table.
 
-Times of creation are whole seconds; ids, which carry their moment (ids.py), give the order within one.
+Creation times are whole seconds; ids, which carry their creation time (ids.py), give the order within a second.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ async def newest_first(
     oldest_first: bool = False,
     created_at: int | None = None,
 ) -> Page[Row[Any]]:
-    """`after` must be an id that `ever` could return, which has what `query` lists and what has ended since: a caller
-    may end objects between two pages. Another tenant's is unknown here. `created_at`: when `after` was made, where no
-    row says so any more."""
+    """Return one page. `after` must be an id that `ever` could return. `ever` selects what `query` lists and also
+    objects that have ended since, as a caller may end objects between two pages. Another tenant's id is unknown here.
+    `created_at` is the creation time of `after` where no row has it any more. Raises InvalidError."""
     if after is not None:
         seen = (await conn.execute((query if ever is None else ever).where(id_ == after))).first()
         at = created_at if seen is None else seen.created_at

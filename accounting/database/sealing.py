@@ -1,7 +1,8 @@
-"""Texts at rest: a data key per tenant, wrapped by the master key, and AES-GCM around every value (security.md 9).
+"""Encryption of texts at rest: each tenant has a data key, which the master key wraps, and every value is encrypted by
+AES-GCM (security.md 9).
 
-Without a tenant's row in `data_key` its texts cannot be read by anybody: that is how they are erased. Knows bytes;
-not what they mean, nor where they lie.
+Once a tenant's row in `data_key` is deleted, nobody can read its texts: that is how they are erased. The module knows
+bytes, but neither their meaning nor where they are stored.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 
 
 class SealBroken(AccountingError):
-    """Another key, another place, or damaged bytes."""
+    """The bytes were sealed with another key, belong to another place, or are damaged."""
 
 
 async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: int) -> bytes:
-    """The tenant's key; made when it is first needed, so the connection must be a writing one then."""
+    """Return the tenant's key. It is made when it is first needed, so the connection must be a writing one then."""
     query = select(DataKey.wrapped).where(DataKey.tenant_id == tenant_id)
     wrapping = hmac.digest(master, b"headgate data keys", sha256)
     wrapped = await conn.scalar(query)
@@ -41,13 +42,13 @@ async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: in
 
 
 def seal(key: bytes, value: bytes, place: bytes) -> bytes:
-    """`place` names where the value lies, so that it cannot be moved to another place unnoticed."""
+    """Encrypt a value. `place` names where it is stored, so that it cannot be moved elsewhere unnoticed."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, value, place)
 
 
 def unseal(key: bytes, sealed: bytes, place: bytes) -> bytes:
-    """Raises `SealBroken`."""
+    """Decrypt a value. Raises `SealBroken`."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place)
     except (InvalidTag, ValueError):

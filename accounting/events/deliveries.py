@@ -1,8 +1,9 @@
-"""The way out of the outbox: claimed, tried, ended. The schedule lies in SQL, so any number of senders may come and go.
+"""Deliveries from the outbox: claimed, tried, ended. The schedule is in SQL, so any number of senders may start and
+stop.
 
 A tenant's deliveries queue in its lane. A claim locks lanes (locked ones are skipped), least recently served first, and
-takes no more than two places in each; a place is free again when its try has ended, or its claim has run out. A claim
-counts as a try, so a sender that dies with it cannot try for ever.
+takes at most `PLACES` deliveries from each. A delivery counts against `PLACES` until its try has ended or its claim has
+run out. A claim counts as a try, so a delivery whose sender dies each time is not tried for ever.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.tables.outbox_models import Outbox, OutboxLane, Webhook
 
 PLACES = 2
-"""Deliveries under way at once per tenant."""
+"""The most deliveries under way at once per tenant."""
 CLAIM_MS = 60_000
-"""Far above what a try may take, however slow the receiver's name is to look up."""
+"""A bound far above the time of a try, however slowly the receiver's name is looked up."""
 DELAYS_S = (5, 30, 120, 300, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 36_000)
-"""Between tries: 12 in 24 hours."""
+"""Seconds between tries: 12 tries in 24 hours."""
 MAX_TRIES = len(DELAYS_S) + 1
 MAX_WAITING = 100_000
-"""Per webhook; one whose receiver lets more pile up hears of nothing new until half of it is gone."""
+"""The most deliveries that may wait per webhook. A webhook with more gets no new events until half of them are gone."""
 DELIVERED_KEPT_MS, DEAD_KEPT_MS = 1 * 86_400_000, 30 * 86_400_000
 PURGED_AT_ONCE = 1_000
 
@@ -33,20 +34,21 @@ class Delivery(msgspec.Struct, frozen=True):
     event_id: str
     webhook_id: str
     attempt: int
-    """Counted from 1."""
+    """The number of this try, counted from 1."""
     url: str
     sealed_secret: bytes
     body: str
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """`jitter`: 0 to 1, drawn anew for each try. `scale` shortens all times, for tests."""
+    """Times of tries. `jitter` returns 0 to 1 and is called for each try. `scale` shortens all times, for tests."""
 
     jitter: Callable[[], float]
     scale: float = 1.0
 
     def delay_ms(self, attempt: int) -> int:
-        """After that try; up to a tenth less, so that what failed together does not come back together."""
+        """Return the milliseconds to wait after that try. They are up to a tenth shorter than the schedule, so that
+        deliveries that failed together do not come back together."""
         delay_s = DELAYS_S[min(attempt, len(DELAYS_S)) - 1]
         return int(1000 * delay_s * self.scale * (1 - self.jitter() / 10))
 
@@ -56,17 +58,18 @@ async def any_due(conn: AsyncConnection, now: int) -> bool:
 
 
 async def claim(conn: AsyncConnection, now: int, room: int, schedule: Schedule) -> list[Delivery]:
-    """At most `room`, of as many tenants as there are."""
+    """Claim at most `room` deliveries, spread over as many tenants as possible."""
     lanes = (
         select(OutboxLane.tenant_id)
         .where(_is_due(now))
         .order_by(OutboxLane.last_turn_ms, OutboxLane.tenant_id)
         .limit(room)
-        .with_for_update(skip_locked=True, key_share=True)  # whoever writes events is not in the way
+        .with_for_update(skip_locked=True, key_share=True)  # those who write events need not wait
     )
     chosen = list((await conn.execute(lanes)).scalars())
     rows: list[Row[Any]] = []
-    # Behind the lock, statement by statement: another sender's claim on the lane is seen whole.
+    # The lanes are locked now, and each is read by its own statement: claims of another sender on it are seen
+    # completely.
     for lane in chosen:
         rows += await _next_of(conn, lane, now, min(PLACES, room - len(rows)))
     if chosen:
@@ -104,7 +107,7 @@ async def delivered(conn: AsyncConnection, done: Delivery, now: int) -> None:
 
 
 async def failed(conn: AsyncConnection, tried: Delivery, error: str, now: int) -> bool:
-    """True: that was the last try, it is dead."""
+    """Note a failed try. Returns True if it was the last one and the delivery is dead."""
     is_last = tried.attempt >= MAX_TRIES
     ended: dict[str, Any] = {"state": "dead", "ended_at_ms": now} if is_last else {}
     await conn.execute(_mine(tried).values(claimed_until_ms=0, last_error=error, **ended))
@@ -112,7 +115,8 @@ async def failed(conn: AsyncConnection, tried: Delivery, error: str, now: int) -
 
 
 async def tidy(conn: AsyncConnection, now: int) -> None:
-    """What ended long ago goes; last tries of senders that died are dead; who is full, and who is no longer."""
+    """Delete deliveries that ended long ago, mark last tries of dead senders as dead, and set which webhooks are
+    full."""
     lost = update(Outbox).where(
         Outbox.ended_at_ms.is_(None), Outbox.attempts >= MAX_TRIES, Outbox.claimed_until_ms <= now
     )
@@ -162,5 +166,5 @@ def _row(event_id: str, webhook_id: str) -> Any:
 
 
 def _mine(done: Delivery) -> Any:
-    """Of that try alone: a later claim has another number."""
+    """The row of a delivery, for this try alone: a later claim has another number."""
     return _row(done.event_id, done.webhook_id).where(Outbox.ended_at_ms.is_(None), Outbox.attempts == done.attempt)

@@ -1,7 +1,8 @@
-"""Whom this Headgate may speak to when a customer names the place: addresses, ports and URLs. Pure.
+"""The rules of egress: which addresses, ports and URLs this Headgate may connect to when a customer names them. The
+module is pure.
 
-A URL is judged when it is given, for a clear refusal; its addresses are judged again at each connect, by what the name
-has become by then. Only the second is a wall.
+A URL is checked when it is given, for a clear refusal. Its addresses are checked again at each connect, as the name may
+resolve differently by then. Only the second check protects.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_URL = 2048
 UNICAST = ipaddress.ip_network("2000::/3")
-# What Python 3.11 takes for public and is not: protocol assignments, relays of 6to4, documentation.
+# Python 3.11 takes these for public, but they are not: protocol assignments, relays of 6to4, documentation.
 REFUSED = tuple(ipaddress.ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2002::/16", "3fff::/20"))
 PRIVATE_SUFFIXES = ("localhost", "local", "internal", "localdomain", "home.arpa", "onion")
 WEB_PORTS = frozenset({80, 443})
@@ -74,12 +75,14 @@ _A_NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
 
 
 class Egress(msgspec.Struct, frozen=True):
-    """`allowed`: networks of the operator's own that may be spoken to beside the public internet."""
+    """The addresses that may be connected to. `allowed` has the operator's own networks, which are permitted besides
+    the public internet."""
 
     allowed: tuple[Network, ...] = ()
 
     def permits(self, address: str, port: int, *, encrypted: bool = True) -> bool:
-        """Without encryption only into the operator's own networks."""
+        """Say whether a connection is permitted. Unencrypted ones are permitted only into the operator's own
+        networks."""
         found = _plain(ipaddress.ip_address(address))
         if not 0 < port < 65536 or port in STORE_PORTS or (port < 1024 and port not in WEB_PORTS):
             return False
@@ -109,7 +112,7 @@ class Egress(msgspec.Struct, frozen=True):
             address = str(ipaddress.ip_address(host))
         except ValueError:
             self._check_name(host)
-            address = "1.1.1.1"  # stands for a public one: the real one is judged at each connect
+            address = "1.1.1.1"  # stands for any public address: the real one is checked at each connect
             encrypted = True
         if not self.permits(address, port, encrypted=encrypted):
             raise _refused("names an address or a port that is not spoken to")
@@ -123,12 +126,12 @@ class Egress(msgspec.Struct, frozen=True):
 
 
 def networks(text: str) -> tuple[Network, ...]:
-    """Raises ValueError."""
+    """Parse a comma-separated list of networks. Raises ValueError."""
     return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _plain(address: Address) -> Address:
-    """An IPv4 address in IPv6 clothes is judged as what it is."""
+    """Return the IPv4 address of an IPv4-mapped IPv6 address, so that it is judged as IPv4."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return address if mapped is None else mapped
 
@@ -136,7 +139,7 @@ def _plain(address: Address) -> Address:
 def _is_public(address: Address) -> bool:
     if not address.is_global or address.is_multicast or any(address in one for one in REFUSED):
         return False
-    # Everything else of IPv6 is local, or carries an IPv4 address to somebody who unpacks it (NAT64, compatible).
+    # All other IPv6 addresses are local, or carry an IPv4 address to somebody who unpacks it (NAT64, compatible).
     return address.version == 4 or address in UNICAST
 
 

@@ -1,7 +1,7 @@
-"""What can be told to the outside: CloudEvents 1.0, from rows. Pure.
+"""Events for the outside, made from rows: CloudEvents 1.0. The module is pure.
 
-`id` is unique in an installation and the same for the same fact, so a receiver keeps what it has seen. Never content,
-never a secret: ids, counts, money, times.
+`id` is unique in an installation and the same for the same fact, so a receiver recognises a repeated event. Events hold
+ids, counts, money and times, but neither content nor secrets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EventType = Literal[
 ]
 TEST: EventType = "headgate.webhook.test.v1"
 TYPES: tuple[EventType, ...] = get_args(EventType)
-"""A test goes to whomever it is for, whatever it listens to."""
+"""All types. A test event goes to its webhook whatever types that one listens to."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def usage(entry: Mapping[Any, Any]) -> Event:
-    """A settle, or the reversal that takes it back with all numbers negative."""
+    """The event of a settle, or of the reversal that takes it back with all numbers negative."""
     names = ("request_id", "kind", "key_id", "model", "tier", "price_version", "currency", "batch_id", "line_no")
     return Event(
         f"{entry['request_id']}/{entry['kind']}/{entry['attempt']}",
@@ -83,7 +83,7 @@ def invoice_closed(number: str, tenant_id: str, period: str, currency: str, tota
 def api_key(
     verb: Literal["rotated", "revoked"], tenant_id: str, key_id: str, version: int, now: int, **data: Any
 ) -> Event:
-    """`version`: of the change. Of the key only its id is told."""
+    """The event of a key. `version` is that of the change. The event names the key only by its id."""
     type_: EventType = "headgate.api_key.rotated.v1" if verb == "rotated" else "headgate.api_key.revoked.v1"
     return Event(f"{key_id}/{version}", type_, tenant_id, now * 1000, {"api_key_id": key_id, **data})
 
@@ -96,7 +96,7 @@ def batch_ended(
 
 
 def body(event: Event, source: str) -> str:
-    """CloudEvents' structured JSON."""
+    """Return the event as CloudEvents' structured JSON."""
     when = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     value = {
         "specversion": "1.0",

@@ -1,6 +1,6 @@
-"""Events for webhooks, written in the transaction of what they tell: both are there, or neither.
+"""Events for webhooks. An event is written in the transaction of the fact it reports: both are stored, or neither.
 
-Nothing is written that nobody listens to. How a row gets out is deliveries.py's.
+An event that no webhook listens to is not written. deliveries.py sends the rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from accounting.values.types import OPERATOR_TENANT, LedgerRow
 
 
 async def write(conn: AsyncConnection, told: Sequence[Event]) -> None:
-    """A repeated event is told once. What is told now is due now."""
+    """Write events for all webhooks that listen to them. A repeated event is written once. All are due now."""
     if listening := await _listening(conn, {event.tenant_id for event in told}):
         await _tell(conn, told, listening)
 
 
 async def write_usage(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """Settles and reversals. Where nobody listens, no event is made."""
+    """Write the events of settles and reversals. If no webhook listens, no event is made."""
     if listening := await _listening(conn, {entry["tenant_id"] for entry in entries}):
         await _tell(conn, [events.usage(entry) for entry in entries], listening)
 
@@ -43,12 +43,12 @@ async def _tell(conn: AsyncConnection, told: Sequence[Event], listening: Sequenc
 
 
 async def write_to(conn: AsyncConnection, event: Event, webhook_id: str, lane: str) -> None:
-    """For one webhook, whatever it listens to."""
+    """Write an event for one webhook, whatever types it listens to."""
     await _insert(conn, [(event, webhook_id, lane)])
 
 
 async def source(conn: AsyncConnection) -> str:
-    """What this installation calls itself in CloudEvents; made when it is first needed."""
+    """Return the name of this installation in CloudEvents. It is made when it is first needed."""
     query = select(Installation.uuid).where(Installation.id == 1)
     found = await conn.scalar(query)
     if found is None:
@@ -64,7 +64,7 @@ async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[Ro
     query = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(
         Webhook.tenant_id.in_(sorted({*tenant_ids, OPERATOR_TENANT})), Webhook.is_full.is_(False)
     )
-    # One that is removed at this moment is either waited for by its remover or not found here.
+    # A webhook that is being removed at this moment is either locked here, so that its remover waits, or not found.
     locked = query.order_by(Webhook.id).with_for_update(read=True, key_share=True)
     return list(await conn.execute(locked))
 

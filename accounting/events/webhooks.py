@@ -1,6 +1,6 @@
-"""Webhooks: made, listed, tried, removed; every change is audited. The secret is shown once and sealed at rest.
+"""Webhooks: created, listed, tested, removed; every change is audited. The secret is shown once and encrypted at rest.
 
-A webhook of a tenant hears of that tenant, one of the operator's of every tenant.
+A tenant's webhook gets events of that tenant; one of the operator's gets events of every tenant.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, no
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Deliveries that are still kept."""
+    """The numbers of deliveries that are still stored."""
 
     pending: int = 0
     delivered: int = 0
     dead: int = 0
     last_error: str | None = None
-    """Of the latest delivery that has not come through."""
+    """The error of the latest delivery that has not succeeded."""
 
 
 class WebhookInfo(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ async def create(
     now: int,
     actor: str,
 ) -> NewWebhook:
-    """`types`: None for all. Raises NotFoundError, InvalidError, ConflictError."""
+    """Create a webhook. `types` is None for all events. Raises NotFoundError, InvalidError, ConflictError."""
     if tenant_id != OPERATOR_TENANT:
         await tenants.living(conn, tenant_id)
     egress.check(url)
@@ -96,7 +96,7 @@ async def create(
             id=webhook_id,
             tenant_id=tenant_id,
             url=url,
-            created_at=made_at("webhook", webhook_id),  # its id alone gives its place once it is removed
+            created_at=made_at("webhook", webhook_id),  # once the row is gone, paging finds the time in the id
             events=None if types is None else sorted(set(types)),
             secret=sealing.seal(_key(master), secret, webhook_id.encode()),
         )
@@ -116,7 +116,7 @@ async def list_webhooks(
     conn: AsyncConnection, *, tenant_id: str | None = None, after: str | None = None, limit: int = 20
 ) -> Page[WebhookInfo]:
     query = _all() if tenant_id is None else _all().where(Webhook.tenant_id == tenant_id)
-    # A removed one leaves no row.
+    # A removed webhook leaves no row, so its creation time is read from its id.
     gone = None if after is None else made_at("webhook", after)
     page = await newest_first(conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone)
     return Page(await _with_counts(conn, page.items), page.has_more)
@@ -125,7 +125,7 @@ async def list_webhooks(
 async def list_deliveries(
     conn: AsyncConnection, webhook_id: str, *, state: str | None = None, event_id: str | None = None, limit: int = 20
 ) -> list[DeliveryInfo]:
-    """Newest first."""
+    """Return deliveries of a webhook, newest first."""
     await get(conn, webhook_id)
     names = DeliveryInfo.__struct_fields__
     query = select(*(getattr(Outbox, name) for name in names)).where(Outbox.webhook_id == webhook_id)
@@ -138,7 +138,7 @@ async def list_deliveries(
 
 
 async def remove(conn: AsyncConnection, webhook_id: str, *, now: int, actor: str) -> None:
-    """What still waits for it is dropped."""
+    """Remove a webhook and drop the deliveries that wait for it."""
     info = await get(conn, webhook_id)
     await conn.execute(select(Webhook.id).where(Webhook.id == webhook_id).with_for_update())
     await conn.execute(delete(Outbox).where(Outbox.webhook_id == webhook_id))
@@ -147,7 +147,7 @@ async def remove(conn: AsyncConnection, webhook_id: str, *, now: int, actor: str
 
 
 async def remove_of_tenant(conn: AsyncConnection, tenant_id: str) -> None:
-    """The end of an erased tenant's: addresses and secrets go with it."""
+    """Remove the webhooks of an erased tenant; their addresses and secrets are deleted with them."""
     mine = select(Webhook.id).where(Webhook.tenant_id == tenant_id)
     await conn.execute(mine.with_for_update())
     await conn.execute(delete(Outbox).where(Outbox.lane == tenant_id))
@@ -155,7 +155,7 @@ async def remove_of_tenant(conn: AsyncConnection, tenant_id: str) -> None:
 
 
 async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: str) -> str:
-    """Id of an event that is on its way to this webhook."""
+    """Send a test event to this webhook. Returns the event's id."""
     info = await get(conn, webhook_id)
     event = Event(
         f"{webhook_id}/test/{secrets.token_hex(8)}", events.TEST, info.tenant_id, now_ms, {"webhook_id": webhook_id}
@@ -166,12 +166,12 @@ async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: st
 
 
 def signing_key(master: bytes, webhook_id: str, sealed: bytes) -> bytes:
-    """Raises SealBroken."""
+    """Return the key that signs this webhook's deliveries. Raises SealBroken."""
     return sealing.unseal(_key(master), sealed, webhook_id.encode())
 
 
 def sign(key: bytes, event_id: str, at: int, body: bytes) -> str:
-    """Standard Webhooks, version 1: over id, time in Unix seconds and body."""
+    """Sign by Standard Webhooks, version 1: over the id, the time in Unix seconds and the body."""
     signed = f"{event_id}.{at}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(key, signed, sha256)).decode()
 
@@ -233,7 +233,7 @@ async def _counts(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, Counts
 async def _record(
     conn: AsyncConnection, verb: str, tenant_id: str, webhook_id: str, url: str, now: int, actor: str
 ) -> None:
-    """Of the URL the host alone: paths of receivers are often secrets."""
+    """Audit a change. Only the host of the URL is recorded, as paths of receivers are often secrets."""
     await audit.record(
         conn,
         f"headgate.webhook.{verb}",

@@ -1,7 +1,7 @@
 """Writes the legs of ledger entries that are in SQL already.
 
-An ending has about 13 legs. PostgreSQL makes them itself out of its own rows, so that they are neither encoded nor sent
-nor parsed; SQLite, which runs in this process, gains nothing from that.
+An ending has about 13 legs. PostgreSQL makes them itself from its own rows, so that they are neither encoded nor sent
+nor parsed; SQLite runs in this process and would gain nothing from that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY = ("request_id", "kind", "attempt")
 
 
 async def book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """In the transaction that wrote the entries."""
+    """Write the legs, in the transaction that wrote the entries."""
     if not entries:
         return
     if conn.dialect.name == "sqlite":
@@ -35,7 +35,7 @@ async def book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
 
 
 def _compiled() -> Compiled:
-    """Once: SQLAlchemy keeps no compiled statement that has a VALUES in it."""
+    """Compile the statement once: SQLAlchemy does not cache a compiled statement that contains a VALUES."""
     return _statement().compile(dialect=make_url("postgresql+psycopg://").get_dialect()())
 
 

@@ -1,8 +1,8 @@
-"""The turn in which the ledger is written, and the rows that come from no request: corrections and transfers.
+"""The order of writers to the ledger, and the rows that come from no request: corrections and transfers.
 
-One poster at a time (SQLite by its nature, PostgreSQL by an advisory lock): otherwise an ending and its engine record,
-posted at the same moment, could each miss the other, and rollup rows could deadlock. The endings of requests are
-posted by `request_postings.py`.
+There is one poster at a time (SQLite has only one writer, PostgreSQL uses an advisory lock). Otherwise an ending and
+its engine record, posted at the same moment, could each miss the other, and writers of rollup rows could deadlock.
+`request_postings.py` posts the endings of requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from accounting.values.types import TOKEN_CLASSES, LedgerRow
 POSTER_LOCK = 0x6C6564676572  # "ledger"
 _TAKE_TURN = select(
     func.pg_advisory_xact_lock(POSTER_LOCK),
-    # A plan that is kept may be from a time when the tables were empty.
+    # A cached plan may date from a time when the tables were empty.
     func.set_config("plan_cache_mode", "force_custom_plan", True),
 )
 _LAST_SEALED_DAY = select(func.max(DaySeal.day)).scalar_subquery()
@@ -33,8 +33,8 @@ _LAST_POSTING = select(func.max(JournalOffset.posted_at_ms)).scalar_subquery()
 
 
 async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
-    """Alone until the transaction ends. Returns the time of posting: never before the last one, whoever's clock that
-    was, and behind every sealed day and every close."""
+    """Wait until the caller is the only poster; it stays so until its transaction ends. Returns the time of posting in
+    milliseconds: not before the last posting, whoever's clock that was, and after every sealed day and every close."""
     if conn.dialect.name == "postgresql":
         await conn.execute(_TAKE_TURN)
     closed = await conn.execute(select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING))
@@ -44,24 +44,25 @@ async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
 
 
 async def last_posting_ms(conn: AsyncConnection) -> int:
-    """Milliseconds at which the last ending was posted; 0 where there is none."""
+    """Return the milliseconds at which the last ending was posted; 0 if there is none."""
     return await conn.scalar(select(_LAST_POSTING)) or 0
 
 
 async def post_correction(conn: AsyncConnection, entry: LedgerRow) -> None:
-    """A credit note or an adjustment: a row whose charges are below 0."""
+    """Post a credit note or an adjustment: a row whose charges are below 0."""
     await insert_all(conn, LedgerEntry.__table__, [entry])
     await booking.book(conn, [entry])
 
 
 async def post_transfer(conn: AsyncConnection, entry: LedgerRow, debit: str, credit: str, amount: int) -> None:
-    """A row that moves money between two accounts and charges nothing: what becomes of a grant."""
+    """Post a row that moves money between two accounts and charges no tokens: a grant, its use or expiry, or kept
+    KV."""
     await insert_all(conn, LedgerEntry.__table__, [entry])
     await insert_all(conn, LedgerLeg.__table__, transfer(entry, debit, credit, amount))
 
 
 def blank(kind: str, event_id: str, attempt: int, tenant_id: str, currency: str, now_ms: int) -> dict[str, Any]:
-    """A ledger row without tokens and charges."""
+    """Return a ledger row without tokens and charges."""
     texts = ("key_id", "model", "root", "tier", "price_version", "write_off", "trace_id")
     charges = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
     counts = (*TOKEN_CLASSES, "speculated", "recomputed", "reserved", *charges)

@@ -1,4 +1,5 @@
-"""Double entry: an entry's tokens and money as balanced legs. Pure; debits are positive, credits negative."""
+"""Double entry: an entry's tokens and money as balanced legs. The module is pure. Debits are positive, credits
+negative."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from accounting.values.types import BILLED, TOKEN_CLASSES, LedgerRow
 
 TOKENS = "tokens"
 COUNTED = (*TOKEN_CLASSES, "speculated", "recomputed")
-"""Everything an engine computes; the last two are always written off."""
+"""All tokens that an engine computes. The last two are always written off."""
 
 
 CHARGES = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
 
 
 def reversal(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
-    """The entry that cancels a settle."""
+    """Return the entry that cancels a settle."""
     return {
         **entry,
         "kind": "reversal",
@@ -33,9 +34,9 @@ class Rule:
     """One leg of every entry in which `column` is not 0."""
 
     account: str | None
-    """None: whoever takes the tokens (`TAKERS`)."""
+    """The account of the leg. None stands for the account that takes the tokens (`TAKERS`)."""
     unit: str | None
-    """None: the entry's currency."""
+    """The unit of the leg. None stands for the entry's currency."""
     token_class: str
     column: str
     sign: int
@@ -47,15 +48,15 @@ RULES = (
     Rule("tenant_receivable", None, "", "charge", 1),
     *(Rule("revenue", None, name, f"charge_{name}", -1) for name in TOKEN_CLASSES),
 )
-"""Settle: the tenant uses what the engine produced and owes the revenue; a reversal, all numbers negative, takes that
-back. Write-off: our loss. Void: nothing. Corrections have charges below 0, so the revenue goes back to what the tenant
-owes."""
+"""The legs of all entries. A settle: the tenant uses the tokens that the engine produced and owes the revenue. A
+reversal has all numbers negative and takes that back. A write-off is the operator's loss. A void has no legs.
+Corrections have charges below 0, so the revenue goes back to the tenant's debt."""
 TAKERS = "tenant_usage", "write_off"
-"""Of billed entries, of all others."""
+"""The account that takes the tokens of billed entries, and that of all other entries."""
 
 
 def legs(entry: LedgerRow) -> Iterator[dict[str, Any]]:
-    """As `booking.py` lets SQL make them."""
+    """Yield the legs of an entry, the same that SQL makes by `booking.py`."""
     taker = TAKERS[entry["kind"] not in BILLED]
     for rule in RULES:
         if amount := entry[rule.column]:
@@ -64,7 +65,7 @@ def legs(entry: LedgerRow) -> Iterator[dict[str, Any]]:
 
 
 def transfer(entry: LedgerRow, debit: str, credit: str, amount: int) -> list[dict[str, Any]]:
-    """Money that goes from one account to another."""
+    """Return the legs of money that goes from one account to another."""
     unit = entry["currency"]
     return [_leg(entry, debit, unit, "", amount), _leg(entry, credit, unit, "", -amount)]
 

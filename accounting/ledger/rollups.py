@@ -1,6 +1,7 @@
-"""Sums by minute, hour, day and month, written in the transaction of the rows they sum. Reports read nothing else.
+"""Sums by minute, hour, day and month, written in the transaction of the rows they sum. Usage reports read only these
+sums.
 
-When a day is sealed its buckets are computed again from the rows (`recompute`): their final value is no increment.
+When a day is sealed its buckets are compared with the rows and computed anew if they differ (`recompute`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def table_of(span: Span) -> type[RollupMinute | RollupHour | RollupDay | RollupM
 
 
 async def add(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """Adds new settle entries, and takes off reversals, in the buckets of their requests' start."""
+    """Add new settle entries, and subtract reversals, in the buckets in which their requests began."""
     rows = summed(
         {
             **entry,
@@ -53,7 +54,7 @@ async def add(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
 
 
 def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
-    """One row per bucket and key, sorted by key so that two writers lock in one order."""
+    """Return one row per bucket and key, sorted by key so that all writers lock in the same order."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         key = tuple([row[name] for name in BUCKET_KEYS])
@@ -67,12 +68,13 @@ def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
 
 
 def bucket_of(span: Span, second: int) -> int:
-    """The bucket's first second."""
+    """Return the first second of the bucket that `second` lies in."""
     return month_start(second) if span == "month" else second - second % SECONDS[span]
 
 
 def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None) -> Select[Any]:
-    """Keys whose stored sums are not the sums of their rows (of a month: of its days); all, or of [start, end)."""
+    """Select keys whose stored sums differ from the sums of their rows (for a month: of its days), in all buckets or in
+    [start, end)."""
     source = _days_by_month(conn) if span == "month" else _rows_by_bucket(span)
     stored = table_of(span)
     negated = select(
@@ -92,7 +94,8 @@ def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: 
 
 
 async def recompute(conn: AsyncConnection, start: int, end: int) -> list[str]:
-    """Minutes, hours and days of [start, end), whole UTC days, anew from their rows. Returns what was wrong."""
+    """Compute minutes, hours and days of [start, end), which are whole UTC days, anew from their rows. Returns the
+    wrong buckets."""
     found: list[str] = []
     for span, table in TABLES.items():
         wrong = (await conn.execute(differing(conn, span, start, end))).all()

@@ -1,6 +1,6 @@
 """The first start: a tenant `default`, a priced model, an admin key and a tenant key. Later starts find them.
 
-The keys' text is the caller's to keep (0600); here it is only made and looked up.
+The caller stores the text of the keys (mode 0600); this module only makes and looks up keys.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ EXAMPLE_RATES: dict[Tier, Rates] = {
     "interactive": Rates(cache_read=10_000, cache_write=100_000, uncached=100_000, output=400_000),
     "batch": Rates(cache_read=5_000, cache_write=50_000, uncached=50_000, output=200_000),
 }
-"""For the demo model, so that its bills show something: USD 0.10 in, 0.40 out per million tokens."""
+"""Rates of the demo model, so that its bills show amounts: USD 0.10 in, 0.40 out per million tokens."""
 FREE: dict[Tier, Rates] = {"interactive": Rates(0, 0, 0, 0), "batch": Rates(0, 0, 0, 0)}
-"""An explicit 0 for any other model, until the operator sets a price."""
+"""The rates of any other model until the operator sets a price: an explicit 0."""
 
 
 class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,14 +33,14 @@ class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
     tenant_id: str
     api_key: str
     fresh: bool = False
-    """Not shown yet: true from the start that made them until one got so far as to print them."""
+    """The keys were not shown yet. It is true from the start that made them until a start has printed them."""
 
 
 async def bootstrap(
     url: str, pepper: bytes, model: str, rates: Mapping[Tier, Rates], stored: Credentials | None
 ) -> Credentials:
-    """`stored` if this database knows its keys, else new ones for the tenant `default`. Also prices `model` where
-    the default sheet does not yet."""
+    """Return `stored` if this database knows its keys, else new keys for the tenant `default`. Also price `model` if
+    the default sheet has no price for it."""
     now_ms = time.time_ns() // 1_000_000
     database = Database(url)
     try:
@@ -54,7 +54,8 @@ async def bootstrap(
 
 
 async def _known(conn: AsyncConnection, stored: Credentials) -> bool:
-    """Another database, or one restored from before the first start, does not know the stored keys."""
+    """Say whether the database knows the stored keys. Another database does not, nor one restored from before the first
+    start."""
     for value in (stored.admin_key, stored.api_key):
         parsed = api_keys.parse(value)
         if parsed is None or await api_keys.lookup(conn, parsed.public_id) is None:

@@ -1,7 +1,8 @@
-"""The end of a tenant: its data key is destroyed, so what it stored is noise from then on; the books stay whole.
+"""The erasure of a tenant: its data key is destroyed, so that nobody can read its stored texts any more; the books stay
+complete.
 
-Ids, counts and times remain, under a tenant without a name. Only an archived tenant can be erased, after the time that
-the operator keeps archived ones for.
+Ids, counts and times remain, under a tenant without a name. Only an archived tenant can be erased, and only after the
+retention time that the operator set.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ERASED = "(deleted)"
 
 
 class ErasureReport(msgspec.Struct, frozen=True):
-    """The proof: what could be read before and cannot be any more."""
+    """The proof of an erasure: counts of the objects that could be read before and cannot be read any more."""
 
     tenant_id: str
     erased_at: int
@@ -38,7 +39,7 @@ class ErasureReport(msgspec.Struct, frozen=True):
 
 
 async def erase(conn: AsyncConnection, tenant_id: str, *, retention_days: int, now: int, actor: str) -> ErasureReport:
-    """Final. Raises ConflictError while it may not be done."""
+    """Erase a tenant for good. Raises ConflictError while this is not allowed."""
     tenant = await tenants.get(conn, tenant_id)
     if tenant.status != "archived" or tenant.archived_at is None:
         raise ConflictError("Only an archived project can be deleted.")

@@ -1,4 +1,4 @@
-"""Suspending and archiving a tenant, with what follows for its batches and its running answers."""
+"""Suspending and archiving a tenant, and the consequences for its batches and its running answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from accounting.values.types import TenantInfo
 async def archive(
     conn: AsyncConnection, tenant_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Final: its keys get 403 from now on, its open batches are cancelled, the books remain. A repeated call changes
-    nothing."""
+    """Archive a tenant for good: its keys get 403 from now on, its open batches are cancelled, the books remain. A
+    repeated call changes nothing."""
     tenant = await tenants.get(conn, tenant_id)
     if tenant.status == "archived":
         return tenant
@@ -31,7 +31,7 @@ async def archive(
 async def suspend(
     conn: AsyncConnection, tenant_id: str, suspended: bool, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> TenantInfo:
-    """`end_streams`: what runs ends too, on every gateway."""
+    """Suspend a tenant or make it active again. With `end_streams`, its running requests end too, on every gateway."""
     await tenants.living(conn, tenant_id)
     values = {"status": "suspended" if suspended else "active"}
     tenant = await tenants.apply_change(conn, tenant_id, values, "project.updated", now, actor)
@@ -41,5 +41,5 @@ async def suspend(
 
 
 async def _end_streams(conn: AsyncConnection, tenant_id: str) -> None:
-    """After the change, whose version is the newest one."""
+    """End the tenant's streams. The caller has written its change, whose version is the newest one."""
     await api_keys.end_streams_of_tenant(conn, tenant_id, await changes.auth_epoch(conn))

@@ -1,6 +1,6 @@
-"""Budgets: made, read, changed, adjusted, deleted. Every change raises the auth epoch and is audited.
+"""Budgets: created, read, changed, adjusted, deleted. Every change raises the auth epoch and is audited.
 
-What has been spent of one is spend.py's to say, what may still be is the limiter's.
+spend.py sums what has been spent of a budget; the limiter knows what is left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.ids import new_id
 
 MAX_PER_TENANT = 100
-"""In force: the limiter checks those that bind a request one by one."""
+"""The most budgets in force: the limiter checks each budget that binds a request."""
 MAX_ADJUSTMENTS = 100
 MINUTE_MS = 60_000
 
@@ -46,7 +46,7 @@ class NewBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str = SYSTEM) -> Budget:
-    """Raises NotFoundError, InvalidError, ConflictError."""
+    """Create a budget. Raises NotFoundError, InvalidError, ConflictError."""
     await tenants.living(conn, new.tenant_id)
     await _check_key(conn, new)
     _check_period(new)
@@ -76,7 +76,7 @@ async def get(conn: AsyncConnection, budget_id: str) -> Budget:
 
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Budget, ...]:
-    """All in force, oldest first."""
+    """Return all budgets of the tenant in force, oldest first."""
     return tuple((await of_tenants(conn, [tenant_id])).get(tenant_id, ()))
 
 
@@ -93,7 +93,7 @@ async def _by_tenant(conn: AsyncConnection, query: Any) -> dict[str, list[Budget
 
 
 async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:
-    """By tenant, of every tenant."""
+    """Return the budgets in force of every tenant, by tenant."""
     return await _by_tenant(conn, _living())
 
 
@@ -117,7 +117,8 @@ async def change(
     now: int,
     actor: str = SYSTEM,
 ) -> Budget:
-    """None: unchanged. Another scope or period is another budget."""
+    """Change a budget. A value of None is not changed. Scope and period cannot be changed: that would be another
+    budget."""
     budget = await get(conn, budget_id)
     values: dict[str, Any] = {}
     if limit_micro_units is not None:
@@ -129,7 +130,7 @@ async def change(
 
 
 async def delete(conn: AsyncConnection, budget_id: str, *, now: int, actor: str = SYSTEM) -> Budget:
-    """Binds nobody any more; alerts that were due stay."""
+    """Delete a budget. It binds no request any more; alerts that were due stay."""
     budget = await get(conn, budget_id)
     await _write(conn, budget, "deleted", {"deleted_at": now}, {}, now, actor)
     return budget
@@ -145,7 +146,7 @@ async def adjust(
     now: int,
     actor: str = SYSTEM,
 ) -> Budget:
-    """Changes the limit by so much from `from_ms` until `until_ms`."""
+    """Change the limit by `micro_units` from `from_ms` until `until_ms`."""
     budget = await get(conn, budget_id)
     _check_amount(abs(micro_units), "micro_units")
     if not 0 <= from_ms < until_ms <= MAX_AMOUNT:
@@ -189,7 +190,8 @@ async def _check_key(conn: AsyncConnection, new: NewBudget) -> None:
 
 
 def _check_period(new: NewBudget) -> None:
-    """Whole minutes: spending is summed from the minute's rollups at the finest."""
+    """Check that a fixed period has whole minutes, as the minute's rollups are the finest sums of spending. Raises
+    InvalidError."""
     if new.period != "fixed":
         return
     if not 0 <= new.start_ms < new.end_ms <= MAX_AMOUNT:

@@ -1,4 +1,5 @@
-"""What end users with limits took of late, beside the ledger, which knows none of them. Kept for a day, in digests."""
+"""Recent use of end users with limits. The ledger does not know end users, so this is stored beside it, for a day,
+under digests."""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ from accounting.values.types import Posting
 
 DAY_BUCKET_MS = 1_440_000
 DAY_MS = 61 * DAY_BUCKET_MS
-"""A limit per day counts 60 buckets and the current one."""
+"""The time for which use is kept: a limit per day counts 60 buckets and the current one."""
 
 
 async def note(conn: AsyncConnection, new: Sequence[Posting]) -> None:
-    """In the transaction that posts these endings for the first time."""
+    """Store the use of end users, in the transaction that posts these endings for the first time."""
     rows = [_row(ending) for ending in new if ending.end_user]
     await insert_new(conn, EndUserUse.__table__, rows, (EndUserUse.request_id,))
 
 
 async def forget(conn: AsyncConnection, now_ms: int) -> None:
-    """What no window counts any more."""
+    """Delete the use that no window counts any more."""
     await conn.execute(delete(EndUserUse).where(EndUserUse.opened_at_ms < now_ms - DAY_MS))
 
 

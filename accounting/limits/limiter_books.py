@@ -1,7 +1,7 @@
-"""What the books say of tenants' limits at one moment: the SQL snapshot out of which the limiter is made again.
+"""The SQL snapshot of tenants' limits at one moment. The limiter is rebuilt from it.
 
-Knows ids and integers; what a running request's detail means is the gateway's. Where a moment, a price or a key is not
-known, it is taken against the tenant.
+The module knows ids and integers; the gateway knows the meaning of a running request's detail. If a time, a price or a
+key is not known, it is assumed to the disadvantage of the tenant.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from accounting.values.types import Usage
 
 ENDINGS = ("settle", "void")
 CLOCKS_APART_MS = 5_000
-"""At the beginning of a period another gateway may still be in the one before."""
+"""The most that two gateways' clocks may differ: at the beginning of a period another gateway may still be in the one
+before."""
 LONG_MS = 15 * 60_000
-"""What belongs to a request that began longer ago than this is not looked for."""
+"""The snapshot does not look for requests that began longer ago than this."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What an ended request took. `input`: prompt tokens that were not cached."""
+    """The charge and tokens of an ended request. `input` counts prompt tokens that were not cached."""
 
     charge: int
     input: int
@@ -41,7 +42,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Recent(msgspec.Struct, frozen=True):
-    """Requests of one key, model and tier that began in one second, or (`output`) ended in it."""
+    """Requests of one key, model and tier that began in one second; for `output`, requests that ended in it."""
 
     second: int
     key_id: str
@@ -51,7 +52,7 @@ class Recent(msgspec.Struct, frozen=True):
     input: int = 0
     output: int = 0
     end_user: str = ""
-    """The place of the end user, in the stead of key, model and tier."""
+    """The digest that names an end user, used instead of key, model and tier."""
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -61,33 +62,33 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class Unposted(msgspec.Struct, frozen=True):
-    """An attempt that an engine recorded and whose request nobody ended: a dead gateway's."""
+    """An attempt that an engine recorded and whose request nobody ended, as its gateway died."""
 
     at_ms: int
-    """When the record came."""
+    """Milliseconds at which the record was posted."""
     charge: int
-    """At the highest rates in force for the tenant: the record names no key and no model."""
+    """Its charge at the highest rates in force for the tenant, as the record names no key and no model."""
     input: int
     output: int
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One tenant at one moment."""
+    """The limits of one tenant at one moment."""
 
     running: tuple[Running, ...]
-    """Listed, and not in the ledger: where both know a request, the ledger wins."""
+    """Requests that are listed and not in the ledger: if both know a request, the ledger counts."""
     spent: tuple[Spent, ...]
     recent: tuple[Recent, ...]
     day: tuple[Recent, ...] = ()
-    """The last 24 hours by the beginning of each request; only where some limit is for a day."""
+    """The last 24 hours by the beginning of each request; filled only if some limit is per day."""
     unposted: tuple[Unposted, ...] = ()
     dimensions: frozenset[Dimension] = frozenset()
-    """Of the tenant's quotas."""
+    """The dimensions of the tenant's quotas."""
 
 
 async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: int) -> dict[str, Snapshot]:
-    """Of each tenant, under the epoch beside it; all in the caller's one read transaction. The number of statements
-    does not grow with the tenants."""
+    """Return the snapshot of each tenant under its epoch, all read in the caller's one transaction. The number of
+    statements does not grow with the number of tenants."""
     running = await _running(conn, epochs)
     unposted = await _unposted(conn, epochs, running, now_ms)
     opened = {
@@ -113,7 +114,7 @@ async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: in
 
 
 async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> Mapping[str, Ended]:
-    """Those of them that the ledger has."""
+    """Return the endings of those requests that have one in the ledger."""
     if not request_ids:
         return {}
     entry = LedgerEntry
@@ -124,7 +125,7 @@ async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> Mappin
 
 
 async def _running(conn: AsyncConnection, epochs: Mapping[str, int]) -> dict[str, list[Running]]:
-    """Listed, and not in the ledger."""
+    """Return the requests that are listed and not in the ledger, by tenant."""
     table = LimiterRunning
     query = select(table.__table__).where(among(conn, table.tenant_id, epochs), table.epoch >= min(epochs.values()))
     newest = {
@@ -143,7 +144,8 @@ async def _running(conn: AsyncConnection, epochs: Mapping[str, int]) -> dict[str
 async def _unposted(
     conn: AsyncConnection, epochs: Mapping[str, int], running: Mapping[str, Sequence[Running]], now_ms: int
 ) -> dict[str, list[Unposted]]:
-    """Of gateways that are dead, as they did not list; without one, every record's request is listed or has ended."""
+    """Return unposted attempts of dead gateways, which are those that did not list. If there is none, the request of
+    every record is listed or has ended."""
     silent = select(func.min(LimiterGateway.listed_at_ms)).where(LimiterGateway.epoch < max(epochs.values()))
     found: dict[str, list[Unposted]] = defaultdict(list)
     since_ms = await conn.scalar(silent)
@@ -168,7 +170,8 @@ async def _unposted(
 
 
 async def _spent(conn: AsyncConnection, opened: Mapping[str, Collection[int]], now_ms: int) -> dict[str, list[Spent]]:
-    """Of every budget, the periods that now, or what a tenant has `opened`, lies in."""
+    """Return the sums of every budget, for the periods that contain now or one of the times that a tenant has
+    `opened`."""
     uses = [
         (budget, period)
         for tenant_id, of_tenant in (await budgets.of_tenants(conn, opened)).items()
@@ -189,7 +192,7 @@ def _periods(budget: Budget, moments: Collection[int]) -> list[Period]:
 
 @dataclass(frozen=True)
 class Source:
-    """A table of what ended requests took, and whose it was."""
+    """A table of the tokens that ended requests took, with the columns that name their sender."""
 
     table: Any
     who: tuple[Any, ...]
@@ -221,7 +224,7 @@ async def _day(
 
 
 async def _recent(conn: AsyncConnection, tenant_ids: Collection[str], now_ms: int) -> dict[str, list[Recent]]:
-    """The last minute: requests and input where they began, output where they ended."""
+    """Return the last minute: requests and input by the second they began in, output by the second they ended in."""
     since_ms = now_ms - 61_000
     found: dict[str, list[Recent]] = defaultdict(list)
     for source in (LEDGER, END_USERS):
@@ -239,7 +242,7 @@ async def _recent(conn: AsyncConnection, tenant_ids: Collection[str], now_ms: in
 
 
 def _of(conn: AsyncConnection, source: Source, tenant_ids: Collection[str], moment: Any, *sums: Any) -> Select[Any]:
-    """Ended requests of the tenants by moment and who sent them."""
+    """Select ended requests of the tenants, grouped by time and sender."""
     groups = (source.table.tenant_id, moment, *source.who)
     return (
         select(*groups[:2], *sums, *source.who)

@@ -1,7 +1,7 @@
-"""The SQL side of rebuilding the limiter: incidents, and who lists what under which epoch.
+"""The SQL side of rebuilding the limiter: incidents, and which gateway has listed its requests under which epoch.
 
-Knows ids and integers; what a running request's detail means is the gateway's. Epochs are numbered by compare and set:
-of two gateways that raise one for the same cause, one does.
+The module knows ids and integers; the gateway knows the meaning of a running request's detail. Epochs are numbered by
+compare and set: if two gateways raise one for the same cause, only one succeeds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
-    """In order; what came before the last one of every tenant is left out."""
+    """Return incidents in order. Those that came before the last incident of every tenant are left out."""
     of_all = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
     query = select(LimiterIncident.__table__).where(
         LimiterIncident.epoch > after, LimiterIncident.epoch >= func.coalesce(of_all.scalar_subquery(), 0)
@@ -51,15 +51,16 @@ async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
 
 
 async def raise_for_life(conn: AsyncConnection, life: str, now_ms: int) -> None:
-    """Redis' data lives anew: everything is lost. Once for each life."""
+    """Raise an incident for every tenant, as Redis' data is new and everything is lost. It is raised once for each life
+    of the data."""
     known = select(LimiterIncident.epoch).where(LimiterIncident.life == life)
     while await conn.scalar(known) is None:
         await _raise(conn, await _last(conn), EVERY_TENANT, life, now_ms)
 
 
 async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], now_ms: int) -> None:
-    """The state of each tenant, built under the epoch that stands beside it, is damaged. Nothing where a newer one is
-    due already."""
+    """Raise an incident for each tenant whose state, built under the given epoch, is damaged. A tenant that has a newer
+    incident already gets none."""
     query = select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch)).where(
         or_(LimiterIncident.tenant_id.is_(None), among(conn, LimiterIncident.tenant_id, damaged))
     )
@@ -71,8 +72,8 @@ async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], n
 
 
 async def raise_for_reversals(conn: AsyncConnection, reversals: Sequence[LedgerRow], now_ms: int) -> None:
-    """In the transaction that takes charges back: what they left of a budget is free once its tenant's state is made
-    anew. Nothing for tenants without such a budget."""
+    """Raise incidents in the transaction that takes charges back: the budget is free again once its tenant's state is
+    rebuilt. Tenants without such a budget get none."""
     of_tenants = await budgets.of_tenants(conn, {row["tenant_id"] for row in reversals})
     due = {row["tenant_id"] for row in reversals if _is_budgeted(row, of_tenants)}
     while due:
@@ -93,7 +94,8 @@ async def _last(conn: AsyncConnection) -> int:
 async def _raise(
     conn: AsyncConnection, last: int, tenant_ids: Sequence[str | None], life: str | None, now_ms: int
 ) -> set[str | None]:
-    """For whom one was raised. A number that somebody else has taken meanwhile stays theirs: the caller reads again."""
+    """Return the tenants for which an incident was raised. If somebody else has taken a number meanwhile, that one
+    stays and the caller reads again."""
     rows = [
         {"epoch": epoch, "tenant_id": tenant_id, "life": life, "raised_at_ms": now_ms}
         for epoch, tenant_id in enumerate(tenant_ids, last + 1)
@@ -102,12 +104,12 @@ async def _raise(
     return {row.tenant_id for row in raised}
 
 
-# Gateways and what they hold
+# Gateways and their running requests
 
 
 async def join(conn: AsyncConnection, slot: int, now_ms: int) -> int:
-    """A gateway that holds nothing begins. What its slot held before is in the ledger by now; if its last process
-    missed an epoch, states were built without those charges, so everything is built again."""
+    """Register a gateway that starts and has no running requests. Requests of its slot's last process are in the ledger
+    by now. If that process missed an epoch, states were built without those charges, so everything is built again."""
     last = await _last(conn)
     listed = await conn.scalar(select(LimiterGateway.epoch).where(LimiterGateway.slot == slot))
     if listed is not None and listed < last:
@@ -118,15 +120,15 @@ async def join(conn: AsyncConnection, slot: int, now_ms: int) -> int:
 
 
 async def leave(conn: AsyncConnection, slot: int) -> None:
-    """It ended everything it held."""
+    """Remove a gateway that has ended all of its requests."""
     await conn.execute(delete(LimiterGateway).where(LimiterGateway.slot == slot))
 
 
 async def list_running(
     conn: AsyncConnection, slot: int, epoch: int, held: Sequence[Running], now_ms: int, late_ms: int
 ) -> bool:
-    """What this gateway holds as it learns of `epoch`. False: it comes so late that others may have built without it;
-    then a further epoch is raised, to be listed for."""
+    """List the requests that this gateway runs as it learns of `epoch`. Returns False if the list comes so late that
+    others may have built states without it; then a further epoch is raised, for which it must list again."""
     first = select(func.min(LimiterIncident.raised_at_ms)).where(
         LimiterIncident.epoch <= epoch,
         LimiterIncident.epoch > select(LimiterGateway.epoch).where(LimiterGateway.slot == slot).scalar_subquery(),
@@ -145,13 +147,13 @@ async def list_running(
 
 
 async def num_unlisted(conn: AsyncConnection, epoch: int) -> int:
-    """Gateways that have not told yet what they held."""
+    """Return the number of gateways that have not listed their requests yet."""
     behind = select(func.count()).select_from(LimiterGateway).where(LimiterGateway.epoch < epoch)
     return await conn.scalar(behind) or 0
 
 
 async def claim(conn: AsyncConnection, epochs: Mapping[str, int], slot: int, now_ms: int) -> set[str]:
-    """The tenants whose state the caller builds under the epoch beside them, and nobody else."""
+    """Claim tenants: the caller builds the state of each returned one under the given epoch, and nobody else does."""
     rows = [
         {"tenant_id": tenant_id, "epoch": epoch, "slot": slot, "claimed_at_ms": now_ms}
         for tenant_id, epoch in sorted(epochs.items())

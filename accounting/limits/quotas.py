@@ -1,4 +1,4 @@
-"""Limits beyond those that tenant, key and model carry as columns. Every change raises the auth epoch and is audited."""
+"""Limits besides those that are columns of tenant, key and model. Every change raises the auth epoch and is audited."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict
 
 
 async def put(conn: AsyncConnection, tenant_id: str, quota: Quota, *, now: int, actor: str = SYSTEM) -> None:
-    """In the place of one with the same level, subject and dimension."""
+    """Set a quota. It replaces one with the same level, subject and dimension. Raises InvalidError."""
     await tenants.living(conn, tenant_id)
     await _check(conn, tenant_id, quota)
     values = {"limit": quota.limit, "shadow": quota.shadow}

@@ -1,4 +1,4 @@
-"""What was charged to a budget's period, from rollups, and the alerts that this makes due."""
+"""Charges to a budget's period, summed from rollups, and the alerts that become due by them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from accounting.values.types import LedgerRow
 
 
 async def spent(conn: AsyncConnection, budget: Budget, period: Period) -> int:
-    """Settled charges of requests opened in the period."""
+    """Return the settled charges of requests that began in the period, in micro-units."""
     return (await spent_of(conn, [(budget, period)]))[0]
 
 
 async def spent_of(conn: AsyncConnection, uses: Sequence[tuple[Budget, Period]]) -> list[int]:
-    """As `spent`, in the order of `uses`: one statement for each period that occurs, whoever's budgets it is of."""
+    """Return the values of `spent` in the order of `uses`. There is one statement for each distinct period, for the
+    budgets of all tenants."""
     tenants: dict[Period, set[str]] = defaultdict(set)
     for budget, period in uses:
         tenants[period].add(budget.tenant_id)
@@ -59,7 +60,7 @@ async def _charges(conn: AsyncConnection, tenant_ids: Collection[str], period: P
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """`threshold` percent of a budget were settled in the period."""
+    """A record that `threshold` percent of a budget were settled in the period."""
 
     budget_id: str
     period_start_ms: int
@@ -72,7 +73,7 @@ class Alert(msgspec.Struct, frozen=True):
 
 
 async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str, list[Alert]]:
-    """Of all their periods, by budget, oldest first."""
+    """Return the alerts of all periods, by budget, oldest first."""
     table = BudgetAlert
     query = select(table.__table__).where(table.budget_id.in_(sorted(budget_ids)))
     found: dict[str, list[Alert]] = {}
@@ -83,7 +84,7 @@ async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str
 
 
 async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_ms: int) -> None:
-    """In the transaction that posts `settled`, after their rollups."""
+    """Write new alerts, in the transaction that posts `settled` and after its rollups."""
     if not settled:
         return
     by_tenant = await budgets.of_tenants(conn, {entry["tenant_id"] for entry in settled})
@@ -100,7 +101,7 @@ async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_m
 
 
 def _touched(by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[LedgerRow]) -> list[tuple[Budget, Period]]:
-    """Each once."""
+    """Return the budgets and periods that the entries count against, each once."""
     found: dict[tuple[str, int], tuple[Budget, Period]] = {}
     last: dict[str, Period] = {}
     for entry in settled:
@@ -136,7 +137,7 @@ def _due(budget: Budget, period: Period, used: int, now_ms: int) -> list[dict[st
 
 
 def _widest(period: Period) -> Span:
-    """The widest rollups that begin and end where the period does."""
+    """Return the widest rollups whose buckets begin and end where the period does."""
     start, end = period.start_ms // 1000, period.end_ms // 1000
     if end - start <= 31 * DAY_S and month_start(start) == start != month_start(end) == end:
         return "month"

@@ -1,6 +1,7 @@
-"""OpenAI's spend alerts: so many cents in a month of UTC, by a tenant or (the operator's tenant) by all, and who is told.
+"""OpenAI's spend alerts: an amount of cents in a UTC month, spent by a tenant or (for the operator's tenant) by all
+tenants, and the recipients.
 
-`note_due` writes one row per alert and month; what becomes of it is its sender's.
+`note_due` writes one row per alert and month; its sender then sends it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ async def create(conn: AsyncConnection, tenant_id: str, fields: AlertFields, *, 
 
 
 async def get(conn: AsyncConnection, tenant_id: str, alert_id: str) -> SpendAlertInfo:
-    """NotFoundError also for another tenant's."""
+    """Return an alert of the tenant. Raises NotFoundError, also for another tenant's alert."""
     row = (await conn.execute(_living(tenant_id).where(SpendAlert.id == alert_id))).first()
     if row is None:
         raise NotFoundError("No such spend alert.")
@@ -100,13 +101,14 @@ async def delete(conn: AsyncConnection, tenant_id: str, alert_id: str, *, now: i
 
 
 async def any_due(conn: AsyncConnection, now_ms: int) -> bool:
-    """Whether `note_due` would find one."""
+    """Say whether `note_due` would find an alert."""
     noted = select(SpendAlertDue.alert_id).where(SpendAlertDue.period_start_ms == month(now_ms).start_ms)
     return not set(await _due(conn, now_ms)) <= set((await conn.scalars(noted)).all())
 
 
 async def note_due(conn: AsyncConnection, now_ms: int) -> list[DueAlert]:
-    """Those whose threshold is passed and that nobody noted this month: one of many callers gets each."""
+    """Write the alerts whose threshold is passed and that nobody noted this month. Of several callers only one gets
+    each."""
     due = await _due(conn, now_ms)
     rows = [
         {
@@ -132,7 +134,7 @@ def _event(due: DueAlert, now_ms: int) -> events.Event:
 
 
 async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
-    """By id, all whose threshold is passed."""
+    """Return all alerts whose threshold is passed, by id."""
     period = month(now_ms)
     of_month = (
         select(RollupDay.tenant_id, func.sum(RollupDay.charge).label("charge"))
@@ -186,7 +188,7 @@ def _info(row: Row[tuple[object, ...]]) -> SpendAlertInfo:
 async def _record(
     conn: AsyncConnection, verb: str, tenant_id: str, alert_id: str, now: int, actor: str, fields: AlertFields | None
 ) -> None:
-    """Who is told is a person's address: it is not kept in a log that nobody can edit."""
+    """Audit a change. The recipients are addresses of persons: they are not kept in a log that nobody can edit."""
     detail = {} if fields is None else {"threshold_amount": fields.cents, "num_recipients": len(fields.recipients)}
     await audit.record(
         conn,

@@ -1,6 +1,7 @@
-"""OpenAI's spend limits over budgets: a tenant's is a hard monthly budget, the operator's is a bound on what all spend.
+"""OpenAI's spend limits on top of budgets: a tenant's limit is a hard monthly budget, the operator's bounds the
+spending of all tenants.
 
-No limiter holds the operator's: gateways read the sum again and again and refuse new requests (`reached`).
+The limiter does not hold the operator's limit: gateways read the sum repeatedly and refuse new requests (`reached`).
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ MICRO_UNITS_PER_CENT = 10_000
 class SpendLimitInfo(msgspec.Struct, frozen=True):
     cents: int
     enforcing: bool
-    """New requests are refused now."""
+    """The limit is reached, so new requests are refused now."""
 
 
 async def get(conn: AsyncConnection, tenant_id: str, now_ms: int) -> SpendLimitInfo:
-    """Raises NotFoundError where none is set."""
+    """Return the limit. Raises NotFoundError if none is set."""
     row = await _row(conn, tenant_id)
     if row is None:
         raise NotFoundError("No spend limit is set.")
@@ -66,7 +67,7 @@ async def _put_budget(conn: AsyncConnection, tenant_id: str, micro_units: int, n
 
 
 async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) -> None:
-    """Raises NotFoundError where none is set."""
+    """Delete the limit. Raises NotFoundError if none is set."""
     row = await _row(conn, tenant_id)
     if row is None:
         raise NotFoundError("No spend limit is set.")
@@ -78,7 +79,7 @@ async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) 
 
 
 async def reached(conn: AsyncConnection, now_ms: int) -> bool:
-    """Whether all tenants together have spent this month what the operator allows."""
+    """Say whether all tenants together have spent this month what the operator allows."""
     row = await _row(conn, OPERATOR_TENANT)
     if row is None:
         return False
@@ -87,20 +88,21 @@ async def reached(conn: AsyncConnection, now_ms: int) -> bool:
 
 
 async def spent_by_all(conn: AsyncConnection, period: Period) -> int:
-    """Micro-units settled; months begin and end on whole days."""
+    """Return the micro-units that all tenants settled in the period. It must begin and end on whole days, as a month
+    does."""
     inside = (RollupDay.bucket >= period.start_ms // 1000) & (RollupDay.bucket < period.end_ms // 1000)
     return int(await conn.scalar(select(func.coalesce(func.sum(RollupDay.charge), 0)).where(inside)) or 0)
 
 
 def month(now_ms: int) -> Period:
-    """UTC."""
+    """Return the UTC month of that time."""
     period = Budget(id="", tenant_id="", period="month", limit_micro_units=0).period_at(now_ms)
     assert period is not None, "a month is never over"
     return period
 
 
 async def _row(conn: AsyncConnection, tenant_id: str) -> Row[tuple[object, ...]] | None:
-    """None also where somebody deleted the budget itself."""
+    """Return the row, or None if no limit is set or somebody deleted its budget."""
     query = (
         select(SpendLimit.__table__)
         .outerjoin(BudgetRow, BudgetRow.id == SpendLimit.budget_id)

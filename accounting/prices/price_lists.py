@@ -1,4 +1,4 @@
-"""Price sheets as the operator sees them: versions with all their rates, and who pays by which sheet, when."""
+"""Price sheets as the operator sees them: versions with all their rates, and the sheet of each tenant by time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PricedModel(msgspec.Struct, frozen=True):
 
 
 class Residency(msgspec.Struct, frozen=True):
-    """Micro-units per GB and hour of KV that is kept."""
+    """Prices of kept KV: micro-units per GB and hour."""
 
     model: str
     cache: int
@@ -64,7 +64,7 @@ async def get(conn: AsyncConnection, sheet: str, version: int) -> SheetVersion:
 
 
 async def list_versions(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[SheetVersion]:
-    """By sheet, its newest version first."""
+    """Return versions ordered by sheet, newest version first."""
     order = (PriceSheetVersion.sheet_id, PriceSheetVersion.version.desc())
     query = _versions().order_by(*order).limit(limit + 1)
     if after is not None:
@@ -76,7 +76,7 @@ async def list_versions(conn: AsyncConnection, *, after: str | None, limit: int)
 
 
 async def at(conn: AsyncConnection, sheet: str, at_ms: int) -> SheetVersion | None:
-    """The version in force at one moment."""
+    """Return the version in force at that time."""
     row = (
         await conn.execute(_versions().where(PriceSheetVersion.sheet_id == sheet, covers(PriceSheetVersion, at_ms)))
     ).first()
@@ -84,14 +84,14 @@ async def at(conn: AsyncConnection, sheet: str, at_ms: int) -> SheetVersion | No
 
 
 def unpriced(found: SheetVersion | None, models: Collection[str]) -> list[tuple[str, Tier]]:
-    """Which of these models have no rates there, and in which tier."""
+    """Return the (model, tier) pairs of these models that have no rates in the version."""
     rates = () if found is None else found.rates
     priced = {(rate.model, rate.tier) for rate in rates}
     return [(model, tier) for model in sorted(models) for tier in TIERS if (model, tier) not in priced]
 
 
 async def versions_of(conn: AsyncConnection, sheet: str) -> list[SheetVersion]:
-    """All of one sheet. Raises NotFoundError."""
+    """Return all versions of one sheet. Raises NotFoundError."""
     query = _versions().where(PriceSheetVersion.sheet_id == sheet)
     rows = (await conn.execute(query.order_by(PriceSheetVersion.version))).all()
     if not rows:
@@ -100,7 +100,7 @@ async def versions_of(conn: AsyncConnection, sheet: str) -> list[SheetVersion]:
 
 
 async def assignments(conn: AsyncConnection, tenant_id: str) -> list[Assignment]:
-    """In their order of time."""
+    """Return the tenant's assignments in order of time."""
     query = (
         select(PriceAssignment.__table__)
         .where(PriceAssignment.tenant_id == tenant_id)
@@ -110,7 +110,7 @@ async def assignments(conn: AsyncConnection, tenant_id: str) -> list[Assignment]
 
 
 def split(price_version: str) -> tuple[str, int]:
-    """`<sheet>@<n>`."""
+    """Split `<sheet>@<n>`. Raises InvalidError."""
     sheet, _, number = price_version.rpartition("@")
     if not sheet or not number.isascii() or not number.isdigit() or len(number) > 9:
         raise InvalidError("A version of a price sheet is written <sheet>@<number>.")

@@ -1,4 +1,4 @@
-"""Price sheets in SQL: versions with half-open intervals, assignments to tenants. Arithmetic is pricing.py's.
+"""Price sheets in SQL: versions with half-open intervals, assignments to tenants. The arithmetic is in pricing.py.
 
 A version is immutable. It stays in force until its successor begins; a successor that would begin inside a closed
 interval, or not after its predecessor, is refused.
@@ -21,18 +21,18 @@ from accounting.values.errors import ConflictError, InvalidError, NameTakenError
 from accounting.values.types import TOKEN_CLASSES, Price, Rates, Tier
 
 DEFAULT_SHEET = "standard"
-"""In force for every tenant without an assignment of its own."""
+"""The sheet of every tenant without an assignment of its own."""
 
 DEFAULT_CURRENCY = "USD"
 
 FOR_EVER = 2**62
-"""Later than any time."""
+"""A time later than any other."""
 
 _IS_OF_VERSION = and_(PriceSheetVersion.sheet_id == PriceRate.sheet_id, PriceSheetVersion.version == PriceRate.version)
 
 RateTable = Mapping[tuple[str, Tier], Rates]
 ResidencyTable = Mapping[str, tuple[int, int]]
-"""Model → micro-units per GB and hour, of the cache and of pinned prefixes."""
+"""Model to micro-units per GB and hour, of the cache and of pinned prefixes."""
 
 
 async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now: int) -> None:
@@ -60,7 +60,8 @@ async def add_version(
     residency: ResidencyTable | None = None,
     now: int | None = None,
 ) -> str:
-    """Appends `<sheet>@<n>`, in force from `from_ms`; the predecessor, if still open, ends there."""
+    """Append `<sheet>@<n>`, in force from `from_ms`. Its predecessor ends there if it had no end. Raises InvalidError,
+    NotFoundError, ConflictError."""
     if until_ms is not None and until_ms <= from_ms:
         raise InvalidError("A price must end after it begins.", "until")
     _check_rates(rates)
@@ -95,7 +96,8 @@ async def add_version(
 async def assign(
     conn: AsyncConnection, tenant_id: str, sheet_id: str, from_ms: int, until_ms: int | None = None
 ) -> bool:
-    """From `from_ms` on the tenant pays by that sheet. One currency per tenant, for ever. False: it does already."""
+    """Make the tenant pay by that sheet from `from_ms` on. A tenant has one currency for ever. Returns False if it pays
+    by that sheet already. Raises InvalidError, NotFoundError, ConflictError."""
     if until_ms is not None and until_ms <= from_ms:
         raise InvalidError("A price must end after it begins.", "until")
     currency = await currency_of(conn, sheet_id)
@@ -113,7 +115,7 @@ async def assign(
     for row in (await conn.execute(overlapping)).all():
         if row.sheet_id == sheet_id and row.from_ms <= from_ms and row.until_ms == until_ms:
             return False
-        # What began before and had no end yet ends now; all else stands in the way.
+        # An assignment that began before and had no end ends now. Any other overlap is refused.
         if row.until_ms is not None or row.from_ms >= from_ms:
             raise ConflictError("The price interval overlaps with an earlier one.")
         await conn.execute(
@@ -126,7 +128,7 @@ async def assign(
 
 
 async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
-    """Of the tenant's own sheets, and of what it was charged."""
+    """Return the currencies of the tenant's own sheets and of its charges."""
     own = (
         select(PriceSheet.currency)
         .join(PriceAssignment, PriceAssignment.sheet_id == PriceSheet.id)
@@ -137,7 +139,7 @@ async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
 
 
 async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
-    """In which each tenant pays at one moment. Two statements."""
+    """Return the currency that each tenant pays in at that time. It takes two statements."""
     sheets = await _own_sheets(conn, tenant_ids, at_ms)
     named = {DEFAULT_SHEET, *sheets.values()}
     query = select(PriceSheet.id, PriceSheet.currency).where(PriceSheet.id.in_(sorted(named)))
@@ -146,14 +148,15 @@ async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: 
 
 
 async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int) -> Price | None:
-    """The rates in force at one moment. None: there is no price, so the request must be refused."""
+    """Return the rates in force at that time, or None if there is no price, so that the request must be refused."""
     query = _in_force(tenant_id, at_ms).where(PriceRate.model == model, PriceRate.tier == tier)
     row = (await conn.execute(query)).first()
     return None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
 
 
 async def highest_rates(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, Rates]:
-    """Of every token class the highest rate in force for each tenant, whatever the model and tier. Two statements."""
+    """Return the highest rate of every token class in force for each tenant, over all models and tiers. It takes two
+    statements."""
     if not tenant_ids:
         return {}
     sheets = await _own_sheets(conn, tenant_ids, at_ms)
@@ -172,11 +175,11 @@ class ResidencyPrice(msgspec.Struct, frozen=True):
     version: str
     currency: str
     rates: tuple[int, int]
-    """Of the cache and of pinned prefixes."""
+    """The rates of the cache and of pinned prefixes."""
 
 
 async def residency_price(conn: AsyncConnection, tenant_id: str, model: str, at_ms: int) -> ResidencyPrice | None:
-    """The rates in force at one moment. None: what is kept is not charged."""
+    """Return the rates in force at that time, or None if kept KV is not charged."""
     query = (
         select(PriceResidency.__table__, PriceSheet.currency)
         .join(
@@ -200,7 +203,7 @@ async def residency_price(conn: AsyncConnection, tenant_id: str, model: str, at_
 
 
 async def residency_rates(conn: AsyncConnection, price_version: str, model: str) -> tuple[int, int] | None:
-    """By the version that a charge recorded."""
+    """Return the rates of the version that a charge recorded."""
     sheet_id, _, number = price_version.rpartition("@")
     query = select(PriceResidency.cache, PriceResidency.pinned).where(
         PriceResidency.sheet_id == sheet_id, PriceResidency.version == int(number), PriceResidency.model == model
@@ -210,13 +213,13 @@ async def residency_rates(conn: AsyncConnection, price_version: str, model: str)
 
 
 async def priced_models(conn: AsyncConnection, tenant_id: str, at_ms: int) -> list[str]:
-    """What the tenant can be billed for, sorted."""
+    """Return the models that the tenant can be billed for, sorted."""
     rows = (await conn.execute(_in_force(tenant_id, at_ms))).all()
     return sorted({row.model for row in rows})
 
 
 async def rates_of(conn: AsyncConnection, price_version: str, model: str, tier: Tier) -> Rates | None:
-    """By the version that an OPEN recorded, for re-pricing."""
+    """Return the rates of the version that an OPEN recorded, for re-pricing."""
     sheet_id, _, number = price_version.rpartition("@")
     query = select(PriceRate.__table__).where(
         PriceRate.sheet_id == sheet_id,
@@ -231,7 +234,8 @@ async def rates_of(conn: AsyncConnection, price_version: str, model: str, tier: 
 async def bootstrap(
     conn: AsyncConnection, model: str, rates: Mapping[Tier, Rates], now_ms: int, currency: str = DEFAULT_CURRENCY
 ) -> str:
-    """Makes sure that the default sheet prices `model`; what it prices already is left alone. Returns its version."""
+    """Make sure that the default sheet prices `model`. Prices that it has already are not changed. Returns its
+    version."""
     sheet = {"id": DEFAULT_SHEET, "currency": currency, "created_at": now_ms // 1000}
     await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,))
     last = await _last_version(conn, DEFAULT_SHEET)
@@ -240,13 +244,13 @@ async def bootstrap(
     if not missing:
         assert last is not None
         return f"{DEFAULT_SHEET}@{last.version}"
-    # Two models may come within one millisecond, and an interval must not be empty.
+    # Two models may be added within one millisecond, and an interval must not be empty.
     from_ms = now_ms if last is None else max(now_ms, last.from_ms + 1)
     return await add_version(conn, DEFAULT_SHEET, {**known, **missing}, from_ms)
 
 
 async def _own_sheets(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
-    """Of those tenants that have a sheet of their own then."""
+    """Return the sheets of those tenants that have a sheet of their own at that time."""
     own = select(PriceAssignment.tenant_id, PriceAssignment.sheet_id).where(
         PriceAssignment.tenant_id.in_(sorted(tenant_ids)), covers(PriceAssignment, at_ms)
     )
@@ -263,13 +267,13 @@ def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
 
 
 def _sheet_of(tenant_id: str, at_ms: int) -> ColumnElement[str]:
-    """Its own, or the default one."""
+    """The tenant's own sheet, or the default one."""
     own = select(PriceAssignment.sheet_id).where(PriceAssignment.tenant_id == tenant_id, covers(PriceAssignment, at_ms))
     return func.coalesce(own.scalar_subquery(), DEFAULT_SHEET)
 
 
 def covers(table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int) -> ColumnElement[bool]:
-    """In force then."""
+    """The condition that a row is in force at that time."""
     return and_(table.from_ms <= at_ms, or_(table.until_ms.is_(None), table.until_ms > at_ms))
 
 
@@ -284,7 +288,8 @@ async def _last_version(conn: AsyncConnection, sheet_id: str) -> Row[int, int, i
 
 
 async def _end_predecessor(conn: AsyncConnection, sheet_id: str, last: Row[int, int, int | None], from_ms: int) -> None:
-    """Versions follow each other in time as in number, so the last one alone can overlap."""
+    """End the last version. Versions have the same order in time as in number, so only the last one can overlap. Raises
+    ConflictError."""
     if from_ms <= last.from_ms or (last.until_ms is not None and from_ms < last.until_ms):
         raise ConflictError("The price interval overlaps with an earlier one.")
     if last.until_ms is None:

@@ -1,4 +1,4 @@
-"""Tokens times rates, in integers. Pure: knows neither tables nor clocks nor currencies.
+"""Tokens times rates, in integers. The module is pure: it knows neither tables nor clocks nor currencies.
 
 A rate is micro-units per million tokens, so a product is micro-micro-units and every amount is rounded exactly once.
 """
@@ -12,21 +12,23 @@ from accounting.values.types import TOKEN_CLASSES, Charge, Rates, Usage
 
 PER_MILLION = 1_000_000
 PER_GB_HOUR = 10**9 * 3_600_000
-"""Byte-milliseconds."""
+"""Byte-milliseconds of one GB-hour."""
 MAX_RATE = 10**12
 MAX_AMOUNT = 2**53 - 1
-"""Beyond it a Lua number, which is a double, would lose units."""
+"""The highest amount. Beyond it a Lua number, which is a double, would lose units."""
 
 
 def charge(usage: Usage, rates: Rates) -> Charge:
-    """One rounding, half to even; the class amounts are split from it by largest remainder and add up to it."""
+    """Return the charge, rounded once, half to even. The amounts of the classes are split from it by largest remainder
+    and add up to it."""
     exact = [_product(getattr(usage, name), getattr(rates, name)) for name in TOKEN_CLASSES]
     parts = _rounded(exact, PER_MILLION)
     return Charge(sum(parts), *parts)
 
 
 def residency_charge(byte_ms: Sequence[int], rates: Sequence[int]) -> list[int]:
-    """Byte-milliseconds times micro-units per GB and hour, each by its own rate; rounded as one charge."""
+    """Return byte-milliseconds times micro-units per GB and hour, each by its own rate, rounded as one charge. Raises
+    InvalidError."""
     for value, rate in zip(byte_ms, rates, strict=True):
         if value < 0 or not 0 <= rate <= MAX_RATE:
             raise InvalidError("Residency and its rates must not be below 0.")
@@ -34,13 +36,14 @@ def residency_charge(byte_ms: Sequence[int], rates: Sequence[int]) -> list[int]:
 
 
 def prompt_reservation(num_tokens: int, rates: Rates) -> int:
-    """What a prompt can cost at most, however much of it is cached: the highest input rate, rounded up."""
+    """Return the highest price of a prompt, whatever part of it is cached: the highest input rate, rounded up."""
     highest = max(rates.cache_read, rates.cache_write, rates.uncached)
     return _within_range(_round_up(_product(num_tokens, highest)))
 
 
 def lease_cost(num_tokens: int, rates: Rates) -> int:
-    """What a lease of output tokens can cost at most. Rounded up per lease, so charge <= sum of reservations."""
+    """Return the highest price of a lease of output tokens. It is rounded up per lease, so charge <= sum of
+    reservations."""
     return _within_range(_round_up(_product(num_tokens, rates.output)))
 
 
@@ -53,10 +56,10 @@ def _product(num_tokens: int, rate: int) -> int:
 
 
 def _rounded(exact: Sequence[int], per: int) -> list[int]:
-    """Each divided by `per`, so that they add up to the sum's own rounding."""
+    """Divide each amount by `per`, so that the results add up to the rounded sum."""
     total = _within_range(_round_half_even(sum(exact), per))
     parts = [amount // per for amount in exact]
-    # Stable sort: of equal remainders the first gets the unit.
+    # The sort is stable: of equal remainders the first gets the unit.
     by_remainder = sorted(range(len(parts)), key=lambda i: -(exact[i] % per))
     for i in by_remainder[: total - sum(parts)]:
         parts[i] += 1

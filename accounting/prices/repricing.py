@@ -1,6 +1,8 @@
-"""Settled rows priced once more from their usage: what an invoice is reconciled with, and what another sheet would say.
+"""Settled rows priced once more from their usage. Invoices are reconciled with the result, and it also gives the price
+by another sheet.
 
-Writes nothing. Rows are streamed, so a month of millions needs no memory; each takes some microseconds.
+The module writes nothing. Rows are streamed, so a month of millions of rows needs no memory; each takes some
+microseconds.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ COLUMNS = (
 
 
 class Key(NamedTuple):
-    """What one group of lines is about."""
+    """The key of one group of invoice lines."""
 
     bucket: int
-    """The month of the usage."""
+    """The first second of the month of the usage."""
     model: str
     tier: Tier
     price_version: str
@@ -47,7 +49,7 @@ class Key(NamedTuple):
 
 
 class Sums:
-    """Requests, tokens and micro-units by class."""
+    """Sums of requests, and of tokens and micro-units by class."""
 
     __slots__ = ("amounts", "num_requests", "tokens")
 
@@ -69,7 +71,8 @@ class Sums:
 
 
 class Repriced:
-    """Sums over rows, each priced by the version that it was opened with; and the rows that say something else."""
+    """Sums over rows, each priced by the version that its request was opened with, and the ids of rows whose stored
+    charge differs."""
 
     def __init__(self) -> None:
         self.sums: dict[Key, Sums] = {}
@@ -99,7 +102,7 @@ class Repriced:
 
 
 class RatesByVersion:
-    """Rates are immutable, so each is read once."""
+    """Rates by version. They are immutable, so each is read once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, Tier], Rates | None] = {}
@@ -120,7 +123,7 @@ async def settled(conn: AsyncConnection, *where: ColumnElement[bool]) -> AsyncIt
 
 
 def charge_of(row: Any, rates: Rates) -> Charge:
-    """What its tokens cost; of a reversal, what they had cost."""
+    """Return the price of a row's tokens. For a reversal it is negative: the price that they had."""
     sign = sign_of(row)
     charge = pricing.charge(Usage(*(sign * getattr(row, name) for name in TOKEN_CLASSES)), rates)
     return Charge(*(sign * amount for amount in msgspec.structs.astuple(charge)))

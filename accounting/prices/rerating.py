@@ -1,4 +1,4 @@
-"""What a period would have cost by another sheet. A what-if from the stored usage: it writes nothing."""
+"""A what-if: the price of a period by another sheet, from the stored usage. The module writes nothing."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None) -> list[Difference]:
-    """`sheet` by the version that was in force at each request's start, or `<sheet>@<n>` for all. Per tenant, model,
-    tier and class. Raises InvalidError where the sheet has no price."""
+    """Price the period by `sheet`: by the version that was in force at each request's start, or by one version
+    `<sheet>@<n>` for all. Returns sums per tenant, model, tier and class. Raises InvalidError if the sheet lacks a
+    price."""
     start, end = bounds(period)
     versions = await _versions(conn, sheet)
     where = [LedgerEntry.opened_at_ms >= start * 1000, LedgerEntry.opened_at_ms < end * 1000]

@@ -1,7 +1,9 @@
-"""Idempotency-Keys in SQL: running, or the stored answer with the posting that pays for it (metering.md 14).
+"""Idempotency-Keys in SQL: a key is running, or it has the stored answer with the posting that pays for it (metering.md
+14).
 
-The answer is stored before it is settled, so a crash in between is healed from here: a stored answer is delivered and
-charged, and a key that was closed before its answer came is neither. Knows no HTTP and no batches beyond their ids.
+The answer is stored before it is settled, so a crash in between is repaired from here: a stored answer is delivered and
+charged, and a key that was closed before its answer came is neither. The module knows no HTTP, and of batches only
+their ids.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from accounting.values.types import Posting
 
 KEEP_S = 86_400
 MAX_KEYS, MAX_BYTES = 10_000, 256 * 1024 * 1024
-"""Of one tenant, batch lines aside: beyond it a new key is refused, and no answer is dropped early."""
+"""Bounds for one tenant, not counting batch lines. Beyond them a new key is refused, and no answer is dropped early."""
 RUNNING_BYTES = 64 * 1024
-"""Set aside for an answer that is not there yet."""
+"""Bytes that are reserved for an answer that does not exist yet."""
 
 
 def line_key(batch_id: str, line_no: int) -> str:
-    """The Idempotency-Key of a batch line; also the place that its stored texts are sealed for."""
+    """Return the Idempotency-Key of a batch line. The stored texts of the line are bound to this name when they are
+    encrypted."""
     return f"batch:{batch_id}:{line_no}"
 
 
 class KeyClosed(AccountingError):
-    """The batch line behind the key has ended, or its batch runs no lines."""
+    """The batch line of the key has ended, or its batch runs no lines."""
 
 
 class NoRoom(AccountingError):
@@ -54,14 +57,15 @@ class Stored(msgspec.Struct, frozen=True):
     request_id: str
     status: int
     body: bytes
-    """Sealed by the caller, for the key as its place."""
+    """The answer, encrypted by the caller and bound to the key."""
     posting: Posting
     content_type: str | None = None
-    """None: JSON."""
+    """The value is None for JSON."""
 
 
 class Known(msgspec.Struct, frozen=True):
-    """The key is taken: by the same request (`fingerprint`), and it has ended if `stored` is there."""
+    """The state of a key that is taken. A caller whose `fingerprint` differs sent another request. `stored` is there if
+    the request has ended."""
 
     fingerprint: bytes
     stored: Stored | None
@@ -78,8 +82,8 @@ async def take(
     now: int,
     line: tuple[str, int] | None = None,
 ) -> Known | None:
-    """None: the key is ours now, and one of `store` and `drop` must follow. `line`: (batch, line_no); raises
-    `KeyClosed` if that line may not run (any more), and `NoRoom` for a tenant's own key."""
+    """Take the key. Returns None if the caller has it now: one of `store` and `drop` must follow. `line` is (batch,
+    line_no). Raises `KeyClosed` if that line may not run (any more), and `NoRoom` for a tenant's own key."""
     if line is not None:
         await _check_line(conn, *line)
     ended = Reply.state == "stored", Reply.expires_at <= now, Reply.batch_id.is_(None)
@@ -113,7 +117,7 @@ async def _known(conn: AsyncConnection, tenant_id: str, key: str) -> Known | Non
 
 
 async def _check_room(conn: AsyncConnection, tenant_id: str, now: int) -> None:
-    """Answered from one index. Claims that come at the same moment may pass it together."""
+    """Raises NoRoom. It reads one index. Several claims at the same moment may pass the check together."""
     query = select(func.count(), func.sum(Reply.num_bytes), func.min(Reply.expires_at)).where(
         Reply.tenant_id == tenant_id, Reply.expires_at > now, Reply.batch_id.is_(None)
     )
@@ -125,8 +129,8 @@ async def _check_room(conn: AsyncConnection, tenant_id: str, now: int) -> None:
 
 
 async def _check_line(conn: AsyncConnection, batch_id: str, line_no: int) -> None:
-    """The shared locks make a cancel, and whoever ends the line, come before this or wait until the key is taken:
-    then they find it. Lock order: line, then batch, as everywhere."""
+    """Raises KeyClosed. By the shared locks a cancel, or the end of the line, comes either before this, or after the
+    key is taken and then finds it. Locks are taken in the usual order: line, then batch."""
     line = select(BatchLine.state).where(BatchLine.batch_id == batch_id, BatchLine.line_no == line_no)
     line_state = await conn.scalar(line.with_for_update(read=True))
     batch = select(Batch.state, Batch.expires_at).where(Batch.id == batch_id)
@@ -147,8 +151,8 @@ async def store(
     postings: Sequence[Posting],
     content_type: str | None = None,
 ) -> bool:
-    """False: the key was closed meanwhile (its batch was cancelled): the request must end without a charge. Storing
-    twice is storing once. `postings`: all that pay for the answer."""
+    """Store the answer. Returns False if the key was closed meanwhile (its batch was cancelled): the request must end
+    without a charge then. Storing twice changes nothing. `postings` are all that pay for the answer."""
     first, *further = postings
     done = await conn.execute(
         update(Reply)
@@ -180,30 +184,31 @@ async def store(
 
 
 async def drop(conn: AsyncConnection, tenant_id: str, key: str, request_id: str) -> None:
-    """An end that is not kept: the key may run again."""
+    """Free the key of a request that ended without an answer to keep: the key may run again."""
     await conn.execute(
         delete(Reply).where(_key(tenant_id, key), Reply.request_id == request_id, Reply.state == "running")
     )
 
 
 async def drop_running(conn: AsyncConnection, slot: int) -> None:
-    """What the slot's last process left running, once its journal is replayed."""
+    """Free the keys that the slot's last process left running, once its journal is replayed."""
     await conn.execute(delete(Reply).where(Reply.slot == slot, Reply.state == "running"))
 
 
 async def drop_lost(conn: AsyncConnection, slot: int, held: Collection[str], claimed_before: int) -> None:
-    """Keys that the slot's process runs no more, though its word on it did not reach SQL. `held`: requests that it
-    does run, complete for all that were claimed before that second."""
+    """Free keys that the slot's process runs no more, although this did not reach SQL. `held` has the requests that it
+    does run, and is complete for all that were claimed before that second."""
     lost = Reply.created_at < claimed_before, Reply.request_id.not_in(list(held))
     await conn.execute(delete(Reply).where(Reply.slot == slot, Reply.state == "running", *lost))
 
 
 async def close_lines(conn: AsyncConnection, batch_id: str, line_nos: Collection[int]) -> Mapping[int, Stored]:
-    """For each line the stored answer; where there is none yet the key is taken away, so that none can come."""
+    """Return the stored answer of each line that has one. The key of any other line is taken away, so that no answer
+    can come."""
     numbers = sorted(line_nos)
     stored: dict[int, Stored] = {}
     for start in range(0, len(numbers), 500):
-        # Lines before keys, as in `take`.
+        # Lines are locked before keys, as in `take`.
         lines = select(BatchLine.line_no).where(
             BatchLine.batch_id == batch_id, BatchLine.line_no.in_(numbers[start : start + 500])
         )
@@ -218,7 +223,8 @@ async def close_lines(conn: AsyncConnection, batch_id: str, line_nos: Collection
 
 
 async def postings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, Posting]:
-    """Of requests whose answer is stored: what their SETTLE must say, if a crash came between."""
+    """Return the postings of requests whose answer is stored: the content of their SETTLE if there was a crash in
+    between."""
     ids = sorted(request_ids)
     found: dict[str, Posting] = {}
     for start in range(0, len(ids), 500):
@@ -233,7 +239,7 @@ async def postings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[
 
 
 async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) -> list[Posting]:
-    """What pays for a stored answer and is not in the ledger (yet)."""
+    """Return the postings that pay for a stored answer and are not in the ledger (yet)."""
     further = select(IdempotentPosting.posting).where(
         IdempotentPosting.tenant_id == tenant_id, IdempotentPosting.key == key
     )
@@ -247,7 +253,7 @@ async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) 
 
 
 async def purge(conn: AsyncConnection, now: int) -> None:
-    """Stored answers past their time; a batch's own go with the batch."""
+    """Delete stored answers that have expired; answers of a batch are deleted with the batch."""
     await conn.execute(delete(Reply).where(Reply.expires_at <= now, Reply.state == "stored", Reply.batch_id.is_(None)))
 
 

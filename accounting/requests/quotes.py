@@ -1,4 +1,5 @@
-"""Binding quotes: a price version and a maximum, for one request of one tenant, for a minute, once. Reserve nothing."""
+"""Binding quotes: a price version and a maximum, for one request of one tenant, for a minute, once. A quote reserves
+nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ LASTS_MS = 60_000
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What is bound."""
+    """The terms that a quote binds."""
 
     model: str
     price_version: str
     currency: str
     max_output_tokens: int
-    """Of each choice; of several prompts the most."""
+    """Output tokens of each choice; with several prompts, the highest of them."""
     max_charge: int
 
 
@@ -41,7 +42,7 @@ async def create(
 async def use(
     conn: AsyncConnection, quote_id: str, tenant_id: str, fingerprint: bytes, request_id: str, now_ms: int
 ) -> Terms | None:
-    """None: unknown, another's, of another body, used, or past its time."""
+    """Use a quote. Returns None if it is unknown, another tenant's, for another body, used, or expired."""
     statement = (
         update(Quote)
         .where(
@@ -64,7 +65,7 @@ async def price(conn: AsyncConnection, terms: Terms, tier: Tier) -> Price | None
 
 
 async def give_back(conn: AsyncConnection, quote_id: str, request_id: str) -> None:
-    """The request was refused: the quote may be used again."""
+    """Free a quote whose request was refused: it may be used again."""
     mine = Quote.id == quote_id, Quote.used_by == request_id
     await conn.execute(update(Quote).where(*mine).values(used_by=None))
 

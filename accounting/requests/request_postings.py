@@ -1,9 +1,9 @@
 """The only writer of the endings of requests, of engine records and of journal offsets.
 
-Everything is idempotent by primary key: a repeated call changes nothing and says so. Of an ending and its engine
-record the one that comes second finds the other and writes the difference off. What follows from an ending (rollups,
-alerts of budgets, events) is written in the same transaction. Every writer takes the poster's turn first
-(`ledger.take_turn`). Knows no frames and no HTTP.
+Everything is idempotent by primary key: a repeated call changes nothing and reports this. An ending and its engine
+record may come in either order: the one that comes second finds the other and writes the difference off. The
+consequences of an ending (rollups, budget alerts, events) are written in the same transaction. Every writer takes the
+poster's turn first (`ledger.take_turn`). The module knows no frames and no HTTP.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Records = Mapping[tuple[str, int], LedgerRow]
 async def post(
     conn: AsyncConnection, slot: int, offset: int, postings: Sequence[Posting], *, now_ms: int | None = None
 ) -> PostResult:
-    """Endings out of one slot's journal, and the offset behind them, in the caller's transaction."""
+    """Post endings from one slot's journal, and the journal offset after them, in the caller's transaction."""
     now_ms = await ledger.take_turn(conn, now_ms)
     result = await _post(conn, postings, now_ms)
     await _set_offset(conn, slot, offset, now_ms)
@@ -47,12 +47,12 @@ async def post(
 
 
 async def post_stored(conn: AsyncConnection, postings: Sequence[Posting]) -> PostResult:
-    """Endings that a stored answer keeps; the journal that may hold them too is none the wiser."""
+    """Post endings that are kept with a stored answer. A journal may hold them too; its offset is not changed."""
     return await _post(conn, postings, await ledger.take_turn(conn))
 
 
 async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> PostResult:
-    # The first ending of a request in journal order decides; sorted, so that two posters never cross.
+    # The first ending of a request in journal order counts. They are sorted, so that two posters cannot deadlock.
     first: dict[str, Posting] = {}
     for posting in postings:
         first.setdefault(posting.request_id, posting)
@@ -73,8 +73,8 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
 
 
 async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason) -> None:
-    """Takes settled charges back: a reversal cancels the settle, a write-off takes over its tokens. Once per request;
-    what is not settled is passed over."""
+    """Take settled charges back: a reversal cancels the settle, and a write-off takes its tokens. This happens once per
+    request; a request that is not settled is skipped."""
     now_ms = await ledger.take_turn(conn)
     settled = [e for e in await _endings_of(conn, request_ids) if e["kind"] == "settle"]
     reversals = [reversal(entry, reason, now_ms) for entry in settled]
@@ -92,7 +92,7 @@ async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: W
 async def post_engine_records(
     conn: AsyncConnection, records: Sequence[WitnessRecord], *, now_ms: int | None = None
 ) -> PostResult:
-    """What workers counted. A record whose request has no ending yet waits for it."""
+    """Post the token counts of workers. A record whose request has no ending yet waits for it."""
     now_ms = await ledger.take_turn(conn, now_ms)
     rows = [_record(record, now_ms) for record in sorted(records, key=lambda r: (r.request_id, r.attempt))]
     columns = (EngineRecordRow.request_id, EngineRecordRow.attempt)
@@ -104,12 +104,12 @@ async def post_engine_records(
 
 
 async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
-    """Where the shipper of that slot goes on. None: nothing of it was ever posted."""
+    """Return the offset at which the shipper of that slot continues, or None if nothing of it was ever posted."""
     return await conn.scalar(select(JournalOffset.offset).where(JournalOffset.slot == slot))
 
 
 async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, LedgerRow]:
-    """Settle or void of each request that has one."""
+    """Return the settle or void of each request that has one."""
     return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
 
 
@@ -120,11 +120,12 @@ class Unsettled(NamedTuple):
     tenant_id: str
     root: str
     posted_at_ms: int
-    """When its last engine record came."""
+    """Milliseconds at which its last engine record was posted."""
 
 
 async def unended(conn: AsyncConnection) -> list[Unsettled]:
-    """Running ones, those whose ending is not shipped yet, and those whose journal is lost. O(engine records)."""
+    """Return requests without an ending: running ones, those whose ending is not shipped yet, and those whose journal
+    is lost. O(engine records)."""
     record = EngineRecordRow
     ended = exists().where(LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(("settle", "void")))
     groups = (record.request_id, record.tenant_id, record.root)
@@ -133,7 +134,7 @@ async def unended(conn: AsyncConnection) -> list[Unsettled]:
 
 
 async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:
-    """A batch line that another request has paid for: this one's tokens become a write-off."""
+    """Make this ending a void if another request has paid for its batch line, so that its tokens are written off."""
     lines = {(p.batch_id, p.line_no) for p in endings if _is_line(p)}
     if not lines:
         return endings
@@ -165,7 +166,7 @@ def _second_is_void(ending: Posting, paid: dict[tuple[str, int], str]) -> Postin
 
 
 async def _book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """Legs of new entries, and the one charge of their batch lines."""
+    """Write the legs of new entries, and the one charge of their batch lines."""
     await booking.book(conn, entries)
     lines = [
         {"batch_id": entry["batch_id"], "line_no": entry["line_no"], "request_id": entry["request_id"]}

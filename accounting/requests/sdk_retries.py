@@ -1,7 +1,8 @@
-"""Attempts whose client left before the first byte, and the charge of those that an SDK then repeated.
+"""Attempts whose client left before the first byte, and the charges of those that an SDK then repeated.
 
-An SDK repeats by itself what it got no answer to, without saying so by a key. The logical request pays once: when the
-repeat is settled, the earlier charge is moved to the write-off `sdk_retry`. Knows a hash of what was asked, no content.
+An SDK repeats a request by itself if it got no answer, and it sends no key that says so. The logical request is charged
+once: when the repeat is settled, the earlier charge is moved to the write-off `sdk_retry`. The module knows a hash of
+the request, but no content.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from accounting.tables.idempotency_models import UnheardAttempt as Attempt
 from accounting.tables.models import ApiKey, LedgerEntry
 
 WITHIN_MS = 120_000
-"""A repeat comes at most so long after the attempt ended."""
+"""The most milliseconds between the end of an attempt and its repeat."""
 MAX_MOVED = 2
-"""Attempts of one fingerprint in a day: SDKs repeat twice."""
+"""The most replaced attempts of one fingerprint in a day, as SDKs repeat twice."""
 MAX_MOVED_OF_KEY = 60
-"""Engine requests of one key whose attempts ended in an hour. A body with something new in it each time has a new
-fingerprint each time, and what is taken back was computed: without a bound a tenant could use three times what it pays
-for. One a minute is what a bad network does to a busy client; beyond it attempts are paid for."""
+"""The most engine requests of one key that are replaced within an hour. A body that differs each time has a new
+fingerprint each time, and a charge that is taken back was computed: without a bound a tenant could use three times what
+it pays for. One a minute is what a bad network does to a busy client; attempts beyond the bound are charged."""
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
 MAX_AT_ONCE = 500
@@ -34,7 +35,7 @@ MAX_AT_ONCE = 500
 class DisconnectedEarly(msgspec.Struct, frozen=True):
     request_id: str
     attempt_id: str
-    """Of the HTTP request: several prompts are one attempt."""
+    """The HTTP request: with several prompts it is one attempt."""
     tenant_id: str
     key_id: str
     fingerprint: bytes
@@ -48,7 +49,8 @@ async def note(conn: AsyncConnection, unheard: Sequence[DisconnectedEarly]) -> N
 
 
 async def replace(conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_id: str, started_at_ms: int) -> int:
-    """A settled repeat takes the place of attempts before it. Returns how many engine requests it relieves."""
+    """Note that a settled repeat replaces the attempts before it. Returns how many engine requests are no longer
+    charged."""
     query = select(Attempt.__table__).where(
         Attempt.key_id == key_id, Attempt.fingerprint == fingerprint, Attempt.attempt_id != retry_id
     )
@@ -65,7 +67,8 @@ async def replace(conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_
 
 
 async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
-    """Engine requests of the key in the hour before `now_ms`. Who counts has the key for himself until he commits."""
+    """Return the key's replaced engine requests in the hour before `now_ms`. The caller holds a lock on the key until
+    it commits."""
     await conn.execute(select(ApiKey.id).where(ApiKey.id == key_id).with_for_update(key_share=True))
     recent = Attempt.replaced_by.is_not(None) & (Attempt.ended_at_ms > now_ms - HOUR_MS)
     query = select(func.count()).where(Attempt.key_id == key_id, recent)
@@ -73,7 +76,7 @@ async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
 
 
 async def move(conn: AsyncConnection) -> list[str]:
-    """Moves the charges of replaced attempts whose own settlement and whose repeat's are in the ledger by now."""
+    """Move the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now."""
     own, repeat = aliased(LedgerEntry), aliased(LedgerEntry)
     query = (
         select(Attempt.request_id)
@@ -95,7 +98,7 @@ async def any_to_move(conn: AsyncConnection) -> bool:
 
 
 async def forget(conn: AsyncConnection, now_ms: int) -> None:
-    """What nobody repeated in time; what was repeated is counted for a day."""
+    """Delete attempts that nobody repeated in time. Those that were repeated are counted for a day and deleted then."""
     late = Attempt.ended_at_ms < now_ms - 10 * WITHIN_MS
     await conn.execute(
         delete(Attempt).where(or_(late & Attempt.replaced_by.is_(None), Attempt.ended_at_ms < now_ms - DAY_MS))

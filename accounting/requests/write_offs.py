@@ -1,4 +1,5 @@
-"""What the engine computed and no tenant pays: the difference between its records and the ending. Pure.
+"""Write-offs: tokens that the engine computed and no tenant pays, which is the difference between its records and the
+ending. The module is pure.
 
 For each request and token class: billed + written off = sum over the engine's records, in whatever order they come.
 """
@@ -19,7 +20,8 @@ def rows(
     new_records: Collection[tuple[str, int]],
     now_ms: int,
 ) -> list[dict[str, Any]]:
-    """Write-off rows for those of `records` that are in `new_records`; `earlier`: the request's present write-offs."""
+    """Return write-off rows for those of `records` that are in `new_records`. `earlier` has the request's present
+    write-offs."""
     not_covered = _not_covered(ending, records, earlier, new_records)
     made = []
     for record in sorted(records, key=lambda r: r["attempt"]):
@@ -39,7 +41,7 @@ def rows(
 
 
 def taken_over(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
-    """The loss behind a reversal: what the tenant had been charged for."""
+    """Return the write-off that follows a reversal: the tokens that the tenant had been charged for."""
     return {
         **entry,
         "kind": reason,
@@ -55,7 +57,8 @@ def _not_covered(
     earlier: Sequence[LedgerRow],
     new_records: Collection[tuple[str, int]],
 ) -> dict[str, int]:
-    """Billed tokens that no record met so far; never negative, as a record is met for at most what it counts."""
+    """Return the billed tokens that no earlier record covers. They are never negative, as a record covers at most its
+    own count."""
     met = [r for r in records if (r["request_id"], r["attempt"]) not in new_records]
     return {name: ending[name] - (sum(r[name] for r in met) - sum(w[name] for w in earlier)) for name in TOKEN_CLASSES}
 

@@ -1,4 +1,5 @@
-"""The table of LoRA adapters that clients can name. Same rules as models.py; here are names and paths, no weights."""
+"""The table of LoRA adapters that clients can name. The rules of models.py apply. Rows have names and paths, but no
+weights."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from accounting.tables.models import Base
 
 
 class Adapter(Base):
-    """Deleted ones stay: a worker that still has one is told by its row to let it go."""
+    """An adapter. Deleted rows stay: by them a worker that still has the adapter learns that it has to drop it."""
 
     __tablename__ = "adapter"
 
@@ -17,9 +18,9 @@ class Adapter(Base):
     model: Mapped[str]
     name: Mapped[str]
     path: Mapped[str]
-    """On the workers' machines."""
+    """The path on the workers' machines."""
     tenant_id: Mapped[str | None] = mapped_column(ForeignKey("tenant.id"))
-    """None: for every tenant."""
+    """The tenant that may use it. None stands for every tenant."""
     created_at: Mapped[int]
     deleted_at: Mapped[int | None]
 

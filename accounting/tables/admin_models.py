@@ -1,4 +1,4 @@
-"""Tables of the admin surface that are neither tenants nor keys. Same rules as models.py."""
+"""Tables of the admin API that are neither tenants nor keys. The rules of models.py apply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accounting.tables.models import Base
 
 
 class ModelPermission(Base):
-    """Which models a tenant's keys may use; without a row: all."""
+    """The models that a tenant's keys may use. A tenant without a row may use all models."""
 
     __tablename__ = "model_permission"
 
@@ -21,20 +21,21 @@ class ModelPermission(Base):
 
 
 class SpendLimit(Base):
-    """A tenant's hard monthly budget under OpenAI's name, or, of the operator's tenant, the bound on all spending."""
+    """A tenant's hard monthly budget under OpenAI's name. For the operator's tenant it bounds all spending."""
 
     __tablename__ = "spend_limit"
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
     cents: Mapped[int]
     budget_id: Mapped[str | None] = mapped_column(ForeignKey("budget.id"))
-    """None: the operator's, which no limiter holds."""
+    """The budget of the limit. It is None for the operator's limit, which the limiter does not hold."""
 
     __table_args__ = (CheckConstraint("cents >= 0", "cents"),)
 
 
 class SpendAlert(Base):
-    """Mail is due once per month in which so much was spent: by the tenant, or of the operator's tenant by all."""
+    """A mail that is due once in each month in which `cents` were spent: by the tenant, or by all for the operator's
+    tenant."""
 
     __tablename__ = "spend_alert"
 

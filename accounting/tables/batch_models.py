@@ -1,6 +1,6 @@
-"""The tables of files and batches; a Celery message never holds state. Same rules as models.py.
+"""The tables of files and batches, as a Celery message never holds state. The rules of models.py apply.
 
-Rows of these tables are edited and end: nothing here is money. What a line costs is the ledger's.
+Rows of these tables are edited and deleted, as none of them is money. The cost of a line is in the ledger.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from accounting.tables.models import Base
 
 
 class DataKey(Base):
-    """A tenant's key for stored texts, wrapped by the master key. Without the row its texts are noise."""
+    """A tenant's key for stored texts, wrapped by the master key. Without the row nobody can read its texts."""
 
     __tablename__ = "data_key"
 
@@ -24,7 +24,7 @@ class DataKey(Base):
 
 
 class File(Base):
-    """The name is metadata and never a path; the bytes lie under `storage_key`, encrypted."""
+    """A file. The name is metadata and never a path; the bytes are stored under `storage_key`, encrypted."""
 
     __tablename__ = "file"
 
@@ -35,7 +35,7 @@ class File(Base):
     num_bytes: Mapped[int]
     sha256: Mapped[str]
     storage_key: Mapped[str | None]
-    """None: the bytes are gone."""
+    """The name of the bytes in the file store. The value is None once the bytes are deleted."""
     created_at: Mapped[int]
     expires_at: Mapped[int | None]
     deleted_at: Mapped[int | None]
@@ -44,7 +44,7 @@ class File(Base):
 
 
 class Batch(Base):
-    """The state moves by compare-and-set; money is never stored here, it is a sum over the ledger."""
+    """A batch. The state changes by compare-and-set. Money is never stored here: it is a sum over the ledger."""
 
     __tablename__ = "batch"
 
@@ -78,10 +78,10 @@ class Batch(Base):
     uncached: Mapped[int] = mapped_column(server_default="0")
     output: Mapped[int] = mapped_column(server_default="0")
     num_invalid: Mapped[int] = mapped_column(server_default="0")
-    """Faulty input lines; `errors` holds the first thousand."""
+    """The number of faulty input lines; `errors` holds the first thousand."""
     errors: Mapped[list[Any] | None]
     fence: Mapped[int] = mapped_column(server_default="0")
-    """Of the claim to validate or finalise the batch as a whole."""
+    """The fence of the claim to validate or finalise the batch as a whole."""
     claimed_until_ms: Mapped[int | None]
     metadata_: Mapped[dict[str, Any] | None] = mapped_column("metadata")
     traceparent: Mapped[str] = mapped_column(server_default="")
@@ -98,7 +98,8 @@ class Batch(Base):
 
 
 class BatchChunk(Base):
-    """A claim lasts until `claimed_until_ms` by the database's clock; each claim raises the fence."""
+    """A part of a batch's lines. A claim lasts until `claimed_until_ms` by the database's clock; each claim raises the
+    fence."""
 
     __tablename__ = "batch_chunk"
 
@@ -113,7 +114,7 @@ class BatchChunk(Base):
     predicted_tokens: Mapped[int]
     num_lines: Mapped[int]
     lines: Mapped[bytes]
-    """Packed (line_no, offset, length) list."""
+    """A packed list of (line_no, offset, length)."""
 
     __table_args__ = (
         CheckConstraint("state IN ('queued', 'claimed', 'done')", "state"),
@@ -122,23 +123,23 @@ class BatchChunk(Base):
 
 
 class BatchLine(Base):
-    """Made when the line is first started; terminal exactly once."""
+    """A line that was started or has ended. It becomes terminal exactly once."""
 
     __tablename__ = "batch_line"
 
     batch_id: Mapped[str] = mapped_column(ForeignKey("batch.id"), primary_key=True)
     line_no: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     chunk_seq: Mapped[int | None]
-    """None: a faulty line, which is in no chunk."""
+    """The chunk of the line. A faulty line is in no chunk, so the value is None."""
     custom_id: Mapped[str | None]
-    """None: the input has none that is its own."""
+    """The value is None if the input has no `custom_id` of this line alone."""
     state: Mapped[str] = mapped_column(server_default="started")
     failures: Mapped[int] = mapped_column(server_default="0")
     crashes: Mapped[int] = mapped_column(server_default="0")
     request_id: Mapped[str | None]
     status: Mapped[int | None]
     body: Mapped[bytes | None]
-    """The answer, encrypted under the tenant's data key; dropped once the files are written."""
+    """The answer, encrypted under the tenant's data key. It is deleted once the files are written."""
     error: Mapped[dict[str, Any] | None]
     cache_read: Mapped[int] = mapped_column(server_default="0")
     cache_write: Mapped[int] = mapped_column(server_default="0")
@@ -158,16 +159,17 @@ class IdempotentReply(Base):
     fingerprint: Mapped[bytes]
     request_id: Mapped[str] = mapped_column(unique=True)
     slot: Mapped[int]
-    """Of the gateway that runs it; whoever restarts in that slot drops what it left running."""
+    """The slot of the gateway that runs the request. A gateway that restarts in that slot frees the keys that were left
+    running."""
     batch_id: Mapped[str | None] = mapped_column(index=True)
     line_no: Mapped[int | None]
     state: Mapped[str] = mapped_column(server_default="running")
     status: Mapped[int | None]
     content_type: Mapped[str | None]
-    """Of a stored answer; None: JSON."""
+    """The type of a stored answer. None stands for JSON."""
     body: Mapped[bytes | None]
     num_bytes: Mapped[int] = mapped_column(server_default="0")
-    """Of the body; while it runs, what is set aside for it."""
+    """The bytes of the body. While the request runs, they are the bytes that are reserved for it."""
     posting: Mapped[bytes | None]
     created_at: Mapped[int]
     expires_at: Mapped[int] = mapped_column(index=True)
@@ -186,11 +188,11 @@ class IdempotentReply(Base):
 
 
 class TenantTurn(Base):
-    """A tenant's place in the round robin over chunks."""
+    """The state of a tenant in the round robin over chunks."""
 
     __tablename__ = "tenant_turn"
 
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), primary_key=True)
     deficit_tokens: Mapped[int] = mapped_column(server_default="0")
     last_visit: Mapped[int] = mapped_column(server_default="0")
-    """Counts visits of all tenants: the smallest is next."""
+    """A counter over the visits of all tenants. The tenant with the smallest value is next."""

@@ -9,7 +9,7 @@ from accounting.tables.models import Base
 
 
 class BudgetRow(Base):
-    """Scope and period never change: what was charged to one row would mean something else afterwards."""
+    """A budget. Scope and period never change, as the charges to the row would mean something else afterwards."""
 
     __tablename__ = "budget"
 
@@ -50,7 +50,7 @@ class BudgetAdjustment(Base):
 
 
 class BudgetAlert(Base):
-    """Due once per budget, period and threshold; `sent_at_ms` is its sender's."""
+    """An alert, due once per budget, period and threshold. Its sender sets `sent_at_ms`."""
 
     __tablename__ = "budget_alert"
 
@@ -75,7 +75,7 @@ class BudgetAlert(Base):
 
 
 class QuotaRow(Base):
-    """A limit beside the columns of tenant, key and model; a missing row means that there is none."""
+    """A limit besides the columns of tenant, key and model. A missing row means that there is no such limit."""
 
     __tablename__ = "quota"
 

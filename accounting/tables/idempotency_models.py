@@ -1,6 +1,7 @@
-"""The tables behind answers that several engine requests made, repeated attempts and quotes. Same rules as models.py.
+"""The tables of answers made by several engine requests, of repeated attempts and of quotes. The rules of models.py
+apply.
 
-Rows of these tables are edited and end: what anything costs is the ledger's.
+Rows of these tables are edited and deleted. Costs are in the ledger.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from accounting.tables.models import Base
 
 
 class IdempotentPosting(Base):
-    """A further posting that pays for a stored answer: one of several prompts. It goes with the answer."""
+    """A further posting that pays for a stored answer to several prompts. It is deleted with the answer."""
 
     __tablename__ = "idempotent_posting"
 
@@ -30,19 +31,19 @@ class IdempotentPosting(Base):
 
 
 class UnheardAttempt(Base):
-    """A charged request whose client left before the first byte of the answer. Of its content only a hash is here."""
+    """A charged request whose client left before the first byte of the answer. Only a hash of its content is stored."""
 
     __tablename__ = "unheard_attempt"
 
     request_id: Mapped[str] = mapped_column(primary_key=True)
     attempt_id: Mapped[str]
-    """The HTTP request: one attempt may be several engine requests."""
+    """The HTTP request. One attempt may be several engine requests."""
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
     key_id: Mapped[str]
     fingerprint: Mapped[bytes]
     ended_at_ms: Mapped[int] = mapped_column(index=True)
     replaced_by: Mapped[str | None]
-    """The request that repeated it: once that one is settled, this one's charge is moved."""
+    """The request that repeated it. Once that request is settled, this one's charge is moved."""
     is_moved: Mapped[bool] = mapped_column(server_default=false())
 
     __table_args__ = (Index("ix_unheard_attempt_key_id_fingerprint", "key_id", "fingerprint"),)
@@ -60,7 +61,7 @@ class Quote(Base):
     price_version: Mapped[str]
     currency: Mapped[str]
     max_output_tokens: Mapped[int]
-    """Of each choice."""
+    """The most output tokens of each choice."""
     max_charge: Mapped[int]
     expires_at_ms: Mapped[int] = mapped_column(index=True)
     used_by: Mapped[str | None]

@@ -1,4 +1,4 @@
-"""The tables of billing: month sums, day seals, invoices with their lines, credits and what became of them.
+"""The tables of billing: month sums, day seals, invoices with their lines, credits and their uses.
 
 All but `rollup_month` are append-only: triggers of migration 0005 refuse UPDATE and DELETE.
 """
@@ -18,7 +18,8 @@ class RollupMonth(Rollup, Base):
 
 
 class PriceResidency(Base):
-    """Micro-units per GB (10^9 bytes) and hour of a model's KV, kept for a tenant. No row: not charged."""
+    """Prices of a model's KV that is kept for a tenant: micro-units per GB (10^9 bytes) and hour. Without a row it is
+    not charged."""
 
     __tablename__ = "price_residency"
 
@@ -35,12 +36,12 @@ class PriceResidency(Base):
 
 
 class DaySeal(Base):
-    """A hash over what was posted in one UTC day, and over the seal before it."""
+    """A hash over the rows posted in one UTC day, and over the seal before it."""
 
     __tablename__ = "day_seal"
 
     day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Its first Unix second."""
+    """The first Unix second of the day."""
     num_entries: Mapped[int]
     hash: Mapped[bytes]
     sealed_at_ms: Mapped[int]
@@ -54,32 +55,32 @@ class Invoice(Base):
     number: Mapped[str] = mapped_column(primary_key=True)
     issuer: Mapped[str]
     series: Mapped[str]
-    """INV or CN"""
+    """The series: INV or CN."""
     sequence: Mapped[int]
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"))
     tenant_name: Mapped[str]
-    """As it was then."""
+    """The tenant's name at the time of the invoice."""
     time_zone: Mapped[str] = mapped_column(server_default="UTC")
-    """Of the tenant, as it was then."""
+    """The tenant's time zone at the time of the invoice."""
     period: Mapped[str]
-    """`2026-10`"""
+    """The month, written like `2026-10`."""
     version: Mapped[int]
-    """Of an invoice 1; of a credit note its place among those of the tenant and period."""
+    """The value is 1 for an invoice. For a credit note it is the number among those of the tenant and period."""
     currency: Mapped[str]
     from_ms: Mapped[int]
     until_ms: Mapped[int]
     cutoff_ms: Mapped[int]
-    """What was posted up to here is in; the rest is in a later invoice."""
+    """Rows that were posted up to this time are in. Later ones are in a later invoice."""
     created_at: Mapped[int]
     num_requests: Mapped[int]
     subtotal: Mapped[int]
-    """Usage and adjustments."""
+    """The sum of usage and adjustments."""
     prepaid: Mapped[int]
-    """Paid from grants."""
+    """The part that grants pay."""
     total: Mapped[int]
-    """What is due: subtotal - prepaid."""
+    """The amount that is due: subtotal - prepaid."""
     days: Mapped[list[Any]]
-    """Charges of each day of the period."""
+    """The charges of each day of the period."""
 
     __table_args__ = (
         UniqueConstraint("tenant_id", "period", "series", "version"),
@@ -90,24 +91,26 @@ class Invoice(Base):
 
 
 class InvoiceLine(Base):
-    """A sum of rollups by model, tier, class and price; or an adjustment; or what a grant paid (below 0)."""
+    """A sum of rollups by model, tier, class and price; or an adjustment; or the payment of a grant (below 0)."""
 
     __tablename__ = "invoice_line"
 
     number: Mapped[str] = mapped_column(ForeignKey("invoice.number"), primary_key=True)
     line_no: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     kind: Mapped[str]
-    """usage, adjustment, credit_note, prepaid"""
+    """One of usage, adjustment, credit_note, prepaid."""
     period: Mapped[str]
-    """Of the usage: earlier than the invoice's for what was posted after that one was closed."""
+    """The month of the usage. It is earlier than the invoice's for usage that was posted after that month was
+    closed."""
     model: Mapped[str]
     tier: Mapped[str]
     token_class: Mapped[str]
     price_version: Mapped[str]
     rate: Mapped[int]
-    """Micro-units per million tokens; of classes `residency_…` per GB and hour, and `quantity` is in byte-hours."""
+    """Micro-units per million tokens. For the classes `residency_…` they are per GB and hour, and `quantity` is in
+    byte-hours."""
     num_requests: Mapped[int]
-    """On the first line of its model, tier and price; 0 on the others."""
+    """The number of requests, on the first line of their model, tier and price; 0 on the other lines."""
     quantity: Mapped[int]
     amount: Mapped[int]
     credit_id: Mapped[str | None] = mapped_column(ForeignKey("credit.id"), index=True)
@@ -127,9 +130,9 @@ class Credit(Base):
     currency: Mapped[str]
     amount: Mapped[int]
     source: Mapped[str | None]
-    """Of a grant: cash or promotion."""
+    """The source of a grant: cash or promotion. It is None for corrections."""
     priority: Mapped[int]
-    """Of grants the lowest is used first, then the one that ends first."""
+    """The order of grants: the lowest is used first, then the one that ends first."""
     starts_at: Mapped[int]
     expires_at: Mapped[int | None]
     corrects_request_id: Mapped[str | None]
@@ -148,7 +151,7 @@ class Credit(Base):
 
 
 class CreditUse(Base):
-    """What an invoice took out of a grant, or what was left of it when it expired."""
+    """An amount that an invoice took from a grant, or the rest that expired unused."""
 
     __tablename__ = "credit_use"
 
@@ -164,7 +167,7 @@ class CreditUse(Base):
     )
 
 
-# Rows come in the order of time, so on PostgreSQL a few bytes per range of pages find them.
+# Rows come in the order of time, so on PostgreSQL a BRIN index finds them by a few bytes per range of pages.
 Index("ix_ledger_entry_posted_at_ms", LedgerEntry.posted_at_ms, postgresql_using="brin")
 Index("ix_ledger_entry_opened_at_ms", LedgerEntry.opened_at_ms, postgresql_using="brin")
 Index("ix_engine_record_posted_at_ms", EngineRecordRow.posted_at_ms, postgresql_using="brin")

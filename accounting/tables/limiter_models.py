@@ -1,4 +1,4 @@
-"""What gateways tell each other through SQL so that the limiter's state can be made again (metering.md 6.5)."""
+"""Tables by which gateways inform each other, so that the limiter's state can be rebuilt (metering.md 6.5)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from accounting.tables.models import Base
 
 
 class LimiterIncident(Base):
-    """A loss. From here on only a state built under this epoch is believed; `tenant_id` None: every tenant's."""
+    """A loss of limiter state. From now on only a state built under this epoch counts. `tenant_id` is None for a loss
+    of every tenant's state."""
 
     __tablename__ = "limiter_incident"
 
     epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     tenant_id: Mapped[str | None]
     life: Mapped[str | None]
-    """Which life of Redis' data began, where one did."""
+    """The id of the life of Redis' data that began, for an incident of that kind."""
     raised_at_ms: Mapped[int]
 
 
 class LimiterGateway(Base):
-    """A gateway that lives, or died without a word. What it held up to `epoch` is listed."""
+    """A gateway that runs, or that died without removing its row. Its requests at `epoch` are listed."""
 
     __tablename__ = "limiter_gateway"
 
@@ -31,7 +32,7 @@ class LimiterGateway(Base):
 
 
 class LimiterRunning(Base):
-    """A request that a gateway held when it learned of an epoch."""
+    """A request that a gateway was running when it learned of an epoch."""
 
     __tablename__ = "limiter_running"
 
@@ -41,13 +42,13 @@ class LimiterRunning(Base):
     tenant_id: Mapped[str]
     opened_ms: Mapped[int]
     detail: Mapped[bytes] = mapped_column(LargeBinary)
-    """What the limiter must know of it, as the gateways write it."""
+    """The data that the limiter needs of the request, as the gateways write it."""
 
     __table_args__ = (Index("ix_limiter_running_tenant_id_epoch", "tenant_id", "epoch"),)
 
 
 class LimiterBuilt(Base):
-    """One gateway builds a tenant's state under an epoch, once."""
+    """A claim to build a tenant's state under an epoch. One gateway builds it, once."""
 
     __tablename__ = "limiter_built"
 
@@ -58,15 +59,15 @@ class LimiterBuilt(Base):
 
 
 class EndUserUse(Base):
-    """What one request took of an end user's windows. Only where a limit counts them, and for a day: the ledger knows
-    no end users."""
+    """The amounts that one request took of an end user's windows. A row exists only if a limit counts them, and for a
+    day; the ledger knows no end users."""
 
     __tablename__ = "end_user_use"
 
     request_id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
     place: Mapped[str]
-    """As the limiter names the end user: a digest."""
+    """The end user's name in the limiter: a digest."""
     opened_at_ms: Mapped[int]
     ended_at_ms: Mapped[int]
     input: Mapped[int]

@@ -1,8 +1,8 @@
-"""Every table, typed. Knows names, types and constraints; the functions that use them live in the other modules.
+"""Every table, typed. The module knows names, types and constraints; the functions that use them are in other modules.
 
-Money is in micro-units, tokens are counts, both BIGINT. Columns ending in `_ms` are Unix milliseconds, in `_at` Unix
-seconds. Rows of the ledger, its legs, engine records, price versions and the audit log are appended and never
-edited: triggers in the first migration refuse it.
+Money is in micro-units and tokens are counts, both BIGINT. Columns ending in `_ms` are Unix milliseconds, those ending
+in `_at` Unix seconds. Rows of the ledger, its legs, engine records, price versions and the audit log are appended and
+never edited: triggers in the first migration refuse it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
-# SQLite numbers rows by itself only where the type is written INTEGER.
+# SQLite numbers rows by itself only if the type is written INTEGER.
 RowNumber = BigInteger().with_variant(Integer(), "sqlite")
 
 
@@ -60,24 +60,24 @@ class Tenant(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str]
     status: Mapped[str] = mapped_column(server_default="active")
-    """active, suspended, archived"""
+    """One of active, suspended, archived."""
     created_at: Mapped[int]
     archived_at: Mapped[int | None]
     version: Mapped[int] = mapped_column(server_default="0")
     """The auth epoch of the last change."""
     weight_percent: Mapped[int] = mapped_column(server_default="100")
     cache_floor_blocks: Mapped[int] = mapped_column(server_default="0")
-    """Blocks on each worker that no other tenant's need takes."""
+    """Blocks on each worker that are kept for the tenant even if others need them."""
     cache_quota_blocks: Mapped[int | None]
-    """Blocks on each worker that the tenant may have; None: no bound."""
+    """The most blocks that the tenant may have on each worker. None stands for no bound."""
     cache_ttl_s: Mapped[int | None]
-    """Interactive prompts are pinned for so long after each use."""
+    """The seconds for which interactive prompts are pinned after each use."""
     cache_read: Mapped[bool] = mapped_column(server_default=true())
     cache_write: Mapped[bool] = mapped_column(server_default=true())
     time_zone: Mapped[str] = mapped_column(server_default="UTC")
-    """In which moments are shown to it; periods are UTC's."""
+    """The time zone in which times are shown to the tenant; billing periods are in UTC."""
     erased_at: Mapped[int | None]
-    """Its texts cannot be read any more; the books stay."""
+    """The time of erasure. Its texts cannot be read any more; the books stay."""
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
     concurrency: Mapped[int | None]
@@ -110,14 +110,14 @@ class ServiceAccount(Base):
 
 
 class ApiKey(Base):
-    """The secret itself is nowhere: `hash` is HMAC-SHA256 under the pepper of `pepper_version`."""
+    """An API key. The secret itself is stored nowhere: `hash` is HMAC-SHA256 under the pepper of `pepper_version`."""
 
     __tablename__ = "api_key"
 
     id: Mapped[str] = mapped_column(primary_key=True)
     public_id: Mapped[str] = mapped_column(unique=True)
     kind: Mapped[str]
-    """live, test, admin"""
+    """One of live, test, admin."""
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
     service_account_id: Mapped[str | None] = mapped_column(ForeignKey("service_account.id"), index=True)
     name: Mapped[str | None]
@@ -131,12 +131,12 @@ class ApiKey(Base):
     revoked_at: Mapped[int | None]
     disabled: Mapped[bool] = mapped_column(server_default=false())
     addresses: Mapped[list[str] | None]
-    """Networks that it may be used from; None: any."""
+    """The networks that the key may be used from. None stands for any."""
     previous_hash: Mapped[bytes | None]
-    """Of the secret before the last rotation, which works until `previous_until`."""
+    """The hash of the secret before the last rotation, which works until `previous_until`."""
     previous_until: Mapped[int | None]
     streams_ended: Mapped[int | None]
-    """The auth epoch of the last change that ended what ran under this key."""
+    """The auth epoch of the last change that ended the requests under this key."""
     version: Mapped[int] = mapped_column(server_default="0")
     requests_per_minute: Mapped[int | None]
     tokens_per_minute: Mapped[int | None]
@@ -146,7 +146,7 @@ class ApiKey(Base):
 
 
 class AuthEpoch(Base):
-    """One row. It rises with each change that authentication has to notice."""
+    """A table of one row. The epoch rises with each change that authentication has to notice."""
 
     __tablename__ = "auth_epoch"
 
@@ -179,7 +179,7 @@ class PublicPrefix(Base):
     name: Mapped[str]
     model: Mapped[str]
     token_ids: Mapped[bytes]
-    """int32, little endian."""
+    """The token ids as int32, little endian."""
     created_at: Mapped[int]
     expires_at: Mapped[int | None]
     deleted_at: Mapped[int | None]
@@ -197,7 +197,8 @@ class PriceSheet(Base):
 
 
 class PriceSheetVersion(Base):
-    """Half-open interval in UTC; the newest version is open until its successor sets `until_ms`, once."""
+    """A version in force in a half-open interval in UTC. The newest version is open until its successor sets
+    `until_ms`, once."""
 
     __tablename__ = "price_sheet_version"
 
@@ -221,7 +222,7 @@ class PriceSheetVersion(Base):
 
 
 class PriceRate(Base):
-    """Micro-units per million tokens. Tier `batch` has rows of its own: discounts are rates, not multipliers."""
+    """Micro-units per million tokens. Tier `batch` has its own rows, as a discount is a rate and not a multiplier."""
 
     __tablename__ = "price_rate"
 
@@ -245,7 +246,7 @@ class PriceRate(Base):
 
 
 class PriceAssignment(Base):
-    """A tenant's own sheet; without a row the default sheet applies."""
+    """The tenant's own sheet. Without a row the default sheet applies."""
 
     __tablename__ = "price_assignment"
 
@@ -270,7 +271,8 @@ class PriceAssignment(Base):
 
 
 class LedgerEntry(Base):
-    """One event. `kind` is settle, void or a write-off reason; attempt is 0 for the first two."""
+    """One event. `kind` is settle, void or a write-off reason, or that of a reversal, a correction, a grant or kept KV.
+    `attempt` is 0 for settle and void."""
 
     __tablename__ = "ledger_entry"
 
@@ -286,7 +288,7 @@ class LedgerEntry(Base):
     currency: Mapped[str]
     outcome: Mapped[str]
     write_off: Mapped[str]
-    """The reason for engine tokens beyond this entry's; of a write-off row its own kind."""
+    """The reason for engine tokens beyond this entry's. In a write-off row it is the row's kind."""
     opened_at_ms: Mapped[int]
     ended_at_ms: Mapped[int]
     posted_at_ms: Mapped[int]
@@ -319,8 +321,8 @@ class LedgerEntry(Base):
 
 
 class LedgerLeg(Base):
-    """Double entry: debits are positive, credits negative; per entry and unit they add up to 0. In PostgreSQL without the
-    foreign key: `booking.py` makes legs out of the entries there, which never go."""
+    """Double entry: debits are positive, credits negative, and per entry and unit they add up to 0. PostgreSQL has no
+    foreign key here: `booking.py` makes legs from the entries in SQL, and entries are never deleted."""
 
     __tablename__ = "ledger_leg"
 
@@ -329,7 +331,7 @@ class LedgerLeg(Base):
     attempt: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     account: Mapped[str] = mapped_column(primary_key=True)
     unit: Mapped[str] = mapped_column(primary_key=True)
-    """`tokens` or a currency"""
+    """The unit: `tokens` or a currency."""
     token_class: Mapped[str] = mapped_column(primary_key=True)
     amount: Mapped[int]
 
@@ -342,7 +344,7 @@ class LedgerLeg(Base):
 
 
 class BatchCharge(Base):
-    """A batch line is charged once, whatever requests were sent for it."""
+    """The request that a batch line is charged for. A line is charged once, however many requests were sent for it."""
 
     __tablename__ = "batch_charge"
 
@@ -352,7 +354,7 @@ class BatchCharge(Base):
 
 
 class EngineRecordRow(Base):
-    """What a worker counted for one attempt: the E of the equations."""
+    """The token counts of a worker for one attempt. They are E in the equations."""
 
     __tablename__ = "engine_record"
 

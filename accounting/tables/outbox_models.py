@@ -1,4 +1,4 @@
-"""Tables of webhooks and what is on its way to them. Rows of `outbox` are edited and end; nothing here is money."""
+"""Tables of webhooks and of the deliveries to them. Rows of `outbox` are edited and deleted; none of them is money."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accounting.tables.models import Base
 
 
 class Installation(Base):
-    """One row: what tells this Headgate's events from another's."""
+    """A table of one row: the id that tells this Headgate's events from those of another."""
 
     __tablename__ = "installation"
 
@@ -20,7 +20,7 @@ class Installation(Base):
 
 
 class Webhook(Base):
-    """Hears of its tenant; the operator's tenant's hear of all."""
+    """A webhook. It gets events of its tenant; a webhook of the operator's tenant gets events of all."""
 
     __tablename__ = "webhook"
 
@@ -28,16 +28,16 @@ class Webhook(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenant.id"), index=True)
     url: Mapped[str]
     events: Mapped[list[str] | None]
-    """Types; None: every type."""
+    """The event types. None stands for every type."""
     secret: Mapped[bytes]
-    """Sealed under the master key."""
+    """The secret, encrypted under the master key."""
     is_full: Mapped[bool] = mapped_column(server_default=false())
-    """Too much waits: what happens now is not noted for it."""
+    """Too many deliveries wait for the webhook: new events are not written for it."""
     created_at: Mapped[int]
 
 
 class OutboxLane(Base):
-    """Where a tenant's deliveries queue. The row is the lock of whoever claims from the lane."""
+    """The queue of a tenant's deliveries. A sender locks the row while it claims from the lane."""
 
     __tablename__ = "outbox_lane"
 
@@ -46,7 +46,7 @@ class OutboxLane(Base):
 
 
 class Outbox(Base):
-    """One event for one webhook, written in the transaction of what it tells."""
+    """One event for one webhook, written in the transaction of the fact it reports."""
 
     __tablename__ = "outbox"
 
@@ -55,10 +55,10 @@ class Outbox(Base):
     lane: Mapped[str] = mapped_column(ForeignKey("outbox_lane.tenant_id"))
     type: Mapped[str]
     body: Mapped[str]
-    """As it is sent, byte for byte, at every try."""
+    """The body as it is sent, byte for byte, at every try."""
     state: Mapped[str] = mapped_column(server_default="pending")
     attempts: Mapped[int] = mapped_column(server_default="0")
-    """Raised by a claim, so that a sender that dies has had its try."""
+    """The number of tries. A claim raises it, so that the try of a sender that dies counts."""
     deliver_after_ms: Mapped[int]
     claimed_until_ms: Mapped[int] = mapped_column(server_default="0")
     last_error: Mapped[str | None]

@@ -1,4 +1,4 @@
-"""What workers' caches kept for tenants, by hour, and what was charged for it."""
+"""KV that workers' caches kept for tenants, by hour, and the charges for it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from accounting.tables.models import Base
 
 
 class ResidencyReading(Base):
-    """A worker process's own sums of one hour so far: they only rise, so a later one takes an earlier one's place."""
+    """A worker process's own sums of one hour so far. They only rise, so a later value replaces an earlier one."""
 
     __tablename__ = "residency_reading"
 
     hour: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    """Its first Unix second."""
+    """The first Unix second of the hour."""
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     model: Mapped[str] = mapped_column(primary_key=True)
     process: Mapped[str] = mapped_column(primary_key=True)
     cache: Mapped[int]
-    """Byte-milliseconds, as all sums here."""
+    """Byte-milliseconds, as in all sums here."""
     pinned: Mapped[int]
 
 
 class ResidencyCharge(Base):
-    """One ledger entry of kind `residency`: an hour of one tenant and model; a further attempt is for what came late."""
+    """One ledger entry of kind `residency`: an hour of one tenant and model. Readings that came late make a further
+    attempt."""
 
     __tablename__ = "residency_charge"
 

@@ -1,6 +1,6 @@
-"""LoRA adapters that the operator registered: which name of which model they have, and whose they are.
+"""LoRA adapters that the operator registered: their names, their base models, and the tenants that may use them.
 
-Knows paths as text only: files are the workers'. Does not know which worker has loaded one.
+The module knows paths as text only, as the files are on the workers. It does not know which worker has loaded one.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from accounting.values.ids import new_id
 
 MAX_PER_MODEL = 256
 REMEMBERED_S = 7 * 86_400
-"""For so long after its end a worker that still has an adapter is told to let it go."""
+"""Seconds after its end for which a worker that still has an adapter is told to drop it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class AdapterInfo(msgspec.Struct, frozen=True):
     id: str
-    """Also its name on the workers, so that a name given again is another adapter."""
+    """The id is also its name on the workers, so that a name that is used again is another adapter."""
     model: str
     name: str
     path: str
     tenant_id: str | None
-    """None: every tenant sees it."""
+    """The tenant that sees it. None stands for every tenant."""
     created_at: int
     deleted_at: int | None = None
 
     @property
     def served_id(self) -> str:
-        """What clients put into `model`."""
+        """The value that clients put into `model`."""
         return f"{self.model}:{self.name}"
 
 
 async def create(
     conn: AsyncConnection, *, model: str, name: str, path: str, tenant_id: str | None, now: int, actor: str
 ) -> AdapterInfo:
-    """Raises InvalidError, ConflictError for a name in use, NotFoundError for an unknown tenant."""
+    """Register an adapter. Raises InvalidError, ConflictError for a name in use or too many adapters, NotFoundError for
+    an unknown tenant."""
     if _NAME.fullmatch(name) is None:
         raise InvalidError("A name has letters, digits, '.', '_' and '-', at most 64.", "name")
     if tenant_id is not None:
@@ -54,7 +55,7 @@ async def create(
             raise NotFoundError
     info = AdapterInfo(new_id("adapter"), model, name, path, tenant_id, now)
     detail = {"model": model, "name": name, "path": path}
-    # First, as it makes others wait who would take the same name.
+    # This comes first, as its lock makes others wait that would take the same name.
     await changes.record(
         conn, "adapter.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id, detail=detail
     )
@@ -69,7 +70,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, adapter_id: str) -> AdapterInfo:
-    """Raises NotFoundError."""
+    """Return an adapter in force. Raises NotFoundError."""
     query = select(Adapter.__table__).where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None))
     row = (await conn.execute(query)).first()
     if row is None:
@@ -84,14 +85,14 @@ async def list_adapters(conn: AsyncConnection, *, after: str | None, limit: int)
 
 
 async def known(conn: AsyncConnection, now: int) -> list[AdapterInfo]:
-    """Those in force, oldest first, and those that ended not long ago."""
+    """Return the adapters in force and those that ended within `REMEMBERED_S`, oldest first."""
     recent = or_(Adapter.deleted_at.is_(None), Adapter.deleted_at > now - REMEMBERED_S)
     query = select(Adapter.__table__).where(recent).order_by(Adapter.created_at, Adapter.id)
     return [_info(row) for row in await conn.execute(query)]
 
 
 async def delete(conn: AsyncConnection, adapter_id: str, *, now: int, actor: str) -> None:
-    """Raises NotFoundError."""
+    """End an adapter. Raises NotFoundError."""
     ended = update(Adapter).where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None))
     if (await conn.execute(ended.values(deleted_at=now))).rowcount != 1:
         raise NotFoundError

@@ -1,4 +1,4 @@
-"""Which models a tenant's keys may use, beside each key's own list. Without a row nothing is denied."""
+"""The models that a tenant's keys may use, in addition to each key's own list. Without a row no model is denied."""
 
 from __future__ import annotations
 

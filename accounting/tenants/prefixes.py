@@ -1,6 +1,6 @@
-"""Public prefixes: prompts that the operator registered for all tenants, kept as token ids.
+"""Public prefixes: prompts that the operator registered for all tenants, stored as token ids.
 
-Knows which are in force. Does not know regions, workers or who hit them.
+The module knows which are in force. It does not know regions, workers or which requests hit them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.ids import new_id
 
 MAX_PER_MODEL = 256
-"""In force at one time: each request's prompt is compared with all of them."""
+"""The most prefixes of a model in force at one time: each request's prompt is compared with all of them."""
 
 
 class PrefixInfo(msgspec.Struct, frozen=True):
@@ -30,13 +30,14 @@ class PrefixInfo(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     created_at: int
     expires_at: int | None
-    """None: until it is deleted."""
+    """Unix seconds. None stands for a prefix that stays until it is deleted."""
 
 
 async def create(
     conn: AsyncConnection, *, name: str, model: str, tokens: Sequence[int], ttl_s: int | None, now: int, actor: str
 ) -> PrefixInfo:
-    """Raises ConflictError where the same tokens are registered already, or too many are."""
+    """Register a prefix. Raises ConflictError if the same tokens are registered already, or if there are too many
+    prefixes."""
     packed = _packed(tokens)
     of_model = and_(PublicPrefix.model == model, _in_force(now))
     same = select(PublicPrefix.id).where(of_model, PublicPrefix.token_ids == packed)
@@ -54,7 +55,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, prefix_id: str, now: int) -> PrefixInfo:
-    """Raises NotFoundError, for one that has expired too."""
+    """Return a prefix in force. Raises NotFoundError, also for one that has expired."""
     query = select(PublicPrefix.__table__).where(PublicPrefix.id == prefix_id, _in_force(now))
     row = (await conn.execute(query)).first()
     if row is None:
@@ -76,14 +77,14 @@ async def list_prefixes(conn: AsyncConnection, now: int, *, after: str | None, l
 
 
 async def in_force(conn: AsyncConnection, now: int) -> list[PrefixInfo]:
-    """All of them, oldest first."""
+    """Return all prefixes in force, oldest first."""
     query = select(PublicPrefix.__table__).where(_in_force(now))
     rows = await conn.execute(query.order_by(PublicPrefix.created_at, PublicPrefix.id))
     return [_info(row) for row in rows]
 
 
 async def delete(conn: AsyncConnection, prefix_id: str, *, now: int, actor: str) -> None:
-    """Raises NotFoundError."""
+    """End a prefix. Raises NotFoundError."""
     ended = update(PublicPrefix).where(PublicPrefix.id == prefix_id, _in_force(now))
     if (await conn.execute(ended.values(deleted_at=now))).rowcount != 1:
         raise NotFoundError

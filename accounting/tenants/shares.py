@@ -1,4 +1,5 @@
-"""What a tenant gets of a busy worker: weight and cache share, checked and as columns. Knows no statement."""
+"""A tenant's share of a busy worker: weight and cache share, checked and turned into columns. The module runs no
+statement."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from accounting.values.types import CacheShare
 
 MAX_WEIGHT_PERCENT = 10_000
 MAX_CACHE_TTL_S = 3600
-"""What nobody uses for an hour leaves every worker's cache: a pin promises no more."""
+"""The longest pin. Blocks that nobody uses for an hour leave every worker's cache, so a pin cannot promise more."""
 
 
 def columns(weight: float, cache: CacheShare) -> dict[str, Any]:
-    """By column name. Raises InvalidError."""
+    """Return the values by column name. Raises InvalidError."""
     _check_cache(cache)
     return {
         "weight_percent": _weight_percent(weight),

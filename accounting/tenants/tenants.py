@@ -1,6 +1,7 @@
 """Tenants and their limits. Every change raises the auth epoch and is audited.
 
-Tenants that are not archived have a name each of their own, since commands find them by it. The operator's own tenant is not one of them: it is neither listed nor found here.
+Each tenant that is not archived has a name of its own, as commands find it by name. The operator's own tenant is not
+one of them: it is neither listed nor found here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ID_PREFIX = "proj_"
 
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
-    """Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
+    """Create a tenant. Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
     tenant_id = new_id("proj")
     version = await changes.record(
         conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
@@ -53,7 +54,7 @@ async def list_tenants(
 
 
 async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
-    """Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
+    """Rename a tenant. Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
     await living(conn, tenant_id)
     values = {"name": _tenant_name(name)}
     tenant = await apply_change(conn, tenant_id, values, "project.updated", now, actor)
@@ -64,7 +65,7 @@ async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, 
 async def set_limits(
     conn: AsyncConnection, tenant_id: str, limits: Limits, *, now: int, actor: str = SYSTEM
 ) -> TenantInfo:
-    """The tenant's limits over all its models and keys."""
+    """Set the tenant's limits over all its models and keys."""
     await living(conn, tenant_id)
     return await apply_change(conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor)
 
@@ -79,8 +80,9 @@ async def set_shares(
     now: int,
     actor: str = SYSTEM,
 ) -> TenantInfo:
-    """What the tenant gets of a busy worker: time by weight, blocks by floor and quota. `floor_limit`: blocks that the
-    floors of all tenants may sum to on the smallest worker; None: not known, so no floor may rise."""
+    """Set the tenant's share of a busy worker: time by weight, blocks by floor and quota. `floor_limit` is the number
+    of blocks that the floors of all tenants may add up to on the smallest worker. It is None if that is not known; then
+    no floor may rise."""
     before = await living(conn, tenant_id)
     values = shares.columns(weight, cache)
     if cache.floor_blocks > before.cache.floor_blocks:
@@ -99,7 +101,7 @@ async def set_shares(
 async def set_time_zone(
     conn: AsyncConnection, tenant_id: str, time_zone: str, *, now: int, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Raises InvalidError for a name that is none."""
+    """Set the time zone. Raises InvalidError for a name that is no time zone."""
     await living(conn, tenant_id)
     values = {"time_zone": time_zones.checked(time_zone)}
     return await apply_change(conn, tenant_id, values, "project.updated", now, actor)
@@ -111,7 +113,7 @@ async def time_zones_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> d
 
 
 async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
-    """The tenant, unless it is archived: then nothing in it may be made or changed."""
+    """Return the tenant. Raises ConflictError if it is archived: then nothing in it may be created or changed."""
     tenant = await get(conn, tenant_id)
     if tenant.status == "archived":
         raise ConflictError("The project is archived.")
@@ -121,8 +123,8 @@ async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
 async def apply_change(
     conn: AsyncConnection, tenant_id: str, values: dict[str, Any], event: str, now: int, actor: str
 ) -> TenantInfo:
-    """Writes the columns `values` of the tenant, raises the auth epoch and records `event`. The caller has checked
-    that the tenant may be changed."""
+    """Write the columns `values` of the tenant, raise the auth epoch and record `event`. The caller has checked that
+    the tenant may be changed."""
     version = await changes.record(
         conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
     )
@@ -134,7 +136,7 @@ async def apply_change(
 
 
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
-    """What was set, by model; a model that is missing has the defaults."""
+    """Return the limits that were set, by model. A model that is missing has the defaults."""
     rows = await conn.execute(select(ModelLimit.__table__).where(ModelLimit.tenant_id == tenant_id))
     return {row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows}
 
@@ -158,7 +160,7 @@ def default_limits(model: str) -> ModelLimits:
 
 
 def limit_columns(limits: Limits) -> dict[str, int | None]:
-    """By column name, checked."""
+    """Return the limits by column name. Raises InvalidError for a negative one."""
     columns: dict[str, int | None] = {name: getattr(limits, name) for name in limits.__struct_fields__}
     for name, value in columns.items():
         if value is not None and value < 0:
@@ -167,14 +169,14 @@ def limit_columns(limits: Limits) -> dict[str, int | None]:
 
 
 def checked_name(name: str) -> str:
-    """Raises InvalidError for a name that is blank or too long."""
+    """Return the name. Raises InvalidError if it is blank or too long."""
     if not name.strip() or len(name) > 200:
         raise InvalidError("A name must have 1 to 200 characters.", "name")
     return name
 
 
 def _tenants() -> Select[Any]:
-    """Erased ones are gone for everybody but the books."""
+    """Select the tenants. Erased ones exist only for the books."""
     return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT, Tenant.erased_at.is_(None))
 
 
@@ -203,9 +205,10 @@ def _tenant_name(name: str) -> str:
 
 
 async def _check_only_one(conn: AsyncConnection, name: str) -> None:
-    """Of tenants that are not archived, once the change is written: whoever raised the auth epoch holds its row until
-    the commit, so of two that take a name at once the later one sees the first. A unique index would say no more, and
-    could not be made where older versions let a name be given twice."""
+    """Raises NameTakenError if two tenants that are not archived have the name. It is called after the change is
+    written: a transaction that raised the auth epoch holds its row until the commit, so of two that take a name at once
+    the later one sees the first. A unique index would give no more, and could not be created where older versions let a
+    name be given twice."""
     others = Tenant.id != OPERATOR_TENANT, Tenant.status != "archived"
     same = select(func.count()).where(Tenant.name == name, *others)
     if int(await conn.scalar(same) or 0) > 1:

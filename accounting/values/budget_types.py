@@ -1,4 +1,4 @@
-"""Budgets and quotas as values, and the arithmetic of their periods. Pure: no clock, no SQL, no Redis.
+"""Budgets and quotas as values, and the arithmetic of their periods. The module is pure: no clock, no SQL, no Redis.
 
 Intervals are half open, in UTC, in Unix milliseconds. Money is in micro-units.
 """
@@ -13,16 +13,17 @@ import msgspec
 
 PeriodKind = Literal["hour", "day", "month", "fixed"]
 Hardness = Literal["hard", "soft", "shadow"]
-"""hard: refuses and stops. soft: alerts. shadow: also notes in metrics what a hard one would have refused."""
+"""The effect of a budget. hard: it refuses and stops requests. soft: it alerts. shadow: it also counts in metrics what
+a hard one would have refused."""
 
 THRESHOLDS = (50, 80, 100)
-"""Percent of a budget at which an alert is due."""
+"""Percentages of a budget at which an alert is due."""
 
 HOUR_S = 3_600
 HOUR_MS = HOUR_S * 1000
 
 KNOWN_AFTER_MS = 10_000
-"""So long after its creation every gateway counts against a budget."""
+"""Milliseconds after its creation at which every gateway counts against a budget."""
 
 
 class Period(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class Period(msgspec.Struct, frozen=True):
 
 
 class Adjustment(msgspec.Struct, frozen=True):
-    """Raises (or, negative, lowers) a budget's limit for a time."""
+    """A change of a budget's limit for a time. It raises the limit, or lowers it if negative."""
 
     id: str
     micro_units: int
@@ -40,7 +41,8 @@ class Adjustment(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of `budget` with its adjustments. Scope: the tenant or one key of it, each perhaps of one model or tier."""
+    """A row of `budget` with its adjustments. The scope is the tenant or one of its keys, perhaps restricted to one
+    model or tier."""
 
     id: str
     tenant_id: str
@@ -49,13 +51,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     tier: str | None = None
     period: PeriodKind
     start_ms: int = 0
-    """Of a fixed period only, as `end_ms`."""
+    """The beginning of a fixed period; like `end_ms`, it is used for fixed periods only."""
     end_ms: int = 0
     limit_micro_units: int
     hardness: Hardness = "hard"
     created_at: int = 0
     version: int = 0
-    """Of two readings the one with the higher number is newer."""
+    """The version of the row. Of two readings the one with the higher number is newer."""
     adjustments: tuple[Adjustment, ...] = ()
 
     @property
@@ -63,7 +65,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return "tenant" if self.key_id is None else "key"
 
     def binds(self, key_id: str, model: str | None, tier: str) -> bool:
-        """`model` None: whether it would for some model."""
+        """Say whether the budget limits such a request. With `model` None: whether it does so for some model."""
         return (
             self.key_id in (None, key_id)
             and (self.model is None or model is None or self.model == model)
@@ -71,7 +73,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def period_at(self, now_ms: int) -> Period | None:
-        """The period that a request opened then belongs to. None: a fixed one that has not begun, or is over."""
+        """Return the period of a request that began at that time, or None if a fixed period has not begun or is
+        over."""
         if self.period == "fixed":
             inside = self.start_ms <= now_ms < self.end_ms
             return Period(self.start_ms, self.end_ms) if inside else None
@@ -86,7 +89,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.limit_micro_units + change)
 
     def begins_empty(self, period: Period) -> bool:
-        """No request can have been charged to the period without every gateway knowing this budget."""
+        """Say whether every gateway knew this budget before the period began, so that nothing can have been charged to
+        the period without being counted."""
         return self.created_at * 1000 + KNOWN_AFTER_MS <= period.start_ms
 
 
@@ -103,14 +107,15 @@ Dimension = Literal[
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """One limit. `subject`: a key's or a model's id; empty: the tenant itself, or each of its end users."""
+    """One limit. `subject` is the id of a key or a model. It is empty for the tenant itself, and for each of its end
+    users."""
 
     level: Level
     subject: str
     dimension: Dimension
     limit: int
     shadow: bool = False
-    """Noted where it would have refused, never enforced."""
+    """A shadow limit is counted where it would have refused, and never enforced."""
 
 
 @lru_cache(maxsize=1024)

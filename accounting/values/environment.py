@@ -1,4 +1,5 @@
-"""Names in the environment that no process of Headgate knows: a typing error in one would be a setting without effect."""
+"""Names in the environment that no process of Headgate knows. A typing error in a name would be a setting without
+effect."""
 
 from __future__ import annotations
 
@@ -8,12 +9,13 @@ from collections.abc import Collection, Iterable
 from accounting.values.setting_names import NAMES
 
 PREFIX = "HEADGATE_"
-# Of tests and benchmarks, which have many and need no page.
+# Tests and benchmarks have many variables, which need no documentation.
 TEST_PREFIXES = ("HEADGATE_TEST_", "HEADGATE_BENCH_", "HEADGATE_SOAK")
 
 
 def unknown(names: Iterable[str], also: Collection[str] = ()) -> str | None:
-    """One sentence about the first of `names` that begins as ours and is none; None: all are known. `also`: known too."""
+    """Return one sentence about the first of `names` that has Headgate's prefix and is not known, or None. `also` has
+    further known names."""
     known = NAMES.union(also)
     for name in sorted(names):
         if name.startswith(PREFIX) and name not in known and not name.startswith(TEST_PREFIXES):

@@ -1,18 +1,18 @@
-"""What accounting refuses. No HTTP status here: `gateway/base/errors.py` maps these classes to answers."""
+"""Errors of accounting. They have no HTTP status: `gateway/base/errors.py` maps these classes to answers."""
 
 from __future__ import annotations
 
 
 class AccountingError(Exception):
-    """Base: the message is one clear sentence that may be shown to an operator."""
+    """The base class. The message is one clear sentence that may be shown to an operator."""
 
 
 class NotFoundError(AccountingError):
-    """No such object, or one of another tenant: the two are not told apart."""
+    """There is no such object, or it belongs to another tenant: the error does not say which."""
 
 
 class InvalidError(AccountingError):
-    """A value out of its range. `param` names the field."""
+    """A value is out of its range. `param` names the field."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -20,11 +20,11 @@ class InvalidError(AccountingError):
 
 
 class ConflictError(AccountingError):
-    """The object's state forbids it: archived tenant, overlapping price interval."""
+    """The object's state forbids the operation, as for an archived tenant or an overlapping price interval."""
 
 
 class NoRoomError(AccountingError):
-    """The tenant's files would take more room than its quota."""
+    """The tenant's files would take more bytes than its quota."""
 
 
 class NameTakenError(ConflictError):
@@ -32,7 +32,7 @@ class NameTakenError(ConflictError):
 
 
 class KeyReusedError(AccountingError):
-    """An Idempotency-Key that stands for another request."""
+    """An Idempotency-Key was used for another request before."""
 
 
 class DatabaseUrlError(AccountingError, ValueError):
@@ -40,15 +40,15 @@ class DatabaseUrlError(AccountingError, ValueError):
 
 
 class DatabaseUnreachable(AccountingError):
-    """Nothing can be asked of the database."""
+    """The database cannot be reached."""
 
 
 class SchemaError(AccountingError):
-    """Database and code do not fit together."""
+    """Database and code do not match."""
 
 
 class SchemaOlder(SchemaError):
-    """The database waits for `headgate migrate`."""
+    """The database is older than the code and needs `headgate migrate`."""
 
 
 class SchemaNewer(SchemaError):

@@ -1,6 +1,7 @@
-"""Names of objects: a prefix, the moment in nanoseconds, 128 random bits. Knows nothing of what they name.
+"""Ids of objects: a prefix, the creation time in nanoseconds, 128 random bits. The module does not know the objects.
 
-Of one kind, they sort as they were made: lists need an order within a second, and a place for what is gone.
+Ids of one kind sort in the order of creation. Lists need an order within a second, and a position for objects that are
+deleted.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ Prefix = Literal[
 
 
 def new_id(prefix: Prefix) -> str:
-    """`file-` is the one prefix that OpenAI writes with a hyphen."""
+    """Return a new id. `file-` is the only prefix that OpenAI writes with a hyphen."""
     return f"{_begin(prefix)}{time.time_ns():016x}{secrets.token_hex(16)}"
 
 
 def made_at(prefix: Prefix, id_: str) -> int | None:
-    """In Unix seconds; None for what is no such id, those of older versions among them, which are random alone."""
+    """Return the creation time in Unix seconds. It is None for any other text, also for ids of older versions, which
+    are only random."""
     match = re.fullmatch(f"{_begin(prefix)}([0-9a-f]{{16}})[0-9a-f]{{32}}", id_)
     return None if match is None else int(match[1], 16) // 1_000_000_000
 

@@ -1,4 +1,5 @@
-"""Billing periods: the months of UTC, written `2026-10`. Pure; times are Unix seconds, intervals half-open."""
+"""Billing periods: the months of UTC, written `2026-10`. The module is pure. Times are Unix seconds, intervals
+half-open."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _PERIOD = re.compile(r"(?P<year>20\d\d)-(?P<month>0[1-9]|1[0-2])", re.ASCII)
 
 
 def bounds(period: str) -> tuple[int, int]:
-    """First second, and first second of the next."""
+    """Return the first second of the period, and the first second of the next one. Raises InvalidError."""
     match = _PERIOD.fullmatch(period)
     if match is None:
         raise InvalidError("A period is a month, written like 2026-10.", "period")

@@ -1,4 +1,5 @@
-"""How moments are shown to a tenant: periods, limits and charges are of UTC whatever its time zone is. Pure."""
+"""The time zones in which times are shown to tenants. Periods, limits and charges are in UTC whatever the time zone is.
+The module is pure."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ def _names() -> frozenset[str]:
 
 
 def checked(name: str) -> str:
-    """Raises InvalidError."""
+    """Return the name. Raises InvalidError if it is no time zone."""
     if name not in _names():
         raise InvalidError("A time zone is a name like Europe/Berlin.", "time_zone")
     return name
 
 
 def shown(second: int, name: str) -> str:
-    """ISO 8601 with the offset that is in force there then."""
+    """Return ISO 8601 with the offset that is in force in that zone at that time."""
     return datetime.fromtimestamp(second, zoneinfo.ZoneInfo(name)).isoformat()

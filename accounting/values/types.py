@@ -1,8 +1,8 @@
-"""The frozen values that cross accounting's edge. Integers only; no SQL, no HTTP, no frames.
+"""The frozen values at accounting's interface. They have integers only; no SQL, no HTTP, no frames.
 
-Token counts are >= 0. Money is in micro-units (integer millionths of the currency), rates are micro-units per
-million tokens. Times are Unix milliseconds where a name ends in `_ms`, Unix seconds where it ends in `_at`.
-Every id of a tenant, key or request is an opaque string that accounting made or was handed.
+Token counts are >= 0. Money is in micro-units (integer millionths of the currency), rates are micro-units per million
+tokens. Times are Unix milliseconds where a name ends in `_ms`, Unix seconds where it ends in `_at`. Every id of a
+tenant, key or request is an opaque string that accounting made or was given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Outcome = Literal[
     "batch_cancelled",
     "gateway_crash",
 ]
-"""How a request ended (metering.md section 8)."""
+"""The ways in which a request can end (metering.md section 8)."""
 
 WriteOffReason = Literal[
     "gateway_crash",
@@ -50,18 +50,18 @@ WriteOffReason = Literal[
 ]
 
 BILLED = ("settle", "reversal")
-"""Kinds that rollups and invoices sum; the second takes a whole settle back."""
+"""The kinds that rollups and invoices sum. A reversal takes a whole settle back."""
 CORRECTIONS = ("credit_note", "adjustment")
-"""Kinds of ledger rows that take back a part of a charge."""
+"""The kinds of ledger rows that take back a part of a charge."""
 GRANT_KINDS = ("grant", "grant_use", "grant_expiry")
-"""Kinds that move prepaid money and charge nothing."""
+"""The kinds that move prepaid money and charge nothing."""
 RESIDENCY = "residency"
-"""The kind for KV that was kept for a tenant: it moves money and has no tokens."""
+"""The kind for KV that was kept for a tenant. It moves money and has no tokens."""
 WITHOUT_REQUEST = (*GRANT_KINDS, RESIDENCY)
-"""Kinds behind which no request stands."""
+"""The kinds that belong to no request."""
 
 OPERATOR_TENANT = "operator"
-"""Warm-up and public prefixes belong to this reserved tenant."""
+"""The reserved tenant that warm-up and public prefixes belong to."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Micro-units per million tokens, by class."""
+    """Micro-units per million tokens, by token class."""
 
     cache_read: int
     cache_write: int
@@ -91,10 +91,10 @@ class Rates(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """The rates in force for one (tenant, model, tier) at one moment; `version` goes into OPEN."""
+    """The rates in force for one (tenant, model, tier) at one time. `version` is recorded in OPEN."""
 
     version: str
-    """`<sheet>@<n>`"""
+    """The version, written `<sheet>@<n>`."""
     currency: str
     rates: Rates
 
@@ -110,7 +110,7 @@ class Charge(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Quotas of one level (tenant or key). None: no limit at this level."""
+    """The limits of one level (tenant or key). None stands for no limit at this level."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -118,41 +118,42 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 DEFAULT_MODEL_LIMITS = Limits(requests_per_minute=10_000, tokens_per_minute=10_000_000)
-"""What a new tenant may do with each model (metering.md section 5)."""
+"""The limits of a new tenant on each model (metering.md section 5)."""
 
 
 class CacheShare(msgspec.Struct, frozen=True):
-    """What a tenant may keep in the prefix cache of each worker. Blocks and seconds: what they are is the worker's."""
+    """The KV that a tenant may keep in the prefix cache of each worker. Only the worker knows the size of a block."""
 
     floor_blocks: int = 0
-    """That others' needs leave to it."""
+    """Blocks that stay with the tenant even if others need them."""
     quota_blocks: int | None = None
-    """None: no bound."""
+    """The most blocks. None stands for no bound."""
     ttl_s: int | None = None
-    """Interactive prompts are pinned for so long after each use, within the worker's budget of pins."""
+    """The seconds for which interactive prompts are pinned after each use, within the worker's budget of pins."""
     read: bool = True
     write: bool = True
-    """False: nothing of the tenant's prompts is taken from the cache, or left in it."""
+    """Nothing of the tenant's prompts is taken from the cache if `read` is False, or stored in it if `write` is
+    False."""
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who a request comes from: what the gateway knows after authentication. Immutable and versioned."""
+    """The sender of a request, as the gateway knows it after authentication. It is immutable and versioned."""
 
     kind: Literal["operator", "tenant", "batch"]
     tenant_id: str
     key_id: str
-    """`key_...`; never the secret."""
+    """The id of the key, `key_...`; never the secret."""
     scopes: frozenset[str]
     tenant_status: Literal["active", "suspended", "archived"] = "active"
     models: frozenset[str] | None = None
-    """Allow-list; None: every model."""
+    """An allow-list. None stands for every model."""
     denied_models: frozenset[str] = frozenset()
     addresses: tuple[str, ...] | None = None
-    """Networks that the key may be used from; None: any."""
+    """The networks that the key may be used from. None stands for any."""
     tenant_limits: Limits = Limits()
     key_limits: Limits = Limits()
     model_limits: tuple[tuple[str, Limits], ...] = ()
-    """What was set for single models of the tenant; others have DEFAULT_MODEL_LIMITS."""
+    """The limits that were set for single models of the tenant. Other models have DEFAULT_MODEL_LIMITS."""
     weight: float = 1.0
     cache: CacheShare = CacheShare()
     time_zone: str = "UTC"
@@ -160,7 +161,7 @@ class Principal(msgspec.Struct, frozen=True):
     version: int = 0
     batch_id: str | None = None
     budgets: tuple[Budget, ...] = ()
-    """Every one of the tenant; which of them bind is the request's to say."""
+    """All budgets of the tenant. Which of them bind depends on the request."""
     quotas: tuple[Quota, ...] = ()
 
     def may_use(self, model: str) -> bool:
@@ -168,7 +169,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """One ending of a request, complete in itself: what a journal SETTLE or VOID carries into the ledger."""
+    """One ending of a request, complete in itself. A journal's SETTLE or VOID carries it into the ledger."""
 
     kind: Literal["settle", "void"]
     request_id: str
@@ -183,7 +184,7 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
     opened_at_ms: int
     ended_at_ms: int
     usage: Usage = Usage()
-    """Billed tokens; zero for a void."""
+    """The billed tokens; zero for a void."""
     charge: Charge = Charge(0, 0, 0, 0, 0)
     write_off: WriteOffReason = "internal"
     """The reason under which engine tokens beyond `usage` are written off."""
@@ -193,11 +194,11 @@ class Posting(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: str | None = None
     line_no: int | None = None
     end_user: str = ""
-    """The place under which the limiter counts the client's own user, where a limit does."""
+    """The digest under which the limiter counts the client's own user. It is empty if no limit counts end users."""
 
 
 class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine says it computed for one attempt: the independent count behind equation I1."""
+    """The tokens that the engine reports for one attempt: the independent count in equation I1."""
 
     worker: str
     seq: int
@@ -216,7 +217,7 @@ LedgerRow = Mapping[Any, Any]
 
 
 class PostResult(msgspec.Struct, frozen=True):
-    """What one transaction of the ledger changed; a duplicate is not an error."""
+    """The number of rows that one transaction of the ledger wrote. A duplicate is not an error."""
 
     num_new: int
     num_duplicate: int
@@ -232,14 +233,14 @@ class TenantInfo(msgspec.Struct, frozen=True):
     archived_at: int | None
     limits: Limits
     weight: float = 1.0
-    """Its share of a busy worker, against other tenants' 1.0."""
+    """The tenant's share of a busy worker, compared with the 1.0 of other tenants."""
     cache: CacheShare = CacheShare()
     time_zone: str = "UTC"
-    """In which moments are shown to it; periods are UTC's."""
+    """The time zone in which times are shown to the tenant; billing periods are in UTC."""
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
-    """A tenant's limits on one model, defaults filled in."""
+    """A tenant's limits on one model, with the defaults filled in."""
 
     model: str
     limits: Limits
@@ -255,7 +256,7 @@ class ServiceAccountInfo(msgspec.Struct, frozen=True):
 
 
 class ApiKeyInfo(msgspec.Struct, frozen=True):
-    """Everything about a key but its secret."""
+    """All data of a key except its secret."""
 
     id: str
     public_id: str
@@ -273,7 +274,7 @@ class ApiKeyInfo(msgspec.Struct, frozen=True):
     disabled: bool = False
     addresses: tuple[str, ...] | None = None
     previous_until: int | None = None
-    """The secret before the last rotation works until then."""
+    """The time until which the secret before the last rotation works."""
 
     @property
     def redacted_value(self) -> str:
@@ -281,14 +282,14 @@ class ApiKeyInfo(msgspec.Struct, frozen=True):
 
 
 class NewApiKey(msgspec.Struct, frozen=True):
-    """The one moment in which the secret exists outside of the caller's hands."""
+    """A new key with its secret. The secret exists only here and with the caller."""
 
     info: ApiKeyInfo
     value: str
 
 
 class KeyChanges(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What shall become of a key; UNSET: as it was. None: no bound."""
+    """The wanted changes of a key. A field of UNSET is not changed; None stands for no bound."""
 
     scopes: tuple[str, ...] | UnsetType = UNSET
     expires_at: int | UnsetType | None = UNSET
@@ -301,13 +302,13 @@ class KeyChanges(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelPermissions(msgspec.Struct, frozen=True):
-    """Of a tenant, for all its keys. Without any: no model is denied."""
+    """A tenant's permissions for models, valid for all its keys. By default no model is denied."""
 
     mode: Literal["allow_list", "deny_list"] = "deny_list"
     model_ids: tuple[str, ...] = ()
 
     def narrow(self, models: frozenset[str] | None) -> frozenset[str] | None:
-        """A key's allow-list within the tenant's. None: every model."""
+        """Return a key's allow-list within the tenant's. None stands for every model."""
         if self.mode == "deny_list":
             return models
         allowed = frozenset(self.model_ids)

@@ -1,7 +1,7 @@
-"""Block ids and who counts on them. Knows integers only: not what a block holds, not that a tree exists.
+"""Block ids and their counts of owners. The module knows integers only: neither the content of a block nor the tree.
 
 Block 0 is the null block, the target of padding rows: it is never handed out. Every other block has a count of owners
-(block tables that name it, plus one for the tree); at 0 it lies on the free stack and nowhere else.
+(block tables that name it, plus one for the tree). At 0 it is on the free stack and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ class BlockPool:
             raise ValueError("a pool needs the null block and at least one more")
         self.num_blocks = num_blocks
         self._counts = [0] * num_blocks
-        # Lowest ids on top. LIFO: the block freed last is the likeliest to be still warm on the device.
+        # The lowest ids are on top. The order is LIFO, as the block freed last is the likeliest to be still in the
+        # device's cache.
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
 
     @property
@@ -27,7 +28,7 @@ class BlockPool:
         return len(self._free)
 
     def alloc(self, n: int) -> list[int] | None:
-        """Take n blocks, each with count 1; all or nothing."""
+        """Take n blocks, each with count 1. Return None if there are fewer; then none is taken."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
         if n > len(self._free):
@@ -38,13 +39,13 @@ class BlockPool:
         return taken
 
     def share(self, block: int) -> None:
-        """One more owner of a block that has at least one."""
+        """Add an owner to a block that has at least one."""
         if block == NULL_BLOCK or self._counts[block] == 0:
             raise RuntimeError(f"block {block} has no owner to share it with")
         self._counts[block] += 1
 
     def free(self, block: int) -> int:
-        """One owner fewer; the last one puts the block back on the stack. Returns the owners left."""
+        """Remove an owner. The last one puts the block back on the stack. Returns the number of owners left."""
         if block == NULL_BLOCK or self._counts[block] == 0:
             raise RuntimeError(f"block {block} is freed twice")
         self._counts[block] -= 1
@@ -56,5 +57,5 @@ class BlockPool:
         return self._counts[block]
 
     def free_ids(self) -> Iterable[int]:
-        """The free stack, bottom first (for invariants.py and dumps)."""
+        """Return the free stack, bottom first (for invariants.py and dumps)."""
         return tuple(self._free)

@@ -1,10 +1,12 @@
-"""Who is protected, and who goes first. Knows nodes and their counts; not tokens, not requests.
+"""Protection and the order of eviction. The module knows nodes and their counts, but neither tokens nor requests.
 
 A node is protected while a handle, a pin or a protected child holds it. Unprotected nodes have only unprotected nodes
-below them, so every block of theirs can be reclaimed from the leaves up: what is evictable is their plain sum. A node is
-worth at least what hangs on it (law 9) and was used at least as late, so the same holds for those used a moment ago.
+below them, so all their blocks can be reclaimed from the leaves up: the number of evictable blocks is their plain sum.
+A node has at least the priority of its descendants (law 9) and was used at least as late, so the same holds for nodes
+that were used recently.
 
-Order: tenants above their quota; then all above their floor; then floors. Within these by (priority, last use, id).
+The order is: tenants above their quota; then all above their floor; then floors. Within each of these it is (priority,
+last use, id).
 """
 
 from __future__ import annotations
@@ -20,16 +22,18 @@ Entry = tuple[int, int, int, Node]
 Top = tuple[int, int, int, int, Node]
 
 INTERACTIVE = 40
-"""Nodes of this priority or more serve interactive requests: output 40, prompts 50, more if somebody said so."""
+"""The lowest priority of nodes that serve interactive requests: output has 40, prompts have 50, or what a request asked
+for."""
 RECENT_MS = 300_000
-"""For so long after its last use, batch may not evict what is interactive."""
+"""Milliseconds after its last use for which batch may not evict an interactive node."""
 
 
 class LeafHeap:
     """Evictable leaves, coldest first: by priority, then by last use, then by id, so that runs are deterministic.
 
-    Removing from the middle of a heap is O(n), so an entry is disowned instead (its node points elsewhere) and skipped
-    when it surfaces; the heap is rebuilt once stale entries outnumber live ones. Amortised O(log leaves).
+    Removing from the middle of a heap is O(n), so an entry is made stale instead (its node points elsewhere) and
+    skipped when it comes to the top. The heap is rebuilt once stale entries outnumber live ones. Amortised O(log
+    leaves).
     """
 
     def __init__(self) -> None:
@@ -53,21 +57,21 @@ class LeafHeap:
             heapq.heapify(self._heap)
 
     def coldest(self) -> Node:
-        """The leaf to cut next; it stays in the heap, because it may be truncated only."""
+        """Return the leaf to cut next. It stays in the heap, because it may be truncated only."""
         while self._heap[0][3].entry is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][3]
 
     def entries(self) -> list[Entry]:
-        """Live and stale entries (for invariants.py)."""
+        """Return live and stale entries (for invariants.py)."""
         return self._heap
 
 
 class Leaves:
     """One heap of leaves per tenant, and one over the tenants, keyed by (rank, coldest leaf).
 
-    The upper heap is brought up to date only when somebody asks, for the tenants that changed since: without
-    pressure it costs an entry in a set. Amortised O(log leaves) per change.
+    The upper heap is updated only when the coldest leaf is asked for, and only for the tenants that changed since:
+    without pressure a change costs an entry in a set. Amortised O(log leaves) per change.
     """
 
     def __init__(self, rank: Callable[[str], int]) -> None:
@@ -90,12 +94,12 @@ class Leaves:
             self._changed.add(node.tenant)
 
     def touch(self, tenant: str) -> None:
-        """Its rank may have changed."""
+        """Note that the tenant's rank may have changed."""
         if tenant in self.heaps:
             self._changed.add(tenant)
 
     def coldest(self) -> Top | None:
-        """(rank, priority, last use, id, leaf) of the one to go first, None if there is no leaf."""
+        """Return (rank, priority, last use, id, leaf) of the leaf to go first, or None if there is no leaf."""
         while self._changed:
             self._refresh(self._changed.pop())
         tops, live = self._tops, self._live
@@ -127,21 +131,21 @@ class Leaves:
 
 
 class Protection:
-    """Protector counts along the path to the root, and everything that is under none: counted per tenant (law 7), in
-    heaps of leaves, and in the order of its last use."""
+    """Counts of protectors along the path to the root. Unprotected nodes are counted per tenant (law 7), kept in heaps
+    of leaves, and in the order of their last use."""
 
     def __init__(self, usage: Usage) -> None:
         self.usage = usage
         self.cold = Leaves(usage.rank)
-        """Leaves that anybody may have."""
+        """Leaves that any request may evict."""
         self.recent = Leaves(usage.rank)
-        """Leaves that batch may not have yet."""
+        """Leaves that batch may not evict yet."""
         self.by_use: OrderedDict[Node, None] = OrderedDict()
         """All evictable nodes, the longest unused first: children before parents."""
         self.recent_by_use: OrderedDict[Node, None] = OrderedDict()
 
     def protect(self, node: Node | None) -> None:
-        """One more protector; stops at the first node that had one already. Amortised O(1) on shared prefixes."""
+        """Add a protector. It stops at the first node that had one already. Amortised O(1) on shared prefixes."""
         while node is not None:
             node.num_protectors += 1
             if node.num_protectors > 1:
@@ -150,7 +154,7 @@ class Protection:
             node = node.parent
 
     def unprotect(self, node: Node | None, step: int) -> list[Node]:
-        """The reverse; the moment a node loses its last protector is its last use. Returns the doomed nodes that
+        """Remove a protector. A node that loses its last protector was last used now. Returns the doomed nodes that
         nobody holds any more, for the caller to reclaim."""
         gone: list[Node] = []
         now = self.usage.now_ms()
@@ -169,18 +173,18 @@ class Protection:
         return gone
 
     def inserted(self, node: Node, num_blocks: int) -> None:
-        """That many blocks more in the tree. A node without a protector gets one before anything else happens."""
+        """Count `num_blocks` more in the tree. A node without a protector gets one before anything else happens."""
         if node.num_protectors:
             self._count(node, held=num_blocks)
         else:
             self._count(node, retained=num_blocks)
 
     def cut(self, node: Node, num_blocks: int) -> None:
-        """Blocks of an unprotected node left the tree, not all of them."""
+        """Count blocks of an unprotected node that left the tree; some of its blocks stay."""
         self._count(node, retained=-num_blocks, recent=-num_blocks if node.is_recent else 0)
 
     def left(self, node: Node, held: int = 0) -> None:
-        """The node is not evictable any more: protected, or gone."""
+        """Note that the node is not evictable any more: it is protected, or it left the tree."""
         num_blocks = len(node.block_ids)
         num_recent = 0
         self._leaves(node).discard(node)
@@ -207,17 +211,17 @@ class Protection:
             self.ranked(node.tenant)
 
     def ranked(self, tenant: str) -> None:
-        """What the tenant has or may keep is another number now."""
+        """Note that the tenant's blocks or bounds have changed, and so perhaps its rank."""
         self.cold.touch(tenant)
         self.recent.touch(tenant)
 
     def consider(self, node: Node) -> None:
-        """Law 3: each evictable leaf has one live entry. Called wherever a node may just have become one."""
+        """Law 3: each evictable leaf has one live entry. This is called wherever a node may just have become one."""
         if node.parent is not None and not node.children and not node.num_protectors and node.entry is None:
             self._leaves(node).push(node)
 
     def age(self) -> None:
-        """What was used a moment ago is cold after a while. O(nodes that turn)."""
+        """Make recently used nodes cold once RECENT_MS have passed. O(nodes that change)."""
         before = self.usage.now_ms() - RECENT_MS
         while self.recent_by_use:
             node = next(iter(self.recent_by_use))
@@ -230,7 +234,7 @@ class Protection:
             self.consider(node)
 
     def coldest(self, reach: Reach) -> tuple[int, Node]:
-        """(rank of its tenant, leaf) to be cut next; there must be one within that reach."""
+        """Return (rank of its tenant, leaf) to be cut next. There must be one within that reach."""
         top, other = self.cold.coldest(), self.recent.coldest() if reach.recent else None
         if top is None or (other is not None and other < top):
             top = other
@@ -240,8 +244,9 @@ class Protection:
         return top[0], top[4]
 
     def _coldest_behind(self, reach: Reach) -> Node:
-        """All leaves are at floors, and what is within reach lies above one: a public prompt that is pinned no longer.
-        The coldest of those that hang on it. O(evictable leaves), for as long as there is such a prompt."""
+        """Return the coldest leaf below a node within reach that lies above a floor: all leaves are at floors then, and
+        the node belongs to a public prompt that is no longer pinned. O(evictable leaves), for as long as there is such
+        a prompt."""
         kinds = (self.cold, self.recent) if reach.recent else (self.cold,)
         entries = [e for kind in kinds for heap in kind.heaps.values() for e in heap.entries()]
         return min(e for e in entries if e[3].entry is e and self._hangs(e[3], reach))[3]

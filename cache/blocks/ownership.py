@@ -1,9 +1,9 @@
-"""Where blocks change hands: between the free stack, private block tables and the tree.
+"""Ownership of blocks, which move between the free stack, private block tables and the tree.
 
-The one law here: the tree is one owner of each of its blocks, a block table is one owner of each of its private blocks,
-and the pool's count is their number. A block of the tree that a private table still names is a guest block (forked
-choices committed one after another); it protects its node, so whatever is evictable has the tree as its only owner and
-`free + evictable` is exactly what an allocation can get.
+There is one law here: the tree is one owner of each of its blocks, a block table is one owner of each of its private
+blocks, and the pool's count is their number. A block of the tree that a private table still names is a guest block
+(forked choices committed one after another). It protects its node, so the tree is the only owner of anything evictable,
+and `free + evictable` is exactly what an allocation can get.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cache.tree.misses import Ghost, GhostList
 from cache.tree.radix import Node, RadixTree
 
 IDLE_MS = 3_600_000
-"""What nobody used or pinned for so long leaves."""
+"""Milliseconds after which a node that nobody used or pinned is evicted."""
 MAX_IDLE_PER_STEP = 256
-"""Nodes; so that no step pays for an hour."""
+"""The most nodes that leave in one step, so that no step pays for an hour of idleness."""
 
 
 class Ownership:
@@ -37,7 +37,7 @@ class Ownership:
         self.guests: dict[int, Node] = {}
         self.doomed: set[Node] = set()
         self.moving: set[int] = set()
-        """Private blocks that a copy from another tier is to fill: read by nobody, shared with nobody."""
+        """Private blocks that a copy from another tier will fill. Nobody reads or shares them."""
         self.offers = None if host is None else OffloadPolicy(host)
         self.step = 0
 
@@ -62,7 +62,7 @@ class Ownership:
     def insert(
         self, node: Node, region: bytes, tokens: Sequence[int], block_ids: Sequence[int], priority: int, tenant: str
     ) -> Node:
-        """A new child of `node` takes the blocks over, unprotected for now. O(new blocks)."""
+        """Add a child of `node` that takes the blocks over, unprotected for now. O(new blocks)."""
         child = self.tree.add_child(node, region, tokens, block_ids)
         child.priority, child.tenant = priority, tenant
         self.protection.inserted(child, len(block_ids))
@@ -70,14 +70,14 @@ class Ownership:
         return child
 
     def extend(self, node: Node, tokens: Sequence[int], block_ids: Sequence[int]) -> None:
-        """A protected leaf takes the blocks over. O(new blocks)."""
+        """Let a protected leaf take the blocks over. O(new blocks)."""
         assert node.num_protectors
         self.tree.extend(node, tokens, block_ids, node.end_hash)
         self.protection.inserted(node, len(block_ids))
         self._take(node, block_ids)
 
     def _take(self, node: Node, block_ids: Sequence[int]) -> None:
-        # The caller's share of the count becomes the tree's. Other tables that name the block keep theirs.
+        # The caller's share of the count becomes the tree's. Other tables that name the block keep their shares.
         for block in block_ids:
             self._check_still(block)
             self.in_tree[block] = 1
@@ -104,15 +104,15 @@ class Ownership:
     # Within the tree.
 
     def end_at(self, node: Node, num_blocks: int) -> Node:
-        """The node that ends `num_blocks` into this edge: itself, or the upper half of a split. O(edge)."""
+        """Return the node that ends `num_blocks` into this edge: itself, or the upper half of a split. O(edge)."""
         if num_blocks == len(node.block_ids):
             return node
         upper = self.tree.split(node, num_blocks)
-        # The counts of the edge stand as they were: a protected tail is one protected child of the upper node, and
-        # the upper node replaces it as the protected child of their parent. Evictable blocks: the same sum.
+        # The counts of the edge stay as they were: a protected tail is one protected child of the upper node, and the
+        # upper node replaces it as the protected child of their parent. The sum of evictable blocks is the same.
         upper.num_protectors = 1 if node.num_protectors else 0
-        # Guests stay with the tail, also those of the front: that protects the front no less, and the tail for as long
-        # as a choice still names a block that it committed with it.
+        # Guests stay with the tail, also those of the front. This protects the front no less, and it protects the tail
+        # for as long as a choice still names a block that it committed with it.
         return upper
 
     def unprotect(self, node: Node) -> None:
@@ -123,13 +123,13 @@ class Ownership:
     # Tree -> free.
 
     def evict(self, num_blocks: int, reach: Reach, needed_by: str) -> None:
-        """Cut that many blocks off the tails of the leaves whose turn it is; they must be within reach. O(log leaves)
-        per leaf + O(blocks). A floor is no promise behind a public prompt that is pinned no longer, and only there: the
-        prompt is within reach, and goes after what hangs on it."""
+        """Cut `num_blocks` blocks off the tails of the leaves that are next. They must be within reach. O(log leaves)
+        per leaf + O(blocks). A floor does not protect blocks below a public prompt that is no longer pinned, and only
+        there: the prompt is within reach, and its descendants must go before it."""
         while num_blocks > 0:
             rank, leaf = self.protection.coldest(reach)
             num_cut = min(num_blocks, len(leaf.block_ids))
-            if num_cut > 1:  # one there always is
+            if num_cut > 1:  # there is always one
                 num_cut = min(num_cut, self._num_spare(rank, leaf))
             if rank == AT_FLOOR:
                 self.usage.counts.num_floor_breaches += 1
@@ -137,7 +137,7 @@ class Ownership:
             num_blocks -= num_cut
 
     def _num_spare(self, rank: int, leaf: Node) -> int:
-        """How much of a leaf goes before the tenant's next rank decides anew."""
+        """Return how many blocks of a leaf may go before the tenant's rank must be checked again."""
         blocks = self.usage.peek(leaf.tenant)
         assert blocks is not None
         if rank == OVER_QUOTA:
@@ -145,7 +145,7 @@ class Ownership:
         return blocks.num_above_floor if rank == ABOVE_FLOOR else len(leaf.block_ids)
 
     def evict_own(self, tenant: str, num_blocks: int, reach: Reach) -> None:
-        """Up to that many blocks of one tenant's leaves, coldest first."""
+        """Evict up to `num_blocks` blocks of one tenant's leaves, coldest first."""
         while num_blocks > 0:
             leaf = self.protection.coldest_of(tenant, reach)
             if leaf is None:
@@ -155,7 +155,7 @@ class Ownership:
             num_blocks -= num_cut
 
     def evict_idle(self) -> None:
-        """What nobody used for IDLE_MS, floors or not. O(nodes that leave)."""
+        """Evict nodes that nobody used for IDLE_MS, floors or not. O(nodes that leave)."""
         before = self.usage.now_ms() - IDLE_MS
         for _ in range(MAX_IDLE_PER_STEP):
             leaf = next(iter(self.protection.by_use), None)
@@ -185,8 +185,8 @@ class Ownership:
             assert left == 0, "the tree gave up a block that a table still names"
 
     def doom(self, top: Node) -> list[Node]:
-        """Unlink a whole branch. Unprotected nodes are given up now; protected ones, returned, can be found by nobody
-        and go with their last protector. O(branch)."""
+        """Unlink a whole branch. Unprotected nodes are given up now. Protected ones are returned: nobody can find them
+        any more, and they go with their last protector. O(branch)."""
         parent = self.tree.unlink(top)
         held = []
         for node in list(self.tree.nodes(top)):

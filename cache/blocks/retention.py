@@ -1,4 +1,4 @@
-"""What stays and what must go whatever its age: pins, with and without an end, what a prompt is worth, and drops.
+"""Retention independent of age: pins, with and without an end, priorities of prompts, and drops.
 
 A pin is one more protector on a node, so its whole path stays and no eviction rule needs to know of it. `num_pins`
 counts pins up the path as protectors are counted, so that the blocks under pins are known without a walk.
@@ -14,18 +14,19 @@ from cache.blocks.ownership import Ownership
 from cache.tree.radix import Node
 
 OUTPUT_DISCOUNT = 10
-"""Output is this much less worth than the prompt before it: conversations lose answers before system prompts."""
+"""The difference between the priority of output and that of the prompt before it: conversations lose answers before
+system prompts."""
 PASSING_SHARE = 2
-"""Pins that end are set while all pins together hold less than one part in so many of what may be pinned: the rest
-is for public prompts."""
+"""The divisor for pins that expire: they are set only while all pins together hold less than this part of the pin
+limit. The rest is for public prompts."""
 TENANT_SHARE = 4
-"""Of that, one tenant may hold one part in so many."""
+"""The divisor of that part for the pins of one tenant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Prompt tokens from `start` up to `end`, exclusive, are worth `priority`; with a `ttl_ms` they, and all before
-    them, are pinned for so long after each use."""
+    """Prompt tokens from `start` up to `end`, exclusive, and their `priority`. With a `ttl_ms` these tokens, and all
+    before them, are pinned for that time after each use."""
 
     start: int
     end: int
@@ -35,18 +36,18 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Priorities of what one sequence commits; a later range decides where two of them meet."""
+    """The priorities of the blocks that one sequence commits. If two ranges overlap, the later one counts."""
 
     block_size: int
     prompt_end: int
-    """In blocks."""
+    """The end of the prompt in blocks."""
     prompt: int = 50
     output: int | None = None
-    """None: a little less than the prompt."""
+    """The priority of output. None stands for a little less than the prompt's."""
     ranges: tuple[Range, ...] = ()
 
     def pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """(end, priority) of each run of equal worth in the blocks [start, end). O(ranges ** 2)."""
+        """Yield (end, priority) of each run of equal priority in the blocks [start, end). O(ranges ** 2)."""
         cuts = {edge // self.block_size for r in self.ranges for edge in (r.start, r.end)}
         for cut in sorted(cut for cut in {*cuts, self.prompt_end, end} if start < cut <= end):
             yield cut, self.of_block(cut - 1)
@@ -63,27 +64,28 @@ class Worth:
 @dataclass(slots=True, eq=False)
 class Pin:
     ttl_ms: int
-    """0: it stays until it is lifted."""
+    """Milliseconds of the pin after each use. With 0 it stays until it is lifted."""
     expires_ms: int
 
 
 class Retention:
     def __init__(self, owners: Ownership, pin_limit: int) -> None:
-        """`pin_limit`: blocks that all pins together may hold."""
+        """`pin_limit` is the number of blocks that all pins together may hold."""
         self.pin_limit = pin_limit
         self.passing_limit = pin_limit // PASSING_SHARE
         self.tenant_limit = self.passing_limit // TENANT_SHARE
         self.num_blocks = 0
-        """Blocks that cannot be evicted because of pins."""
+        """The number of blocks that cannot be evicted because of pins."""
         self._pins: dict[Node, Pin] = {}
         self._due: list[tuple[int, int, Node, Pin]] = []
-        """Heap by expiry, one entry per pin that ends; it may be due earlier than the pin itself."""
+        """A heap by expiry with one entry per pin that expires. The entry may be due earlier than the pin itself."""
         self._owners = owners
 
     # Pins.
 
     def pin(self, node: Node) -> bool:
-        """Until it is lifted. False, and nothing changed, for the root, a dropped node, or beyond the limit."""
+        """Pin a node until the pin is lifted. Returns False, with nothing changed, for the root, a dropped node, or
+        beyond the limit."""
         if node.parent is None or node.doomed:
             return False
         if (pin := self._pins.get(node)) is not None and not pin.ttl_ms:
@@ -95,8 +97,9 @@ class Retention:
         return True
 
     def pin_for(self, node: Node, num_blocks: int, ttl_ms: int) -> int:
-        """The first `num_blocks` of the path that ends with `node`, or as many of them as the budget allows. Returns
-        the blocks of the path that are pinned now. O(nodes on the path); splits one edge at most."""
+        """Pin the first `num_blocks` of the path that ends with `node`, or as many of them as the budget allows.
+        Returns the number of blocks of the path that are pinned now. O(nodes on the path); it splits one edge at
+        most."""
         if node.doomed or ttl_ms <= 0:
             return 0
         depth, last, budget = 0, None, self._budget(node.tenant)
@@ -122,7 +125,7 @@ class Retention:
     def _keep(self, node: Node, ttl_ms: int) -> None:
         pin = self._pins.get(node)
         if pin is not None and not pin.ttl_ms:
-            return  # it has no end already
+            return  # it has a pin without an end already
         now = self._owners.usage.now_ms()
         if pin is not None:
             pin.ttl_ms, pin.expires_ms = ttl_ms, max(pin.expires_ms, now + ttl_ms)
@@ -132,21 +135,21 @@ class Retention:
         heapq.heappush(self._due, (pin.expires_ms, node.id, node, pin))
 
     def refresh(self, node: Node | None) -> None:
-        """A hit: pins that end, on the way to the root, count anew from now. O(pinned nodes on the path)."""
+        """Restart the pins that expire on the way to the root, as they were hit. O(pinned nodes on the path)."""
         while node is not None:
             if node.pinned and (pin := self._pins[node]).ttl_ms:
                 pin.expires_ms = self._owners.usage.now_ms() + pin.ttl_ms
             node = node.parent
 
     def expire(self) -> None:
-        """Lifts what is due. O(log pins) each."""
+        """Lift the pins that are due. O(log pins) each."""
         if not self._due:
             return
         now = self._owners.usage.now_ms()
         while self._due and self._due[0][0] <= now:
             _, _, node, pin = heapq.heappop(self._due)
             if self._pins.get(node) is not pin or not pin.ttl_ms:
-                continue  # lifted meanwhile, or for good by now
+                continue  # it was lifted meanwhile, or has no end by now
             if pin.expires_ms > now:
                 heapq.heappush(self._due, (pin.expires_ms, node.id, node, pin))
             else:
@@ -165,7 +168,7 @@ class Retention:
         self._pins[node] = pin
 
     def _lift(self, nodes: Iterable[Node], *, lapsed: bool = False) -> None:
-        # By id, not in a set's order: equal runs evict equally.
+        # They are lifted by id and not in a set's order: equal runs evict equally.
         for node in sorted(nodes, key=lambda node: node.id):
             node.pinned = False
             del self._pins[node]
@@ -189,7 +192,7 @@ class Retention:
             node.num_pins -= 1
             if node.num_pins:
                 return
-            # What one tenant's pin did to public nodes is no other tenant's business.
+            # The effect of one tenant's pin on public nodes must not show to other tenants.
             node.lapsed = lapsed and node.tenant == top.tenant
             self._count(node, -len(node.block_ids))
             node = node.parent
@@ -201,7 +204,8 @@ class Retention:
     # Drops.
 
     def drop(self, wanted: Callable[[Node], bool]) -> int:
-        """Nodes of one region, or of one tenant, with all below them. Returns the blocks that became free at once."""
+        """Drop the wanted nodes (of one region, or of one tenant) and everything below them. Returns the number of
+        blocks that became free at once."""
         owners = self._owners
         before = owners.pool.num_free
         tops = [
@@ -214,7 +218,7 @@ class Retention:
 
 
 def _path(node: Node) -> Sequence[Node]:
-    """From below the root down to the node."""
+    """Return the nodes from below the root down to the node."""
     path = []
     while node.parent is not None:
         path.append(node)

@@ -1,8 +1,8 @@
 """Blocks of the tree per tenant: how many, for how long, and how many each may keep.
 
-A node counts for the tenant that inserted it, once, however many sequences stand on it; public nodes so count for the
-operator. Private blocks are the engine's to count: it knows whose sequence a table belongs to. Integrals are
-block-milliseconds of an injected clock, reported and not priced here.
+A node counts for the tenant that inserted it, once, however many sequences use it; public nodes so count for the
+operator. The engine counts private blocks, as it knows the tenant of each block table. Integrals are block-milliseconds
+of an injected clock, reported and not priced here.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from typing import Literal, NamedTuple
 
 UNLIMITED = sys.maxsize
 FLOOR_SHARE = 0.6
-"""Of the pool, what all floors together may be: the rest stays for whoever needs it now."""
+"""The part of the pool that all floors together may take. The rest is for anybody who needs blocks now."""
 
 EvictionCause = Literal["capacity", "quota", "idle"]
 OVER_QUOTA, ABOVE_FLOOR, AT_FLOOR = 0, 1, 2
-"""Whose blocks go first."""
+"""The order of tenants in eviction: the lowest rank goes first."""
 
 
 class Reach(NamedTuple):
-    """What an allocation may take besides free blocks."""
+    """The blocks that an allocation may take besides free ones."""
 
     recent: bool
-    """Blocks that interactive requests used a moment ago."""
+    """It may take blocks that interactive requests used recently."""
     floors: bool
-    """The last blocks of tenants that were promised some. Only with `recent`."""
+    """It may take the last blocks of tenants with a floor. It is set only with `recent`."""
 
 
 SHARED = Reach(recent=True, floors=False)
-"""For interactive sequences."""
+"""The reach of interactive sequences."""
 LAST_RESORT = Reach(recent=True, floors=True)
-"""For a sequence that would have to stop otherwise."""
+"""The reach of a sequence that would have to stop otherwise."""
 COLD = Reach(recent=False, floors=False)
-"""For batch beyond one sequence: a sweep must not cost live chats their cache."""
+"""The reach of batch beyond one sequence: a batch must not cost live chats their cache."""
 
 
 @dataclass(slots=True)
 class TenantBlocks:
     num_held: int = 0
-    """Under a running sequence or a pin."""
+    """The blocks under a running sequence or a pin."""
     num_retained: int = 0
-    """Evictable."""
+    """The evictable blocks."""
     held_block_ms: int = 0
     retained_block_ms: int = 0
     since_ms: int = 0
     """The integrals are complete up to this time of the injected clock."""
     num_recent: int = 0
-    """Of the evictable ones, those that interactive requests used a moment ago."""
+    """The evictable blocks that interactive requests used recently."""
     floor: int = 0
     quota: int = UNLIMITED
     num_evicted: int = 0
-    """Blocks lost to somebody's need, its own included."""
+    """The blocks that were evicted for any tenant's need, its own included."""
     num_evicted_for: int = 0
-    """Blocks that anybody lost for this tenant's need."""
+    """The blocks that any tenant lost for this tenant's need."""
     num_pinned: int = 0
-    """Of all, those that cannot be evicted because of pins."""
+    """The blocks that cannot be evicted because of pins."""
     pinned_block_ms: int = 0
 
     @property
@@ -79,21 +79,23 @@ class TenantBlocks:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the process began."""
+    """Counts since the process began."""
 
     num_evicted: Counter[EvictionCause] = field(default_factory=Counter)
-    """Blocks."""
+    """The number of evicted blocks by cause."""
     num_floor_breaches: int = 0
-    """Leaves cut below their tenant's floor, so that a sequence could go on."""
+    """The leaves cut below their tenant's floor, so that a sequence could go on."""
     num_refused_inserts: int = 0
-    """Commits that a quota cut short: the blocks stayed private."""
+    """The commits that a quota cut short: the blocks stayed private."""
 
 
 class Usage:
-    """Integrated lazily, at each change: O(1), nothing runs while nothing changes."""
+    """Counts and integrals of all tenants. They are integrated at each change: O(1), and nothing runs while nothing
+    changes."""
 
     def __init__(self, now_ms: Callable[[], int], floor_limit: int = UNLIMITED) -> None:
-        """`floor_limit`: blocks that all floors together may promise; one that goes beyond is cut to what is left."""
+        """`floor_limit` is the number of blocks that all floors together may promise. A floor beyond it is cut to what
+        is left."""
         self.now_ms = now_ms
         self.counts = CacheCounts()
         self.num_evictable = 0
@@ -105,7 +107,7 @@ class Usage:
 
     def change(self, tenant: str, *, held: int = 0, retained: int = 0, recent: int = 0) -> None:
         blocks = self._up_to_now(tenant)
-        if blocks.floor == 0:  # nearly everybody: all that is evictable lies above
+        if blocks.floor == 0:  # the usual case: all evictable blocks are above the floor
             self.num_evictable += retained
             self._num_above_floors += retained
             self._num_cold_above_floors += retained - recent
@@ -120,7 +122,7 @@ class Usage:
         self._enter_sums(blocks)
 
     def set_share(self, tenant: str, floor: int, quota: int) -> bool:
-        """True if that is a change."""
+        """Set floor and quota. Returns True if they changed."""
         blocks = self._tenants.get(tenant)
         if blocks is None:
             if floor == 0 and quota == UNLIMITED:
@@ -136,7 +138,7 @@ class Usage:
         return True
 
     def pin(self, tenant: str, num_blocks: int) -> None:
-        """So many more came under pins, or, negative, are no longer."""
+        """Count `num_blocks` more under pins, or fewer if negative."""
         self._up_to_now(tenant).num_pinned += num_blocks
 
     def num_pinned(self, tenant: str) -> int:
@@ -152,7 +154,7 @@ class Usage:
             for_whom.num_evicted_for += num_blocks
 
     def available(self, reach: Reach) -> int:
-        """Evictable blocks within that reach. O(1)."""
+        """Return the evictable blocks within that reach. O(1)."""
         if reach.floors:
             return self.num_evictable
         return self._num_above_floors if reach.recent else self._num_cold_above_floors
@@ -161,19 +163,19 @@ class Usage:
         return self._tenants[tenant].rank
 
     def of(self, tenant: str) -> TenantBlocks:
-        """A copy, integrated up to now; zeros for a tenant that is not known."""
+        """Return a copy, integrated up to now; zeros for a tenant that is not known."""
         if tenant not in self._tenants:
             return TenantBlocks(since_ms=self.now_ms())
         return replace(self._up_to_now(tenant))
 
     def peek(self, tenant: str) -> TenantBlocks | None:
-        """The live counts, not to be changed; None for a tenant that is not known."""
+        """Return the live counts, which must not be changed, or None for a tenant that is not known."""
         return self._tenants.get(tenant)
 
     def tenants(self) -> tuple[str, ...]:
         return tuple(self._tenants)
 
-    # The sums that `available` reads. This runs at every change of every node: written out for speed.
+    # `available` reads these sums. The functions run at every change of every node, so they are written out for speed.
 
     def _leave_sums(self, blocks: TenantBlocks) -> None:
         retained = blocks.num_retained

@@ -1,7 +1,8 @@
-"""What of the tree is worth a copy in the host tier, and when: hit twice, worth much, about to be evicted.
+"""The policy of copies in the host tier: a node that was hit twice or has a high priority is copied, at the latest
+before it is evicted.
 
-Knows nodes and the tier; not bytes. Blocks to be copied wait here until whoever moves bytes takes them, before anybody
-writes to a block again.
+The module knows nodes and the tier, but no bytes. Blocks to be copied wait here until the mover of bytes takes them,
+before anybody writes to a block again.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from cache.tree.radix import Node
 
 HITS = 2
 WORTHY = 60
-"""What was hit so often, or is worth so much, is written to the host."""
+"""The least number of hits, and the least priority, with which a node is written to the host tier."""
 
 
 class OffloadPolicy:
-    """What the tree has to say to the tier: which nodes are worth a copy now."""
+    """Finds the tree nodes that deserve a copy in the host tier now."""
 
     def __init__(self, host: HostTier) -> None:
         self.host = host
@@ -23,7 +24,7 @@ class OffloadPolicy:
         self._written: list[Written] = []
 
     def hit(self, node: Node | None) -> None:
-        """A request found everything up to this node. O(blocks of the path) if some of it is hot."""
+        """Count a request that found everything up to this node. O(blocks of the path) if some of it is hot."""
         hot = None
         while node is not None and node.parent is not None:
             node.num_hits += 1
@@ -34,12 +35,12 @@ class OffloadPolicy:
             self.write(hot)
 
     def committed(self, node: Node) -> None:
-        """Blocks were inserted there."""
+        """Handle blocks that were inserted at this node."""
         if node.parent is not None and self._is_hot(node) and not node.doomed:
             self.write(node)
 
     def leaving(self, leaf: Node) -> None:
-        """Some of its blocks are about to be evicted."""
+        """Handle a leaf of which some blocks are about to be evicted."""
         if leaf.num_offered < len(leaf.block_ids) and self._is_hot(leaf):
             self.write(leaf)
 
@@ -47,12 +48,13 @@ class OffloadPolicy:
         return node.num_hits >= self.num_hits or node.priority >= WORTHY
 
     def take(self) -> list[Written]:
-        """Blocks to be copied before anybody writes to them again; what was dropped meanwhile is not among them."""
+        """Return blocks to be copied before anybody writes to them again. Copies that were dropped meanwhile are left
+        out."""
         written, self._written = self._written, []
         return [one for one in written if not one.copy.gone]
 
     def write(self, node: Node) -> None:
-        """Everything up to there."""
+        """Write everything up to this node."""
         path: list[Node] = []
         one: Node | None = node
         while one is not None and one.parent is not None:

@@ -1,7 +1,8 @@
-"""Whose the slots of the host tier are: how many each tenant has, who has the most, and which copy of a tenant goes first.
+"""The owners of slots in the host tier: how many slots each tenant has, which tenant has the most, and which copy of a
+tenant goes first.
 
-Knows counts, and copies by their use. Does not know the trie, nor which slots there are. A tenant without slots and
-without a quota is forgotten, so nothing here grows with the tenants that ever wrote.
+The module knows counts, and copies by their use. It knows neither the trie nor which slots there are. A tenant without
+slots and without a quota is forgotten, so nothing here grows with the number of tenants that ever wrote.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 UNLIMITED = 1 << 62
 _SLACK = 64
-"""Entries of the past that a heap may hold beside as many as it has of the present."""
+"""The number of stale entries that a heap may hold in addition to as many as it has live ones."""
 
 
 class Owner:
-    """A tenant."""
+    """A tenant that has slots or a quota."""
 
     __slots__ = ("_queue", "name", "num_copies", "num_swapped", "quota")
 
@@ -28,7 +29,7 @@ class Owner:
         self.name = name
         self.num_copies = 0
         self.num_swapped = 0
-        """Slots with blocks of its preempted sequences."""
+        """The number of slots with blocks of its preempted sequences."""
         self.quota = UNLIMITED
         self._queue: list[tuple[int, HostBlock]] = []
 
@@ -37,7 +38,8 @@ class Owner:
         return self.num_copies + self.num_swapped
 
     def queue(self, copy: HostBlock) -> None:
-        """One that is free to go. It may be used again, read, or get children while it stands here. O(log copies)."""
+        """Queue a copy that is free to go. It may be used again, read, or get children while it is queued. O(log
+        copies)."""
         if not copy.queued:
             copy.queued = True
             heapq.heappush(self._queue, (copy.used, copy))
@@ -45,8 +47,8 @@ class Owner:
                 self._rebuild()
 
     def coldest(self) -> HostBlock | None:
-        """The one that was free to go for the longest; None if none is. What is found here to be in use leaves the queue,
-        and comes back when it is free again. Amortised O(log copies)."""
+        """Return the copy that was free to go for the longest, or None. A copy that is found to be in use leaves the
+        queue and comes back when it is free again. Amortised O(log copies)."""
         while self._queue:
             used, copy = self._queue[0]
             if copy.gone or not copy.is_free_to_go:
@@ -59,7 +61,7 @@ class Owner:
         return None
 
     def _rebuild(self) -> None:
-        """Without the copies that are gone."""
+        """Make the queue anew without the copies that are gone."""
         for _, copy in self._queue:
             copy.queued = not copy.gone
         self._queue = [(copy.used, copy) for _, copy in self._queue if copy.queued]
@@ -67,8 +69,8 @@ class Owner:
 
 
 class Owners:
-    """All tenants that have something. The heap over their counts is brought up to date when somebody asks for the
-    largest, for those that changed since: without pressure it costs an entry in a set."""
+    """All tenants that have slots or a quota. The heap over their counts is updated when the largest is asked for, for
+    those that changed since: without pressure a change costs an entry in a set."""
 
     def __init__(self) -> None:
         self._owners: dict[str, Owner] = {}
@@ -79,11 +81,11 @@ class Owners:
         return len(self._owners)
 
     def of(self, name: str) -> Owner:
-        """One with nothing, if nothing is known of it; that one is not kept."""
+        """Return the tenant. An unknown one is returned empty and not stored."""
         return self._owners.get(name) or Owner(name)
 
     def add(self, name: str, copies: int = 0, swapped: int = 0) -> None:
-        """Changes what it has. O(1)."""
+        """Change the tenant's counts. O(1)."""
         owner = self._kept(name)
         owner.num_copies += copies
         owner.num_swapped += swapped
@@ -97,7 +99,8 @@ class Owners:
         self._forget(owner)
 
     def largest(self) -> Owner:
-        """Who has the most slots; of several the first by name. Amortised O(log tenants) for each change."""
+        """Return the tenant with the most slots; among equals the first by name. Amortised O(log tenants) for each
+        change."""
         for name in self._changed:
             if owner := self._owners.get(name):
                 heapq.heappush(self._by_size, (-owner.num_slots, name))
@@ -124,7 +127,7 @@ class Owners:
             del self._owners[owner.name]
 
     def broken(self, copies: Counter[str], swapped: Counter[str]) -> Iterator[str]:
-        """For law 11: what is counted here against what there is."""
+        """Check law 11: yield a sentence for each difference between the counts here and the given ones."""
         for name in {*self._owners, *copies, *swapped}:
             mine = self.of(name)
             if (mine.num_copies, mine.num_swapped) != (copies[name], swapped[name]):

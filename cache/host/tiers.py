@@ -1,12 +1,13 @@
-"""The host tier: which blocks of which prefixes have a copy in which slot of host memory, and whose turn it is to go.
+"""The host tier: which blocks of which prefixes have a copy in which slot of host memory, and which copy goes next.
 
-A trie of whole blocks, keyed like the prefix tree by (region, tokens of the block): what is found is the same prefix,
-token for token, and no hash decides. A copy is never here without those of all blocks before it. Knows slots as
-integers; not bytes, not the device, not when a transfer is done: whoever moves bytes keeps the order of what it is told.
+It is a trie of whole blocks, keyed like the prefix tree by (region, tokens of the block): a match is the same prefix,
+token for token, and no hash decides. A copy never exists without those of all blocks before it. The module knows slots
+as integers; it knows neither bytes, nor the device, nor when a transfer is done. The mover of bytes keeps the order in
+which it is told to copy.
 
-Each tenant evicts its own coldest copy once it has its quota, or more slots than anybody else; else the one with the
-most slots gives one up. So a flood ends where its tenant has as much as the next one, and what finds no slot is refused
-and counted.
+Each tenant evicts its own coldest copy once it has its quota, or more slots than any other; else the tenant with the
+most slots gives one up. A flood therefore ends when its tenant has as much as the next one. A copy that gets no slot is
+refused and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NO_SLOT = -1
 
 
 class HostBlock:
-    """One block of one prefix."""
+    """The copy of one block of one prefix."""
 
     __slots__ = ("children", "gone", "key", "num_pins", "parent", "queued", "slot", "tenant", "used")
 
@@ -35,22 +36,23 @@ class HostBlock:
         self.tenant = tenant
         self.children: dict[ChildKey, HostBlock] = {}
         self.num_pins = 0
-        """Readers of the slot: it is not given to anybody else before they are through."""
+        """The number of readers of the slot. The slot is not reused before they have finished."""
         self.gone = False
-        """Dropped while somebody read it: nobody finds it any more, its slot goes with its last reader."""
+        """The copy was dropped while somebody read it. Nobody finds it any more, and its slot becomes free with its
+        last reader."""
         self.used = 0
-        """A number that grows from use to use; of a path the first block has the largest."""
+        """A number that grows from use to use. On a path the first block has the largest."""
         self.queued = False
-        """Whether its owner's queue of those that may go has it."""
+        """True while the copy is in its owner's queue of copies that may go."""
 
     @property
     def is_free_to_go(self) -> bool:
-        """Nothing hangs on it and nobody reads it."""
+        """True if no copy follows it and nobody reads it."""
         return not self.children and not self.num_pins
 
 
 class Written(NamedTuple):
-    """A block that is to be copied to a slot."""
+    """A block that has to be copied to a slot."""
 
     block: int
     copy: HostBlock
@@ -58,7 +60,7 @@ class Written(NamedTuple):
 
 @dataclass(slots=True)
 class TierCounts:
-    """Blocks, since the process began."""
+    """Numbers of blocks since the process began."""
 
     num_hits: int = 0
     num_written: int = 0
@@ -84,18 +86,18 @@ class HostTier:
         return len(self._free)
 
     def num_of(self, tenant: str) -> int:
-        """Slots of a tenant. O(1)."""
+        """Return the number of slots of a tenant. O(1)."""
         return self._owners.of(tenant).num_slots
 
     def set_quota(self, tenant: str, num_slots: int | None) -> None:
-        """What it has beyond that goes when it writes next."""
+        """Set the most slots of a tenant. Slots beyond it are reused when the tenant writes next."""
         self._owners.set_quota(tenant, UNLIMITED if num_slots is None else num_slots)
 
-    # --- finding ---
+    # --- matching ---
 
     def match(self, path: tuple[Segment, ...], tokens: Sequence[int], start: int, limit: int) -> list[HostBlock]:
-        """Copies of the blocks from `start` up to at most `limit`, as far as they are here. O(limit) lookups, changes
-        nothing."""
+        """Return the copies of the blocks from `start` up to at most `limit`, as far as they exist. O(limit) lookups;
+        it changes nothing."""
         found: list[HostBlock] = []
         copy, depth = self.root, 0
         for segment in path:
@@ -109,12 +111,12 @@ class HostTier:
         return found
 
     def pin(self, copies: Iterable[HostBlock]) -> None:
-        """Somebody begins to read them."""
+        """Mark copies that somebody begins to read."""
         for copy in copies:
             copy.num_pins += 1
 
     def unpin(self, copies: Iterable[HostBlock]) -> None:
-        """And is through."""
+        """Mark copies that a reader has finished with."""
         for copy in copies:
             assert copy.num_pins, "nobody reads it"
             copy.num_pins -= 1
@@ -124,7 +126,7 @@ class HostTier:
             self._queue(copy)
 
     def hit(self, copies: Sequence[HostBlock]) -> None:
-        """They were used: blocks of one path in order."""
+        """Note that copies were used. They are blocks of one path in order."""
         self.counts.num_hits += len(copies)
         if copies:
             self._touch(copies[-1])
@@ -132,8 +134,8 @@ class HostTier:
     # --- writing ---
 
     def write(self, nodes: Sequence[Node]) -> list[Written]:
-        """Copies of all blocks of the path of tree nodes, from below the root; returns those that were not here. Ends
-        where a slot is refused. O(blocks of the path)."""
+        """Make copies of all blocks of the path of tree nodes, from below the root. Returns those that did not exist.
+        It ends where a slot is refused. O(blocks of the path)."""
         blocks = (
             (self._key(node.region, node.tokens, i), node.tenant, block)
             for node in nodes
@@ -142,8 +144,8 @@ class HostTier:
         return self._extend(self.root, blocks)
 
     def adopt(self, parent: HostBlock, region: bytes, tokens: Sequence[int], tenant: str) -> list[Written]:
-        """Slots for blocks that came from elsewhere, behind `parent`; of each its place in `tokens`. What is here
-        already is not written again."""
+        """Make copies of blocks that came from elsewhere, after `parent`. `Written.block` is the index of the block in
+        `tokens`. Existing copies are not written again."""
         blocks = ((self._key(region, tokens, i), tenant, i) for i in range(len(tokens) // self.block_size))
         return [] if parent.gone else self._extend(parent, blocks)
 
@@ -152,7 +154,7 @@ class HostTier:
         for key, tenant, block in blocks:
             child = copy.children.get(key)
             if child is None:
-                copy.num_pins += 1  # or it might give up its own slot to its child
+                copy.num_pins += 1  # otherwise its child could take its slot
                 slot = self._take_slot(tenant)
                 copy.num_pins -= 1
                 if slot is None:
@@ -169,7 +171,8 @@ class HostTier:
         return written
 
     def reserve(self, tenant: str, num_slots: int) -> list[int] | None:
-        """Slots for the blocks of a preempted sequence, until `give_back`; all or none."""
+        """Return slots for the blocks of a preempted sequence, until `give_back`. Return None if there are too few;
+        then none is taken."""
         slots: list[int] = []
         while len(slots) < num_slots:
             slot = self._take_slot(tenant)
@@ -187,18 +190,19 @@ class HostTier:
             self._owners.add(self._swapped.pop(slot), swapped=-1)
             self._free.append(slot)
 
-    # --- going ---
+    # --- dropping ---
 
     def drop(self, region: bytes) -> int:
-        """Forget a region and all below it. Returns the copies that went. O(copies)."""
+        """Forget a region and everything below it. Returns the number of copies that went. O(copies)."""
         return self._drop(lambda copy: copy.key[0].startswith(region))
 
     def purge(self, tenant: str) -> int:
-        """Forget what a tenant wrote and all below it. What its preempted sequences hold goes with them."""
+        """Forget everything that a tenant wrote and everything below it. The slots of its preempted sequences go with
+        those."""
         return self._drop(lambda copy: copy.tenant == tenant)
 
     def lose(self, copies: Iterable[HostBlock]) -> None:
-        """Their bytes never arrived."""
+        """Remove copies whose bytes never arrived."""
         for copy in copies:
             if not copy.gone and copy.parent is not None:
                 self._unlink(copy)
@@ -226,7 +230,7 @@ class HostTier:
     # --- slots ---
 
     def _take_slot(self, tenant: str) -> int | None:
-        """O(log tenants + log copies), amortised."""
+        """Return a slot, or None if it is refused. O(log tenants + log copies), amortised."""
         mine = self._owners.of(tenant)
         if mine.num_slots >= mine.quota:
             slot = self._reuse(mine)
@@ -244,7 +248,7 @@ class HostTier:
         return slot
 
     def _reuse(self, owner: Owner) -> int | None:
-        """The slot of its coldest copy that nothing hangs on and nobody reads."""
+        """Return the slot of its coldest copy that no copy follows and nobody reads, or None."""
         copy = owner.coldest()
         if copy is None:
             return None
@@ -253,7 +257,7 @@ class HostTier:
         return self._free.pop()
 
     def _touch(self, copy: HostBlock) -> None:
-        # From the end up: whoever hangs on a copy is never younger than it.
+        # It goes from the end up: a copy that follows another is never younger.
         one: HostBlock | None = copy
         while one is not None and one.parent is not None:
             one.used = self._next_use()
@@ -264,7 +268,7 @@ class HostTier:
         return self._num_uses
 
     def _queue(self, copy: HostBlock) -> None:
-        """To be called whenever a copy may have become free to go."""
+        """Queue a copy that may have become free to go. This is called wherever that can happen."""
         if copy.parent is not None and copy.is_free_to_go:
             self._owners.of(copy.tenant).queue(copy)
 
@@ -275,7 +279,7 @@ class HostTier:
     # --- for invariants.py ---
 
     def copies(self, top: HostBlock | None = None) -> Iterator[HostBlock]:
-        """`top` and all below it; without it, all but the root."""
+        """Yield `top` and everything below it; without `top`, all copies but the root."""
         stack = [top] if top is not None else list(self.root.children.values())
         while stack:
             copy = stack.pop()
@@ -283,7 +287,8 @@ class HostTier:
             stack.extend(copy.children.values())
 
     def broken(self) -> Iterator[str]:
-        """Law 11: each slot in one place, each copy behind its parent and counted, none younger than what it hangs on."""
+        """Check law 11: each slot is in one place, each copy follows its parent and is counted, none is younger than
+        its parent."""
         places = Counter([*self._free, *self._swapped])
         places.update(copy.slot for copy in self._gone)
         found = Counter[str]()

@@ -1,8 +1,16 @@
-"""Which whole groups of 64 tokens the tree holds, by the hashes that routers know, and what changed since last asked.
+"""The whole groups of 64 tokens that the tree holds, by the hashes that routers know, and the changes since they were
+last taken.
 
+<<<<<<< HEAD:cache/tree/groups.py
 A group is here once its last block is in the tree, and gone with the first of its blocks that leaves: eviction cuts
 tails, so that is its last one too. Groups restart where a region begins (cache/tree/hashing.py), so a region that ends inside
 of a group has a shorter last one; it is known from the first branch behind it. Knows no worker and no wire.
+=======
+A group is present once its last block is in the tree, and gone with the first of its blocks that leaves: eviction cuts
+tails, so that is its last block too. Groups restart where a region begins (cache/tree/hashing.py), so a region that ends
+inside a group has a shorter last one; it is known from the first branch after it on. The module knows no worker and no
+wire format.
+>>>>>>> dacc:cache/tree/groups.py
 """
 
 from __future__ import annotations
@@ -17,13 +25,13 @@ from cache.tree.radix import Node, RadixTree
 @dataclass(slots=True)
 class _Edge:
     first: int
-    """Blocks of its region in front of the edge."""
+    """The number of blocks of its region before the edge."""
     before: bytes
-    """Hash of the last group that ended in front of the edge."""
+    """The hash of the last group that ended before the edge."""
     hashes: list[bytes] = field(default_factory=list)
-    """Of the groups that end in the edge."""
+    """The hashes of the groups that end in the edge."""
     closing: bytes = b""
-    """Of the shorter group with which the region ends here, where another one begins behind it."""
+    """The hash of the shorter group with which the region ends here, if another region begins after it."""
 
     @property
     def last(self) -> bytes:
@@ -31,10 +39,10 @@ class _Edge:
 
 
 class GroupWatch:
-    """Hears of every change of one tree. Amortised O(new tokens); nothing is kept twice that the tree has."""
+    """Follows every change of one tree. Amortised O(new tokens). Nothing that the tree has is stored twice."""
 
     def __init__(self, tree: RadixTree, secret: bytes, root: bytes) -> None:
-        """Raises ValueError where a group holds no whole number of blocks."""
+        """Watch the tree from now on. Raises ValueError if a group is no whole number of blocks."""
         if GROUP_TOKENS % tree.block_size:
             raise ValueError(f"blocks of {tree.block_size} tokens do not fill groups")
         self._tree = tree
@@ -51,7 +59,8 @@ class GroupWatch:
         tree.watch = self
 
     def take(self) -> tuple[list[bytes], list[bytes]]:
-        """(inserted, evicted) since the last call, each in order; what came and went in between is in neither."""
+        """Return (inserted, evicted) since the last call, each in order. A group that came and went in between is in
+        neither."""
         changes = list(self._inserted), list(self._evicted)
         if self._inserted:
             self._inserted = {}
@@ -60,7 +69,7 @@ class GroupWatch:
         return changes
 
     def present(self, limit: int) -> list[bytes]:
-        """All that are here, each behind those before it; at most `limit`. O(tree)."""
+        """Return all groups that are present, each after those before it in its prompt; at most `limit`. O(tree)."""
         found: list[bytes] = []
         for node in self._tree.nodes():
             if node.parent is None:
@@ -73,7 +82,7 @@ class GroupWatch:
                 return found[:limit]
         return found
 
-    # What the tree tells.
+    # The tree calls these functions at its changes.
 
     def grown(self, node: Node) -> None:
         edge = self._edges.get(node)
@@ -111,7 +120,7 @@ class GroupWatch:
             if edge.closing:
                 self._left(edge.closing)
 
-    # Inside.
+    # Internal functions.
 
     def _num_groups(self, edge: _Edge, node: Node) -> int:
         return (edge.first + len(node.block_ids)) // self._size - edge.first // self._size
@@ -140,7 +149,8 @@ class GroupWatch:
         return group_hash(self._hasher, edge.last, node.region, tokens)
 
     def _tokens(self, node: Node, end: int, num_blocks: int) -> array[int]:
-        """Of the blocks in front of block `end` of the edge; the first of them may lie in edges above."""
+        """Return the tokens of the `num_blocks` blocks before block `end` of the edge. The first of them may lie in
+        edges above."""
         size, start = self._tree.block_size, end - num_blocks
         own = node.tokens[max(0, start) * size : end * size]
         if start >= 0:

@@ -1,8 +1,8 @@
 """Keyed hashes that leave the worker: region ids, and the chained group hashes for events, stores and the router.
 
-The only module of this folder that the gateway imports; both sides compute equal hashes from equal inputs and one
-deployment secret. Every part is length-framed, so ("org_1", "2345") and ("org_12345", "") differ. A hash only ever says
-where to look: whoever finds something compares tokens before using it.
+This is the only module of this folder that the gateway imports. Both sides compute equal hashes from equal inputs and
+one deployment secret. Every part is preceded by its length, so ("org_1", "2345") and ("org_12345", "") differ. A hash
+only says where to look: tokens are compared before anything found is used.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ GROUP_TOKENS = 64
 
 
 def region_id(secret: bytes, *parts: bytes) -> bytes:
-    """16 bytes that name a region: level, tenant, key or user, salt, in the caller's order."""
+    """Return 16 bytes that name a region: level, tenant, key or user, salt, in the caller's order."""
     return _keyed(secret, b"hg-region", b"".join(_framed(part) for part in parts))
 
 
 def store_tag(secret: bytes, *parts: bytes) -> str:
-    """A name for a region or a tenant that says nothing to who reads a store."""
+    """Return a name for a region or a tenant that reveals nothing to a reader of the store."""
     return _keyed(secret, b"hg-store", b"".join(_framed(part) for part in parts)).hex()
 
 
 def identity(secret: bytes, *parts: bytes) -> bytes:
-    """16 bytes that name a kind of KV: model, adapter, layout of a block."""
+    """Return 16 bytes that name a kind of KV: model, adapter, layout of a block."""
     return _keyed(secret, b"hg-identity", b"".join(_framed(part) for part in parts))
 
 
 def group_hashes(
     secret: bytes, root: bytes, path: Iterable[tuple[bytes, int]], tokens: Sequence[int], *, block_size: int
 ) -> list[tuple[bytes, int]]:
-    """(hash, end token) of each whole group of 64 tokens, chained from the root of the KV identity. O(tokens).
+    """Return (hash, end token) of each whole group of 64 tokens, chained from the root of the KV identity. O(tokens).
 
-    `path` holds (region id, end), end -1 in the last entry, and ends are rounded down to blocks as the cache does it.
-    Groups restart where a region begins; the last group of an ended region may be shorter, the last of all is left out.
+    `path` holds (region id, end), with end -1 in the last entry, and ends are rounded down to blocks as the cache does
+    it. Groups restart where a region begins. The last group of an ended region may be shorter; a shorter group at the
+    very end is left out. Raises ValueError if a group is no whole number of blocks.
     """
     if GROUP_TOKENS % block_size:
         raise ValueError(f"a group of {GROUP_TOKENS} tokens holds no whole number of blocks of {block_size}")
@@ -58,17 +59,17 @@ def group_hashes(
 
 
 def root_hash(secret: bytes, root: bytes) -> bytes:
-    """What every chain of one KV identity begins with."""
+    """Return the hash with which every chain of one KV identity begins."""
     return _keyed(secret, b"hg-root", _framed(root))
 
 
 def group_hasher(secret: bytes) -> blake2b:
-    """What `group_hash` starts from: the key is taken in once."""
+    """Return the hasher that `group_hash` copies, so that the key is processed only once."""
     return _hasher(secret, b"hg-group")
 
 
 def group_hash(hasher: blake2b, before: bytes, region: bytes, tokens: array[int]) -> bytes:
-    """One group behind everything that hashed to `before`. About 1 us."""
+    """Return the hash of one group that follows everything that hashed to `before`. It takes about 1 us."""
     if sys.byteorder == "big":
         tokens = array("i", tokens)
         tokens.byteswap()

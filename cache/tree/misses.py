@@ -1,6 +1,6 @@
-"""Why a prompt was not cached further: the reason of its first missed token.
+"""The reason of a cache miss: why the first token that was not cached is missing.
 
-There is no reason "another tenant has it": only the caller's own path is ever asked.
+There is no reason "another tenant has it", as only the caller's own path is ever looked at.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ MissReason = Literal[
 ]
 
 _MAX_SIBLINGS = 64
-"""Edges looked at to name the exact token where a prompt left the tree; what lies beyond them is not considered."""
+"""The most edges that are compared to name the exact token at which a prompt left the tree; further edges are not
+considered."""
 
 
 class Ghost(NamedTuple):
-    """What is remembered of an evicted block."""
+    """The data that is kept about an evicted block."""
 
     step: int
     region: bytes
     tenant: str
     lapsed: bool
-    """A pin had kept it until the pin expired."""
+    """A pin had kept the block until the pin expired."""
 
 
 class GhostList:
-    """A bounded memory of evicted blocks by chained hash, oldest out first. Every operation is O(1) per block."""
+    """A bounded memory of evicted blocks by chained hash; the oldest are dropped first. Every operation is O(1) per
+    block."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -57,11 +59,11 @@ class GhostList:
             self._ghosts.popitem(last=False)
 
     def find(self, key: int) -> Ghost | None:
-        """How that block left, if it is remembered."""
+        """Return the data of that block, or None if it is not remembered."""
         return self._ghosts.get(key)
 
     def forget(self, gone: Callable[[Ghost], bool]) -> None:
-        """What is dropped leaves no trace. O(ghosts)."""
+        """Forget ghosts that `gone` selects, so that dropped blocks leave no trace. O(ghosts)."""
         for key in [key for key, ghost in self._ghosts.items() if gone(ghost)]:
             del self._ghosts[key]
 
@@ -72,15 +74,16 @@ class GhostList:
 @dataclass(frozen=True, slots=True)
 class Miss:
     reason: MissReason = ""
-    """"" only for an empty prompt, which misses nothing."""
+    """The reason. It is "" only for an empty prompt, which misses nothing."""
     diverged_at_token: int = -1
-    """First token that differs from all that the caller's path holds, with reason `diverged`."""
+    """The first token that differs from everything in the caller's path, for the reason `diverged`."""
     evicted_age: int = -1
-    """Steps since the first missed block was evicted, with reasons `evicted` and `pin_expired`."""
+    """Steps since the first missed block was evicted, for the reasons `evicted` and `pin_expired`."""
 
 
 def behind(reason: MissReason, num_cached: int, num_missed: int, block_size: int) -> Miss:
-    """The reason of what is still missed where another tier had more than the tree, which missed it for `reason`."""
+    """Return the reason for the rest that is missed after another tier had more than the tree, which missed it for
+    `reason`."""
     if num_missed in (1, block_size):
         return Miss("last_token")
     if num_missed < block_size:
@@ -99,11 +102,11 @@ def explain(
     step: int,
     predecessor: Predecessor | None = None,
 ) -> Miss:
-    """The first reason that applies to the first missed token. O(siblings looked at), at most _MAX_SIBLINGS."""
+    """Return the first reason that applies to the first missed token. O(siblings compared), at most _MAX_SIBLINGS."""
     matched = walk.num_blocks * tree.block_size
     missed = len(tokens) - matched
     if missed in (1, tree.block_size):
-        # One token is always left to compute; where it fills a block, it costs the block.
+        # One token is always left to compute. If it completes a block, the whole block is computed.
         return Miss("last_token")
     if missed < tree.block_size:
         return Miss("below_block" if missed else "")
@@ -124,7 +127,8 @@ def _diverged_at(tree: RadixTree, region: bytes, path: tuple[Segment, ...], toke
         return walk.num_tokens
     matched = walk.num_blocks * tree.block_size
     if region != path[-1].region or walk.node.region != region:
-        # In the public part and at a wall the siblings are other tenants' too: they are not even counted.
+        # In the public part and at the boundary of a region the siblings are other tenants' too: they are not even
+        # counted.
         return matched
     own = (child for (owner, _), child in walk.node.children.items() if owner == region)
     nearest = (common_tokens(child.tokens, tokens, matched, tree.block_size) for child in islice(own, _MAX_SIBLINGS))

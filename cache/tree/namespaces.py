@@ -1,7 +1,7 @@
-"""The walls of the tree: which region of a namespace path each block of a prompt lies in.
+"""The isolation of the tree: the region of a namespace path in which each block of a prompt lies.
 
-A path is made by the gateway from the authenticated key, public region first, then the tenant's own. This module only
-rounds and obeys: it knows neither tenants nor registered prompts, and a region id is 16 opaque bytes.
+The gateway makes a path from the authenticated key: the public region first, then the tenant's own. This module only
+rounds the ends and obeys: it knows neither tenants nor registered prompts, and a region id is 16 opaque bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ UNBOUNDED = sys.maxsize
 
 @dataclass(frozen=True, slots=True)
 class PathEntry:
-    """One region of a path. `end` is the first token outside of it; -1 in the last entry, and only there."""
+    """One region of a path. `end` is the first token outside of it. It is -1 in the last entry, and only there."""
 
     region: bytes
     end: int
@@ -32,10 +32,10 @@ class Segment:
 
 
 def segments(path: NamespacePath, block_size: int) -> tuple[Segment, ...]:
-    """The path in blocks, each end rounded down. O(entries).
+    """Return the path in blocks, each end rounded down. O(entries).
 
-    Law 5, regions never step back: a path that returned to a region it had left would put one tenant's blocks on both
-    sides of a wall, so it is refused here, before anything walks the tree.
+    Law 5 says that regions never step back. A path that returned to a region it had left would put one tenant's blocks
+    on both sides of a boundary, so it is refused here, before anything walks the tree. Raises ValueError.
     """
     if not path or path[-1].end != -1:
         raise ValueError(f"a namespace path ends with one open entry (end -1): {path!r}")

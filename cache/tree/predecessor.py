@@ -1,7 +1,9 @@
-"""What this worker's cache knew under another root, as names only: so that a first miss after new weights says `version`.
+"""The blocks that this worker's cache held under an earlier root, as names only, so that a first miss after new weights
+has the reason `version`.
 
-A name is a chained hash of (region, tokens) up to the end of a block. Regions are keyed ids, so whoever reads the names
-cannot try out texts. Knows no file: the process keeps the names between two lives, and only where the root changed.
+A name is a chained hash of (region, tokens) up to the end of a block. Regions are keyed ids, so a reader of the names
+cannot try out texts. The module knows no file: the process keeps the names from one run to the next, and only if the
+root changed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ def _name(before: bytes, region: bytes, block: bytes) -> bytes:
 
 
 def names(tree: RadixTree) -> bytes:
-    """Of every block that can be found. O(tree): for the end of a process."""
+    """Return the names of every block that can be found. O(tree); it is for the end of a process."""
     found = bytearray()
     stack = [(tree.root, b"")]
     while stack:
@@ -41,7 +43,7 @@ class Predecessor:
         self._block_size = block_size
 
     def knew(self, path: tuple[Segment, ...], tokens: Sequence[int], num_blocks: int) -> bool:
-        """Whether the first `num_blocks` of a prompt were cached. O(num_blocks)."""
+        """Say whether the first `num_blocks` blocks of a prompt were cached. O(num_blocks)."""
         before, depth, size = b"", 0, self._block_size
         for segment in path:
             while depth < min(segment.end, num_blocks):

@@ -1,8 +1,14 @@
-"""The radix tree over token ids: find, add, extend, split, unlink. Structure only.
+"""The radix tree over token ids: find, add, extend, split, unlink. The module has the structure only.
 
 An edge is a run of whole blocks: its tokens, the ids of the blocks that hold their KV, and one chained hash per block.
+<<<<<<< HEAD:cache/tree/radix.py
 Knows nothing of free blocks, protection or age; cache/blocks/eviction.py and cache/prefix_cache.py keep those on the nodes.
 Tokens and ids are `array`s on the CPU: never a view of another node's storage, so a split really halves the memory.
+=======
+The module knows nothing of free blocks, protection or age; cache/blocks/eviction.py and cache/prefix_cache.py keep those on
+the nodes. Tokens and ids are `array`s on the CPU, and never a view of another node's storage, so a split really halves
+the memory.
+>>>>>>> dacc:cache/tree/radix.py
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ ROOT_HASH = 0
 
 
 class Node:
-    """One edge and the point where it ends. A handle on a node stands for that point."""
+    """One edge and the point at which it ends. A handle on a node stands for that point."""
 
     __slots__ = (
         "block_ids",
@@ -54,29 +60,30 @@ class Node:
         self.children: dict[ChildKey, Node] = {}
         self.tenant = ""
         self.priority = 0
-        """At least that of every node below (law 9)."""
+        """The priority is at least that of every node below (law 9)."""
         self.last_used = 0
-        """Step."""
+        """The step of the last use."""
         self.used_ms = 0
         self.is_recent = False
-        """Evictable, and not for batch yet."""
+        """The node is evictable, but batch may not evict it yet."""
         self.num_protectors = 0
-        """Handles here + protected children + 1 if pinned + 1 if `num_guests`. Law 2."""
+        """The number of handles here + protected children + 1 if pinned + 1 if `num_guests`. Law 2."""
         self.num_guests = 0
-        """Blocks taken over here that private block tables still name too (forked choices)."""
+        """The number of blocks taken over here that private block tables still name too (forked choices)."""
         self.pinned = False
         self.num_pins = 0
-        """1 if pinned + children with pins in or below them. Law 10."""
+        """1 if pinned + the number of children with pins in or below them. Law 10."""
         self.lapsed = False
-        """A pin kept it until it expired."""
+        """A pin kept the node until the pin expired."""
         self.num_hits = 0
-        """Requests that found it."""
+        """The number of requests that found the node."""
         self.num_offered = 0
-        """Blocks from the front that the host tier was shown."""
+        """The number of blocks, from the front, that were offered to the host tier."""
         self.doomed = False
-        """Unlinked by a drop while protected: nobody finds it any more, its blocks go when its last user goes."""
+        """The node was unlinked by a drop while protected. Nobody finds it any more, and its blocks go with its last
+        user."""
         self.entry: tuple[Any, ...] | None = None
-        """The live heap entry of an evictable leaf; an entry that is not this object is stale."""
+        """The live heap entry of an evictable leaf. An entry that is not this object is stale."""
 
     @property
     def end_hash(self) -> int:
@@ -92,7 +99,8 @@ class Node:
 
 
 class Walk(NamedTuple):
-    """Where a walk ended: `num_in_edge` blocks into `node`'s edge, `num_blocks` from the root, `num_tokens` equal."""
+    """The end of a walk: `num_in_edge` blocks into `node`'s edge, `num_blocks` from the root, `num_tokens` equal
+    tokens."""
 
     node: Node
     num_in_edge: int
@@ -101,7 +109,8 @@ class Walk(NamedTuple):
 
 
 def token_slice(tokens: Sequence[int], start: int, stop: int) -> array[int]:
-    """A piece of a token sequence as array('i'). A prompt that is one already is copied by memcpy, a list by item."""
+    """Return a piece of a token sequence as array('i'). It is copied by memcpy from an array('i'), and item by item
+    from a list."""
     piece = tokens[start:stop]
     if isinstance(piece, array) and piece.typecode == "i":
         return piece
@@ -109,10 +118,10 @@ def token_slice(tokens: Sequence[int], start: int, stop: int) -> array[int]:
 
 
 def common_tokens(edge: array[int], tokens: Sequence[int], start: int, length: int) -> int:
-    """How many of edge[:length] equal tokens[start:]. Always exact: no hash decides.
+    """Return how many tokens of edge[:length] equal tokens[start:]. The result is exact: no hash decides.
 
-    Gallops in slices that grow four times, so that the C comparison does nearly all of the work on a long equal edge
-    and little is copied on one that differs early; then halves the slice that differs.
+    It compares slices that grow fourfold, so that the C comparison does nearly all of the work on a long equal edge and
+    little is copied on one that differs early. Then it halves the slice that differs.
     """
     low, high, size = 0, 0, 64
     while edge[low:high] == token_slice(tokens, start + low, start + high):
@@ -129,12 +138,13 @@ def common_tokens(edge: array[int], tokens: Sequence[int], start: int, length: i
 
 
 def chain_hash(previous: int, region: bytes, block: bytes) -> int:
-    """Identity of a block and all before it, for the ghost list alone: a collision costs a wrong reason, never a hit."""
+    """Return the identity of a block and all before it. A hit never depends on it: a collision costs a wrong miss
+    reason."""
     return hash((previous, region, block))
 
 
 class Watch(Protocol):
-    """Is told of every change of structure, right behind it."""
+    """An observer that is called directly after every change of structure."""
 
     def grown(self, node: Node) -> None: ...
 
@@ -155,12 +165,13 @@ class RadixTree:
         self._next_id = 1
 
     def child(self, node: Node, region: bytes, tokens: Sequence[int], block: int) -> Node | None:
-        """The child whose edge starts with that block of the tokens. Another region's branch is not looked at. O(1)."""
+        """Return the child whose edge starts with that block of the tokens. Another region's branch is not looked at.
+        O(1)."""
         return node.children.get((region, self._block_bytes(tokens, block)))
 
     def walk(self, path: tuple[Segment, ...], tokens: Sequence[int], limit: int, node: Node, depth: int) -> Walk:
-        """The longest run of blocks up to `limit` that the tree holds, from the end of `node`, which is `depth` blocks
-        deep. O(matched tokens), changes nothing."""
+        """Return the longest run of blocks up to `limit` that the tree holds, from the end of `node`, which is `depth`
+        blocks deep. O(matched tokens); it changes nothing."""
         size = self.block_size
         for segment in path:
             stop = min(segment.end, limit)
@@ -172,20 +183,20 @@ class RadixTree:
                 equal = common_tokens(child.tokens, tokens, depth * size, length)
                 depth, num_tokens = depth + equal // size, depth * size + equal
                 if equal // size < len(child.block_ids):
-                    # Inside an edge no other region begins: that would have split it.
+                    # No other region begins inside an edge: that would have split it.
                     return Walk(child, equal // size, depth, num_tokens)
                 node = child
         return Walk(node, len(node.block_ids), depth, depth * size)
 
     def add_child(self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int]) -> Node:
-        """A new, unprotected leaf. O(new blocks)."""
+        """Add a new, unprotected leaf. O(new blocks)."""
         node = Node(self._take_id(), parent, region)
         parent.children[(region, self._block_bytes(tokens, 0))] = node
         self.extend(node, tokens, ids, parent.end_hash)
         return node
 
     def extend(self, node: Node, tokens: Sequence[int], ids: Sequence[int], before: int) -> None:
-        """Append blocks to an edge; `before` is the hash of everything in front of them. O(new blocks)."""
+        """Append blocks to an edge. `before` is the hash of everything before them. O(new blocks)."""
         data = token_slice(tokens, 0, len(ids) * self.block_size)
         raw, width = data.tobytes(), self.block_size * data.itemsize
         for start in range(0, len(raw), width):
@@ -197,8 +208,8 @@ class RadixTree:
             self.watch.grown(node)
 
     def split(self, node: Node, num_blocks: int) -> Node:
-        """A new upper node takes the first blocks of the edge; the old object keeps the tail, so that handles on its
-        end, its pin and its heap entry stay valid. The caller settles protection. O(edge)."""
+        """Make a new upper node that takes the first blocks of the edge. The old object keeps the tail, so that handles
+        on its end, its pin and its heap entry stay valid. The caller sets the protectors. O(edge)."""
         size, parent = self.block_size, node.parent
         assert parent is not None
         assert 0 < num_blocks < len(node.block_ids)
@@ -230,7 +241,7 @@ class RadixTree:
             self.watch.cut(node)
 
     def unlink(self, node: Node) -> Node:
-        """Take a node out of its parent's children; returns the parent. O(1)."""
+        """Remove a node from its parent's children. Returns the parent. O(1)."""
         assert node.parent is not None
         del node.parent.children[self._key(node)]
         if self.watch is not None:
@@ -238,7 +249,8 @@ class RadixTree:
         return node.parent
 
     def nodes(self, start: Node | None = None) -> Iterator[Node]:
-        """A node (the root by default) and everything below it, parents first. Iterative: depth is unbounded."""
+        """Yield a node (the root by default) and everything below it, parents first. It is iterative, as the depth is
+        unbounded."""
         stack = [start or self.root]
         while stack:
             node = stack.pop()
@@ -246,7 +258,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def ids_between(self, above: Node, node: Node) -> list[int]:
-        """Block ids on the way from the end of one node to the end of another below it. O(blocks)."""
+        """Return the block ids from the end of one node to the end of another below it. O(blocks)."""
         edges = []
         while node is not above:
             edges.append(node.block_ids)
@@ -255,13 +267,13 @@ class RadixTree:
         return [block for edge in reversed(edges) for block in edge]
 
     def hash_at(self, walk: Walk) -> int:
-        """Chained hash of everything up to where the walk ended. O(1)."""
+        """Return the chained hash of everything up to the end of the walk. O(1)."""
         if walk.num_in_edge:
             return walk.node.hashes[walk.num_in_edge - 1]
         return walk.node.parent.end_hash if walk.node.parent else ROOT_HASH
 
     def hash_of(self, before: int, region: bytes, tokens: Sequence[int], block: int) -> int:
-        """Chained hash of that block of the tokens, behind everything that hashed to `before`."""
+        """Return the chained hash of that block of the tokens, which follows everything that hashed to `before`."""
         return chain_hash(before, region, self._block_bytes(tokens, block))
 
     def _key(self, node: Node) -> ChildKey:

@@ -1,7 +1,7 @@
 """The corpus as token ids, and the endless stream of training rows drawn from it.
 
-Knows how documents and conversations are laid out in a row of fixed length. Knows nothing of the
-model that reads the rows.
+The module knows how documents and conversations are laid out in a row of fixed length. It knows nothing of the model
+that reads the rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def render(seed: int, docs: list[data.Document], *, held_out: bool) -> list[str]
 
 
 def encode_documents(tok: Tokenizer, texts: list[str]) -> list[Ids]:
-    """Source text: begin and end are marked."""
+    """Return the ids of source texts, with their begin and end marked."""
     bos, eos = tok.token_to_id(demo_tokenizer.BOS), tok.token_to_id(demo_tokenizer.EOS)
     return [np.array([bos, *e.ids, eos], dtype=np.int64) for e in tok.encode_batch(texts)]
 
 
 def encode_conversations(tok: Tokenizer, texts: list[str]) -> list[Ids]:
-    """Conversations carry their marks in the template's own text."""
+    """Return the ids of conversations. Their marks are part of the template's own text."""
     return [np.array(e.ids, dtype=np.int64) for e in tok.encode_batch(texts)]
 
 
@@ -64,7 +64,7 @@ def conversation_rows(conversations: list[Ids], length: int, rng: np.random.Gene
 
 
 class Batches:
-    """Batches of rows, documents and conversations mixed by a fixed share."""
+    """Batches of rows. Documents and conversations are mixed by a fixed share."""
 
     def __init__(
         self, documents: list[Ids], conversations: list[Ids], *, tokens: int, conversation_share: float, seed: int

@@ -20,7 +20,7 @@ COLORS = {
 
 
 def entries_of(runs: list[dict]) -> list[dict]:
-    """The entries of all runs that led to the weights, with tokens counted through."""
+    """Return the entries of all runs that led to the weights. Their token counts go on from one run to the next."""
     entries = []
     before = 0
     for run in runs:

@@ -1,8 +1,8 @@
 """The training text: the standard library of the running interpreter, and conversations about it.
 
-Knows which files count, how they are split into training and held-out files (by a hash of the
-path, so the split is the same everywhere), and how definitions and their documentation strings
-become conversations. Knows nothing of tokens, models or training.
+The module knows which files count, how they are split into training and held-out files (by a hash of the path, so the
+split is the same everywhere), and how definitions and their documentation strings become conversations. It knows
+nothing of tokens, models or training.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Conversation = list[dict[str, object]]
 
 HELD_OUT_SHARE = 0.05
 
-# Not text worth learning: tests, vendored copies, generated tables, and files written by the
-# build of this interpreter (they hold paths of the machine that built it).
+# These are not worth learning: tests, vendored copies, generated tables, and files written by the build of this
+# interpreter (they hold paths of the machine that built it).
 EXCLUDED_PARTS = {
     "site-packages",
     "dist-packages",
@@ -43,7 +43,7 @@ EXCLUDED_PARTS = {
 EXCLUDED_PREFIXES = ("_sysconfig", "config-", "encodings/", "__hello__", "_build_details")
 KEPT_ENCODINGS = {"encodings/__init__.py", "encodings/idna.py", "encodings/punycode.py"}
 
-# Where the name in the documentation is not the name of the file.
+# Modules whose name in the documentation is not the name of the file.
 PUBLIC_NAMES = {
     "_pydecimal": "decimal",
     "_pyio": "io",
@@ -166,7 +166,7 @@ def _inner(body: list[ast.stmt], prefix: str, module: str, lines: list[str]) -> 
 
 
 def builtin_definitions() -> Iterator[Definition]:
-    """What is written in C has no source here, but it has documentation strings."""
+    """Yield the definitions that are written in C. They have no source here, but they have documentation strings."""
     public = {name for name in sys.builtin_module_names if not name.startswith(("_", "xx"))}
     for module_name in sorted(public | {"builtins", "math", "cmath", "zlib", "select", "unicodedata"}):
         try:
@@ -373,7 +373,7 @@ def _about_definition(rng: random.Random, item: Definition, module_docs: dict[st
 
 
 def _with_tool(rng: random.Random, item: Definition) -> Conversation:
-    """Reading the answer out of a tool's result; calling tools well is beyond this model."""
+    """Return a conversation that reads the answer out of a tool's result; calling tools well is beyond this model."""
     call = {"name": "documentation", "arguments": f'{{"name": "{item.name}"}}'}
     return [
         message("user", rng.choice(ASK_DOC).format(item.name)),

@@ -2,10 +2,10 @@
 
     python ops/demo_model/evaluate.py
 
-Reads the weights as they are on disk and the held-out side of the split in full; writes
-`evaluation.json` and prints a table. The baseline knows how often each token occurs in the
-training text of the same kind and nothing else. Also measured, for speculative decoding: how often
-the draft's next token would be the model's. Knows nothing of how the models were trained.
+It reads the weights as they are on disk and the held-out side of the split in full; it writes `evaluation.json` and
+prints a table. The baseline knows only how often each token occurs in the training text of the same kind. For
+speculative decoding it also measures how often the draft's next token would be the model's. It knows nothing of how the
+models were trained.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The two architectures, and how a trained model becomes a folder that loads anywhere.
+"""The two architectures, and the export of a trained model to a folder that loads anywhere.
 
-Knows the shapes and the file formats; knows nothing of the training.
+The module knows the shapes and the file formats; it knows nothing of the training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Muon: momentum whose step is made orthogonal, for the matrices inside the layers.
 
-On a corpus of a few million tokens it reaches a given loss in clearly fewer steps than AdamW.
-Embeddings and norms do not belong here; they are AdamW's.
+On a corpus of a few million tokens it reaches a given loss in clearly fewer steps than AdamW. It is not for embeddings
+and norms; AdamW trains those.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def orthogonalize(batch: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon:
-    """Matrices of the same shape are updated together, which is what makes this fast on a CPU."""
+    """The optimizer. Matrices of the same shape are updated together, which is what makes this fast on a CPU."""
 
     def __init__(self, parameters: list[Tensor], *, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
         self._momentum = momentum

@@ -21,7 +21,7 @@ CHATS = [
     [("user", "Show me the source of `textwrap.dedent`.")],
     [("user", "What is the module `queue` for?")],
     [("system", "Answer briefly."), ("user", "What does `shutil.copyfile` do?")],
-    # From held-out files: the model has never read these.
+    # These are from held-out files: the model has never read them.
     [("user", "What does `secrets.token_hex` do?")],
     [("user", "Show me the source of `sched.scheduler.cancel`.")],
 ]

@@ -1,7 +1,7 @@
 """The tokenizer: byte-level BPE, and the chat template that belongs to it.
 
-Every text survives encoding and decoding unchanged: there is no normalizer, and all 256 bytes are
-in the vocabulary. Knows nothing of where its training text comes from.
+Every text survives encoding and decoding unchanged: there is no normalizer, and all 256 bytes are in the vocabulary.
+The module knows nothing of where its training text comes from.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write what `transformers` and the gateway read."""
+    """Write the files that `transformers` and the gateway read."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")

@@ -3,10 +3,9 @@
     python ops/demo_model/train.py                       # about an hour on 2 cores
     python ops/demo_model/train.py --steps 2000 --draft-steps 1200   # reproducible by seed
 
-Writes `model/`, `draft/` (complete Hugging Face folders) and `training_log.json`. The learning
-rate follows the share of the budget that is used up, time with `--minutes` and steps with
-`--steps`, so a busy machine costs quality and never leaves a schedule unfinished. Knows nothing of
-the engine that will serve the result.
+It writes `model/`, `draft/` (complete Hugging Face folders) and `training_log.json`. The learning rate follows the
+share of the budget that is used up, time with `--minutes` and steps with `--steps`, so a busy machine costs quality and
+never leaves a schedule unfinished. The script knows nothing of the engine that will serve the result.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a training run depends on, but for the corpus and the budget."""
+    """The parameters of a training run, except for the corpus and the budget."""
 
     tokens_per_step: int = 4096
     # Row lengths, and the progress each begins at: short rows are cheap, and the last share of

@@ -1,7 +1,9 @@
-"""`python -m workers.jobs`: the Celery worker as a child, the sweeper and the watchdog beside it.
+"""`python -m workers.jobs`: the Celery worker as a child process, with the sweeper, the sender of webhooks and the
+watchdog.
 
-SIGTERM: lines in flight finish (up to 25 s), claims are released, exit. The worker is restarted when it dies, and when
-work waits that it does not hear of (connected but deaf after a broker's restart is a known fault of consumers).
+At SIGTERM lines in flight finish (up to 25 s), claims are released, and the process exits. The worker is restarted when
+it dies, and when work waits that it does not receive (after a broker's restart a consumer may be connected but receive
+nothing, a known fault of consumers).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 STOP_MARGIN_S = 5.0
 START_S = 60.0
-"""A Celery worker that is not ready by then is not going to be."""
+"""The seconds that a Celery worker has to become ready."""
 MAX_RESTART_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -102,7 +104,7 @@ class Jobs:
     async def _end_worker(self, worker: asyncio.subprocess.Process) -> None:
         if worker.returncode is not None:
             return
-        # Celery's warm shutdown ends with its last task, and ours end within drain_s. Its soft shutdown (SIGQUIT)
+        # Celery's warm shutdown ends with its last task, and tasks here end within drain_s. Its soft shutdown (SIGQUIT)
         # would sleep through the whole time, idle or not.
         worker.terminate()
         try:
@@ -139,19 +141,20 @@ class Jobs:
             await database.close()
 
     def _watch(self, is_waiting: bool) -> None:
-        """Work waits, nobody runs any, and nothing was heard for a minute: the worker is deaf."""
+        """Kill the worker, so that it is restarted, if work waits, no chunk runs, and the worker has received nothing
+        for `deaf_s`."""
         now = time.time()
         self._waiting_since = (self._waiting_since or now) if is_waiting else None
         if self._waiting_since is None or self._worker is None:
             return
         try:
             heard = self._pulse.stat().st_mtime
-        except FileNotFoundError:  # still starting, which no time scale makes faster
+        except FileNotFoundError:  # it is still starting, which no time scale makes faster
             heard = self._spawned + START_S
         if now - max(heard, self._waiting_since) >= self._settings.deaf_s:
             logger.error("celery_worker_deaf", extra={"silent_s": round(now - heard)})
             if self._worker.returncode is None:
-                self._worker.kill()  # it runs nothing, and a process that hangs may not hear a SIGTERM
+                self._worker.kill()  # it runs no chunk, and a process that hangs may not react to a SIGTERM
 
     async def _nap(self, seconds: float) -> None:
         try:
@@ -162,7 +165,7 @@ class Jobs:
 
 
 def _die_with_parent() -> None:
-    """Between fork and exec: SIGTERM for the worker when this process goes, even by SIGKILL."""
+    """Run between fork and exec: the worker gets SIGTERM when this process ends, even by SIGKILL."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -1,6 +1,7 @@
-"""The Celery worker: `python -m workers.jobs.worker`, started by `workers.jobs`. Task, signals, prefork children.
+"""The Celery worker: `python -m workers.jobs.worker`, started by `workers.jobs`. The module has the task, the signals
+and the prefork children.
 
-Children learn of a drain through one byte of memory they share with their parent.
+Children learn of a drain through one byte of memory that they share with their parent.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Process:
-    """What a child holds, and what its parent told it."""
+    """The state of a worker process, and the byte by which the parent tells its children to drain."""
 
     settings: JobsSettings
     drain: mmap.mmap
@@ -60,7 +61,8 @@ def build(settings: JobsSettings) -> Celery:
 
 
 def ring(app: Celery, headers: dict[str, Any] | None = None) -> bool:
-    """False: the broker is away; the sweeper rings again."""
+    """Send the message that there is work. Returns False if the broker cannot be reached; the sweeper then sends
+    another one."""
     try:
         app.send_task(DOORBELL, expires=RING_EXPIRES_S, headers=headers or {}, retry=False, ignore_result=True)
     except (OperationalError, OSError) as error:
@@ -87,7 +89,7 @@ def _connect(app: Celery, process: Process) -> None:
     def on_logging(**_: Any) -> None:
         logs.configure()
 
-    # Weak by default: these live as long as the process.
+    # By default signals keep weak references only, but these functions must live as long as the process.
     signals.setup_logging.connect(on_logging, weak=False)
     signals.worker_process_init.connect(on_child_start, weak=False)
     signals.worker_process_shutdown.connect(on_child_end, weak=False)
@@ -97,7 +99,7 @@ def _connect(app: Celery, process: Process) -> None:
 
 
 def main() -> int:
-    logs.configure()  # before Celery's own start, which warns too
+    logs.configure()  # this comes before Celery's own start, which logs warnings too
     try:
         settings = jobs_settings.load()
     except jobs_settings.SettingsError as error:

@@ -1,6 +1,6 @@
-"""Disk space that a journal keeps for the day on which the disk is full: given up, it lets running requests end.
+"""Disk space that a journal reserves for the case that the disk is full: once released, it lets running requests end.
 
-Gateways and workers have one each, beside their journal. Blocking; callers bring a thread that may wait.
+Gateways and workers each have one, next to their journal. Calls block, so callers use a thread that may wait.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Ballast:
 
     @property
     def was_left(self) -> bool:
-        """A process before this one held it to its end."""
+        """True if a process before this one still held the space when it ended."""
         return self._path.exists()
 
     def take(self) -> bool:
-        """False: the disk has no room for it."""
+        """Reserve the space. Returns False if the disk has no space for it."""
         if self.is_held:
             return True
         try:
@@ -49,7 +49,7 @@ class Ballast:
         return True
 
     def _check_room(self) -> None:
-        """Raises OSError. An attempt in vain would take all the room there is, for as long as it lasts."""
+        """Raises OSError if there is too little space. An attempt that fails would fill the disk while it lasts."""
         disk = os.statvfs(self._path.parent)
         if disk.f_bavail * disk.f_frsize < self._num_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -60,5 +60,5 @@ class Ballast:
 
 
 def is_full(failure: Exception | None) -> bool:
-    """Nothing is wrong with the disk but that there is no room."""
+    """True if the failure only means that the disk or the quota is full."""
     return isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)

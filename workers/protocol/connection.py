@@ -1,7 +1,7 @@
-"""One multiplexed connection: ordered messages both ways over a unix socket or TCP.
+"""One multiplexed connection: ordered messages in both directions over a unix socket or TCP.
 
-Owns a stream pair and the write queue's bound; knows nothing of requests. Heartbeats are messages like any
-other: whoever owns the connection sends them and judges the silence.
+It owns a pair of streams and knows the bytes that wait to be written; it knows nothing of requests. Heartbeats are
+messages like any other: the owner of the connection sends them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from workers.protocol.patience import patience
 READ_BYTES = 256 * 1024
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
-"""A peer that says nothing for this long, while this process's loop runs, is lost."""
+"""Seconds of silence after which a peer is lost. Only time in which this process's loop runs counts."""
 
 
 class Connection:
-    """Send from any task of the loop; iterate from exactly one."""
+    """A connection. Any task of the loop may send; exactly one may iterate."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -28,18 +28,18 @@ class Connection:
         self._frames = FrameReader()
 
     def send(self, message: Message) -> None:
-        """Queues one frame; a lost peer shows in the iterator, not here."""
+        """Queue one frame. A lost peer shows in the iterator, not here."""
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
     @property
     def num_queued_bytes(self) -> int:
-        """Bytes the peer has not taken yet: a peer that stops reading shows here."""
+        """The bytes that the peer has not taken yet. A peer that stops reading shows here."""
         return int(self._writer.transport.get_write_buffer_size())
 
     async def __aiter__(self) -> AsyncIterator[list[Message]]:
-        """Messages in order, grouped as they arrived. Ends when the peer closes or is silent for `SILENCE_S`;
-        raises `FrameError` on garbage."""
+        """Yield messages in order, grouped as they arrived. It ends when the peer closes or is silent for `SILENCE_S`.
+        Raises `FrameError` for bytes that are no frame."""
         while True:
             try:
                 async with patience(SILENCE_S):
@@ -56,12 +56,12 @@ class Connection:
         self._writer.close()
 
     def abort(self) -> None:
-        """Drops what is queued: for a peer that no longer reads."""
+        """Close at once and drop the queued bytes. It is for a peer that no longer reads."""
         self._writer.transport.abort()
 
 
 async def dial(address: str) -> Connection:
-    """Connects to `unix:/path` or `tcp:host:port`. Raises `OSError`."""
+    """Connect to `unix:/path` or `tcp:host:port`. Raises `OSError`."""
     kind, _, rest = address.partition(":")
     if kind == "unix":
         return Connection(*await asyncio.open_unix_connection(rest))

@@ -1,6 +1,6 @@
-"""Length-prefixed msgpack: bytes to messages and back. Pure; knows no socket.
+"""Length-prefixed msgpack: bytes to messages and back. The module is pure and knows no socket.
 
-Layout: u32 length, big endian, then one msgpack value of the tagged union `Message`.
+A frame is a u32 length, big endian, followed by one msgpack value of the tagged union `Message`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 class FrameError(ValueError):
-    """The peer sent bytes that are no frame of ours; the link must be closed."""
+    """The peer sent bytes that are not a valid frame. The link must be closed."""
 
 
 def encode(message: Message) -> bytes:
-    """One frame. Raises `FrameError` above `MAX_FRAME_BYTES`."""
+    """Return one frame. Raises `FrameError` above `MAX_FRAME_BYTES`."""
     buffer = bytearray(_LENGTH.size)
     _encoder.encode_into(message, buffer, _LENGTH.size)
     num_bytes = len(buffer) - _LENGTH.size
@@ -34,13 +34,13 @@ def encode(message: Message) -> bytes:
 
 
 class FrameReader:
-    """Turns a stream of arbitrary pieces into messages; holds at most one unfinished frame."""
+    """Turns a stream of arbitrary pieces into messages. It holds at most one unfinished frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """All messages that `data` completes. Raises `FrameError` on a bad length or body."""
+        """Return all messages that `data` completes. Raises `FrameError` on a bad length or body."""
         self._buffer += data
         messages: list[Message] = []
         start = 0

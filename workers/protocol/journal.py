@@ -1,13 +1,14 @@
-"""The record format of every journal, gateway's and engine's: bytes to records and back. Pure; opens no file.
+"""The record format of every journal, the gateway's and the engine's: bytes to records and back. The module is pure and
+opens no file.
 
-Layout of a record, integers big endian:
+The layout of a record, integers big endian:
 
     len u32 | crc32 u32 | ver u8 | kind u8 | seq u64 | prev_hash 8 B | payload (msgpack)
 
-`len` counts what follows the crc, the crc covers `len` and what follows the crc, `prev_hash` is BLAKE2b-64 of the whole
-record before, so records can be neither dropped nor reordered unseen. A segment is a file that begins with a HEADER
-record; the chain and the numbers run on from one segment into the next. A zero `len` is preallocated space.
-What a payload means, when bytes are synced and which files are kept is each side's own.
+`len` counts the bytes after the crc. The crc covers `len` and the bytes after the crc. `prev_hash` is BLAKE2b-64 of the
+whole record before, so records can be neither dropped nor reordered unnoticed. A segment is a file that begins with a
+HEADER record; the hashes and the numbers continue from one segment to the next. A zero `len` is preallocated space.
+Each side defines what a payload means, when bytes are synced and which files are kept.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ VERSION = 1
 MAX_PAYLOAD_BYTES = 1024 * 1024
 SEGMENT_BYTES = 64 * 1024 * 1024
 NO_HASH = bytes(8)
-"""prev_hash of the very first record of a journal."""
+"""The prev_hash of the very first record of a journal."""
 
 _PREFIX = struct.Struct(">II")
 _HEAD = struct.Struct(">BBQ8s")
@@ -40,7 +41,7 @@ class Kind(IntEnum):
     VOID = 5
     SEAL = 6
     COUNTS = 16
-    """Engine: what running attempts have computed so far, before the step's frame leaves."""
+    """Engine: the token counts of running attempts so far, written before the step's frame is sent."""
     ENDED = 17
     """Engine: one attempt that ended (an `EngineRecord`)."""
     TOTALS = 18
@@ -52,7 +53,7 @@ class Kind(IntEnum):
 
 
 class SegmentHeader(msgspec.Struct, frozen=True):
-    """Payload of a HEADER record."""
+    """The payload of a HEADER record."""
 
     slot: str
     process: str
@@ -66,14 +67,15 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Chain:
-    """Numbers and links records. The one place that knows what the next record must look like."""
+    """The number of the next record and the hash of the last one. Only this class knows how the next record must
+    look."""
 
     def __init__(self, next_seq: int = 1, prev_hash: bytes = NO_HASH) -> None:
         self.next_seq = next_seq
         self.prev_hash = prev_hash
 
     def encode(self, kind: int, payload: bytes) -> bytes:
-        """The next record. Raises `ValueError` above `MAX_PAYLOAD_BYTES`."""
+        """Return the next record. Raises `ValueError` above `MAX_PAYLOAD_BYTES`."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ValueError(f"journal payload of {len(payload)} bytes exceeds {MAX_PAYLOAD_BYTES}")
         body = _HEAD.pack(VERSION, kind, self.next_seq, self.prev_hash) + payload
@@ -87,24 +89,25 @@ class Chain:
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """What a segment holds. `torn`: the last write did not finish, what lies before it counts. `corrupt`: something
-    before the tail is damaged, the segment is to be quarantined; `records` are those before the damage."""
+    """The content of a segment. `torn` means that the last write did not finish; the records before it count. `corrupt`
+    means that something before the end is damaged, so the segment has to be quarantined; `records` are those before the
+    damage."""
 
     records: list[Record]
     num_valid_bytes: int
-    """Truncate here before appending."""
+    """The length to truncate to before appending."""
     state: Literal["clean", "torn", "corrupt"]
     next_seq: int
     prev_hash: bytes
 
     def chain(self) -> Chain:
-        """Continues after the last valid record."""
+        """Return a chain that continues after the last valid record."""
         return Chain(self.next_seq, self.prev_hash)
 
 
 def scan(data: bytes, after: Scan | None = None) -> Scan:
-    """Reads one segment; `after` is the scan of the segment before it (None: the first one kept, whose beginning is
-    believed). O(bytes) unless damaged."""
+    """Read one segment. `after` is the scan of the segment before it; None stands for the first segment that is kept,
+    whose beginning is trusted. O(bytes) unless damaged."""
     records: list[Record] = []
     expected = after.chain() if after is not None else None
     start = 0
@@ -122,8 +125,8 @@ def scan(data: bytes, after: Scan | None = None) -> Scan:
 
 
 def num_bytes_until(data: bytes, after_seq: int) -> int:
-    """Of the whole records at the beginning whose numbers are at most that. By their lengths alone, so it takes a tenth
-    of a `scan`, and of damage it sees nothing."""
+    """Return the number of bytes at the beginning that are whole records with numbers up to `after_seq`. Only their
+    lengths are read, so it takes a tenth of the time of a `scan` and notices no damage."""
     position = 0
     while position + _PREFIX.size + _HEAD.size <= len(data):
         num_bytes, _ = _PREFIX.unpack_from(data, position)
@@ -136,18 +139,18 @@ def num_bytes_until(data: bytes, after_seq: int) -> int:
 
 
 def segment_name(first_seq: int) -> str:
-    """File names sort as their records do."""
+    """Return a segment's file name. Names sort as their records do."""
     return f"{first_seq:020d}{_SUFFIX}"
 
 
 def parse_segment_name(name: str) -> int | None:
-    """The number of a segment's first record; None if the file is no segment."""
+    """Return the number of a segment's first record, or None if the file is no segment."""
     digits = name.removesuffix(_SUFFIX)
     return int(digits) if name.endswith(_SUFFIX) and len(digits) == 20 and digits.isdecimal() else None
 
 
 def _read(data: bytes, start: int) -> tuple[Record, bytes, int] | None:
-    """The record at `start`, its prev_hash and its end; None if there is no whole, sound one."""
+    """Return the record at `start`, its prev_hash and its end, or None if there is no complete valid one."""
     body_start = start + _PREFIX.size
     if body_start + _HEAD.size > len(data):
         return None
@@ -162,11 +165,12 @@ def _read(data: bytes, start: int) -> tuple[Record, bytes, int] | None:
 
 
 def _tail_state(data: bytes, start: int, next_seq: int) -> Literal["clean", "torn", "corrupt"]:
-    """A tear is followed by nothing: a sound record of this journal further on means damage before the tail."""
+    """Return the state of the bytes after the last valid record. Nothing follows a torn write: a valid record of this
+    journal further on means damage before the end."""
     rest = data[start:]
     if not rest.strip(b"\0"):
         return "clean"
-    # Sound but out of the chain counts as well: a record was dropped or exchanged.
+    # A record that is valid but has a wrong number or hash counts too: a record was dropped or exchanged.
     for offset in range(start, len(data) - _PREFIX.size - _HEAD.size + 1):
         if data[offset + _PREFIX.size] == VERSION and _read(data, offset) is not None:
             return "corrupt"

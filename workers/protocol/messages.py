@@ -1,10 +1,10 @@
 """The frames between a gateway and a worker: frozen msgspec structs, and nothing else.
 
-Knows token ids, block counts and opaque tenant ids. Does not know text, api keys, money or tensors.
+They have token ids, block counts and opaque tenant ids, but no text, API keys, money or tensors.
 
-A frame is a u32 length and one msgpack tagged union (`Message`), at most 16 MiB, on one ordered stream
-(`frames.py`). Every new field has a default, so neighbouring versions work together during a rollout.
-Integers are milliseconds where the name ends in `_ms`; no clock time crosses the wire.
+A frame is a u32 length and one msgpack tagged union (`Message`), at most 16 MiB, on one ordered stream (`frames.py`).
+Every new field has a default, so adjacent versions work together during a rollout. Integers are milliseconds where the
+name ends in `_ms`. No clock time is sent.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ FailCode = Literal[
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
-    """Base of every struct on the wire. `omit_defaults` keeps a step's frame small."""
+    """The base of every struct in a frame. `omit_defaults` keeps a step's frame small."""
 
 
 class Hello(Frame, frozen=True, tag="hello"):
-    """First frame, both ways. A gateway leaves the worker's fields at their defaults."""
+    """The first frame in both directions. A gateway leaves the worker's fields at their defaults."""
 
     version: int
     process: str
-    """uuid of the process, drawn at its start."""
+    """A uuid of the process, drawn at its start."""
     model: str = ""
     root: str = ""
-    """KV identity: model, weight version, tokenizer revision, adapter, KV format. Equal roots, equal KV."""
+    """The KV identity: model, weight version, tokenizer revision, adapter, KV format. Equal roots mean equal KV."""
     block_size: int = 0
     num_blocks: int = 0
     max_model_len: int = 0
     max_running: int = 0
-    """Sequences that run at once."""
+    """The most sequences that run at once."""
     peeks: bool = False
-    """The worker answers `CacheProbe`; one that does not say so is not asked."""
+    """The worker answers `CacheProbe`. A worker that does not set this is not asked."""
     adapters: bool = False
-    """Understands `AdapterCommand`, or `AdapterReport`: a neighbouring version is not sent what it cannot read."""
+    """The sender understands `AdapterCommand` or `AdapterReport`. A version without them is not sent what it cannot
+    read."""
     residency: bool = False
-    """Of a gateway: understands `ResidencyReport`."""
+    """A gateway that understands `ResidencyReport` sets this."""
 
 
 class SamplingParams(Frame, frozen=True):
-    """How one request draws its tokens. The order of application: penalties, bias, min_tokens and bans, temperature,
-    top-k, top-p, min-p. `temperature` 0 is greedy."""
+    """The way in which one request draws its tokens. The order of application is: penalties, bias, min_tokens and bans,
+    temperature, top-k, top-p, min-p. `temperature` 0 is greedy."""
 
     seed: int
-    """64 bit, unsigned. Choice 0 draws with it, choice i with the first 8 bytes of BLAKE2b over (seed, i)."""
+    """An unsigned integer of 64 bits. Choice 0 draws with it, choice i with the first 8 bytes of BLAKE2b over (seed,
+    i)."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -63,45 +65,48 @@ class SamplingParams(Frame, frozen=True):
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int = -1
-    """-1: none; k >= 0: the sampled token's logprob and those of the k best."""
+    """The number of logprobs. -1: none; k >= 0: the sampled token's logprob and those of the k best."""
     stop_token_ids: tuple[int, ...] = ()
-    """These end a choice in addition to the model's own end ids; the token is committed and counted."""
+    """Token ids that end a choice, in addition to the model's own end ids. The token is committed and counted."""
     ignore_eos: bool = False
     min_tokens: int = 0
-    """Below this no end token, own or given, can be drawn."""
+    """The number of output tokens below which no end token, the model's or a given one, can be drawn."""
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """The last token of each cannot be drawn where the ones before it were drawn last; the prompt does not count."""
+    """Sequences whose last token cannot be drawn directly after the tokens before it; tokens of the prompt do not
+    count."""
     allowed_token_ids: tuple[int, ...] = ()
-    """If any: no other token can be drawn, end tokens included."""
+    """The only tokens that can be drawn, end tokens included, unless the tuple is empty."""
 
 
 class BeamParams(Frame, frozen=True):
-    """A search in place of draws, by raw logprobs: of the sampling parameters only end ids and `logprobs` count."""
+    """A beam search instead of draws, by raw logprobs. Of the sampling parameters only end ids and `logprobs` count."""
 
     length_penalty: float = 1.0
-    """A text is worth the sum of its logprobs over its length to this power."""
+    """The exponent of the length: the score of a text is the sum of its logprobs divided by its length to this
+    power."""
 
 
 class Region(Frame, frozen=True):
-    """One step of a namespace path (cache/tree/namespaces.py)."""
+    """One entry of a namespace path (cache/tree/namespaces.py)."""
 
     id: bytes
-    """16 bytes: a keyed hash of level, tenant, key or user, salt; made by the gateway, opaque here."""
+    """16 bytes: a keyed hash of level, tenant, key or user, salt. The gateway makes it; it is opaque here."""
     end: int = -1
-    """First token outside of the region; -1 in the last entry of a path."""
+    """The first token outside of the region; -1 in the last entry of a path."""
 
 
 class CacheRange(Frame, frozen=True):
-    """What a run of prompt tokens is worth to the prefix cache: made by the gateway from tier and key, never from a
-    body. Later ranges decide where two overlap."""
+    """The priority of a run of prompt tokens in the prefix cache. The gateway makes it from tier and key, never from a
+    request body. If two ranges overlap, the later one counts."""
 
     start: int = 0
     end: int = -1
-    """Exclusive; -1: the end of the prompt."""
+    """The first token after the range; -1 stands for the end of the prompt."""
     priority: int = 50
-    """0 to 100."""
+    """A value from 0 to 100."""
     ttl_s: int = 0
-    """Pinned, with all before it, for so long after each use; as much of it as the budget of pins allows."""
+    """Seconds for which the range and all tokens before it are pinned after each use, as far as the budget of pins
+    allows."""
 
 
 class GenerateRequest(Frame, frozen=True, tag="generate"):
@@ -113,9 +118,10 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
-    """Output bound of each choice; 0 = prefill only."""
+    """The bound on output tokens of each choice; 0 means prefill only."""
     lease_bound: int = 0
-    """Output tokens the request may commit over all choices and attempts; 0 without max_tokens 0: no_lease."""
+    """Output tokens that the request may commit over all choices and attempts. 0 is refused with no_lease unless
+    max_tokens is 0."""
     lease_seq: int = 0
     attempt: int = 0
     num_choices: int = 1
@@ -125,43 +131,47 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     cache_write: bool = True
     pinned: bool = False
     cache_floor_blocks: int = 0
-    """Blocks of the tree that no other tenant's need takes; the last value of a tenant stays."""
+    """Blocks of the tree that stay with the tenant even if others need them. The last value of a tenant stays."""
     cache_quota_blocks: int = -1
-    """Blocks of the tree that the tenant may have; -1: no bound. The last value of a tenant stays."""
+    """The most blocks of the tree that the tenant may have; -1 stands for no bound. The last value of a tenant
+    stays."""
     retention: tuple[CacheRange, ...] = ()
     output_priority: int = -1
-    """Of output blocks in the prefix tree; -1: a little less than the prompt's."""
+    """The priority of output blocks in the prefix tree; -1 stands for a little less than the prompt's."""
     deadline_ms: int = 0
-    """Time left at sending; 0 = none."""
+    """Milliseconds left at sending; 0 stands for no deadline."""
     grammar: str = ""
     traceparent: str = ""
     prompt_logprobs: int = -1
-    """-1: none; k >= 0: the logprob of each prompt token and of the k best (such a prompt is computed, not read)."""
+    """The number of logprobs of prompt tokens. -1: none; k >= 0: the logprob of each prompt token and those of the k
+    best. Such a prompt is computed and not read from the cache."""
     resume: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(index, output ids) of each unfinished choice when an attempt > 0 continues another."""
+    """The (index, output ids) of each unfinished choice when an attempt > 0 continues another."""
     num_output_spent: int = 0
     adapter: str = ""
-    """Name of a LoRA adapter that the worker has; empty: the model itself. Its KV is not the model's: the worker puts the
-    adapter's identity behind every region id of the path."""
+    """The name of a LoRA adapter that the worker has; empty stands for the model itself. Its KV differs from the
+    model's, so the worker appends the adapter's identity to every region id of the path."""
     beams: BeamParams | None = None
-    """Beam search with `num_choices` beams. Its tokens come at its end, choices in the order of their scores."""
+    """Beam search with `num_choices` beams. Its tokens come at its end, with the choices in the order of their
+    scores."""
 
 
 class ExtendLease(Frame, frozen=True, tag="extend"):
     request_id: str
     lease_seq: int
     bound: int
-    """Absolute, over all choices. Never falls; applied only if `lease_seq` is newer."""
+    """An absolute bound over all choices. It never falls, and it applies only if `lease_seq` is newer."""
     last: bool = False
-    """No budget beyond this: at the bound the request ends with reason `budget`."""
+    """There is no budget beyond this: at the bound the request ends with reason `budget`."""
     wait_ms: int = 0
-    """Paced: the gateway will try again then. Restarts the parking clock."""
+    """Milliseconds after which the gateway tries to extend the lease again, as the request is paced. The time that the
+    worker waits for a lease starts anew."""
 
 
 class Cancel(Frame, frozen=True, tag="cancel"):
     request_id: str
     index: int = -1
-    """-1: every choice."""
+    """The choice to cancel; -1 stands for every choice."""
     reason: str = "client"
 
 
@@ -169,17 +179,18 @@ class CacheCommand(Frame, frozen=True, tag="cache_command"):
     action: Literal["snapshot", "unpin", "drop"]
     region: bytes = b""
     tenant: str = ""
-    """With `drop`, and instead of a region: all that this tenant has in the tree."""
+    """The tenant of a `drop` that names no region: all that this tenant has in the tree is dropped."""
     key: bytes = b""
-    """With `snapshot`: what group hashes are keyed with (cache/tree/hashing.py). From here on the link gets every
-    `CacheEvent`, the snapshot first."""
+    """The key of group hashes for a `snapshot` (cache/tree/hashing.py). From then on the link gets every `CacheEvent`, the
+    snapshot first."""
 
 
 class CacheProbe(Frame, frozen=True, tag="peek"):
-    """How much of this prompt is cached, and how long would it wait? Nothing runs, and nothing is touched."""
+    """A question: how much of this prompt is cached, and how long would it wait? Nothing is run, and no cache entry is
+    touched."""
 
     peek_id: int
-    """Of the link's other side: the answer carries it back."""
+    """A number of the sender, which the answer repeats."""
     root: str
     namespace: tuple[Region, ...]
     prompt: tuple[int, ...]
@@ -194,7 +205,7 @@ class TopLogprob(Frame, frozen=True):
 
 class TokenLogprob(Frame, frozen=True):
     logprob: float
-    """Log-softmax of the raw logits, before every transformation."""
+    """The log-softmax of the raw logits, before every transformation."""
     top: tuple[TopLogprob, ...] = ()
 
 
@@ -203,22 +214,22 @@ class TokenDelta(Frame, frozen=True):
     attempt: int
     index: int
     seq_no: int
-    """Output tokens of that choice before this delta."""
+    """The number of output tokens of that choice before this delta."""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     stop_token: int = -1
-    """The token id that ended the choice, with finish `stop`."""
+    """The token id that ended the choice, for finish `stop`."""
     prompt: PromptCounts | None = None
-    """Only in the first delta of a request."""
+    """The counts of the prompt, only in the first delta of a request."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    """Only in the first delta, and only if asked for; the first entry is None."""
+    """Logprobs of the prompt, only in the first delta and only if asked for. The first entry is None."""
     num_spent: int = 0
-    """Of a beam search: output tokens of all beams up to now, those of given up ones too."""
+    """The output tokens of all beams of a beam search up to now, discarded beams included."""
 
 
 class PromptCounts(Frame, frozen=True):
-    """Disjoint parts of the prompt, fixed when the prefill ends."""
+    """The disjoint parts of the prompt, fixed when the prefill ends."""
 
     cache_read: int = 0
     cache_write: int = 0
@@ -233,19 +244,19 @@ class StepFrame(Frame, frozen=True, tag="step"):
 
 
 class TokenUsage(Frame, frozen=True):
-    """What the engine computed for one attempt. The first four are disjoint and billable:
-    prompt = cache_read + cache_write + uncached."""
+    """The token counts of the engine for one attempt. The first four are disjoint and billable: prompt = cache_read +
+    cache_write + uncached."""
 
     cache_read: int = 0
     cache_write: int = 0
-    """Computed by this request and inserted by it as prefix nodes."""
+    """Tokens that this request computed and inserted as prefix nodes."""
     uncached: int = 0
-    """Computed, not inserted."""
+    """Tokens that were computed and not inserted."""
     output: int = 0
     speculated: int = 0
-    """Rejected draft tokens; never billed."""
+    """Rejected draft tokens, which are never billed."""
     recomputed: int = 0
-    """Tokens computed again after preemption or resumption; never billed."""
+    """Tokens that were computed again after preemption or resumption; they are never billed."""
 
     @property
     def prompt(self) -> int:
@@ -253,7 +264,7 @@ class TokenUsage(Frame, frozen=True):
 
 
 class CacheReport(Frame, frozen=True):
-    """Why the prompt was not cached further; speaks of the caller's region and the public one only."""
+    """The reason why no more of the prompt was cached. It concerns only the caller's region and the public one."""
 
     cached_tokens: int = 0
     public_tokens: int = 0
@@ -264,7 +275,8 @@ class CacheReport(Frame, frozen=True):
 
 
 class TimelineEvent(Frame, frozen=True, array_like=True):
-    """`name` is one of queued, matched, chunk, first_token, preempted, resumed, parked, finished."""
+    """An event of a request. `name` is one of queued, matched, chunk, first_token, preempted, resumed, parked,
+    finished."""
 
     name: str
     offset_us: int
@@ -274,21 +286,21 @@ class TimelineEvent(Frame, frozen=True, array_like=True):
 
 
 class Finished(Frame, frozen=True, tag="finished"):
-    """The one good ending of an attempt, behind its last delta on the same link, also after `Cancel`."""
+    """The successful end of an attempt. It comes after the last delta on the same link, also after `Cancel`."""
 
     request_id: str
     attempt: int
     usage: TokenUsage
     reason: FinishReason
-    """Of the last choice; each choice's own is in its delta."""
+    """The reason of the last choice. Each choice's own reason is in its delta."""
     cache: CacheReport = CacheReport()
     timeline: tuple[TimelineEvent, ...] = ()
     held_block_ms: int = 0
-    """Blocks that its choices held, shared ones counted once, integrated over milliseconds."""
+    """The blocks of its choices, with shared ones counted once, integrated over milliseconds."""
 
 
 class Failed(Frame, frozen=True, tag="failed"):
-    """The one bad ending of an attempt."""
+    """The unsuccessful end of an attempt."""
 
     request_id: str
     attempt: int
@@ -302,7 +314,7 @@ class Failed(Frame, frozen=True, tag="failed"):
 
 
 class WorkerStatus(Frame, frozen=True, tag="status"):
-    """Each second: the worker's heartbeat on a link."""
+    """The worker's heartbeat on a link, sent each second."""
 
     running: int = 0
     waiting: int = 0
@@ -310,68 +322,72 @@ class WorkerStatus(Frame, frozen=True, tag="status"):
     free_blocks: int = 0
     evictable_blocks: int = 0
     prefill_rate: float = 0.0
-    """Prompt tokens per second in full steps, as long as such are forecast to take; 0: not known."""
+    """Prompt tokens per second in full steps, as the forecast of their duration gives it; 0 stands for not known."""
     decode_rate: float = 0.0
-    """Tokens per second, moving average."""
+    """Tokens per second, as a moving average."""
     last_step_age_ms: int = 0
-    """Since the engine thread's last round; an engine without work, or with parked sequences only, still makes two a
-    second, so a large age means a hang."""
+    """Milliseconds since the engine thread's last round. An engine without work, or with parked sequences only, still
+    makes two rounds a second, so a large age means a hang."""
     draining: bool = False
     cache_seq: int = -1
-    """Of the last `CacheEvent`; -1: nobody has asked for them."""
+    """The number of the last `CacheEvent`; -1 if nobody has asked for events."""
     disk_full: bool = False
-    """Its journal has no room: what runs ends, nothing new is accepted."""
+    """The disk of the worker's journal is full: running requests end, and no new ones are accepted."""
 
 
 class CacheProbed(Frame, frozen=True, tag="peeked"):
     peek_id: int
     num_cached_tokens: int = 0
-    """Whole blocks, at most all tokens but one. -1: such a prompt would be refused here."""
+    """The tokens of whole cached blocks, at most all tokens but one. -1 means that such a prompt would be refused
+    here."""
     wait_ms: int = 0
-    """Forecast for somebody whom all that waits goes before."""
+    """The forecast of the waiting time if everything that waits goes first."""
 
 
 class AdapterCommand(Frame, frozen=True, tag="adapter_command"):
-    """Idempotent, so every gateway may say the same. `unload` waits for the sequences that run with it."""
+    """A command to load or unload an adapter. It is idempotent, so every gateway may send it. `unload` waits for the
+    sequences that run with the adapter."""
 
     action: Literal["load", "unload"]
     name: str
     path: str = ""
-    """A directory in PEFT's form, on the worker's machine."""
+    """A directory in PEFT's format, on the worker's machine."""
 
 
 class AdapterState(Frame, frozen=True):
     name: str
     state: Literal["loading", "loaded", "unloading", "failed"]
     identity: bytes = b""
-    """A digest of what was loaded: equal identities, equal KV."""
+    """A digest of the adapter that was loaded. Equal identities mean equal KV."""
     reason: str = ""
 
 
 class AdapterReport(Frame, frozen=True, tag="adapters"):
-    """All LoRA adapters of a worker: behind its hello, and whenever one changes."""
+    """All LoRA adapters of a worker. It is sent after the worker's hello, and whenever one changes."""
 
     adapters: tuple[AdapterState, ...] = ()
 
 
 class Alive(Frame, frozen=True, tag="alive"):
-    """Each second: the gateway's heartbeat. A link silent for 3 s is lost, and its sequences end with it."""
+    """The gateway's heartbeat, sent each second. A link that is silent for 3 s is lost, and its sequences end with
+    it."""
 
 
 class CacheEvent(Frame, frozen=True, tag="cache_event"):
-    """Whole groups of 64 tokens that came into the prefix tree or left it (cache/tree/groups.py)."""
+    """Whole groups of 64 tokens that were inserted into the prefix tree or left it (cache/tree/groups.py)."""
 
     seq: int
-    """Counts up by one; a number left out means that events were lost, and a snapshot is asked for."""
+    """A number that rises by one. A missing number means that events were lost; the gateway then asks for a
+    snapshot."""
     reset: bool = False
-    """A snapshot as of `seq`: all that is there."""
+    """The event is a snapshot as of `seq`: it has all groups that are present."""
     inserted: tuple[bytes, ...] = ()
     evicted: tuple[bytes, ...] = ()
     tier: Literal["device", "host", "shared"] = "device"
 
 
 class EngineRecord(Frame, frozen=True):
-    """One finished attempt in the engine's own journal: the independent witness of metering."""
+    """One finished attempt in the engine's own journal: the independent count for metering."""
 
     seq: int
     request_id: str
@@ -384,7 +400,7 @@ class EngineRecord(Frame, frozen=True):
 
 
 class EngineRecords(Frame, frozen=True, tag="records"):
-    """Shipped through any connected gateway; kept by the worker until `EngineAck`."""
+    """Records that are sent through any connected gateway. The worker keeps them until `EngineAck`."""
 
     worker: str
     records: tuple[EngineRecord, ...]
@@ -397,17 +413,19 @@ class EngineAck(Frame, frozen=True, tag="ack"):
 
 
 class TenantHour(Frame, frozen=True, array_like=True):
-    """Byte-milliseconds of one hour so far: of KV in the tree, and of what pins kept there, which is not in `cache`."""
+    """Byte-milliseconds of one hour so far: `pinned` counts KV that pins kept in the tree, `cache` all other KV
+    there."""
 
     hour: int
-    """Its first Unix second."""
+    """The first Unix second of the hour."""
     tenant: str
     cache: int
     pinned: int
 
 
 class ResidencyReport(Frame, frozen=True, tag="residency"):
-    """Each minute, of this hour and the one before: sums of this process, which only rise. Not acknowledged."""
+    """Sums of this process for this hour and the one before, which only rise. It is sent each minute and not
+    acknowledged."""
 
     process: str
     model: str

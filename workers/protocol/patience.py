@@ -1,7 +1,8 @@
-"""A timeout that counts only time in which this process's own loop ran: its own stall is nobody else's silence.
+"""A timeout that counts only time in which this process's own loop ran, so that its own stall is not taken for a peer's
+silence.
 
 A clock alone cannot tell the two apart. After a stall the timer is due in the same round of the loop in which the
-answer, long there, is read for the first time; with one timer the answer is thrown away.
+answer, which arrived long before, is read for the first time. With one timer the answer would be thrown away.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from types import TracebackType
 
 TICKS = 4
 LAST_LOOK_S = 0.001
-"""Some loops run timers before they read: one more round is between the last tick and the end."""
+"""Seconds from the last tick to the end. Some loops run timers before they read, so one more round is needed."""
 
 
 class patience:
     """`async with patience(3.0):` raises `TimeoutError` like `asyncio.timeout`, after `seconds` of a loop that runs.
 
-    The time goes by in `TICKS` ticks, and a tick that fires late counts as one: however long the loop stood still
+    The time goes by in `TICKS` ticks, and a tick that fires late counts as one. However long the loop stood still
     meanwhile, three quarters of the time are left, or what was left before."""
 
     def __init__(self, seconds: float) -> None:

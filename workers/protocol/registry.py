@@ -1,7 +1,8 @@
-"""Where workers are: the Redis keys of the worker registry and the value behind them, and of the KV they share. Pure.
+"""The Redis keys of the worker registry and of the KV that workers share, and the value of a registration. The module
+is pure.
 
-Redis says only where a worker listens. A gateway dials it and from then on judges it by `WorkerStatus` on the
-link, so its links outlive Redis. Every key name of the registry is in this file.
+Redis says only on which address a worker listens. A gateway dials it and from then on judges it by `WorkerStatus` on
+the link, so its links outlive Redis. Every key name of the registry is in this file.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ import msgspec
 
 WORKER_KEY_PREFIX = "hg:worker:"
 WORKERS = "hg:workers"
-"""A set: the names of the workers that were ever here. Who is, has a key: to look for those among all keys of a Redis
-takes the longer the more requests ended lately."""
+"""A set of the names of all workers that were ever registered. A worker that is registered now also has a key. Looking
+for those among all keys of a Redis would take longer the more requests ended recently."""
 REGISTRATION_TTL_S = 10
 REGISTRATION_REFRESH_S = 2.0
 
 SHARED_ENTRY = "hg:kv:entry:"
-"""Before `region:name`: a sealed value."""
+"""The prefix of `region:name`. The value is sealed KV."""
 SHARED_REGION = "hg:kv:region:"
-"""Before a region: its names."""
+"""The prefix of a region. The value holds the names in it."""
 SHARED_OWNER = "hg:kv:owner:"
-"""Before an owner: regions it wrote in."""
+"""The prefix of an owner. The value holds the regions it wrote in."""
 SHARED_ORDER, SHARED_SIZES, SHARED_TOTAL = "hg:kv:order", "hg:kv:sizes", "hg:kv:bytes"
 
 
 class Registration(msgspec.Struct, frozen=True):
     worker: str
-    """Stable id: `worker-<slot>`."""
+    """A stable id: `worker-<slot>`."""
     process: str
     address: str
-    """`unix:/path` or `tcp:host:port`."""
+    """An address of the form `unix:/path` or `tcp:host:port`."""
     model: str
     root: str
     pid: int
@@ -44,5 +45,5 @@ def encode(registration: Registration) -> bytes:
 
 
 def decode(value: bytes) -> Registration:
-    """Raises `msgspec.DecodeError`."""
+    """Read a registration. Raises `msgspec.DecodeError`."""
     return msgspec.json.decode(value, type=Registration)

@@ -1,6 +1,6 @@
-"""The Celery application: settings, and why each is what it is. Knows no task and no SQL.
+"""The Celery application: its settings and their reasons. The module knows no task and no SQL.
 
-Whatever is lost, doubled or late here costs at most one sweep: SQL holds the truth.
+A message that is lost, doubled or late costs at most one sweep, as all state is in SQL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workers.jobs.base.settings import HARD_LIMIT_S, SOFT_LIMIT_S, VISIBILITY_TI
 
 
 def create_celery(settings: JobsSettings) -> Celery:
-    # The order is what keeps one chunk from running twice in parallel (celery #5935).
+    # This order keeps one chunk from running twice in parallel (celery #5935).
     assert settings.chunk_s <= 120 < SOFT_LIMIT_S < HARD_LIMIT_S < VISIBILITY_TIMEOUT_S
     app = Celery("headgate.jobs", broker=settings.broker_url, set_as_current=False)
     app.conf.update(CONFIG, worker_soft_shutdown_timeout=settings.drain_s)
@@ -29,20 +29,20 @@ CONFIG: dict[str, Any] = {
     "task_ignore_result": True,
     "task_queues": [Queue(QUEUE)],  # type: ignore[no-untyped-call]
     "task_default_queue": QUEUE,
-    # A quick second ring after a crash; harmless, for the second finds a live claim.
+    # After a crash a second message comes quickly. It is harmless, as its receiver finds a live claim.
     "task_acks_late": True,
     "task_reject_on_worker_lost": True,
-    # Failures are in SQL already; a chunk that ran out of time is rung again.
+    # Failures are in SQL already. For a chunk that ran out of time another message is sent.
     "task_acks_on_failure": True,
     "task_acks_on_timeout": False,
     "task_soft_time_limit": SOFT_LIMIT_S,
     "task_time_limit": HARD_LIMIT_S,
-    # In every place, for the shortest of all applications on the broker wins.
+    # It is set in every place, as the shortest value of all applications on the broker wins.
     "visibility_timeout": VISIBILITY_TIMEOUT_S,
     "result_backend_transport_options": {"visibility_timeout": VISIBILITY_TIMEOUT_S},
     "broker_transport_options": {
         "visibility_timeout": VISIBILITY_TIMEOUT_S,
-        # The default sweep takes about 100 s.
+        # By default such messages are looked for only about every 100 s.
         "unacked_restore_interval": 10,
         "unacked_restore_throttle": 1,
         "socket_timeout": 10,
@@ -50,17 +50,17 @@ CONFIG: dict[str, Any] = {
         "socket_keepalive": True,
         "health_check_interval": 10,
     },
-    # A ring must not wait behind a long chunk.
+    # A message must not wait behind a long chunk.
     "worker_prefetch_multiplier": 1,
     "worker_disable_prefetch": True,
     # A chunk needs no broker, and a broker's restart must not count as a crash.
     "worker_cancel_long_running_tasks_on_connection_loss": False,
-    # Leaks were fixed as late as 5.6.
+    # Memory leaks were fixed as late as Celery 5.6.
     "worker_max_tasks_per_child": 500,
     "worker_max_memory_per_child": 400_000,
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
-    # The console reads SQL.
+    # The console reads SQL, so it needs no task events.
     "worker_send_task_events": False,
     "worker_hijack_root_logger": False,
     "worker_enable_remote_control": False,

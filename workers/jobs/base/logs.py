@@ -1,5 +1,5 @@
-"""One JSON object per line on stderr: ts, level, event, logger and what the call put into `extra`. Places of an error,
-never source lines; bodies and secrets of webhooks and batches do not go into logs."""
+"""Logs as one JSON object per line on stderr: ts, level, event, logger and the fields of `extra`. For an error they
+have file names and line numbers, but no source lines. Bodies and secrets of webhooks and batches are not logged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure() -> None:
-    """Takes over the root logger; called once, by the process's start."""
+    """Take over the root logger. The process calls it once, at its start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""`/metrics` of the jobs process, on an address of its own or on a socket that it was handed."""
+"""`/metrics` of the jobs process, on its own address or on a socket that was passed to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def inherit(self, fd: int) -> None:
-        """In the place of binding. The socket goes on when this process ends."""
+        """Use an inherited socket instead of binding one. The socket stays open when this process ends."""
         self.socket.close()
         self.socket = socket.socket(fileno=os.dup(fd))
         self.server_name, self.server_port = self.socket.getsockname()[:2]
@@ -26,12 +26,13 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """A scrape is no news."""
+        """Write no log line, as scrapes are frequent."""
 
 
 @contextmanager
 def listening(address: str, fd: int | None, registry: CollectorRegistry) -> Iterator[None]:
-    """`address`: host:port; empty and without `fd`: nothing listens. Raises OSError if it is taken."""
+    """Serve metrics within the block. `address` is host:port. If it is empty and there is no `fd`, nothing listens.
+    Raises OSError if the address is taken."""
     if fd is None and not address:
         yield
         return

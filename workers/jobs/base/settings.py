@@ -1,4 +1,5 @@
-"""What a jobs process is told: one frozen class, read once from the environment. Knows names and ranges only.
+"""The settings of a jobs process: one frozen class, read once from the environment. The module knows names and ranges
+only.
 
 Times are explained in docs/design/jobs.md section 1; `test_time_scale` shortens all of them together, for tests.
 """
@@ -22,7 +23,7 @@ PREFIX = "HEADGATE_"
 
 
 class SettingsError(Exception):
-    """One sentence for the operator."""
+    """A setting cannot be used. The message is one sentence for the operator."""
 
 
 class JobsSettings(pydantic_settings.BaseSettings):
@@ -35,30 +36,30 @@ class JobsSettings(pydantic_settings.BaseSettings):
     broker_url: str
     """Celery's broker: `redis://host:port/db` or `redis+socket:///path?virtual_host=0`."""
     database_url: str | None = None
-    """As the gateways'; unset: SQLite in the state directory."""
+    """The URL of the gateways' database; unset: SQLite in the state directory."""
     jobs_concurrency: int = pydantic.Field(default=2, ge=1, le=256)
-    """Children of the Celery worker."""
+    """The number of child processes of the Celery worker."""
     jobs_tenant_chunks: int = pydantic.Field(default=8, ge=1)
-    """Chunks of one tenant that may be claimed at once, over all jobs processes."""
+    """The most chunks of one tenant that may be claimed at once, over all jobs processes."""
     jobs_chunk_lines: int = pydantic.Field(default=64, ge=1, le=512)
-    """Lines that are claimed together at most."""
+    """The most lines that are claimed together."""
     jobs_process: str = "alone"
-    """Names the jobs process that the claims of its children belong to; it draws it at its start."""
+    """The name of the jobs process that the claims of its children belong to. The process draws it at its start."""
     jobs_pulse: Path | None = None
-    """A file that is touched whenever a ring was heard."""
+    """A file that is touched whenever a message is received."""
     ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
-    """Where `/metrics` listens; empty: nowhere."""
+    """The address on which `/metrics` listens; empty: nowhere."""
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
-    """A socket that listens already, in its place."""
+    """The file descriptor of a socket that listens already, used instead of an address."""
     webhook_allowed_networks: Annotated[tuple[Network, ...], pydantic_settings.NoDecode] = ()
-    """Networks of the operator's own that webhooks may go to; else they go to public addresses alone."""
+    """The operator's own networks that webhooks may go to. Without them they go only to public addresses."""
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """For tests: shortens every time."""
+    """A factor for tests that shortens every time."""
 
     @pydantic.field_validator("home", "jobs_pulse", mode="before")
     @classmethod
     def _is_named(cls, value: Any) -> Any:
-        """An empty path would be the directory one happens to be in."""
+        """Refuse an empty path, which would be the current directory."""
         if value == "":
             raise ValueError("must not be empty")
         return value
@@ -89,11 +90,11 @@ class JobsSettings(pydantic_settings.BaseSettings):
 
     @property
     def owner_prefix(self) -> str:
-        """What the claims of this process's children begin with."""
+        """The text that the claims of this process's children begin with."""
         return f"{socket.gethostname()}:{self.jobs_process}:"
 
     def secret(self, name: str) -> bytes:
-        """A key file of the state directory. Raises `SettingsError`."""
+        """Return a key file of the state directory. Raises `SettingsError`."""
         path = self.home / "secrets" / name
         try:
             value = path.read_bytes()
@@ -119,37 +120,38 @@ class JobsSettings(pydantic_settings.BaseSettings):
 
     @property
     def look_s(self) -> float:
-        """How often a runner looks whether it should stop."""
+        """Seconds between two checks of a runner whether it should stop."""
         return 1 * self.test_time_scale
 
     @property
     def chunk_s(self) -> float:
-        """A runner that is not done by then gives the rest of its chunk back."""
+        """Seconds after which a runner gives the rest of its chunk back."""
         return 120 * self.test_time_scale
 
     @property
     def drain_s(self) -> float:
-        """An upper bound only: whoever has nothing under way leaves at once, so tests need it no shorter."""
+        """The most seconds that a drain takes. A runner with nothing under way leaves at once, so tests need no shorter
+        time."""
         return 25.0
 
     @property
     def quiet_s(self) -> float:
-        """After a cancel: when the fences of chunks that are still claimed are raised."""
+        """Seconds after a cancel until the fences of chunks that are still claimed are raised."""
         return 30 * self.test_time_scale
 
     @property
     def pause_s(self) -> float:
-        """A paused batch tries again after this."""
+        """Seconds after which a paused batch tries again."""
         return 60 * self.test_time_scale
 
     @property
     def deaf_s(self) -> float:
-        """Work is queued and nothing was consumed for so long: the Celery worker is restarted."""
+        """Seconds after which the Celery worker is restarted if work is queued and it receives nothing."""
         return 60 * self.test_time_scale
 
     @property
     def webhook_s(self) -> float:
-        """One try, from the lookup of the name to the answer's status."""
+        """Seconds for one try, from the lookup of the name to the answer's status."""
         return 5 * self.test_time_scale
 
     @property
@@ -165,7 +167,7 @@ SOFT_LIMIT_S, HARD_LIMIT_S, VISIBILITY_TIMEOUT_S = 240, 300, 600
 
 
 def load(environ: Mapping[str, str] | None = None) -> JobsSettings:
-    """Raises `SettingsError`."""
+    """Read the settings. Raises `SettingsError`."""
     environ = os.environ if environ is None else environ
     names = JobsSettings.model_fields
     known = {PREFIX + name.upper() for name in names}

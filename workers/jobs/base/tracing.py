@@ -1,7 +1,9 @@
-"""Spans of the jobs process, by Celery's signals: ring → look, and each chunk as a trace of its own.
+"""Spans of the jobs process, by Celery's signals: from sending a message to the task, and each chunk as a trace of its
+own.
 
-The Celery header covers publish → receive only, for a ring may be lost: what a chunk belongs to is the trace context in
-the batch's row, as a link. Each line is a root at the gateway, which links to the chunk by the header it is sent with.
+The Celery header covers only the way from publish to receive, as a message may be lost. A chunk belongs to the trace
+context in the batch's row, by a link. Each line is a root span at the gateway, which links to the chunk by the header
+of the request.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def provider() -> TracerProvider:
-    """One per process, made after the fork; `shutdown()` before the process ends. The SDK's own ratio sampler
-    (OTEL_TRACES_SAMPLER) decides; without an endpoint nothing is exported."""
+    """Make the provider: one per process, made after the fork; `shutdown()` is called before the process ends. The
+    SDK's own ratio sampler (OTEL_TRACES_SAMPLER) decides; without an endpoint nothing is exported."""
     made = TracerProvider(
         shutdown_on_exit=False,
         resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME") or "headgate-jobs"}),
@@ -45,12 +47,12 @@ def provider() -> TracerProvider:
 
 
 def inject(headers: MutableMapping[str, Any], span: Span) -> None:
-    """Into a message's headers, at publish."""
+    """Write the trace context into a message's headers, at publish."""
     _W3C.inject(headers, set_span_in_context(span, Context()))
 
 
 def extract(headers: Mapping[str, Any]) -> Context:
-    """Out of a message's headers, at receive; whatever else stands in them is not looked at."""
+    """Read the trace context from a message's headers, at receive. Other headers are ignored."""
     value = headers.get("traceparent")
     return _W3C.extract({"traceparent": value}, Context()) if isinstance(value, str) else Context()
 
@@ -68,7 +70,7 @@ def parse(value: str) -> SpanContext | None:
 
 @contextmanager
 def chunk_span(tracer: Tracer, held: ChunkClaim, batch_traceparent: str) -> Iterator[Span]:
-    """A new trace with a link to the batch: one trace of 500 chunks could not be read."""
+    """Start a new trace with a link to the batch: one trace of 500 chunks could not be read."""
     batch = parse(batch_traceparent)
     with tracer.start_as_current_span(
         "batch chunk",

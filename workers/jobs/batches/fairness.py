@@ -1,7 +1,8 @@
-"""Whose chunk is next: deficit round robin in tokens, over tenants. Pure; the memory is `tenant_turn` in SQL.
+"""The choice of the tenant whose chunk is next: deficit round robin in tokens, over tenants. The module is pure; the
+memory is `tenant_turn` in SQL.
 
-In turn each tenant is granted a quantum times its weight; a chunk is taken when its predicted tokens fit what was
-granted and not yet used. Rounds in which nobody could take anything are computed, not walked.
+In turn each tenant is granted a quantum times its weight. A chunk is taken when its predicted tokens fit into what was
+granted and not yet used. Rounds in which no tenant could take a chunk are computed, not iterated.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from accounting.batches.claims import Waiting
 
 QUANTUM_TOKENS = 4096
 CACHED_DISCOUNT = 10
-"""A cached token costs a tenth of its turn."""
+"""The divisor for cached tokens: each costs a tenth of a computed one."""
 
 
 class Turn(msgspec.Struct, frozen=True):
     tenant_id: str
     deficits: dict[str, int]
-    """Of every tenant that waits, after this turn."""
+    """The deficit of every tenant that waits, after this turn."""
     visits: dict[str, int]
-    """Their order: the smallest is visited next."""
+    """The order of visits: the tenant with the smallest value is visited next."""
 
 
 def choose(waiting: Sequence[Waiting], max_claimed: int) -> Turn | None:
-    """None: nobody may have another chunk now."""
+    """Return the next turn, or None if no tenant may have another chunk now."""
     ready = sorted((w for w in waiting if w.num_claimed < max_claimed), key=lambda w: (w.last_visit, w.tenant_id))
     if not ready:
         return None
@@ -35,10 +36,10 @@ def choose(waiting: Sequence[Waiting], max_claimed: int) -> Turn | None:
     first = rounds.index(least)
     deficits = {w.tenant_id: w.deficit_tokens for w in waiting}
     visits = {w.tenant_id: w.last_visit for w in waiting}
-    if least:  # else somebody has not used up its last grant, and nobody is visited
+    if least:  # else a tenant has not used up its last grant, and none is visited
         last = max(visits.values())
         for place, tenant in enumerate(ready):
-            # In order: up to the chosen one all were visited `least` times, those behind it once less.
+            # In this order all tenants up to the chosen one were visited `least` times, and those after it once less.
             deficits[tenant.tenant_id] += (least if place <= first else least - 1) * _grant(tenant)
             if place <= first:
                 visits[tenant.tenant_id] = last + 1 + place
@@ -48,7 +49,7 @@ def choose(waiting: Sequence[Waiting], max_claimed: int) -> Turn | None:
 
 
 def cost(cached: int, computed: int) -> int:
-    """What a finished chunk took of its tenant's turn."""
+    """Return the tokens that a finished chunk costs its tenant: a cached token costs a tenth."""
     return cached // CACHED_DISCOUNT + computed
 
 

@@ -1,6 +1,6 @@
 """The end of a batch: every input line gets one terminal row, then both files are written from SQL in input order.
 
-Idempotent up to its last transaction: a crash anywhere only means that somebody does it again. Only complete files
+It is idempotent up to its last transaction: after a crash at any point somebody does it again. Only complete files
 appear, and they are named in the transaction that ends the batch.
 """
 
@@ -43,7 +43,7 @@ class Finaliser:
         self._data_key = data_key
 
     async def run(self) -> None:
-        """Raises `ClaimLost`."""
+        """Finalise the batch. Raises `ClaimLost`."""
         if self._held.work in _CUT_OFF:
             await self._cut_off()
         output, errors = _Part(self._store, self._data_key), _Part(self._store, self._data_key)
@@ -72,7 +72,8 @@ class Finaliser:
         await self._close_unstarted([p for no, p in sorted(places.items()) if no not in known])
 
     async def _close_started(self, numbers: list[int], custom_ids: dict[int, str | None]) -> None:
-        """Stored answers are delivered; where there is none the key is taken away, so that none can come."""
+        """End started lines. Stored answers are delivered; a line without one loses its key, so that no answer can
+        come."""
         for start in range(0, len(numbers), 500):
             page = numbers[start : start + 500]
             async with self._database.write() as conn:

@@ -1,4 +1,5 @@
-"""One batch line over HTTP, and what its answer means. Knows the gateway's answers; no SQL, no order, no concurrency."""
+"""One batch line over HTTP, and the meaning of its answer. The module knows the gateway's answers, but no SQL, no order
+of lines and no concurrency."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from accounting.requests.idempotency_store import line_key
 from accounting.values.types import Usage
 
 NOT_READY = frozenset({409, 429, 503})
-"""With Retry-After these are back-pressure, never a failure of the line."""
+"""Answers that with Retry-After are back-pressure, and never a failure of the line."""
 RETRIED = frozenset({408})
 REFUSED_BATCH = frozenset({"project_archived", "tenant_suspended"})
 MAX_WAIT_S = 60.0
@@ -19,7 +20,7 @@ UNREACHED_WAIT_S = 1.0
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The gateway's last word on the line: the output or an error line."""
+    """The gateway's final answer to the line: an output line or an error line."""
 
     status: int
     request_id: str | None
@@ -30,15 +31,15 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Back-pressure: not the line's fault, and it is not counted."""
+    """Back-pressure. It is not caused by the line and not counted."""
 
     wait_s: float
     busy: bool
-    """False: only this line must wait (its key is running)."""
+    """The gateway is busy. With False only this line must wait, as its key is running."""
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Counted; the third one ends the line."""
+    """A failure that is counted. The third one ends the line."""
 
     code: str
     message: str
@@ -46,20 +47,21 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """The batch as a whole is refused: `paused` (budget, suspension) or credential gone."""
+    """The batch as a whole is refused. `paused_reason` is a budget or a suspension; it is None if the credential is not
+    valid any more."""
 
     paused_reason: str | None
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The line has ended elsewhere: nothing to write."""
+    """The line has ended elsewhere, so there is nothing to write."""
 
 
 Outcome = Answered | Later | Failed | Stopped | Closed
 
 
 class Sender:
-    """One per chunk: connections, credential and trace of a batch."""
+    """Sends the lines of one chunk, with the connections, credential and trace of its batch."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, credential: str, batch_id: str, traceparent: str
@@ -78,14 +80,14 @@ class Sender:
                 content = await response.read()
                 return judge(response.status, response.headers, content)
         except aiohttp.ClientConnectorError:
-            # Nobody heard the line: a gateway that restarts must not cost it one of its three tries.
+            # The line did not reach a gateway. One that restarts must not cost the line one of its three tries.
             return Later(UNREACHED_WAIT_S, busy=True)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return Failed("connection_lost", f"The gateway did not answer: {type(error).__name__}.")
 
 
 def judge(status: int, headers: Any, content: bytes) -> Outcome:
-    """Total: every answer means something."""
+    """Return the outcome. The function is total: every answer has a meaning."""
     request_id = headers.get("x-request-id")
     if 200 <= status < 300:
         return _good(status, request_id, content)
@@ -164,7 +166,7 @@ def _error_of(content: bytes, status: int) -> tuple[str, str]:
 
 
 def _json_or_null(content: bytes) -> bytes:
-    """What goes into a result line; something between us and the gateway may have answered in HTML."""
+    """Return JSON for a result line, or null: a proxy before the gateway may have answered in HTML."""
     try:
         return msgspec.json.format(content, indent=-1)
     except msgspec.MsgspecError:

@@ -1,7 +1,8 @@
-"""Lines → chunks, neighbours by prefix. Pure.
+"""Lines are sorted by prefix and cut into chunks. The module is pure.
 
-What precedes generation (model, tools, messages in order) is written as canonical bytes; sorting by them puts lines
-with a common prefix side by side, so that each finds its neighbour's KV in the tree. `line_no` keeps the input's order.
+The parts of a request that precede generation (model, tools, messages in order) are written as canonical bytes. Sorting
+by them puts lines with a common prefix next to each other, so that each finds its neighbour's KV in the prefix tree.
+`line_no` keeps the input's order.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import msgspec
 
 BYTES_PER_TOKEN = 4
 BLOCK_BYTES, MAX_BLOCKS = 512, 128
-"""Beyond its first two blocks a prefix is sorted by hashes of what it begins with, one per block: equal beginnings stay
-neighbours, which is all that matters, and a sort key stays below 3 KiB however long the line is."""
+"""Bounds of a sort key. After its first two blocks a prefix is sorted by hashes, one per block, each over all bytes up
+to there. Equal beginnings stay neighbours, which is enough, and a sort key stays below 3 KiB however long the line
+is."""
 CHUNK_TOKENS = 256 * 1024
-"""A bound on a chunk's predicted prompt tokens, so that few long lines make a chunk as well."""
+"""A bound on a chunk's predicted prompt tokens, so that a few long lines also make a chunk."""
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A line that will run, and where it lies in the input file."""
+    """A line that will run, and its position in the input file."""
 
     line_no: int
     offset: int
@@ -37,7 +39,7 @@ class PackedLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 def prefix_bytes(body: Mapping[str, Any]) -> bytes:
-    """Canonical: the same for bodies that differ in spacing or in the order of keys."""
+    """Return canonical bytes. They are the same for bodies that differ in spacing or in the order of keys."""
     before = [body.get("model"), body.get("tools"), body.get("messages"), body.get("prompt")]
     return msgspec.json.encode(before, order="sorted")
 
@@ -60,7 +62,7 @@ def predicted_tokens(prefix: bytes) -> int:
 
 
 def chunks(lines: Iterable[Placed], max_lines: int) -> Iterator[list[Placed]]:
-    """Each of at most `max_lines` lines and about `CHUNK_TOKENS` predicted tokens, never empty."""
+    """Yield chunks of at most `max_lines` lines and about `CHUNK_TOKENS` predicted tokens, never empty ones."""
     chunk: list[Placed] = []
     num_tokens = 0
     for line in sorted(lines, key=lambda line: (line.sort_key, line.line_no)):

@@ -1,4 +1,5 @@
-"""How many lines are under way at once: starts at 8, one more per clean round, half on 429 or 503. Pure."""
+"""The number of lines under way at once. It starts at 8, grows by one per round without refusals, and is halved on 429
+or 503. The module is pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ class Pace:
     def __init__(self) -> None:
         self.limit = FIRST
         self.round = 0
-        """Told at a line's start, given back with its answer: one busy moment refuses many lines and halves once."""
+        """The number of the round. A line keeps it from its start until its answer: one busy moment refuses many lines,
+        but halves the limit once."""
         self._num_clean = 0
 
     def clean(self) -> None:

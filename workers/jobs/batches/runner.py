@@ -1,7 +1,8 @@
-"""Runs one claimed chunk: its lines to the gateway, their answers to SQL, in one event loop.
+"""Runs one claimed chunk in one event loop: it sends the lines to the gateway and writes their answers to SQL.
 
-The right to write is the claim; every transaction renews it, and a lost one ends the run without another word. What is
-unfinished when the run ends goes back to the queue: the next claimer begins with the lines that are not terminal.
+The claim is the right to write. Every transaction renews it, and a run whose claim is lost ends without further writes.
+Lines that are unfinished when the run ends go back to the queue: the next claimer begins with the lines that are not
+terminal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Left = Literal["done", "lost", "given_back", "paused"]
 
 MAX_FAILURES = 3
 ALONE_CRASHES, MAX_CRASHES = 2, 3
-"""A line whose runner died twice runs alone; after the third time it runs no more."""
+"""A line whose runner died twice runs alone. After the third time it is not run any more."""
 MAX_STARTED = 32
 FLUSH_LINES, FLUSH_S = 32, 0.2
 
@@ -52,7 +53,7 @@ class _Line:
     custom_id: str = ""
     body: bytes = b""
     started_in: int = 0
-    """Of the pace's rounds."""
+    """The round of the pace in which the line was started."""
     last: Failed | None = None
 
     @property
@@ -62,7 +63,7 @@ class _Line:
 
 @dataclass
 class _Buffer:
-    """Ends that are not yet written."""
+    """Ends of lines that are not written yet."""
 
     ends: list[LineEnd] = field(default_factory=list)
     exhausted: list[_Line] = field(default_factory=list)
@@ -116,10 +117,11 @@ class ChunkRunner:
             if self._tasks:
                 await asyncio.wait(self._tasks)
 
-    # What there is to do
+    # Starting lines
 
     async def _resume(self) -> None:
-        """The chunk's lines minus its terminal rows; what crashed too often ends here."""
+        """Set the pending lines: the chunk's lines without its terminal rows. A line that crashed its runner too often
+        ends here."""
         async with self._database.read() as conn:
             states = await batch_lines.line_states(conn, self._held)
         for place in unpack(self._held.lines):
@@ -135,7 +137,7 @@ class ChunkRunner:
                 self._buffer.exhausted.append(line)
             else:
                 self._pending.append(line)
-        # A suspect runs when nothing else does: behind all others, one at a time.
+        # A line that may crash its runner runs alone: after all others, one at a time.
         self._pending.sort(key=lambda line: line.crashes >= ALONE_CRASHES)
         if self._buffer:
             await self._flush()
@@ -179,7 +181,7 @@ class ChunkRunner:
     # Answers
 
     def _nap_s(self) -> float:
-        """Until something may be due."""
+        """Return the seconds until something may be due."""
         nap = self._settings.look_s
         if self._buffer:
             nap = min(nap, FLUSH_S)
@@ -211,7 +213,7 @@ class ChunkRunner:
             case Stopped(reason):
                 await self._on_refused(line, reason)
             case Closed():
-                self._looked = 0.0  # ended elsewhere: a look will tell what happened
+                self._looked = 0.0  # it ended elsewhere: the next check finds out how
 
     def _add_end(self, line: _Line, answer: Answered) -> None:
         self._usage = Usage(
@@ -259,7 +261,7 @@ class ChunkRunner:
             self._pending.sort(key=lambda other: other.crashes >= ALONE_CRASHES)
 
     async def _on_refused(self, line: _Line, reason: str | None) -> None:
-        """The whole batch is refused: by its budget or a suspension for now, by a revoked key for good."""
+        """Handle a refusal of the whole batch: a budget or a suspension pauses it, a revoked key ends it."""
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             standing = await batch_runs.standing(conn, self._held.batch_id, now)
@@ -298,7 +300,7 @@ class ChunkRunner:
             await claims.renew(conn, self._held, now, self._claim_ms)
             ends = list(self._buffer.ends)
             lost = {line.no: line for line in self._buffer.exhausted}
-            # The answer may have been stored although its last word never reached us: then it counts.
+            # An answer may have been stored although the runner never received it. Then it counts.
             stored = await replies.close_lines(conn, self._held.batch_id, lost) if lost else {}
             for line_no, line in lost.items():
                 ends.append(self._resolved(line, stored.get(line_no)))
@@ -322,7 +324,8 @@ class ChunkRunner:
         )
 
     async def _look_if_due(self) -> None:
-        """Once a second: is the batch cancelled, is the time over, are we to drain? And the claim renewed."""
+        """Check once in `look_s` whether the batch is cancelled, the time is over or the process drains. Renew the
+        claim if due."""
         now = time.monotonic()
         if now - self._looked < self._settings.look_s:
             return
@@ -367,7 +370,7 @@ class ChunkRunner:
         return "paused" if self._must_leave == "paused" else "given_back"
 
     async def _wait_for_answers(self) -> None:
-        """Lines under way may finish, for a while: what is answered is delivered and charged."""
+        """Give lines under way some time to finish, as answers are charged and should be delivered."""
         until = time.monotonic() + self._settings.drain_s * 0.8
         while self._tasks and time.monotonic() < until:
             await self._take_answers(min(self._settings.look_s, 1.0))
@@ -380,7 +383,7 @@ class ChunkRunner:
 
 
 def delivered(line_no: int, custom_id: str | None, stored: replies.Stored) -> LineEnd:
-    """A stored answer becomes an output line; its posting says what was used."""
+    """Return the output line of a stored answer. The usage comes from its posting."""
     return LineEnd(
         line_no=line_no,
         custom_id=custom_id,

@@ -1,6 +1,7 @@
-"""What heals: expired claims back to the queue, rings for what waits, retention. Every 15 s in every jobs process.
+"""The sweeper puts expired claims back into the queue, sends messages for work that waits, and deletes old files. It
+runs every 15 s in every jobs process.
 
-A lost message, a dead child, an emptied broker cost one sweep. Any number of sweepers may run at once.
+A lost message, a dead child or an emptied broker thus costs one sweep. Any number of sweepers may run at once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PURGED_PER_SWEEP = 100
 class Swept(msgspec.Struct, frozen=True):
     num_expired: int
     num_rings: int
-    """How often to ring."""
+    """The number of messages to send."""
     is_busy: bool
     """A child of this process runs a chunk."""
 
@@ -47,7 +48,7 @@ class Sweeper:
         async with self._database.read() as conn:
             gone = await files.purgeable(conn, now, PURGED_PER_SWEEP)
         for file_id, storage_key in gone:
-            # The bytes first: a row without bytes is a 404, bytes without a row would stay for ever.
+            # The bytes are deleted first: a row without bytes is a 404, but bytes without a row would stay for ever.
             self._store.delete(storage_key)
             async with self._database.write() as conn:
                 await files.purged(conn, file_id)

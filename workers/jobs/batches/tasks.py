@@ -1,7 +1,7 @@
-"""What a child does when the doorbell rings: ask SQL for work, do one piece of it, ring again if there is more.
+"""The task of a child: ask SQL for work, do one piece of it, send another message if there is more.
 
-The message has no argument and needs none. One look is one event loop: SQL engine and HTTP client are made in it, after
-the fork.
+The message has no argument and needs none. Each task runs its own event loop: the SQL engine and the HTTP client are
+made in it, after the fork.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONNECT_S = 10.0
 
 
 class Look:
-    """One ring's worth of work."""
+    """The work of one message."""
 
     def __init__(self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer) -> None:
         self._settings = settings
@@ -45,7 +45,7 @@ class Look:
         self._store = FileStore(settings.files_dir)
 
     async def run(self) -> int:
-        """How often the bell should ring for what is left."""
+        """Do one piece of work. Returns how many messages should be sent for the work that is left."""
         if self._is_draining():
             return 0
         database = Database(self._settings.sql_url, pool_size=2)
@@ -59,14 +59,14 @@ class Look:
                 logger.info("claim_lost", extra={"batch": held.batch_id})
             return await self._num_left(database)
         except (SQLAlchemyError, OSError) as error:
-            # The claim runs out by itself; nothing of it is held anywhere else.
+            # The claim runs out by itself, and nothing else is held.
             logger.error("look_failed", exc_info=error)
             return 0
         finally:
             await database.close()
 
     async def _claim(self, database: Database) -> BatchClaim | ChunkClaim | None:
-        """Batches first: validating and finalising are short, and people wait for them."""
+        """Claim work. Batches come first: validating and finalising are short, and people wait for them."""
         claim_ms = int(self._settings.claim_s * 1000)
         async with database.write() as conn:
             now = await claims.now_ms(conn)

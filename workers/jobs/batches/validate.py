@@ -1,7 +1,9 @@
-"""An input file → the lines that can run and the faults of the others. Pure: bytes in, values out.
+"""The check of an input file: it finds the lines that can run and the faults of the others. The module is pure: bytes
+in, values out.
 
-Streams: holds one line at a time and, of each good line, its place and sort key. Nothing is executed or fetched. What
-is inside `body` is judged when the line runs and fails that line alone; here only what the file as a whole needs.
+It streams: it holds one line at a time and, for each good line, its position and sort key. Nothing is executed or
+fetched. The content of `body` is checked when the line runs, and a fault there fails that line alone; only what the
+file as a whole needs is checked here.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from workers.jobs.batches.order import Placed, predicted_tokens, prefix_bytes, s
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 * 1024 * 1024
-"""What the gateway takes as a body."""
+"""The longest body that the gateway accepts."""
 MAX_REPORTED = 1_000
 MAX_CUSTOM_ID_CHARS = 512
 
@@ -58,7 +60,7 @@ class Fault(msgspec.Struct, frozen=True):
     code: Code
     line_no: int | None
     custom_id: str | None = None
-    """Only if it is this line's own: an earlier line may have it already."""
+    """The custom_id of the line. It is None if an earlier line has the same one."""
 
     def shown(self) -> dict[str, Any]:
         return {
@@ -72,9 +74,9 @@ class Fault(msgspec.Struct, frozen=True):
 class Validated(msgspec.Struct):
     lines: list[Placed]
     faults: list[Fault]
-    """Of single lines."""
+    """The faults of single lines."""
     whole: Fault | None
-    """Of the file: it sinks in either mode."""
+    """A fault of the whole file. It fails the batch whether faulty lines are rejected or skipped."""
     model: str | None
     num_lines: int
 
@@ -98,7 +100,7 @@ class _Line(msgspec.Struct):
 
 
 def validate(parts: Iterable[bytes], endpoint: str, models: Container[str]) -> Validated:
-    """`models`: what the submitting key may use."""
+    """Check a file. `models` are those that the submitting key may use."""
     found = Validated([], [], None, None, 0)
     seen: set[str] = set()
     decoder = msgspec.json.Decoder(_Line)
@@ -118,8 +120,8 @@ def validate(parts: Iterable[bytes], endpoint: str, models: Container[str]) -> V
 
 
 def split(parts: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, line) without its ending (LF or CRLF); None for a line that is too long. A missing last newline is
-    fine; a blank line is a line."""
+    """Yield (offset, line) without the line's ending (LF or CRLF). The line is None if it is too long. A last newline
+    may be missing; a blank line counts as a line."""
     start = position = 0
     line = bytearray()
     for part in parts:
@@ -136,7 +138,8 @@ def split(parts: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
 
 
 def _extend(line: bytearray, piece: bytes) -> None:
-    """One byte beyond the limit is kept, to know; the rest of a huge line never fills memory."""
+    """Append to a line. One byte beyond the limit is kept, so that the excess is noticed; the rest of a huge line never
+    fills memory."""
     line += piece[: MAX_LINE_BYTES + 1 - len(line)]
 
 

@@ -1,4 +1,5 @@
-"""A claimed batch in state `validating` → `in_progress` or `failed`. Edge of `validate.py`: file, SQL, threads."""
+"""The step that moves a claimed batch from `validating` to `in_progress` or `failed`. It adds files, SQL and threads to
+`validate.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Validation:
         self._data_key = data_key
 
     async def run(self) -> None:
-        """Raises `ClaimLost`, also when the batch was cancelled meanwhile."""
+        """Validate the batch. Raises `ClaimLost`, also when the batch was cancelled meanwhile."""
         async with self._database.read() as conn:
             batch = await batch_runs.get(conn, self._held.batch_id)
             source = await files.of_batch(conn, self._held.batch_id)
@@ -48,7 +49,7 @@ class Validation:
             reader.close()
 
     async def _keeping_the_claim(self, work: Callable[[], Validated]) -> Validated:
-        """In a thread; the claim is renewed meanwhile."""
+        """Run `work` in a thread and renew the claim meanwhile. Raises `ClaimLost`."""
         task = asyncio.create_task(asyncio.to_thread(work))
         while True:
             done, _ = await asyncio.wait([task], timeout=self._settings.renew_s)

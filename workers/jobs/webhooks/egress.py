@@ -1,7 +1,7 @@
-"""One POST to a place that a customer named, and nothing else that such a place could want of us.
+"""One POST to a URL that a customer named, with protection against what such a URL could reach.
 
-The name is looked up once per try, and each address is judged where the socket is made for it: what a second lookup
-would say, nobody asks. No redirects, no proxies, no cookies; of the answer only the status is read.
+The name is looked up once per try, and each address is checked when the socket for it is made, so a second lookup
+cannot give another answer. There are no redirects, no proxies and no cookies. Only the status of the answer is read.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from accounting.events.egress import Egress
 
 Lookup = Callable[..., Any]
-"""As `socket.getaddrinfo`."""
+"""A function with the signature of `socket.getaddrinfo`."""
 READ_BYTES = 16 * 1024
-"""The answer's body is left where it is; so much of it may have come by then."""
+"""The body of the answer is not read; up to this many bytes of it may be buffered."""
 
 
 class NotSpokenTo(OSError):
-    """An address that this Headgate may not connect to."""
+    """The address is one that this Headgate may not connect to."""
 
 
 class Poster:
-    """`threads` are for lookups alone, one for each POST that may run at once: a name server that never answers holds
-    the place of whoever asked it, and nobody else's."""
+    """Sends POSTs. `threads` run lookups only, one for each POST that may run at once: a name server that never answers
+    holds only the thread of its own POST."""
 
     def __init__(self, egress: Egress, threads: Executor, limit_s: float, lookup: Lookup = socket.getaddrinfo) -> None:
         self._egress = egress
@@ -39,7 +39,7 @@ class Poster:
         self._lookup = lookup
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> int:
-        """The status. Raises `NotSpokenTo`, aiohttp.ClientError, OSError, TimeoutError, ValueError."""
+        """Return the status. Raises `NotSpokenTo`, aiohttp.ClientError, OSError, TimeoutError, ValueError."""
         self._egress.check(url)
         is_encrypted = urlsplit(url).scheme == "https"
         resolver = _Resolver(self._threads, self._lookup)
@@ -97,9 +97,10 @@ class _Resolver(AbstractResolver):
         ]
 
     async def finished(self) -> None:
-        """A thread cannot be called back: its place is free when it is."""
+        """Wait until the lookups have ended, as a thread cannot be cancelled and stays occupied until then."""
         for asked in self._asked:
-            # What it raised is the POST's to tell; asyncio would log it once more for each that nobody looks at.
+            # The POST raises the error of its lookup. asyncio would log it once more for each future that nobody
+            # awaits.
             await asyncio.gather(asyncio.wrap_future(asked), return_exceptions=True)
 
     async def close(self) -> None:

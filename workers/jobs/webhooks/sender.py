@@ -1,7 +1,8 @@
-"""The sender of webhooks: claims from the outbox, one signed POST per try, writes down how it ended.
+"""The sender of webhooks: it claims deliveries from the outbox, sends one signed POST per try, and writes down the
+result.
 
-Any number of senders may run at once; none keeps state. Order is not promised, repetition is: a try whose ending was
-not written comes again, with the same id.
+Any number of senders may run at once; none keeps state. Deliveries have no promised order, and they may be repeated: a
+try whose result was not written is made again, with the same id.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from workers.jobs.webhooks.egress import NotSpokenTo, Poster
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 64
-"""Tries of all tenants together in one jobs process."""
+"""The most tries at once in one jobs process, over all tenants."""
 TIDY_S = 60.0
 TELL_S = 60.0
-"""A webhook that fails is told of so often at most; `headgate webhooks deliveries` has every try."""
+"""The least seconds between two log lines about one failing webhook. `headgate webhooks deliveries` shows every try."""
 MAX_TOLD = 1_000
 
 
@@ -43,7 +44,7 @@ class Sender:
         *,
         registry: CollectorRegistry | None = None,
     ) -> None:
-        """`poster`: None for one of its own. `registry`: None where nobody reads metrics."""
+        """Make a sender. With `poster` None it has its own. `registry` is None if nobody reads metrics."""
         self._database = database
         self._master = settings.secret("master.key")
         self._look_s = settings.look_s
@@ -60,12 +61,12 @@ class Sender:
         for outcome in ("delivered", "failed", "dead"):
             self._tries.labels(outcome)
         self._told: dict[str, float] = {}
-        """Webhook → when the log was last told that it fails."""
+        """The time of the last log line that a webhook fails, by webhook id."""
         self._under_way = 0
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Until it is cancelled; what is under way then is tried again by whoever comes next."""
+        """Send until the task is cancelled. Deliveries under way then are tried again by the next sender."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tidy())
@@ -78,7 +79,7 @@ class Sender:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _nap(self) -> None:
-        """Until a place is free or a while has passed."""
+        """Wait until a try has ended or `look_s` seconds have passed."""
         try:
             async with asyncio.timeout(self._look_s):
                 await self._woken.wait()
@@ -91,7 +92,7 @@ class Sender:
         if room <= 0:
             return []
         try:
-            # In a snapshot first: who finds nothing takes no writer's turn.
+            # A read transaction comes first: a sender that finds nothing does not wait for the writer's lock.
             async with self._database.read() as conn:
                 if not await deliveries.any_due(conn, await claims.now_ms(conn)):
                     return []
@@ -128,7 +129,7 @@ class Sender:
         logger.warning("webhook_failed", extra={**place, "error": error})
 
     async def _write_down(self, claimed: Delivery, error: str | None) -> str:
-        """How the try ended. Raises what SQL raises."""
+        """Write the result of the try and return it. Raises the errors of SQL."""
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             if error is None:
@@ -137,7 +138,7 @@ class Sender:
             return "dead" if await deliveries.failed(conn, claimed, error, now) else "failed"
 
     async def _try(self, claimed: Delivery) -> str | None:
-        """What went wrong, in words that tell nothing of the network behind us."""
+        """Make one try. Returns None or the error, in words that reveal nothing about the network behind Headgate."""
         try:
             key = webhooks.signing_key(self._master, claimed.webhook_id, claimed.sealed_secret)
             body = claimed.body.encode()
@@ -163,7 +164,8 @@ class Sender:
 
 
 def headers_of(claimed: Delivery, key: bytes, body: bytes) -> dict[str, str]:
-    """Standard Webhooks. The id is the event's and stays; the time is the try's."""
+    """Return the headers of Standard Webhooks. The id is the event's and stays the same; the time is that of the
+    try."""
     at = int(time.time())
     return {
         "content-type": "application/cloudevents+json; charset=utf-8",
