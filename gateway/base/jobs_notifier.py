@@ -21,7 +21,7 @@ NOTIFY_S = 2.0
 
 class JobsNotifier:
     def __init__(self, broker_url: str | None) -> None:
-        """If there is no URL, nobody is notified; the sweepers find the work by themselves."""
+        """A value of None notifies nobody; the sweepers find the work by themselves."""
         self._broker_url = broker_url
 
     async def notify(self, traceparent: str = "") -> None:

@@ -25,7 +25,7 @@ feel that.
 TAKEN_BEFORE = 20.0
 """Counting begins at a worker's first refusal, as if this number had been accepted before."""
 OPEN_S = 2.0
-"""If no worker has refused for this time, every request is let through."""
+"""Every request is let through once no worker has refused for this time."""
 GRACE_S = 5.0
 """Workers keep a place for this time after the time they gave."""
 LONGEST_S = 120.0

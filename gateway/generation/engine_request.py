@@ -39,7 +39,7 @@ class EngineRequest:
     num_shown: int | None = None
     """The number of choices that the client sees. None means all of them."""
     beams: BeamParams | None = None
-    """If it is given, the choices are beams; they come at the end, in the order of their scores."""
+    """A value other than None makes the choices beams; they come at the end, in the order of their scores."""
     price: Price | None = None
     """The price that a quote has bound. None means the price in force."""
 

@@ -50,7 +50,7 @@ class ChoicePiece:
 
 @dataclass
 class _State:
-    """What the worker has reported so far."""
+    """The reports of the worker so far."""
 
     prompt: PromptCounts | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()

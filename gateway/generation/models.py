@@ -39,7 +39,7 @@ class ServedModel:
     defaults: Defaults
     created: int
     end_ids: tuple[int, ...] = ()
-    """Those of the model's own tokens that end a text."""
+    """The model's own tokens that end a text."""
     base: str = ""
     """The id of the base model, if this model is an adapter."""
     adapter: str = ""

@@ -103,8 +103,9 @@ async def metering(
 
 
 def _poster(database: Database, directory: Path, slot: int, offset: int) -> Posts:
-    """With a database server, the poster is a process of its own. SQLite's writers take turns best
-    within one process.
+    """Returns the poster, which is a process of its own for a database server.
+
+    SQLite's writers take turns best within one process.
     """
     if database.dialect == "sqlite":
         return Poster(directory, database, slot, offset)

@@ -99,7 +99,7 @@ class Router:
     def __init__(
         self, group_key: bytes = b"", *, rule: Choose = place, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """If there is no key, nothing is known of caches."""
+        """An empty key means that nothing is known of caches."""
         self.counts = RouterCounts()
         self._key = group_key
         self._rule = rule

@@ -124,7 +124,7 @@ class WorkerLink:
     def __init__(
         self, registration: registry.Registration, process: str, keep_records: KeepRecords, group_key: bytes = b""
     ) -> None:
-        """If there is a `group_key`, the worker is asked what its cache holds."""
+        """A `group_key` that is not empty makes the link ask the worker what its cache holds."""
         self.registration = registration
         self.hello: Hello | None = None
         self.status = WorkerStatus()
