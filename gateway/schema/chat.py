@@ -15,7 +15,7 @@ from gateway.schema.search import check_search
 from gateway.structured.form import ResponseFormat
 
 MAX_MESSAGES = 10_000
-"""A template visits each; no context has room for so many turns."""
+"""The most messages: a template visits each, and no context holds this many turns."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NO_TOOLS = "Tool calls are not offered."
 UNSUPPORTED = {
@@ -119,7 +119,7 @@ def _unsupported(name: str, hint: str) -> errors.ApiError:
 
 def template_messages(messages: list[Any], break_up: Callable[[str, bool], str]) -> list[dict[str, Any]]:
     """Returns checked messages as plain values for the template: known fields only, with each string of the client's
-    passed through `break_up` (the text, and whether the model itself wrote it). Raises `ApiError` 400.
+    passed through `break_up` (the text, and whether it stands in an assistant message). Raises `ApiError` 400.
     """
     if not messages:
         raise errors.invalid("'messages' must not be empty.", "messages")
