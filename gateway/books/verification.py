@@ -53,8 +53,8 @@ async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verifi
     OSError.
     """
     journals = gateway_journals(state_dir)
-    # The journals are read before the snapshot, so nothing can be missed. After it, requests shipped in between would
-    # be.
+    # The journals are read before the snapshot. If they were read after it, requests shipped in between would be
+    # missed.
     left = {
         slot: await asyncio.to_thread(unshipped, path, await _offset(database, slot)) for slot, path in journals.items()
     }

@@ -226,9 +226,7 @@ class GatewayRunner(web.AppRunner):
 
 
 def stamp(response: web.StreamResponse, request_id: str, processing_ms: int) -> None:
-    """Sets the headers of every answer. 401 and 404 report no processing time, so that they cannot be used to measure
-    it.
-    """
+    """Sets the headers of every answer. 401 and 404 report a processing time of 0, so that it reveals nothing."""
     headers = response.headers
     headers["x-request-id"] = request_id
     headers["openai-processing-ms"] = "0" if response.status in {401, 404} else str(processing_ms)

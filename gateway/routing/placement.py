@@ -1,9 +1,9 @@
 """The choice of the best worker for one prompt: a pure function of what is known of each worker, in seconds.
 
-Affinity decides first, then load. The worker with the shortest time to the first token is chosen. A worker with more
-than a quarter above the mean of all work is left out, so hot prefixes spread by themselves. If nothing of a tenant's
-own part is cached, a hash of that part decides, so that all gateways send equal beginnings to the same worker. Knows no
-links, no clock, no index.
+Affinity and load both count: the worker with the shortest time to the first token is chosen. A worker with more than a
+quarter above the mean of all work is left out, so hot prefixes spread by themselves. If nothing of a tenant's own part
+is cached, a hash of that part decides, so that all gateways send equal beginnings to the same worker. Knows no links,
+no clock, no index.
 """
 
 from __future__ import annotations
