@@ -1,4 +1,4 @@
-"""`python -m gateway`: one gateway process. What stops its start is one sentence and a non-zero exit."""
+"""`python -m gateway`: one gateway process. An error at its start is one sentence and a non-zero exit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.server import serve
 from gateway.telemetry import logs
 
 M_ARENA_MAX = -8
-"""Of malloc.h."""
+"""The value of this option in malloc.h."""
 NUM_ARENAS = 2
 
 
@@ -30,8 +30,10 @@ def main() -> int:
 
 
 def few_arenas() -> None:
-    """Before there are threads. glibc gives each an arena of its own, which keeps what its largest transaction or check
-    took: with a thread for each connection to SQLite that is many times what one of them takes."""
+    """Limits the number of malloc arenas; call it before there are threads. glibc gives each thread an arena of its
+    own, which keeps the memory of its largest transaction or check. With a thread for each connection to SQLite that is
+    many times the memory of one transaction.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none, and no arenas
     if mallopt is not None:
         mallopt(M_ARENA_MAX, NUM_ARENAS)

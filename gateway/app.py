@@ -1,8 +1,7 @@
-"""The table of contents of a gateway process: what it holds, what every request passes, what it answers.
+"""The table of contents of a gateway process: its resources, its middleware, its routes.
 
-One chat request (architecture.md section 3): `http/middleware` → `routes/chat` → `idempotency` → `text` →
-`generation/engine_request` → `generation/quotes` → `generation/reply` → `generation/stream` → `routing` →
-`metering/admission` → worker → `generation/generation` → `http/sse`; then it is settled, and then it ends.
+The path of one request (architecture.md section 3): `routes/chat` → `auth` → `text` → `admission` → `router` →
+`upstream` → worker → `stream` → `sse`; then settled, then ended.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from gateway.telemetry.keys import OBSERVERS
 
 
 def routes() -> list[Route]:
-    """Every route of the base URL. A room that is not here does not exist."""
+    """Returns every route of the base URL. Other routes do not exist."""
     return [
         *health.ROUTES,
         *description.ROUTES,
@@ -107,7 +106,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
 
 
 def add_routes(app: web.Application, table: Sequence[Route]) -> None:
-    """What needs no key answers HEAD as well, without a body: load balancers and monitors probe by it."""
+    """Adds the routes. Routes without a key also answer HEAD, without a body: load balancers and monitors use it."""
     app[ROUTES] = {
         app.router.add_route(method, route.path, route.handler): route
         for route in table

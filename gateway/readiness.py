@@ -1,7 +1,7 @@
-"""What a gateway knows of its dependencies: SQL, the limiter's Redis, the journal's disk, each model's workers.
+"""The state of a gateway's dependencies: SQL, the limiter's Redis, the journal's disk, each model's workers.
 
-What has to be asked is asked by one task, each second; a probe reads what is known and costs nothing, however often it
-comes. Knows no HTTP, no tenant and no key; of models their ids alone.
+One task asks Redis each second. A probe reads the known state and costs nothing, however often it comes. Knows no HTTP,
+no tenant and no key; of models only their ids.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from gateway.routing.upstream.native import WorkerLink
 
 EVERY_S = 1.0
 SILENT_S = 6.0
-"""SQL is asked each 2 s; so much later it is not a slow answer any more."""
+"""The time after which SQL counts as not answering. SQL is asked every 2 s, and this is later than any slow answer."""
 
 
 def of_models(models: Collection[str], links: Collection[WorkerLink]) -> list[Check]:
-    """One of each: `failing` where no worker would take a request for it."""
+    """Returns one check per model, `failing` if no worker would take a request for it."""
     return [_of_model(model, [link for link in links if link.registration.model == model]) for model in models]
 
 
@@ -45,7 +45,7 @@ def _of_model(model: str, links: Sequence[WorkerLink]) -> Check:
 
 
 def of_disk(journal: Journal) -> Check:
-    """The journal's."""
+    """Checks the journal's disk."""
     if journal.is_writable:
         return Check("disk")
     if journal.is_full:
@@ -54,7 +54,7 @@ def of_disk(journal: Journal) -> Check:
 
 
 def of_database(auth: Authenticator, shipper: Shipper) -> Check:
-    """While SQL is away, keys that are remembered are served for ten minutes."""
+    """Checks SQL. While SQL does not answer, remembered keys are served for ten minutes."""
     if shipper.is_full:
         return Check("database", "failing", "The database has taken no charges for too long.")
     if auth.silent_s > SILENT_S:
@@ -67,7 +67,7 @@ def of_database(auth: Authenticator, shipper: Shipper) -> Check:
 
 @dataclass(frozen=True)
 class Asked:
-    """What Redis said last: why it is of no use, or how far its clock is ahead of ours."""
+    """The last result of Redis: why it cannot be used, or how far its clock is ahead of ours."""
 
     fault: str = ""
     ahead_s: float = 0.0
@@ -99,7 +99,7 @@ class RedisProbe:
         self._sleep = sleep
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until it is cancelled."""
         while True:
             self.asked = await self.ask()
             heed_cancellation()

@@ -1,4 +1,4 @@
-"""What a gateway process holds from its start to its end: one async generator per resource, in order of need."""
+"""The resources of a gateway process from its start to its end: one async generator per resource, in order of need."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ LAG_TICK_S = 0.1
 TRACE_TICK_S = 5.0
 PREFIX_TICK_S = 0.5
 PREFIX_EVERY_S = 2.0
-"""How often registered prefixes are read: what one gateway registered, the others know this much later."""
+"""The interval at which registered prefixes are read: other gateways learn of a new one after this time."""
 CANCEL_AGAIN_S = 1.0
 T = TypeVar("T")
 
@@ -104,7 +104,7 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
 
 
 async def secrets(app: web.Application) -> AsyncIterator[None]:
-    """Key files; what is derived from the master key has a purpose in its name."""
+    """Reads the key files. A key that is derived from the master key has a purpose in its name."""
     master = app[SETTINGS].secret("master.key")
     app[PEPPER] = app[SETTINGS].secret("pepper")
     app[CACHE_SECRET] = hmac.digest(master, b"headgate cache namespaces", hashlib.sha256)
@@ -113,7 +113,7 @@ async def secrets(app: web.Application) -> AsyncIterator[None]:
 
 
 async def text(app: web.Application) -> AsyncIterator[None]:
-    """Tokenizers and templates, and the threads that use them."""
+    """Opens tokenizers and templates, and the threads that use them."""
     settings = app[SETTINGS]
     app[TEXT_WORK] = work = TextWork(settings.text_threads)
     app[METRICS].registry.register(IntakeMetrics(app[INTAKE], work))
@@ -137,7 +137,7 @@ async def database(app: web.Application) -> AsyncIterator[None]:
 
 
 async def stored_texts(app: web.Application) -> AsyncIterator[None]:
-    """Files and answers at rest, and the bell for those who run batches."""
+    """Opens the stores of files and answers at rest, and the notifier of the jobs process."""
     settings = app[SETTINGS]
     app[DATA_KEYS] = DataKeys(app[DATABASE], settings.secret("master.key"))
     app[FILES] = FileStore(settings.files_dir)
@@ -147,7 +147,7 @@ async def stored_texts(app: web.Application) -> AsyncIterator[None]:
 
 
 async def shared_memory(app: web.Application) -> AsyncIterator[None]:
-    """The Redis client for registry and revocations. It connects when it is first used."""
+    """Opens the Redis client for registry and revocations. It connects when it is first used."""
     try:
         app[REDIS] = client = redis.asyncio.from_url(
             app[SETTINGS].redis_url, socket_connect_timeout=REDIS_S, socket_timeout=REDIS_S, retry=Retry(NoBackoff(), 0)
@@ -159,7 +159,7 @@ async def shared_memory(app: web.Application) -> AsyncIterator[None]:
 
 
 async def identities(app: web.Application) -> AsyncIterator[None]:
-    """Keys → principals; revocations are pulled from SQL and announced by Redis."""
+    """Turns keys into principals; revocations are pulled from SQL and announced by Redis."""
     database, pepper = app[DATABASE], app[PEPPER]
 
     async def resolve(key: str) -> Principal | None:
@@ -173,7 +173,7 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     lookups = KeyLookups(lambda key: _asked(resolve(key)), lambda keys: _asked(genuine(keys)))
 
     def lookup(key: str) -> Awaitable[Principal | None]:
-        # Nobody can make up a batch's credential: its MAC was checked.
+        # Nobody can forge a batch's credential: its MAC was checked.
         return lookups(key) if credentials.parse(key) else _asked(resolve(key))
 
     def well_formed(key: str) -> bool:
@@ -190,7 +190,7 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
 
 
 async def engine(app: web.Application) -> AsyncIterator[None]:
-    """Metering, then workers: the journal is replayed before anything can be asked of a worker."""
+    """Starts metering, then workers: the journal is replayed before anything can be asked of a worker."""
     settings, client = app[SETTINGS], app[REDIS]
 
     async def look() -> list[Registration] | None:
@@ -227,7 +227,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
 
 
 async def readiness(app: web.Application) -> AsyncIterator[None]:
-    """What `/readyz` tells."""
+    """Provides the checks that `/readyz` reports."""
     settings, metered, fleet = app[SETTINGS], app[METERING], app[GENERATION].fleet
     probe = RedisProbe(app[REDIS], settings.slot)
 
@@ -245,7 +245,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
 
 
 async def spending_limits(app: web.Application) -> AsyncIterator[None]:
-    """The organization's own limit, and alerts of spending."""
+    """Watches the organization's own limit, and alerts of spending."""
     settings = app[SETTINGS]
     try:
         mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
@@ -258,7 +258,7 @@ async def spending_limits(app: web.Application) -> AsyncIterator[None]:
 
 
 async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
-    """What the operator registered, read again and again, and its filling on every linked worker."""
+    """Reads the operator's registered prefixes again and again, and fills them on every linked worker."""
     app[PREFIXES] = known = PublicPrefixes(app[CACHE_SECRET])
     served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
@@ -274,7 +274,7 @@ async def idempotency_keys(app: web.Application) -> AsyncIterator[None]:
 
 
 async def adapters(app: web.Application) -> AsyncIterator[None]:
-    """What the operator registered, read again and again, and brought to every linked worker."""
+    """Reads the operator's registered adapters again and again, and loads them on every linked worker."""
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
     fleet = app[GENERATION].fleet
     async with _background(_pull_adapters(app[DATABASE], keeper)), _background(_keep_adapters(fleet, keeper)):
@@ -282,7 +282,7 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
 
 
 async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
-    """Days sealed, books checked."""
+    """Seals days and checks the books."""
     settings, database = app[SETTINGS], app[DATABASE]
 
     async def limiter_truth() -> EquationResult:
@@ -315,7 +315,7 @@ ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
 
 
 class _background:
-    """Runs a coroutine for the length of a block. What ends it before its time is an error of ours."""
+    """Runs a coroutine for the length of a block. If it ends earlier, that is an error of ours."""
 
     def __init__(self, work: Awaitable[None]) -> None:
         self._work = work
@@ -345,15 +345,16 @@ async def _watch_loop(metrics: Metrics) -> None:
 
 
 async def _tick(traces: Tracing) -> None:
-    """A quiet minute ends too."""
+    """Ticks, so that a minute without requests ends too."""
     while True:
         await asyncio.sleep(TRACE_TICK_S)
         traces.tick()
 
 
 async def _pull_epoch(database: Database, auth: Authenticator, running: Running) -> None:
-    """What runs under an ended key ends here: asked each time, for a request may have been let in on what this process
-    remembered when the key ended."""
+    """Ends the requests that run under an ended key. Running keys are checked each time, because a request may have
+    been admitted on what this process remembered when the key ended.
+    """
 
     async def pull() -> int:
         async with database.read() as conn:
@@ -365,12 +366,12 @@ async def _pull_epoch(database: Database, auth: Authenticator, running: Running)
         try:
             auth.saw_epoch(await uninterrupted(pull()))
         except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # the authenticator knows for how long it may believe what it remembers
+            pass  # the authenticator knows how long its remembered keys are valid
         await asyncio.sleep(EPOCH_EVERY_S)
 
 
 async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) -> None:
-    """A faster word than the pull; missing one costs two seconds."""
+    """Hears revocations sooner than the pull does; a missed message costs two seconds."""
     while True:
         try:
             async with client.pubsub() as channel:
@@ -392,7 +393,7 @@ async def _pull_prefixes(database: Database, known: PublicPrefixes) -> None:
         try:
             known.replace(await uninterrupted(pull()))
         except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # what was known stays known: a prefix that is gone costs time, never correctness
+            pass  # the last prefixes stay in use: a prefix that was deleted costs time, never correctness
         await asyncio.sleep(PREFIX_EVERY_S)
 
 
@@ -403,7 +404,7 @@ async def _sweep_keys(app: web.Application) -> None:
         try:
             await uninterrupted(idempotency.sweep(app[DATABASE], slot, keyed))
         except (SQLAlchemyError, OSError):
-            pass  # what is left is swept the next time
+            pass  # the rest is swept the next time
 
 
 async def _move_charges(retries: Retries) -> None:
@@ -412,7 +413,7 @@ async def _move_charges(retries: Retries) -> None:
         try:
             await uninterrupted(retries.move())
         except (SQLAlchemyError, OSError):
-            pass  # the next time
+            pass  # the next round tries again
 
 
 async def _fill_prefixes(fleet: Fleet, filler: Filler) -> None:
@@ -430,7 +431,7 @@ async def _pull_adapters(database: Database, keeper: AdapterKeeper) -> None:
         try:
             keeper.replace(await uninterrupted(pull()))
         except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # what was known stays served
+            pass  # the last adapters stay served
         await asyncio.sleep(PREFIX_EVERY_S)
 
 

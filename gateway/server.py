@@ -1,6 +1,6 @@
 """A gateway process from its start to its exit: sockets, probes, drain.
 
-Drain (operations.md section 10): unready at once → the listener stays open for a grace → nothing new → streams
+The drain (operations.md section 10): unready at once → the listener stays open for a grace time → nothing new → streams
 finish → the rest end with `server_draining` → everything is settled → exit. A second signal quits.
 """
 
@@ -26,12 +26,16 @@ from gateway.routes.ops import create_ops_app, create_scraped_app
 logger = logging.getLogger(__name__)
 
 OTHER_FILES = 1000
-"""Open files of a gateway beside its clients' connections: SQL, Redis, workers, journals, logs."""
+"""The number of files that a gateway opens in addition to its clients' connections: SQL, Redis, workers, journals,
+logs.
+"""
 SETTLE_S = 10.0
-"""After the last stream: settlements, journal, spans."""
+"""The time after the last stream for settlements, journal and spans."""
 GC_THRESHOLDS = (700, 5, 100)
-"""What is new is looked at often and in small parts (10,000 objects at once take 0.03 s beside a busy worker), everything
-that requests hold seldom: that stops every stream for 0.1 s. Nothing of a request is in a cycle, so it finds next to nothing."""
+"""Thresholds of the garbage collector. New objects are examined often and in small parts (10,000 objects at once take
+0.03 s next to a busy worker). All objects that requests hold are examined seldom, because that stops every stream for
+0.1 s. Requests have no reference cycles, so it finds next to nothing.
+"""
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -53,7 +57,8 @@ async def serve(settings: GatewaySettings) -> None:
             raise SettingsError(f"Slot {settings.slot} is in use: {error}.") from None
         await ops.setup()
         await scraped.setup()
-        # What is there stays, and a full collection of all modules' objects would stop every stream for 0.1 s.
+        # The objects of this moment stay, and a full collection of all modules' objects would stop every stream for 0.1
+        # s.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -83,8 +88,9 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 def allow_files(number: int) -> None:
-    """Raises the process's own limit of open files to `number`, or as far as the operator's allows: usual is 1024, which
-    is no more than two load tools have connections, and beyond which nobody is served at all."""
+    """Raises the process's own limit of open files to `number`, or as far as the operator's limit allows. The usual
+    limit is 1024, which is no more than the connections of two load tools; beyond it no client is served.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -93,12 +99,12 @@ def allow_files(number: int) -> None:
 
 def _on_signal(stop: asyncio.Event) -> None:
     if stop.is_set():
-        os._exit(1)  # the second signal: now
+        os._exit(1)  # the second signal exits at once
     stop.set()
 
 
 async def _drain_when_asked(app: web.Application, settings: GatewaySettings, site: web.BaseSite) -> None:
-    """By a signal or by `POST /drain`; ends when nothing runs any more."""
+    """Drains after a signal or `POST /drain`; returns when nothing runs any more."""
     lifecycle = app[LIFECYCLE]
     await lifecycle.draining.wait()
     logger.info("gateway_draining", extra={"slot": settings.slot})

@@ -1,4 +1,6 @@
-"""Whose address a request comes from: the peer's, or behind listed proxies the one that they report. Pure."""
+"""The client address of a request: the peer's address, or the one that trusted proxies report. The
+functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def networks(values: Iterable[str]) -> tuple[Network, ...]:
 
 
 def within(address: str, inside: Iterable[Network]) -> bool:
-    """False for what is no IP address. An IPv4 address in IPv6 clothes is the IPv4 address."""
+    """Returns False for text that is no IP address. An IPv4-mapped IPv6 address counts as the IPv4 address."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -26,8 +28,10 @@ def within(address: str, inside: Iterable[Network]) -> bool:
 
 
 def client_address(peer: str, forwarded_for: Sequence[str], trusted: Sequence[Network]) -> str:
-    """The last hop that is no listed proxy: each proxy appends whom it was asked by, and what stands further left is
-    the client's own word. `peer` "": a unix socket, whose other end is on this machine."""
+    """Returns the last hop that is no trusted proxy. Each proxy appends the address that asked it; the client itself
+    may have written what stands further left. An empty `peer` stands for a unix socket, whose other end is on this
+    machine.
+    """
     hops = [hop.strip() for value in forwarded_for for hop in value.split(",")]
     address = peer or THIS_MACHINE
     while hops and within(address, trusted):
@@ -47,14 +51,16 @@ def _is_address(text: str) -> bool:
 
 
 class UnlistedProxy:
-    """Finds the operator's own proxy that nobody listed, and says so once. A stranger's header is no sign of one."""
+    """Finds the operator's own proxy that is not listed as trusted, and reports it once. Only a near peer counts: a
+    stranger can send the header too.
+    """
 
     def __init__(self, trusted: Sequence[Network]) -> None:
         self._trusted = trusted
         self._is_told = False
 
     def hint(self, peer: str, forwarded_for: Sequence[str]) -> str | None:
-        """One sentence for the log."""
+        """Returns one sentence for the log, or None."""
         near = peer or THIS_MACHINE
         if not forwarded_for or self._is_told or within(near, self._trusted) or not _is_near(near):
             return None
@@ -66,5 +72,5 @@ class UnlistedProxy:
 
 
 def _is_near(address: str) -> bool:
-    """Of this machine or a private network."""
+    """The address belongs to this machine or to a private network."""
     return _is_address(address) and ipaddress.ip_address(address).is_private

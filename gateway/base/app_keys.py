@@ -1,6 +1,6 @@
-"""Keys of the application for what no room makes: settings, connections, secrets and the life of the process.
-
-Each other module owns the key under which its object stands. There are no module globals."""
+"""Application keys of what no other folder makes: settings, connections, secrets and the life of the process. Each
+other module defines the key of its own object. There are no module globals.
+"""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ PEPPER = web.AppKey("pepper", bytes)
 FILES = web.AppKey("files", FileStore)
 CACHE_SECRET = web.AppKey("cache_secret", bytes)
 GROUP_KEY = web.AppKey("group_key", bytes)
-"""Group hashes are keyed with it. Workers are told this key, unlike the secret of region ids."""
+"""Group hashes are keyed with this value. Workers receive this key; they do not receive the secret of region ids."""

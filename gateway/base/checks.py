@@ -1,4 +1,4 @@
-"""Whether a process takes traffic: one check for each thing it depends on, and the report over all of them. Pure.
+"""Readiness of a process: one check for each dependency, and the report over all checks. The functions are pure.
 
 Every message is one sentence that may be shown to anybody: no tenant, no key, no path, no address.
 """
@@ -12,15 +12,15 @@ import msgspec
 from redis.exceptions import BusyLoadingError, ConnectionError, ResponseError
 
 CLOCK_APART_S = 120.0
-"""Clocks of machines that are looked after differ by milliseconds."""
+"""Clocks of well-kept machines differ by milliseconds."""
 MODEL = "model:"
-"""So the check of a model is called, and then as the model is."""
+"""The name of a model's check is this prefix and the model's name."""
 
 State = Literal["ok", "degraded", "failing"]
 
 
 class Check(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One dependency. `degraded`: what is served is served, but somebody should look."""
+    """The state of one dependency. `degraded` means that everything is served, but somebody should look."""
 
     name: str
     state: State = "ok"
@@ -40,7 +40,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def report(checks: Iterable[Check]) -> Report:
-    """Everything that is needed works; of the models one that is served will do."""
+    """The process is ready if nothing but models fails, and if at least one of its models is served."""
     found = tuple(checks)
     models = [check for check in found if check.name.startswith(MODEL)]
     others = [check for check in found if check not in models]
@@ -52,7 +52,7 @@ def report(checks: Iterable[Check]) -> Report:
 
 
 def clocks_apart(ahead_s: float) -> str:
-    """One sentence, with what to do."""
+    """Returns one sentence that says what to do."""
     way = "ahead of" if ahead_s > 0 else "behind"
     return (
         f"Redis' clock is {abs(ahead_s):.0f} s {way} this machine's: set both by NTP, for limits"
@@ -61,7 +61,7 @@ def clocks_apart(ahead_s: float) -> str:
 
 
 def redis_fault(error: Exception) -> str:
-    """What Redis' refusal or silence means, as one sentence."""
+    """Describes in one sentence why Redis refused or did not answer."""
     text = str(error)
     if isinstance(error, BusyLoadingError):
         return "Redis is loading its data."

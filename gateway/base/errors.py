@@ -1,7 +1,8 @@
-"""One table from error to status, code and headers, in OpenAI's shape (api.md 1.3). HTTP statuses live here alone.
+"""One table from error to status, code and headers, in OpenAI's shape (api.md 1.3). HTTP statuses are defined here
+alone.
 
 Raise `ApiError` (by the helpers below) anywhere before the first byte of a reply; after it an error is an event
-(`sse.py`). No key, object id, file's path, version or traceback ever enters a message.
+(`sse.py`). No key, object id, file path, version or traceback ever enters a message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """Carries everything the client will see."""
+    """An error with everything the client will see."""
 
     status: int
     message: str
@@ -60,7 +61,7 @@ def forbidden(code: str, message: str) -> ApiError:
 
 
 def price_unknown() -> ApiError:
-    """Not a 503: a repeat cannot help until somebody has changed the prices."""
+    """The status is not 503, because a repeat cannot help until somebody has changed the prices."""
     return forbidden("price_unknown", "This model has no price for your project: ask the operator for one.")
 
 
@@ -69,7 +70,7 @@ def not_found(message: str = "Not found.", code: str | None = None) -> ApiError:
 
 
 def unknown_url(asked: str) -> ApiError:
-    """`asked`: method and path, safe to show."""
+    """`asked` is the method and the path, safe to show."""
     return not_found(
         f"Unknown request URL: {asked}. Headgate offers /v1/chat/completions, /v1/completions, /v1/models, /v1/files, "
         "/v1/batches and what else GET /openapi.json lists.",
@@ -104,7 +105,7 @@ def timeout(message: str) -> ApiError:
 
 
 def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> ApiError:
-    """503. `retry_after_ms` None: a repeat cannot help."""
+    """A 503. If `retry_after_ms` is None, a repeat cannot help."""
     return ApiError(503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms))
 
 

@@ -30,7 +30,7 @@ class HomeError(Exception):
 
 
 def default_home() -> Path:
-    """Raises `HomeError` for an empty name, which would be the directory one happens to be in."""
+    """Raises `HomeError` for an empty name, because that would mean the current directory."""
     given = os.environ.get("HEADGATE_HOME", "~/.headgate")
     if not given:
         raise HomeError("The variable HEADGATE_HOME is empty: unset it, or name a directory.")
@@ -53,12 +53,12 @@ class Home:
 
     @property
     def ready(self) -> Path:
-        """What `headgate up` wrote about the processes that run now; absent when none do."""
+        """The file in which `headgate up` describes the processes that run now; it is absent when none run."""
         return self.root / "run" / "ready.json"
 
     @property
     def state(self) -> Path:
-        """One journal directory per slot; HEADGATE_STATE_DIR may put them elsewhere."""
+        """The directory with one journal directory per slot. HEADGATE_STATE_DIR may move it."""
         return Path(os.environ.get("HEADGATE_STATE_DIR") or self.root / "state")
 
     @property
@@ -78,7 +78,7 @@ class Home:
         return self._short_run()
 
     def _short_run(self) -> Path:
-        """A stable short name for this home, so that every process of it finds the same sockets."""
+        """Returns a stable short name for this home, so that every process of it finds the same sockets."""
         link = self.root / "run" / "short"
         if link.is_symlink() and link.is_dir():
             return Path(os.readlink(link))
@@ -101,7 +101,7 @@ class Home:
         return f"sqlite+aiosqlite:///{self.database}"
 
     def prepare(self) -> None:
-        """Creates what is missing, mode 0700. Raises `HomeError`."""
+        """Creates missing directories (mode 0700) and secrets. Raises `HomeError`."""
         with usable(self.root):
             for path in (self.root, *(self.root / name for name in ("secrets", "run", "state"))):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class Home:
                 _write_secret_once(self.root / "secrets" / name)
 
     def read_secret(self, name: str) -> bytes:
-        """`pepper` or `master.key`. Raises `HomeError`."""
+        """Reads `pepper` or `master.key`. Raises `HomeError`."""
         path = self.root / "secrets" / name
         try:
             value = path.read_bytes()
@@ -122,7 +122,7 @@ class Home:
         return value
 
     def lock(self) -> int:
-        """Holds the home for the life of the process; the returned descriptor must stay open. Raises `HomeError`."""
+        """Locks the home for the life of the process; the returned descriptor must stay open. Raises `HomeError`."""
         path = self.root / "run" / "up.lock"
         with usable(self.root):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -140,7 +140,9 @@ class Home:
 
 @contextmanager
 def usable(root: Path) -> Iterator[None]:
-    """Around whatever is written in a home: read-only, full or another user's is one sentence. Raises `HomeError`."""
+    """Guards every write in a home. A directory that is read-only, full or owned by another user becomes one sentence.
+    Raises `HomeError`.
+    """
     try:
         yield
     except OSError as error:
@@ -152,14 +154,14 @@ def usable(root: Path) -> Iterator[None]:
 
 
 def _write_secret_once(path: Path) -> None:
-    """A secret is drawn once, for ever: a new one would orphan every key and every encrypted file."""
+    """A secret is drawn only once: a new one would invalidate every key and every encrypted file."""
     if path.exists():
         return
     write_private(path, secrets.token_bytes(SECRET_BYTES))
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replaces `path` atomically, mode 0600, durable. Raises `HomeError`."""
+    """Replaces `path` atomically and durably, with mode 0600. Raises `HomeError`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

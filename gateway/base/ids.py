@@ -1,4 +1,4 @@
-"""Ids the gateway makes: request ids that begin with the time, object ids that do not."""
+"""The ids that the gateway makes. Request ids begin with the time; object ids do not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def request_id() -> str:
-    """`req_` + the 32 hex digits of a UUIDv7 (48 bits of milliseconds, then 74 random bits)."""
+    """Returns `req_` and the 32 hex digits of a UUIDv7 (48 bits of milliseconds, then 74 random bits)."""
     value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | 0x7 << 76  # version 7
     value = value & ~(0x3 << 62) | 0x2 << 62  # variant 10
@@ -15,5 +15,5 @@ def request_id() -> str:
 
 
 def object_id(prefix: str) -> str:
-    """Prefix + 128 random bits."""
+    """Returns the prefix and 128 random bits."""
     return prefix + secrets.token_hex(16)

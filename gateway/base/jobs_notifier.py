@@ -1,6 +1,6 @@
-"""Wakes the jobs processes by a Celery message without arguments. SQL says what is to be done.
+"""Wakes the jobs processes by a Celery message without arguments. SQL says what work there is.
 
-A message that is lost costs one sweep, so a broker that is away is a line in the log and nothing else.
+A lost message delays work until the next sweep, so a broker that is away only costs a line in the log.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NOTIFY_S = 2.0
 
 class JobsNotifier:
     def __init__(self, broker_url: str | None) -> None:
-        """Without a URL nobody is notified; sweepers find the work by themselves."""
+        """A value of None notifies nobody; the sweepers find the work by themselves."""
         self._broker_url = broker_url
 
     async def notify(self, traceparent: str = "") -> None:
-        """Returns at once when the broker is quick, and after `NOTIFY_S` when it is not."""
+        """Returns at once when the broker is quick, and after `NOTIFY_S` otherwise."""
         if self._broker_url is None:
             return
         try:
@@ -51,7 +51,7 @@ class JobsNotifier:
 
     @cached_property
     def _celery(self) -> Any:
-        # Celery takes half a second to import, and most gateways serve no batch: the first message loads it.
+        # Celery takes half a second to import, and most gateways serve no batch. So the first message imports it.
         from celery import Celery
 
         options = {"socket_timeout": NOTIFY_S, "socket_connect_timeout": NOTIFY_S}

@@ -1,4 +1,4 @@
-"""What state the process is in, and the owner of tasks that outlive a request. Knows no HTTP."""
+"""The state of the process, and the owner of tasks that outlive a request. This module knows no HTTP."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ T = TypeVar("T")
 
 
 class Lifecycle:
-    """Starting → ready → draining → cut: running streams end with `server_draining`."""
+    """The states are starting, ready, draining and cut. At the cut, running streams end with `server_draining`."""
 
     def __init__(self) -> None:
         self.started = False
         self.draining = asyncio.Event()
         self.accepting = True
-        """False once the grace of a drain is over: what still arrives on open connections gets 503."""
+        """The value is False once the grace time of a drain is over. Requests that still arrive on open connections
+        then get 503.
+        """
         self.on_cut: set[Callable[[], None]] = set()
-        """What runs registers here how it is told to end now."""
+        """Functions that end running work now; running work registers itself here."""
         self.checks: Callable[[], Iterable[Check]] = tuple
-        """What it depends on, as of now."""
+        """Returns the checks of all dependencies, as of now."""
         self.num_workers: Callable[[], dict[str, int]] = dict
-        """Linked workers per model, for the operator's probe."""
+        """Returns the number of linked workers per model, for the operator's probe."""
         self.num_running = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around whatever a drain has to wait for."""
+        """Wraps work that a drain must wait for."""
         self.num_running += 1
         self._idle.clear()
         try:
@@ -52,7 +54,7 @@ class Lifecycle:
             end()
 
     async def idle(self, timeout_s: float) -> bool:
-        """Waits until nothing runs; False if the time was not enough."""
+        """Waits until nothing runs. Returns False if the time was not enough."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -61,7 +63,7 @@ class Lifecycle:
         return True
 
     def report(self) -> Report:
-        """Whether this process may take traffic, and what is missing."""
+        """Reports whether this process may take traffic, and what is missing."""
         if not self.started:
             return Report("starting")
         if self.draining.is_set():
@@ -70,8 +72,9 @@ class Lifecycle:
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work`; a cancellation meanwhile is raised after it has ended. For SQL: what a driver leaves behind
-    when it is cut off in a transaction may block the next one."""
+    """Awaits `work`; a cancellation that comes meanwhile is raised after the work has ended. SQL needs this: a driver
+    that is cut off inside a transaction may leave something that blocks the next one.
+    """
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)
@@ -82,14 +85,14 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
 
 
 def heed_cancellation() -> None:
-    """Raises what redis-py has taken for a failed connection: the caller is to end."""
+    """Raises the cancellation that redis-py has mistaken for a failed connection: the caller must end."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 class Detached:
-    """Owns tasks that a vanished client must not take along: settlements, aborts. Awaited at the end."""
+    """Owns tasks that must outlive a client that has gone: settlements, aborts. They are awaited at the end."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -106,7 +109,7 @@ class Detached:
             logger.error("detached_task_failed", exc_info=error, extra={"task": task.get_name()})
 
     async def join(self, timeout_s: float) -> None:
-        """Waits for all; what is not done then is cancelled."""
+        """Waits for all tasks, then cancels those that are not done in time."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=timeout_s)

@@ -1,4 +1,4 @@
-"""Mail by the operator's SMTP server, in a thread. Knows neither what is sent nor why."""
+"""Mail through the operator's SMTP server, in a thread. This module knows neither the content nor the reason."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ PORTS = {"smtp": 25, "smtps": 465}
 
 
 class MailFailed(Exception):
-    """The server did not take it."""
+    """The server did not take the mail."""
 
 
 @dataclass(frozen=True)
 class Mailer:
-    """`url`: smtp://[user:password@]host[:port] (STARTTLS where the server offers it) or smtps://."""
+    """A sender of mail. `url` is smtp://[user:password@]host[:port] (STARTTLS where the server offers
+    it) or smtps://.
+    """
 
     url: str
     sender: str
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a URL that is none."""
+        """Raises ValueError for an invalid URL."""
         parts = urlsplit(self.url)
         if parts.scheme not in PORTS or not parts.hostname:
             raise ValueError("it must begin with smtp:// or smtps:// and name a host")
 
     async def send(self, recipients: Sequence[str], subject: str, text: str) -> None:
-        """Raises `MailFailed`."""
+        """Sends one message. Raises `MailFailed`."""
         try:
             message = EmailMessage()
             message["From"], message["To"] = self.sender, ", ".join(recipients)

@@ -1,10 +1,11 @@
-"""One process's way to the limiter's Redis: pipelined script calls, lives of the data, breaker. Knows no key names.
+"""The link from one process to the limiter's Redis: pipelined script calls, data lives, circuit breaker. It knows no
+key names.
 
-Calls that come while a round trip is under way go together with the next one, in order, on one connection. A round
-trip that fails is repeated once as it was (every script may be repeated). Redis is judged by what it answers: after 5
-failures in a second nothing is sent but one probe each second.
+Calls that come during a round trip go together with the next one, in order, on one connection. A round trip that fails
+is repeated once, unchanged (every script may be repeated). The breaker judges Redis by its answers: after 5 failures in
+a second only one probe per second is sent.
 
-A life of the data has a name: drawn anew when the server's run id is new (restart, failover) or its keys are gone
+A data life has a name. A new name is drawn when the server's run id is new (restart, failover) or its keys are gone
 (FLUSHALL). All gateways agree on it, since it is stored with SET NX under the run id.
 """
 
@@ -31,25 +32,28 @@ Argument = str | int | bytes
 SCRIPTS = ("reserve", "extend", "settle", "release", "touch", "peek", "rebuild", "audit")
 
 TIMEOUT_S = 1.0
-"""Where Redis, workers and gateway share two cores and hundreds of requests come at once, it is not its turn for some
-tenths of a second: to take it for gone then would refuse all of them."""
+"""The timeout tolerates a busy machine. Where Redis, workers and gateway share two cores and hundreds of requests come
+at once, Redis may not run for some tenths of a second. A shorter timeout would then refuse all of them.
+"""
 MAX_BATCH = 128
 BREAKER_FAILURES = 5
 BREAKER_WINDOW_S = 1.0
-"""So many failures in this time, beside what they take themselves."""
+"""The breaker opens after `BREAKER_FAILURES` failures in this time, plus the time that the failures themselves take."""
 PROBE_EVERY_S = 1.0
 
 
 class LimiterUnavailable(Exception):
-    """Redis cannot be reached, or not trusted yet: nothing was granted."""
+    """Redis cannot be reached, or cannot be trusted yet. Nothing was granted."""
 
 
 class BooksUnavailable(LimiterUnavailable):
-    """What Redis lost cannot be made again now: SQL does not answer."""
+    """The data that Redis lost cannot be rebuilt now, because SQL does not answer."""
 
 
 class LifeChanged(LimiterUnavailable):
-    """This Redis is in another life than the call was made for. It was not sent: make it anew."""
+    """This Redis is in another data life than the one that the call was made for. The call was not sent;
+    make it anew.
+    """
 
 
 class _OtherRun(redis.ConnectionError):
@@ -60,12 +64,14 @@ class _OtherRun(redis.ConnectionError):
 class _Call:
     command: tuple[Argument, ...]
     run_id: str
-    """Of the server it was made for; empty: any."""
+    """The run id of the server that the call was made for. An empty value allows any server."""
     answer: asyncio.Future[Any]
 
 
 class RedisLink:
-    """`close()` must be awaited. Every call ends within 1.5 `timeout_s`, well or with `LimiterUnavailable`."""
+    """A pipelined connection to Redis. `close()` must be awaited. Every call ends within 1.5 `timeout_s`, with an
+    answer or with `LimiterUnavailable`.
+    """
 
     def __init__(self, url: str, *, life_key: str, timeout_s: float = TIMEOUT_S) -> None:
         self._life_key = life_key
@@ -93,16 +99,16 @@ class RedisLink:
 
     @property
     def is_open(self) -> bool:
-        """The breaker's view: False while calls are refused without being sent."""
+        """The value is False while the breaker refuses calls without sending them."""
         return self._closed_until == 0.0
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> list[Any]:
-        """One script of `gateway/limiter/lua`: its answer, of integers, text and lists."""
+        """Runs one script of `gateway/limiter/lua` and returns its answer, made of integers, text and lists."""
         answer = await self.command("EVALSHA", self._sha[name], len(keys), *keys, *args)
         return cast(list[Any], msgspec.msgpack.decode(answer))
 
     async def command(self, *command: Argument) -> Any:
-        """Any other command. A caller that is cancelled does not take its call back."""
+        """Runs any other command. If the caller is cancelled, the call is still sent."""
         self._check_breaker()
         call = _Call(command, self._run_id, asyncio.get_running_loop().create_future())
         self._pending.append(call)
@@ -112,11 +118,11 @@ class RedisLink:
 
     @property
     def life(self) -> str:
-        """As it was last seen; empty: not known."""
+        """The name of the data life as last seen. An empty value means that it is not known."""
         return self._life
 
     async def refresh_life(self) -> str:
-        """Asks Redis, and names this life of the data if nobody has."""
+        """Asks Redis for the name of this data life, and names it if no gateway has done so."""
         drawn = secrets.token_hex(8)
         if not self._run_id:
             await self.command("PING")  # connecting reads the run id
@@ -135,7 +141,7 @@ class RedisLink:
         await self._client.aclose()
 
     def _check_breaker(self) -> None:
-        """Half open, one call goes through each second."""
+        """While the breaker is half open, one call per second goes through."""
         if self.is_open:
             return
         now = asyncio.get_running_loop().time()
@@ -159,7 +165,7 @@ class RedisLink:
                     call.answer.set_result(answer)
 
     def _is_for_this_run(self, call: _Call) -> bool:
-        """What was made for another server than the one now connected must not reach it."""
+        """A call that was made for another server than the one now connected must not reach it."""
         if call.run_id in ("", self._run_id):
             return True
         if not call.answer.done():
@@ -189,24 +195,24 @@ class RedisLink:
             repeated = await self._pipeline([commands[i] for i in missing])
             for i, answer in zip(missing, repeated, strict=True):
                 answers[i] = answer
-        # OOM, READONLY, LOADING, a script's own fault: whatever Redis will not do counts as away.
+        # Redis may answer OOM, READONLY, LOADING or a script's own fault. Each refusal counts as an absent Redis.
         return [LimiterUnavailable(str(answer)) if isinstance(answer, Exception) else answer for answer in answers]
 
     async def _pipeline(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        """On the connection itself: the client's own pipeline costs more than the round trip."""
+        """Uses the connection itself, because the client's own pipeline costs more than the round trip."""
         pool: Any = self._client.connection_pool
         connection = await pool.get_connection()
         try:
             await connection.send_packed_command(b"".join(map(_command, commands)))
             return [await _reply(connection) for _ in commands]
-        except BaseException:  # whatever still comes belongs to nobody
+        except BaseException:  # the remaining answers belong to nobody
             await connection.disconnect(nowait=True)
             raise
         finally:
             await pool.release(connection)
 
     async def _on_connect(self, connection: Any) -> None:
-        """A new connection may lead to another life of Redis: then nothing already built may be sent on it."""
+        """A new connection may lead to another data life of Redis. Nothing that was built before may be sent on it."""
         await connection.on_connect()
         await connection.send_command("INFO", "server")
         info = await connection.read_response()
@@ -227,7 +233,7 @@ class RedisLink:
 
 
 def _command(arguments: tuple[Argument, ...]) -> bytes:
-    """As RESP wants it: an array of strings."""
+    """Packs a command as an array of strings, the form that RESP wants."""
     parts = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
         value = argument if isinstance(argument, bytes) else str(argument).encode()
@@ -236,7 +242,7 @@ def _command(arguments: tuple[Argument, ...]) -> bytes:
 
 
 async def _reply(connection: Any) -> Any:
-    """What Redis refuses comes back as a value."""
+    """Reads one reply. A refusal by Redis is returned as a value."""
     try:
         return await connection.read_response()
     except ResponseError as refusal:
@@ -248,5 +254,5 @@ def _source(name: str) -> str:
 
 
 def _packed(source: str) -> str:
-    """The script with its answer as one MessagePack value."""
+    """Returns the script, wrapped so that it answers with one MessagePack value."""
     return f"local function answer()\n{source}end\nreturn cmsgpack.pack(answer())\n"

@@ -1,4 +1,4 @@
-"""What runs under which key: how it is told to end, and how much of it there may be. Knows no SQL."""
+"""The requests that run under each key: how they are ended, and how many there may be. This module knows no SQL."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ RETRY_MS = 1_000
 
 
 class Running:
-    """Requests that hold a worker, by key. A change that ends a key's streams has a version; what began under an older
-    one ends, so clocks do not matter and a key that comes back is not hurt."""
+    """The requests that hold a worker, by key. A change that ends a key's streams has a version. Requests that began
+    under an older version end. So clocks do not matter, and a key that is valid again keeps its new requests.
+    """
 
     def __init__(self) -> None:
         self._ends: defaultdict[str, dict[Callable[[], None], int]] = defaultdict(dict)
@@ -33,7 +34,7 @@ class Running:
             self._ends.pop(principal.key_id, None)
 
     def end(self, ended: Mapping[str, int]) -> None:
-        """`ended`: by key id, the version that ends what is older."""
+        """Ends requests. `ended` maps each key id to the version that ends older requests."""
         for key_id, version in ended.items():
             for end, began in list(self._ends.get(key_id, {}).items()):
                 if began < version:
@@ -41,8 +42,9 @@ class Running:
 
 
 class KeyConnections:
-    """Requests at one time under one key in this process: with HTTP/1.1 that is its busy connections. The batch runner
-    bounds itself."""
+    """Counts the concurrent requests of each key in this process; with HTTP/1.1 these are its busy connections. The
+    batch runner is exempt, because it bounds itself.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -50,7 +52,7 @@ class KeyConnections:
 
     @contextlib.contextmanager
     def held(self, principal: Principal | None) -> Iterator[None]:
-        """Raises `ApiError` 429."""
+        """Holds one place for the request. Raises `ApiError` 429."""
         if principal is None or principal.kind == "batch":
             yield
             return

@@ -1,7 +1,7 @@
-"""What a gateway process is told: one frozen class, read once from the environment, handed down as values.
+"""The settings of a gateway process: one frozen class, read once from the environment and handed down as values.
 
-Knows the names and the ranges. Does not know who reads them. A name that no process of Headgate knows, or a
-value that cannot be read, stops the start with one sentence that names the variable.
+It knows the names and the ranges. It does not know who reads them. A name that no process of Headgate knows, or a value
+that cannot be read, stops the start with one sentence that names the variable.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class SettingsError(Exception):
 
 
 class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
-    """Where a served model's tokenizer and template lie, and what the operator set for it."""
+    """The directory of a served model's tokenizer and template, and the operator's settings for it."""
 
     path: str
     max_output_tokens: int | None = None
-    """The model's output cap; None: the context is the only bound."""
+    """The model's output cap. If it is unset, the context is the only bound."""
 
 
-# Read by validators of ours: JSON or a comma-separated list, not pydantic-settings' own JSON.
+# Our own validators read these fields: JSON or a comma-separated list, not pydantic-settings' own JSON.
 _Raw = pydantic_settings.NoDecode
 
 
@@ -49,40 +49,43 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     home: Path
     """The state directory: secrets, journals, files, sockets."""
     slot: int = pydantic.Field(default=0, ge=0)
-    """Which of the gateways of this state directory it is: each has a journal of its own."""
+    """The number of this gateway among those of the state directory. Each gateway has a journal of its own."""
     bind: str = "127.0.0.1:8080"
     """Address and port of the base URL."""
     listen_fd: int | None = pydantic.Field(default=None, ge=0)
     """An inherited listening socket that several gateway processes share; wins over `bind`."""
     ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
-    """Where probes with details and the metrics of all gateways of this home are; empty: on loopback, at 9300 + slot, or
-    at another port where that is taken."""
+    """Address and port of the operator's listener: probes with details and the metrics of all gateways of this home. If
+    it is empty, the listener is on loopback at port 9300 + slot, or at another port if that one is taken.
+    """
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
-    """An inherited listening socket for them; wins over `ops_bind`."""
+    """An inherited listening socket for the operator's listener; wins over `ops_bind`."""
     state_dir: Path | None = None
-    """Where the slots' journals are; None: `home/state`."""
+    """The directory of the slots' journals. If it is unset, the directory is `home/state`."""
     database_url: str | None = None
     """`postgresql+psycopg://user@host/db` or `sqlite+aiosqlite:///path`; unset: SQLite in the state directory."""
     redis_url: str = "redis://127.0.0.1:6379/0"
     """The limiter's Redis or Valkey: `redis://host:port/db`, `rediss://` or `unix:///path`."""
     limiter_timeout_s: float = pydantic.Field(default=TIMEOUT_S, gt=0, le=5)
-    """How long an answer of the limiter's Redis is waited for; later is 503 `limiter_unavailable`."""
+    """The longest time to wait for an answer of the limiter's Redis. A later answer means 503 `limiter_unavailable`."""
     broker_url: str | None = None
-    """Celery's broker, to ring for batches; None: the jobs process finds them by itself, within seconds."""
+    """Celery's broker, which wakes the jobs process for batches. If it is unset, the jobs process finds batches by
+    itself within seconds.
+    """
     models: Annotated[dict[str, ModelSource], _Raw] = pydantic.Field(default_factory=dict)
-    """What is served: JSON like `{"name": {"path": "/dir", "max_output_tokens": 4096}}`."""
+    """The served models: JSON like `{"name": {"path": "/dir", "max_output_tokens": 4096}}`."""
 
     invoice_issuer: str = pydantic.Field(default="Headgate", min_length=1, max_length=200)
-    """Who the invoices are from."""
+    """The issuer that invoices name."""
     invoice_automatic: bool = False
-    """Close every tenant's month 48 hours after its end; False: `headgate invoice close` does."""
+    """Close every tenant's month 48 hours after its end. If it is false, `headgate invoice close` does."""
 
     drain_grace_s: float = pydantic.Field(default=5.0, ge=0)
-    """Unready, but the listener stays open: time for a load balancer to look."""
+    """How long a stopping gateway reports unready with its listener still open: time for a load balancer to notice."""
     drain_s: float = pydantic.Field(default=60.0, ge=0)
-    """A stop waits so long for running requests before it ends them."""
+    """How long a stop waits for running requests before it ends them."""
     trace_ratio: float = pydantic.Field(default=0.01, ge=0, le=1)
-    """Share of requests that are traced where nobody else has decided."""
+    """The share of requests that are traced where no caller has decided."""
     trace_parent_from: Annotated[tuple[Network, ...], _Raw] = ()
     """Networks whose `traceparent` is continued, separated by commas."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -91,47 +94,50 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     trusted_networks: Annotated[tuple[Network, ...], _Raw] = ()
     """Proxies whose `X-Forwarded-For` is believed: they must set it themselves, not pass on a client's."""
     unlimited_networks: Annotated[tuple[Network, ...], _Raw] = LOOPBACK
-    """Peers without a limit of connections per address, beside the trusted ones: proxies, load tools and jobs of this
-    machine, which are many clients behind one address; jobs hosts."""
+    """Peers without a limit of connections per address, in addition to the trusted ones: proxies, load tools and jobs
+    of this machine, which are many clients behind one address; jobs hosts.
+    """
     max_connections: int = pydantic.Field(default=10_000, ge=1)
-    """Of all clients together; more are closed."""
+    """The most connections of all clients together. Further connections are closed."""
     max_connections_per_address: int = pydantic.Field(default=512, ge=1)
-    """From one address that is neither trusted nor unlimited. One load tool has one address and one key, and some
-    hundreds of requests at once. Nobody's neighbours pay for them: what runs and what waits is shared out by tenant."""
+    """The most connections from one address that is neither trusted nor unlimited. A load tool has one address and one
+    key, and some hundreds of requests at once. Other tenants do not pay for it, because running and waiting work is
+    shared out by tenant.
+    """
     max_connections_per_key: int = pydantic.Field(default=512, ge=1)
-    """Requests of one key that may run at one time; one more gets 429."""
+    """The most requests of one key that may run at one time. One more gets 429."""
     smtp_url: str | None = None
-    """Where mail of spend alerts goes out; None: alerts are noted and logged."""
+    """The SMTP server for mail of spend alerts. If it is unset, alerts are only stored and logged."""
     mail_from: str = "headgate@localhost"
     """The sender of mail."""
     webhook_allowed_networks: Annotated[tuple[Network, ...], _Raw] = ()
-    """Networks of the operator's own that webhooks may go to; else they go to public addresses alone."""
+    """Networks of the operator's own that webhooks may reach. Otherwise webhooks reach public addresses alone."""
     retention_days: int = pydantic.Field(default=30, ge=0)
     """How long an archived tenant is kept before it may be deleted."""
     first_byte_s: float = pydantic.Field(default=5.0, gt=0)
-    """A connection that sends nothing for so long is closed."""
+    """A connection that sends nothing for this time is closed."""
     headers_s: float = pydantic.Field(default=10.0, gt=0)
-    """Within it a request's head must have come."""
+    """The time within which a request's head must have come."""
     body_s: float = pydantic.Field(default=30.0, gt=0)
-    """Within it a body must have come, unless it keeps a rate that suits its size."""
+    """The time within which a body must have come, unless it keeps a rate that suits its size."""
     keepalive_s: float = pydantic.Field(default=75.0, gt=0)
-    """An idle connection is kept open so long."""
+    """How long an idle connection is kept open."""
     write_timeout_s: float = pydantic.Field(default=30.0, gt=0)
-    """A client that takes nothing of its answer for so long is given up."""
+    """A client that reads nothing of its answer for this time is disconnected."""
     text_threads: int = pydantic.Field(default=2, ge=1)
     """Threads that read bodies, render templates and tokenize, off the loop."""
 
     json_body_bytes: int = pydantic.Field(default=4 * 2**20, ge=2**16, le=16 * 2**20)
-    """Of one JSON body: 16 bytes for each token of a context of 262,144."""
+    """The largest size of one JSON body. The default is 16 bytes for each token of a context of 262,144."""
     body_bytes_held: int = pydantic.Field(default=512 * 2**20, ge=64 * 2**20)
-    """Of bodies of requests that have not ended, of all tenants; one may have no more than is left."""
+    """The most bytes of bodies of unfinished requests, over all tenants. One tenant may hold no more than is left."""
     body_bytes_per_minute: int = pydantic.Field(default=512 * 2**20, ge=16 * 2**20)
-    """Of one tenant's bodies."""
+    """The most bytes of one tenant's bodies per minute."""
 
     @pydantic.field_validator("home", "state_dir", mode="before")
     @classmethod
     def _is_named(cls, value: Any) -> Any:
-        """An empty path would be the directory one happens to be in."""
+        """Refuses an empty path, because it would mean the current directory."""
         if value == "":
             raise ValueError("must not be empty")
         return value
@@ -165,7 +171,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
 
     @property
     def journals_dir(self) -> Path:
-        """Of all slots."""
+        """The directory of all slots' journals."""
         return self.state_dir or self.home / "state"
 
     @property
@@ -185,7 +191,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
         return self.run_dir / f"gateway-{self.slot}.sock"
 
     def secret(self, name: str) -> bytes:
-        """A key file of the state directory. Raises `SettingsError`."""
+        """Reads a key file of the state directory. Raises `SettingsError`."""
         path = self.home / "secrets" / name
         try:
             value = path.read_bytes()

@@ -1,10 +1,12 @@
-"""Whom to refuse before anything is done for him, because workers would: adaptive throttling, of each tenant and model.
+"""Decides which requests to refuse before any work is done for them, because workers would refuse them: adaptive
+throttling per tenant and model.
 
-The algorithm is that of "Site Reliability Engineering" (O'Reilly 2016), chapter 21: of what comes, so much is let
-through that workers refuse about as many as they take. Nobody is refused here whom workers take; a tenant who sends
-twice what they take, or less, hears of them alone, with the times they tell. One who sends ten times as much would
-otherwise cost this process, and with it every other tenant, an admission and an ending for each refusal. Who comes
-again at the time that a worker told him is let through: a place is kept for him there. Pure; the clock is given.
+The algorithm is that of "Site Reliability Engineering" (O'Reilly 2016), chapter 21. It lets through so many requests
+that workers refuse about as many as they accept. A tenant whom workers accept is never refused here. A tenant who sends
+at most twice what workers accept hears refusals from workers alone, with the times they give. A tenant who sends ten
+times as much would otherwise cost this process, and with it every other tenant, an admission and an ending for each
+refusal. A client that comes again at the time that a worker gave is let through, because a place is kept for it. Pure;
+the clock is given.
 """
 
 from __future__ import annotations
@@ -15,34 +17,38 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 ACCEPTS = 2.0
-"""The book's K: so many are let through for each that is taken."""
+"""The book's K: the number of requests let through for each accepted one."""
 FADE_S = 10.0
-"""What is counted fades with this; the book counts two minutes, which a tenant who has calmed down would feel."""
+"""The time constant with which the counts fade. The book counts over two minutes; a tenant who has calmed down would
+feel that.
+"""
 TAKEN_BEFORE = 20.0
-"""Counting begins with a worker's first refusal, as if so many had been taken until then."""
+"""Counting begins at a worker's first refusal, as if this number had been accepted before."""
 OPEN_S = 2.0
-"""Without a worker's refusal for so long, everybody is let through."""
+"""Every request is let through once no worker has refused for this time."""
 GRACE_S = 5.0
-"""Workers keep a place so long after the time they told."""
+"""Workers keep a place for this time after the time they gave."""
 LONGEST_S = 120.0
-"""Told to come later than this, clients do not come again, and workers keep no place."""
+"""Clients that are told a longer wait do not come again, and workers keep no place for them."""
 JITTER = 0.2
 
 
 @dataclass
 class _Refused:
-    """Of one tenant and model, as long as workers refuse."""
+    """The counts of one tenant and model, kept as long as workers refuse."""
 
     at: float
-    """Of the last refusal by a worker."""
+    """The time of the last refusal by a worker."""
     after_s: float
-    """What it told."""
+    """The wait that the worker gave at that refusal."""
     num_asked: float = 0.0
     num_taken: float = 0.0
-    """Or let through and not refused yet. Both as of `counted_at`, faded."""
+    """Requests that workers accepted, or that were let through and are not refused yet. Both counts are faded to
+    `counted_at`.
+    """
     counted_at: float = 0.0
     places: dict[bytes, float] = field(default_factory=dict)
-    """When those come again whom a worker told a time."""
+    """Request fingerprint → the time at which the client should come again, as a worker said."""
 
     def fade(self, now: float) -> None:
         share = math.exp((self.counted_at - now) / FADE_S)
@@ -54,10 +60,10 @@ class _Refused:
 class AdaptiveThrottle:
     def __init__(self, seed: int | None = None) -> None:
         self._refused: dict[tuple[str, str], _Refused] = {}
-        self._random = random.Random(seed)  # who is refused, and the spread of returns; nothing is secret
+        self._random = random.Random(seed)  # draws refusals and the spread of waits; nothing here is secret
 
     def is_open(self, tenant: str, model: str, now: float) -> bool:
-        """Everybody is let through, and nothing is counted."""
+        """Returns True while every request is let through and nothing is counted."""
         refused = self._refused.get((tenant, model))
         if refused is not None and now - refused.at > OPEN_S:
             del self._refused[tenant, model]
@@ -65,7 +71,9 @@ class AdaptiveThrottle:
         return refused is None
 
     def refuse(self, tenant: str, model: str, request: bytes, now: float) -> float:
-        """Seconds after which to come again; 0: let through. `request`: its fingerprint."""
+        """Returns the seconds after which to come again, or 0 to let the request through. `request` is
+        its fingerprint.
+        """
         refused = self._refused.get((tenant, model))
         if refused is None:
             return 0.0
@@ -83,7 +91,7 @@ class AdaptiveThrottle:
         return 0.0
 
     def refused(self, tenant: str, model: str, request: bytes, after_s: float, now: float) -> None:
-        """By a worker, after it was let through."""
+        """Notes that a worker refused a request that was let through."""
         refused = self._refused.get((tenant, model))
         if refused is None:
             refused = self._refused[tenant, model] = _Refused(now, after_s, TAKEN_BEFORE, TAKEN_BEFORE, now)
@@ -96,7 +104,9 @@ class AdaptiveThrottle:
 
 
 def _lapse(places: dict[bytes, float], now: float) -> None:
-    """Of the oldest, as many as come in."""
+    """Removes up to two of the oldest places if they are past their time. So places go at least as fast
+    as they come.
+    """
     for request in list(islice(places, 2)):
         if places[request] + GRACE_S < now:
             del places[request]

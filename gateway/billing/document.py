@@ -1,4 +1,4 @@
-"""What is written on an invoice or a credit note, as texts: the same for HTML and PDF. Pure; knows no layout."""
+"""The texts of an invoice or a credit note, the same for HTML and PDF. Pure; knows no layout."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Row(msgspec.Struct, frozen=True):
 
 class Bar(msgspec.Struct, frozen=True):
     day: int
-    """Of the month."""
+    """The day of the month."""
     per_mille: int
-    """Of the highest day."""
+    """The height, per mille of the highest day."""
     amount: str
 
 
@@ -49,12 +49,12 @@ class Document(msgspec.Struct, frozen=True):
     customer_id: str
     period: str
     local_period: str
-    """As the customer's clocks have it; empty where they go by UTC."""
+    """The period in the customer's time zone; empty if that is UTC."""
     issued: str
     currency: str
     rows: list[Row]
     totals: list[tuple[str, str]]
-    """The last one is what is due."""
+    """Pairs of label and amount. The last one is the amount due."""
     bars: list[Bar]
     highest: str
 
@@ -103,7 +103,7 @@ def _row(line: Line, info: InvoiceInfo) -> Row:
 
 
 def _quantity(line: Line) -> str:
-    """Tokens; or GB and hours, cut to thousandths."""
+    """Formats a quantity: tokens, or GB hours cut to thousandths."""
     if not line.token_class.startswith("residency_"):
         return f"{line.quantity:,}"
     whole, rest = divmod(line.quantity // BYTE_HOURS_PER_MILLI_GB, 1000)
@@ -122,7 +122,7 @@ def _date(second: int) -> str:
 
 
 def csv_records(info: InvoiceInfo) -> list[list[Any]]:
-    """A header, then a record per line; integers are micro-units and tokens."""
+    """Returns a header, then a record per line; integers are micro-units and tokens."""
     names = [name for name in Line.__struct_fields__ if name != "currency"]
     head = ["invoice", "issuer", "tenant_id", "tenant_name", "invoice_period", "currency"]
     same = [info.number, info.issuer, info.tenant_id, info.tenant_name, info.period, info.currency]

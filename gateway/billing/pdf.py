@@ -1,4 +1,4 @@
-"""A document as PDF: drawn by fpdf2, A4, with the fonts every reader has. Characters beyond Latin-1 become `?`."""
+"""A document as PDF: drawn by fpdf2, A4, with the fonts that every reader has. Characters beyond Latin-1 become `?`."""
 
 from __future__ import annotations
 

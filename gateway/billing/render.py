@@ -1,4 +1,4 @@
-"""An invoice as bytes of the type that was asked for. HTML escapes everything; nothing is loaded from elsewhere."""
+"""Renders an invoice in the requested type. HTML escapes everything; nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ RENDERERS: Mapping[str, Callable[[InvoiceInfo], bytes]] = {
     "text/html": html,
     "application/pdf": as_pdf,
 }
-"""Beside `application/json`, which is the route's own."""
+"""The renderers by type, except `application/json`, which the route itself writes."""

@@ -1,9 +1,9 @@
-"""Every minute: seal the days that are over, close the month where that is wanted, charge what caches kept, and check
-the books.
+"""The bookkeeping of every minute: seal the days that are over, close the month if the operator wants it, charge kept
+caches, and check the books.
 
-The minute's check is over requests that ended since the last one; a day is checked in full when it is sealed. What is
-wrong is logged, shown by `headgate_books_ok`, and looked at again each minute until it holds; nothing is put right but
-rollups, which are only sums.
+The minute's check covers requests that ended since the last one; a day is checked in full when it is sealed. A failed
+equation is logged, shown by `headgate_books_ok`, and checked again each minute until it holds. Only rollups are
+corrected, because they are only sums.
 """
 
 from __future__ import annotations
@@ -31,15 +31,19 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 QUIET_MS = 120_000
-"""An ending and its engine record come apart; after this long both are there."""
+"""The age from which endings are checked. An ending and its engine record arrive at different times; after this long
+both are there.
+"""
 PIECE_MS = 10_000
-"""A check takes memory for all that it compares, and a connection keeps what it once took."""
+"""The length of one checked span. A check takes memory for everything that it compares, and a connection keeps the
+memory that it once took.
+"""
 ACTOR = "system"
 
 Span = tuple[int, int]
-"""Requests whose ending was posted in [since, until), in ms."""
+"""A span of requests: those whose ending was posted in [since, until), in ms."""
 Failure = tuple[str, str]
-"""An equation, and what breaks it."""
+"""The id of an equation, and the name of the row, bucket or day that breaks it."""
 
 
 class Bookkeeping:
@@ -51,14 +55,14 @@ class Bookkeeping:
         closes: bool,
         limiter_truth: Callable[[], Awaitable[EquationResult]] | None = None,
     ) -> None:
-        """`limiter_truth`: checks I13; None: where there is no limiter."""
+        """`limiter_truth` checks I13. It is None where there is no limiter."""
         self._database = database
         self._issuer = issuer
         self._closes = closes
         self._limiter_truth = limiter_truth
         self._checked_until_ms = time.time_ns() // 1_000_000 - QUIET_MS
         self._suspect: set[Span] = set()
-        """What is looked at, until it holds."""
+        """The spans that are checked until they hold."""
         self._equations: set[str] = set()
         self._ok = Gauge(
             "headgate_books_ok", "1 while everything that was checked since the start holds.", registry=registry
@@ -76,7 +80,7 @@ class Bookkeeping:
             try:
                 await uninterrupted(self.once(time.time_ns() // 1_000_000))
             except (SQLAlchemyError, OSError, TimeoutError):
-                pass  # the next minute looks at this one's requests too
+                pass  # the next minute checks this one's requests too
             await asyncio.sleep(EVERY_S)
 
     async def once(self, now_ms: int) -> None:
@@ -131,7 +135,7 @@ class Bookkeeping:
         return [failure for equation in report.equations for failure in _failures(equation)]
 
     def _show(self, failures: list[Failure]) -> None:
-        """Also that what was wrong is right now."""
+        """Shows the failures, and also that an equation which failed before holds now."""
         self._ok.set(0 if failures else 1)
         self._equations |= {equation for equation, _ in failures}
         for equation in sorted(self._equations):

@@ -1,8 +1,9 @@
-"""Equation I13: of every budget row the limiter has used what the books say, and holds what its open requests hold.
+"""Equation I13: for every budget row, the limiter's used amount equals the books, and its held amount equals that of
+its open requests.
 
-Reads only. Both sides move while they are read, so it is compared what each said first with what the other says later:
-the limiter is told an ending after it is durable, and neither ever takes anything back without a rebuild. What is
-behind for longer than 10 s has drifted.
+Reads only. Both sides change while they are read, so the first value of each side is compared with a later value of the
+other. The limiter learns of an ending after it is durable, and neither side ever decreases without a rebuild. A side
+that is behind for longer than 10 s has drifted.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from gateway.limiter.rules import row_of
 DRIFT_S = 10.0
 LOOK_S = 0.5
 TRIES = 20
-"""Of one reading, while requests come and go."""
+"""The number of tries to read one tenant while requests come and go."""
 AT_ONCE = 32
-"""Tenants that are read in one round trip."""
+"""The number of tenants that are read in one round trip."""
 
 Use = tuple[Budget, Period]
 
 
 @dataclass(frozen=True)
 class Row:
-    """What the limiter has of one budget row, in micro-units."""
+    """The limiter's values of one budget row, in micro-units."""
 
     epoch: int
     used: int
@@ -51,7 +52,9 @@ class Row:
 async def limiter_equals_books(
     database: Database, link: RedisLink, journals: Mapping[int, Path], *, drift_s: float = DRIFT_S
 ) -> EquationResult:
-    """Nothing is checked without Redis, nor while a gateway is dead: what it held is an estimate until it is back."""
+    """Checks I13. Nothing is checked without Redis, nor while a gateway is dead: the amount it held is an estimate
+    until it is back.
+    """
     try:
         async with database.read() as conn:
             uses = [] if await _is_anybody_dead(conn) else await _uses(conn)
@@ -75,7 +78,7 @@ async def _is_anybody_dead(conn: AsyncConnection) -> bool:
 
 
 async def _uses(conn: AsyncConnection) -> list[Use]:
-    """The periods of now."""
+    """Returns every budget with its current period."""
     now_ms = time.time_ns() // 1_000_000
     return [
         (budget, period)
@@ -86,7 +89,9 @@ async def _uses(conn: AsyncConnection) -> list[Use]:
 
 
 async def _booked(database: Database, uses: Sequence[Use], journals: Mapping[int, Path]) -> dict[str, int]:
-    """By row: what is settled, and what ended and is not shipped. The journals come first: nothing can be missed."""
+    """Returns the booked amount by row: settled requests, and those that ended and are not shipped. The journals are
+    read first, so that nothing can be missed.
+    """
     ended: list[Posting] = []
     for slot, directory in journals.items():
         async with database.read() as conn:
@@ -112,7 +117,7 @@ def _belongs(posting: Posting, budget: Budget, period: Period) -> bool:
 
 
 async def _limited(link: RedisLink, uses: Sequence[Use]) -> dict[str, Row]:
-    """By row, of those that are there. Raises LimiterUnavailable."""
+    """Returns the limiter's rows that exist, by name. Raises LimiterUnavailable."""
     rows: dict[str, list[str]] = {}
     for budget, period in uses:
         rows.setdefault(budget.tenant_id, []).append(row_of(budget, period))
@@ -138,7 +143,7 @@ async def _of_tenant(link: RedisLink, tenant_id: str, rows: Sequence[str]) -> di
             epoch, numbers = answer[1], answer[2:]
             found = {row: Row(epoch, *numbers[3 * i : 3 * i + 3]) for i, row in enumerate(rows)}
             return {row: known for row, known in found.items() if known.used >= 0}
-    return {}  # so busy that it cannot be read: the next check may
+    return {}  # the tenant is too busy to be read; the next check may succeed
 
 
 def _differing(
@@ -148,7 +153,9 @@ def _differing(
     booked_later: Mapping[str, int],
     limited_later: Mapping[str, Row],
 ) -> list[Use]:
-    """Rows in which the later word of one side does not reach the first of the other. Built anew meanwhile: it does."""
+    """Returns the rows in which a later value of one side is below the first value of the other. A row that was rebuilt
+    meanwhile does not count.
+    """
 
     def differs(row: str) -> bool:
         first, later = limited.get(row), limited_later.get(row)

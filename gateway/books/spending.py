@@ -1,4 +1,4 @@
-"""What all tenants together may spend, as this process last read it, and mail for spend alerts that became due.
+"""The spend limit over all tenants together, as this process last read it, and mail for spend alerts that became due.
 
 No limiter spans tenants, so the bound holds within seconds, not exactly; the tenants' own budgets are exact.
 """
@@ -27,13 +27,13 @@ MICRO_UNITS = 1_000_000
 
 
 class OrganizationLimit:
-    """Fed by `watch_limit`, asked before each admission."""
+    """The organization's limit. `watch_limit` updates it; each admission checks it."""
 
     def __init__(self) -> None:
         self.reached = False
 
     def check(self) -> None:
-        """Raises `ApiError` 429."""
+        """Checks the limit. Raises `ApiError` 429."""
         if self.reached:
             raise errors.ApiError(
                 429,
@@ -45,7 +45,7 @@ class OrganizationLimit:
 
 
 async def watch_limit(database: Database, limit: OrganizationLimit) -> None:
-    """What was read last stays believed while SQL is away."""
+    """Reads the limit again and again. The last value stays in force while SQL does not answer."""
     while True:
         try:
             limit.reached = await uninterrupted(_reached(database))
@@ -55,13 +55,13 @@ async def watch_limit(database: Database, limit: OrganizationLimit) -> None:
 
 
 async def watch_alerts(database: Database, mailer: Mailer | None) -> None:
-    """Apart from the limit, which must not wait for a slow mail server."""
+    """Sends due alerts. It runs separately from the limit, which must not wait for a slow mail server."""
     while True:
         try:
             for due in await uninterrupted(_note_due(database)):
                 await _tell(database, due, mailer)
         except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # looked at again
+            pass  # the next round looks again
         await asyncio.sleep(ALERTS_EVERY_S)
 
 
@@ -71,7 +71,7 @@ async def _reached(database: Database) -> bool:
 
 
 async def _note_due(database: Database) -> list[DueAlert]:
-    """Looked up in a snapshot first: a process that finds nothing takes no writer's turn."""
+    """Notes due alerts. It looks in a snapshot first: a process that finds nothing takes no write transaction."""
     async with database.read() as conn:
         if not await spend_alerts.any_due(conn, _now_ms()):
             return []

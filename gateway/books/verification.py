@@ -49,9 +49,12 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verified:
-    """`state_dir`: where every gateway slot of this machine has its journal. Raises SQLAlchemyError, OSError."""
+    """Verifies the books. `state_dir` holds the journals of every gateway slot of this machine. Raises SQLAlchemyError,
+    OSError.
+    """
     journals = gateway_journals(state_dir)
-    # Journals after the snapshot would miss what was shipped in between; before it, nothing can be missed.
+    # The journals are read before the snapshot. If they were read after it, requests shipped in between would be
+    # missed.
     left = {
         slot: await asyncio.to_thread(unshipped, path, await _offset(database, slot)) for slot, path in journals.items()
     }

@@ -1,4 +1,6 @@
-"""`headgate adapters`: LoRA adapters loaded and unloaded while serving, over HTTP as any operator's program would do it."""
+"""`headgate adapters`: LoRA adapters loaded and unloaded while serving. The command uses the same HTTP API as any
+program of the operator.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ PATH = "/admin/v1/adapters"
 
 @click.group(cls=Commands)
 def adapters() -> None:
-    """Serve LoRA adapters beside a model, as MODEL:NAME."""
+    """Serve LoRA adapters of a model, as MODEL:NAME."""
 
 
 @adapters.command("add")
@@ -27,7 +29,7 @@ def adapters() -> None:
 @home_option
 @json_option
 def add(model: str, name: str, path: Path, tenant: str | None, home: Path, as_json: bool) -> None:
-    """Load the adapter in PATH, a directory in PEFT's form on the workers' machines, beside MODEL."""
+    """Load the adapter in PATH for MODEL. PATH is a directory in PEFT's form on the workers' machines."""
     body = {"model": model, "name": name, "path": str(path.absolute()), "tenant": tenant}
     with one_sentence():
         show(AdminApi.of(home).call("POST", PATH, body), as_json, "id")
@@ -37,7 +39,7 @@ def add(model: str, name: str, path: Path, tenant: str | None, home: Path, as_js
 @home_option
 @json_option
 def list_adapters(home: Path, as_json: bool) -> None:
-    """Newest first; `loaded` means that every worker of the model has it."""
+    """List adapters, the newest first; `loaded` means that every worker of the model has it."""
     with one_sentence():
         columns = ("id", "served_as", "state", "tenant", "path")
         table(AdminApi.of(home).every(PATH), as_json, columns)
@@ -48,7 +50,7 @@ def list_adapters(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def remove(adapter_id: str, home: Path, as_json: bool) -> None:
-    """Take an adapter away, by its id; requests that run with it end first."""
+    """Remove an adapter, by its id; requests that run with it end first."""
     with one_sentence():
         show(AdminApi.of(home).call("DELETE", f"{PATH}/{adapter_id}"), as_json, "id")
 

@@ -1,4 +1,4 @@
-"""Which addresses one `headgate up` listens on; knows nothing of what serves them."""
+"""The addresses that one `headgate up` listens on. This module does not know which process serves them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.http.listeners import BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The base URL's socket, bound once and handed to every gateway. Raises `HomeError`."""
+    """Binds the base URL's socket once; every gateway inherits it. Raises `HomeError`."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -25,8 +25,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_from(host: str, first_port: int, count: int) -> list[socket.socket]:
-    """`count` sockets from `first_port` on, where another `up` may have taken the first. They listen from now on, so
-    that nobody takes one before its process has started. Raises `HomeError`."""
+    """Opens `count` sockets from `first_port` on; another `up` may have taken the first ports. They listen from now on,
+    so that no other process takes one before its owner has started. Raises `HomeError`.
+    """
     found: list[socket.socket] = []
     for port in range(first_port, first_port + 1000):
         try:

@@ -1,4 +1,4 @@
-"""How the commands that administrate over HTTP read their options and print what they got."""
+"""Option reading and output of the commands that administrate over HTTP."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FIELDS = ("field", "value")
 
 
 class OrNone(click.IntRange):
-    """A number, or `none` for the default."""
+    """A parameter type: a number, or `none` for the default."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         return value if value == "none" else super().convert(value, param, ctx)
 
 
 def body_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that were given, `none` as null. Raises UsageError without any."""
+    """Returns the options that were given, with `none` as null. Raises UsageError if there is none."""
     body = {
         name: None if value == "none" else value for name, value in given.items() if value is not None and value != ()
     }
@@ -48,7 +48,9 @@ def one_sentence() -> Iterator[None]:
 
 
 def _what_is_not_there() -> str:
-    """By the command's own arguments, and where to look for others. A tenant that is not there is told of by itself."""
+    """Names the missing object by the command's own arguments, and says where to look for others. A missing tenant is
+    reported elsewhere.
+    """
     ctx = click.get_current_context()
     arguments = [one.name for one in ctx.command.params if isinstance(one, click.Argument)]
     given = [ctx.params[name] for name in arguments if name and name != "tenant"]
@@ -62,17 +64,17 @@ def _what_is_not_there() -> str:
 
 
 def warn(sentence: str) -> None:
-    """Beside the output, which may be a program's."""
+    """Prints a warning to standard error, because a program may read the output."""
     click.echo(f"headgate: Warning: {sentence}", err=True)
 
 
 def show_fields(value: dict[str, Any], as_json: bool) -> None:
-    """Every field on a line of its own."""
+    """Prints every field on a line of its own."""
     print_rows(value, as_json, FIELDS, list(value.items()))
 
 
 def show(value: dict[str, Any], as_json: bool, field: str) -> None:
-    """The one field that matters, for `$(headgate ...)`; or everything."""
+    """Prints the one field that matters, for `$(headgate ...)`; or the whole object as JSON."""
     click.echo(msgspec.json.encode(value) if as_json else value[field])
 
 
@@ -92,7 +94,7 @@ def print_rows(value: Any, as_json: bool, columns: Sequence[str], rows: Sequence
     for row in rows:
         names = (row[0], row[0]) if one_a_line else columns
         drawn.add_row(*(_cell(name, cell) for name, cell in zip(names, row, strict=True)))
-    # Never cut: what is piped into a file or another program must be whole.
+    # The table is never cut: output to a file or another program must be whole.
     console = Console()
     if not console.is_terminal:
         console = Console(width=250)
@@ -100,7 +102,7 @@ def print_rows(value: Any, as_json: bool, columns: Sequence[str], rows: Sequence
 
 
 def _cell(name: str, cell: Any) -> str:
-    """Times of the API are Unix seconds; people read them in UTC."""
+    """Formats one cell. Times of the API are Unix seconds; people read them in UTC."""
     if type(cell) is int and (name.endswith("_at") or name in ("from", "until")):
         return f"{datetime.fromtimestamp(cell, UTC):%Y-%m-%d %H:%M:%S}"
     return "" if cell is None else str(cell)

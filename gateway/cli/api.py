@@ -19,7 +19,7 @@ TIMEOUT_S = 30.0
 
 
 class ApiFailed(Exception):
-    """One sentence: what was asked could not be done. `code`: the gateway's, where it answered."""
+    """One sentence that says why a call failed. `code` is the gateway's error code, if it answered."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -27,7 +27,7 @@ class ApiFailed(Exception):
 
 
 class NotThere(ApiFailed):
-    """What was asked about does not exist, and the answer does not say what that was."""
+    """The object does not exist, and the answer does not name it."""
 
 
 class _Ready(msgspec.Struct):
@@ -36,14 +36,16 @@ class _Ready(msgspec.Struct):
 
 @dataclass(frozen=True)
 class AdminApi:
-    """Where the server listens, and a key that may administer it."""
+    """The server's URL, and a key that may administer it."""
 
     url: str
     key: str
 
     @classmethod
     def of(cls, home: Path) -> AdminApi:
-        """`HEADGATE_URL`, else what runs in this home; `HEADGATE_API_KEY` if it is an admin key, else the home's."""
+        """Uses `HEADGATE_URL`, otherwise the server that runs in this home; and `HEADGATE_API_KEY` if it is an admin
+        key, otherwise the home's key.
+        """
         return cls(os.environ.get("HEADGATE_URL") or _url(Home(home)), _key(Home(home)))
 
     def call(
@@ -55,15 +57,15 @@ class AdminApi:
         *,
         headers: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The answer's JSON object. Raises ApiFailed."""
+        """Returns the answer's JSON object. Raises ApiFailed."""
         return self._object(asyncio.run(self._call(method, path, body, params, headers or {})))
 
     def fetch(self, path: str, content_type: str) -> bytes:
-        """A document as it is. Raises ApiFailed."""
+        """Returns a document unchanged. Raises ApiFailed."""
         return asyncio.run(self._call("GET", path, None, None, {"accept": content_type}))
 
     def every(self, path: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """All objects of a list, page by page."""
+        """Returns all objects of a list, read page by page."""
         found: list[dict[str, Any]] = []
         while True:
             after = {"after": found[-1]["id"]} if found else {}
@@ -73,7 +75,7 @@ class AdminApi:
                 return found
 
     def project(self, name_or_id: str, *, archived: bool = False) -> dict[str, Any]:
-        """By id, or by name if that is one project's alone. `archived`: look among those too."""
+        """Finds a project by id, or by its name if only one project has it. `archived` includes archived projects."""
         if name_or_id.startswith("proj_"):
             try:
                 return self.call("GET", f"{PROJECTS}/{name_or_id}")

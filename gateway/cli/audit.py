@@ -1,4 +1,4 @@
-"""`headgate audit`: who changed what."""
+"""`headgate audit`: the log of all changes and of who made them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def list_entries(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Newest first."""
+    """List changes, the newest first."""
     params: dict[str, Any] = {
         "event_types[]": list(types),
         "actor_ids[]": list(actors),

@@ -1,4 +1,4 @@
-"""What `headgate up` prints once everything serves: URL, keys (on the first start only), ready snippets."""
+"""The output of `headgate up` once everything serves: URL, keys (on the first start only), ready snippets."""
 
 from __future__ import annotations
 

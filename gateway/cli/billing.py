@@ -25,7 +25,7 @@ COLUMNS = ("number", "project_name", "period", "currency", "subtotal", "prepaid"
 
 @click.group(cls=Commands)
 def invoice() -> None:
-    """Close a month into invoices, and read them. What is closed never changes; `headgate credits` corrects it."""
+    """Close a month into invoices, and read them. A closed invoice never changes; `headgate credits` corrects it."""
 
 
 @invoice.command("close")
@@ -34,8 +34,9 @@ def invoice() -> None:
 @home_option
 @json_option
 def close(period: str, tenant: str | None, home: Path, as_json: bool) -> None:
-    """One invoice for each tenant that has none yet, reconciled to every ledger row. Closing again with --tenant gives the
-    same invoice."""
+    """Make one invoice for each tenant that has none yet, reconciled to every ledger row. Closing again with --tenant
+    gives the same invoice.
+    """
     with one_sentence():
         api = AdminApi.of(home)
         if tenant is not None:
@@ -59,7 +60,7 @@ def close(period: str, tenant: str | None, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def list_invoices(tenant: str | None, period: str | None, home: Path, as_json: bool) -> None:
-    """Invoices and credit notes, newest first."""
+    """List invoices and credit notes, the newest first."""
     with one_sentence():
         api = AdminApi.of(home)
         params = {"project_id": tenant and api.project(tenant)["id"], "period": period}
@@ -72,7 +73,7 @@ def list_invoices(tenant: str | None, period: str | None, home: Path, as_json: b
 @home_option
 @json_option
 def show_invoice(number: str, home: Path, as_json: bool) -> None:
-    """The lines of NUMBER, and what is due."""
+    """Show the lines of NUMBER, and the amount that is due."""
     with one_sentence():
         found = AdminApi.of(home).call("GET", f"{INVOICES}/{number}")
         columns = ("kind", "period", "model", "tier", "token_class", "price_version", "quantity", "amount")
@@ -93,7 +94,7 @@ def show_invoice(number: str, home: Path, as_json: bool) -> None:
 )
 @home_option
 def export(number: str, kind: str, out: Path | None, home: Path) -> None:
-    """NUMBER as a document."""
+    """Write NUMBER as a document."""
     with one_sentence():
         content = AdminApi.of(home).fetch(f"{INVOICES}/{number}", TYPES[kind])
     if out == Path("-"):
@@ -107,7 +108,7 @@ def export(number: str, kind: str, out: Path | None, home: Path) -> None:
 
 @click.group(cls=Commands)
 def credits() -> None:
-    """Prepaid grants, and corrections of charged requests. Amounts are the currency's, like 25.00."""
+    """Give prepaid grants, and correct charged requests. Amounts are the currency's, like 25.00."""
 
 
 @credits.command("grant")
@@ -134,7 +135,7 @@ def grant(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """TENANT (id or name) has prepaid AMOUNT: closes take them before anything is due."""
+    """Record that TENANT (id or name) has prepaid AMOUNT: closes use grants before anything is due."""
     times = {k: v for k, v in {"starts_at": starts, "expires_at": expires}.items() if v is not None}
     body = {"type": "grant", "amount_micro_units": amount, **fields, **times}
     _give(home, tenant, body, idempotency_key, as_json)
@@ -159,7 +160,7 @@ def correct(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Take back AMOUNT of what REQUEST_ID cost TENANT (id or name), by a credit note with its own number."""
+    """Take back AMOUNT of the charge of REQUEST_ID to TENANT (id or name), by a credit note with its own number."""
     kind = "adjustment" if adjustment else "credit_note"
     body = {"type": kind, "amount_micro_units": amount, "corrects": request_id, "note": note}
     _give(home, tenant, body, idempotency_key, as_json)
@@ -170,7 +171,7 @@ def correct(
 @home_option
 @json_option
 def list_credits(tenant: str | None, home: Path, as_json: bool) -> None:
-    """Newest first, with what is left of grants."""
+    """List credits, the newest first, with the rest of each grant."""
     with one_sentence():
         api = AdminApi.of(home)
         found = api.every(CREDITS, {} if tenant is None else {"project_id": api.project(tenant)["id"]})

@@ -1,4 +1,4 @@
-"""Commands that read the books from SQL themselves, so that they work when nothing else runs."""
+"""Database access for commands that read the books from SQL themselves, so that they work when nothing else runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def with_books(home: Path, work: Callable[[Database], Awaitable[T]]) -> T:
-    """Runs `work` on the home's database, or on HEADGATE_DATABASE_URL. What fails is one sentence."""
+    """Runs `work` on the home's database, or on HEADGATE_DATABASE_URL. A failure is reported in one sentence."""
     try:
         return asyncio.run(_run(Home(home.expanduser().resolve()), work))
     except (AccountingError, SQLAlchemyError, OSError) as error:

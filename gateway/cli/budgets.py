@@ -1,4 +1,6 @@
-"""`headgate budgets`: what tenants and keys may spend, over HTTP as any operator's program would do it."""
+"""`headgate budgets`: the spending limits of tenants and keys. The command uses the same HTTP API as any program of the
+operator.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ kind_option = click.option(
 
 @click.group(cls=Commands)
 def budgets() -> None:
-    """What tenants and keys may spend: held token by token, so that none is exceeded."""
+    """Limit what tenants and keys may spend. Money is reserved token by token, so that no budget is exceeded."""
 
 
 @budgets.command("add")
@@ -56,7 +58,7 @@ def add(
     home: Path,
     as_json: bool,
 ) -> None:
-    """Give TENANT (an id or a name) a budget. Several may stand side by side; all must have room."""
+    """Give TENANT (an id or a name) a budget. A tenant may have several; a request needs money in all of them."""
     if limit is None:
         raise click.UsageError("Give a --limit.")
     if (period is None) == (start is None) or (start is None) != (end is None):
@@ -80,7 +82,7 @@ def add(
 @home_option
 @json_option
 def list_budgets(tenant: str | None, home: Path, as_json: bool) -> None:
-    """Newest first, with what is settled of the period that runs now."""
+    """List budgets, the newest first, with the settled amount of the current period."""
     with one_sentence():
         api = AdminApi.of(home)
         params = {} if tenant is None else {"project_id": api.project(tenant)["id"]}
@@ -95,7 +97,7 @@ def list_budgets(tenant: str | None, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def change(budget_id: str, limit: int | None, kind: str | None, home: Path, as_json: bool) -> None:
-    """Change limit or kind; it holds within seconds, for running requests too."""
+    """Change limit or kind; the change holds within seconds, for running requests too."""
     if limit is None and kind is None:
         raise click.UsageError("Give --limit or --kind.")
     with one_sentence():
@@ -108,7 +110,7 @@ def change(budget_id: str, limit: int | None, kind: str | None, home: Path, as_j
 @home_option
 @json_option
 def remove(budget_id: str, home: Path, as_json: bool) -> None:
-    """It binds nobody any more."""
+    """Remove a budget; it binds no request any more."""
     with one_sentence():
         show(AdminApi.of(home).call("DELETE", f"{PATH}/{budget_id}"), as_json, "id")
 

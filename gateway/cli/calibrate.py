@@ -1,4 +1,6 @@
-"""`headgate calibrate`: runs the model, which needs torch, so by exec with all arguments as they are."""
+"""`headgate calibrate`: it runs the model, which needs torch, so it starts another module by exec with all arguments
+unchanged.
+"""
 
 from __future__ import annotations
 

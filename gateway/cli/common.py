@@ -1,4 +1,4 @@
-"""What every subcommand shares: `--home`, `--json`, and one clear sentence with a non-zero exit."""
+"""Options and helpers that every subcommand shares: `--home`, `--json`, and one clear sentence with a non-zero exit."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ end_streams_option = click.option(
 
 
 def revoking(end_streams: bool | None) -> dict[str, str]:
-    """The query that asks for it; None: the server's default."""
+    """Returns the query parameter for the choice. None leaves it to the server's default."""
     return {} if end_streams is None else {"revoke": "immediate" if end_streams else "graceful"}
 
 
 def database_fault(error: Exception) -> str | None:
-    """One sentence for what accounting refuses or a database's driver raises; None for anything else. Loads neither:
-    who has raised it has."""
+    """Returns one sentence for an error of accounting or of a database's driver; None for any other error. It imports
+    neither library: the code that raised the error has done so.
+    """
     if "sqlalchemy" not in sys.modules:
         return None
     from sqlalchemy.exc import SQLAlchemyError

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine each worker sees. No torch: device files and one variable."""
+"""The GPUs of this machine that each worker sees. It needs no torch: only device files and one variable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(environ: Mapping[str, str], directory: Path = Path("/dev")) -> list[str]:
-    """What this process may use, in CUDA's own notation (numbers or UUIDs)."""
+    """Returns the devices that this process may use, in CUDA's own notation (numbers or UUIDs)."""
     given = environ.get(VISIBLE)
     if given is not None:
         return [name.strip() for name in given.split(",") if name.strip()]
@@ -19,8 +19,9 @@ def visible_devices(environ: Mapping[str, str], directory: Path = Path("/dev")) 
 
 
 def share(devices: list[str], slot: int, num_workers: int, num_ranks: int) -> dict[str, str]:
-    """The environment of one worker. Nothing, where there are not enough devices for all to have their own: a worker
-    then takes what it finds, or says what it lacks."""
+    """Returns the environment of one worker. It is empty if there are not enough devices for every worker to have its
+    own: a worker then takes the devices it finds, or reports those it lacks.
+    """
     if num_workers == 1 or len(devices) < num_workers * num_ranks:
         return {}
     return {VISIBLE: ",".join(devices[slot * num_ranks : (slot + 1) * num_ranks])}

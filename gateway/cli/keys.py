@@ -1,6 +1,7 @@
-"""`headgate keys`, over HTTP as any operator's program would do it.
+"""`headgate keys`: API keys. The command uses the same HTTP API as any program of the operator.
 
-One exception, the way in when no admin key is left: `keys create --admin` writes to SQL with the home's pepper.
+There is one exception, for an operator without an admin key: `keys create --admin` writes to SQL with the home's
+pepper.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gateway.cli.groups import Commands
 
 KEYS = "/admin/v1/keys"
 ACCOUNT = "command line"
-"""The service account that owns the keys made here."""
+"""The name of the service account that owns the keys made here."""
 
 model_option = click.option("--model", "models", multiple=True, help="May use this model only; may be repeated.")
 address_option = click.option(
@@ -59,7 +60,7 @@ def create_key(
     home: Path,
     as_json: bool,
 ) -> None:
-    """A key for TENANT (id or name). Its value is shown this once."""
+    """Make a key for TENANT (id or name). Its value is shown this once."""
     if admin == (tenant is not None):
         raise click.UsageError("Give either a tenant or --admin.")
     with one_sentence():
@@ -76,7 +77,7 @@ def create_key(
 
 
 def _account(api: AdminApi, accounts: str) -> str:
-    """Id of the service account that owns what is made here."""
+    """Returns the id of the service account that owns keys made here."""
     mine = next((a for a in api.every(accounts) if a["name"] == ACCOUNT), None)
     if mine is None:
         mine = api.call("POST", accounts, {"name": ACCOUNT, "create_service_account_only": True})
@@ -84,7 +85,9 @@ def _account(api: AdminApi, accounts: str) -> str:
 
 
 def _bind(api: AdminApi, key_id: str, models: tuple[str, ...], addresses: tuple[str, ...]) -> None:
-    """A key whose bounds are refused must not stay without them: nobody has seen its value yet."""
+    """Restricts a new key. If the restriction is refused, the key is disabled, which hurts nobody: its value has not
+    been shown yet.
+    """
     body = {name: list(value) for name, value in (("models", models), ("addresses", addresses)) if value}
     path = f"{KEYS}/{key_id}"
     try:
@@ -99,7 +102,7 @@ def _bind(api: AdminApi, key_id: str, models: tuple[str, ...], addresses: tuple[
 @home_option
 @json_option
 def list_keys(tenant: str, home: Path, as_json: bool) -> None:
-    """Keys of TENANT (id or name), redacted."""
+    """List the keys of TENANT (id or name), redacted."""
     with one_sentence():
         api = AdminApi.of(home)
         found = api.every(f"{PROJECTS}/{api.project(tenant)['id']}/api_keys")
@@ -111,7 +114,7 @@ def list_keys(tenant: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def show_key(key_id: str, home: Path, as_json: bool) -> None:
-    """Everything about a key but its value."""
+    """Show everything about a key but its value."""
     with one_sentence():
         show_fields(AdminApi.of(home).call("GET", f"{KEYS}/{key_id}"), as_json)
 
@@ -163,7 +166,7 @@ def set_key(
 @home_option
 @json_option
 def rotate_key(key_id: str, overlap_s: int, home: Path, as_json: bool) -> None:
-    """A new value for the same key, shown this once. An older one that still overlapped ends now."""
+    """Give the same key a new value, shown this once. An older value that still overlapped ends now."""
     with one_sentence():
         body = {"overlap_seconds": overlap_s}
         show(AdminApi.of(home).call("POST", f"{KEYS}/{key_id}/rotate", body), as_json, "value")
@@ -176,7 +179,7 @@ def rotate_key(key_id: str, overlap_s: int, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def revoke_key(tenant: str, key_id: str, end_streams: bool | None, home: Path, as_json: bool) -> None:
-    """Refused everywhere within 5 seconds, and what runs under it ends."""
+    """Revoke a key: it is refused everywhere within 5 seconds, and its running requests end."""
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{PROJECTS}/{api.project(tenant)['id']}/api_keys/{key_id}"
@@ -187,7 +190,7 @@ def revoke_key(tenant: str, key_id: str, end_streams: bool | None, home: Path, a
 @home_option
 @json_option
 def report_leaked(home: Path, as_json: bool) -> None:
-    """Revoke a key by its value, read from standard input, with all that runs under it."""
+    """Revoke a key by its value, read from standard input, and end its running requests."""
     value = sys.stdin.readline().strip()
     with one_sentence():
         answer = AdminApi.of(home).call("POST", "/admin/v1/leaked-keys", {"value": value})

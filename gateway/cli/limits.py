@@ -1,4 +1,4 @@
-"""`headgate limits` and `headgate models-permissions`: what a tenant may do, spend and use."""
+"""`headgate limits` and `headgate models-permissions`: the rate limits, spend limits and allowed models of a tenant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def limits() -> None:
 @home_option
 @json_option
 def list_limits(tenant: str, home: Path, as_json: bool) -> None:
-    """Limits of TENANT on each model that has a price. Those over all models: `headgate tenants show`."""
+    """List the limits of TENANT on each model that has a price. `headgate tenants show` has those over all models."""
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{PROJECTS}/{api.project(tenant)['id']}/rate_limits"
@@ -50,7 +50,7 @@ def list_limits(tenant: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def set_limits(tenant: str, model: str | None, home: Path, as_json: bool, **given: Any) -> None:
-    """Change what is given; the rest stays. Over all models, `none` is no limit."""
+    """Change the limits that are given; the others stay. Over all models, `none` is no limit."""
     body = body_of(given)
     unfit = "max_running_requests" if model else "batch_1_day_max_input_tokens"
     if unfit in body or (model and None in body.values()):
@@ -97,7 +97,7 @@ def spend(tenant: str | None, limit: int | None, remove: bool, home: Path, as_js
 
 @click.group("models-permissions", cls=Commands)
 def permissions() -> None:
-    """Which models all keys of a tenant may use, beside each key's own list."""
+    """Choose the models that all keys of a tenant may use, in addition to each key's own list."""
 
 
 def _permissions(home: Path, tenant: str) -> tuple[AdminApi, str]:
@@ -110,7 +110,7 @@ def _permissions(home: Path, tenant: str) -> tuple[AdminApi, str]:
 @home_option
 @json_option
 def show_permissions(tenant: str, home: Path, as_json: bool) -> None:
-    """A deny list without models denies nothing."""
+    """Show the models that TENANT may use, or may not use. A deny list without models denies nothing."""
     with one_sentence():
         api, path = _permissions(home, tenant)
         show_fields(api.call("GET", path), as_json)
@@ -138,7 +138,7 @@ _list_command("deny", "deny_list", "TENANT may use every model but these MODELS.
 @home_option
 @json_option
 def clear(tenant: str, home: Path, as_json: bool) -> None:
-    """Every model again."""
+    """Allow every model again."""
     with one_sentence():
         api, path = _permissions(home, tenant)
         show_fields(api.call("DELETE", path), as_json)

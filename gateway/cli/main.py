@@ -17,7 +17,7 @@ from gateway.base.home import Home, HomeError
 from gateway.cli.common import database_fault, fail, home_option
 from gateway.cli.groups import Commands
 
-# These modules load SQLAlchemy and an HTTP client; a process that is only about to exec another must not wait for that.
+# These modules load SQLAlchemy and an HTTP client; a process that only starts another by exec must not wait for that.
 LATE_COMMANDS = {
     "tenants": "tenants",
     "keys": "keys",
@@ -67,8 +67,9 @@ draft_model_option = click.option(
 
 
 class _Commands(Commands):
-    """Finds the late ones when they are asked for, in singular and plural. A database that cannot be used is one
-    sentence in all of them."""
+    """Imports late commands when they are asked for, in singular and plural. A database that cannot be used is one
+    sentence in all of them.
+    """
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -93,7 +94,7 @@ class _Commands(Commands):
 
 
 def _in_full(name: str) -> str:
-    """A late command's own name. The others start processes, and have one name each."""
+    """Returns a late command's own name. The other commands start processes, and have one name each."""
     forms = (name, f"{name}s", f"{name}es", name.removesuffix("s"), name.replace("model-", "models-"))
     return next((form for form in forms if form in LATE_COMMANDS), name)
 
@@ -199,7 +200,7 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
 
 
 def _propose_from(draft_model: str | None) -> None:
-    """Workers read their environment."""
+    """Sets the draft model in the environment, because workers read their settings from it."""
     if draft_model is not None:
         os.environ[DRAFT_MODEL] = draft_model
         os.environ.setdefault("HEADGATE_ENGINE_SPECULATE", "draft")

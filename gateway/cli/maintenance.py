@@ -1,4 +1,6 @@
-"""`headgate verify-books`, `headgate journals`: these commands go to SQL themselves, so that they work when nothing else runs."""
+"""`headgate verify-books` and `headgate journals`: these commands read SQL themselves, so that they work when nothing
+else runs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from gateway.metering.replay import Replayed, replay
 
 REDIS_TIMEOUT_S = 2.0
 NAMED = 5
-"""Failures printed per equation; --json has them all."""
+"""The number of failures printed per equation; --json has them all."""
 
 
 @click.command("verify-books")
@@ -51,14 +53,14 @@ def verify_books(home: Path, as_json: bool) -> None:
 
 @click.group(cls=Commands)
 def journals() -> None:
-    """What gateways and workers wrote down before it came into the books."""
+    """Manage the journals: records of gateways and workers that are written before they come into the books."""
 
 
 @journals.command("list")
 @home_option
 @json_option
 def list_journals(home: Path, as_json: bool) -> None:
-    """Every slot of this machine: sizes, and how many requests run, or ended and are not in SQL yet."""
+    """List every slot of this machine: sizes, and how many requests run, or ended and are not in SQL yet."""
     state_dir = Home(home.expanduser().resolve()).state
     found = with_books(home, lambda database: _list(state_dir, database))
     table([msgspec.structs.asdict(one) for one in found], as_json, JournalState.__struct_fields__)
@@ -69,7 +71,7 @@ def list_journals(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
-    """Bring into the books what gateways that are gone left behind: their endings, and a void for what still ran.
+    """Bring the journals of stopped gateways into the books: their endings, and a void for each request that still ran.
 
     SLOTS are numbers of gateways; without them, all that have a journal here. `headgate up` does this at its start for
     slots that it does not use. A slot that a living gateway owns is left to it.
@@ -95,11 +97,11 @@ def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
     prompt="What was charged there and not shipped is lost to the books. Are all other gateways' journals replayed?"
 )
 def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
-    """End what only the journal of gateway SLOT knew, whose disk is gone for good.
+    """End the requests that only the journal of gateway SLOT knew, whose disk is gone for good.
 
-    What it held of limits and budgets is given back. Requests that a worker recorded more than ten minutes ago, that
-    nobody ended, and that no other journal or reservation names, become void: nobody is charged for them. A journal
-    that is there is never abandoned: replay it.
+    The limits and budgets that it held are given back. Requests that a worker recorded more than ten minutes ago, that
+    have no ending, and that no other journal or reservation names, become void: nobody is charged for them. A journal
+    that exists is never abandoned: replay it.
     """
     place = Home(home.expanduser().resolve())
     journals = gateway_journals(place.state)
@@ -133,7 +135,7 @@ async def _list(state_dir: Path, database: Database) -> list[JournalState]:
 
 
 def _redis_url(home: Home) -> str:
-    """Where nobody answers, what is compared with Redis is left out."""
+    """Returns the limiter's Redis URL. If Redis does not answer, the comparison with Redis is left out."""
     return os.environ.get("HEADGATE_REDIS_URL") or embedded.redis_url(home.run / "redis.sock")
 
 

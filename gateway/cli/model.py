@@ -1,6 +1,6 @@
-"""Which model `headgate up` serves: a directory, a hub id, or the demo model of the repository.
+"""The model that `headgate up` serves: a directory, a hub id, or the demo model of the repository.
 
-Only files and names; loading, and every judgement that needs weights, is the worker's.
+This module handles only files and names. The worker loads the model and judges everything that needs weights.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     id: str
-    """What clients put into `model`."""
+    """The name that clients put into `model`."""
     path: Path
 
 
 def resolve(name: str | None) -> ServedModel:
-    """Raises `HomeError` with one sentence where the name leads nowhere."""
+    """Finds the model. Raises `HomeError` with one sentence if the name leads nowhere."""
     if name is None:
         return ServedModel(DEMO_MODEL_ID, _checked(demo_model_path(), DEMO_MODEL_ID))
     path = Path(name).expanduser()
@@ -37,7 +37,7 @@ def resolve(name: str | None) -> ServedModel:
 
 
 def demo_model_path() -> Path:
-    """`ops/demo_model/model`, which travels in wheels as `workers.demo_model`."""
+    """Returns `ops/demo_model/model`, which wheels contain as `workers.demo_model`."""
     spec = importlib.util.find_spec("workers.demo_model")
     locations = list(spec.submodule_search_locations or []) if spec else []
     if not locations:
@@ -65,7 +65,7 @@ def _checked(path: Path, name: str) -> Path:
 
 
 def _download(name: str) -> Path:
-    """A hub id, through the hub's own client and cache."""
+    """Downloads a hub id, through the hub's own client and cache."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

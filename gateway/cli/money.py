@@ -1,4 +1,4 @@
-"""Money on the command line: decimal amounts of the currency, read exactly; the API's are micro-units."""
+"""Money on the command line: decimal amounts of the currency, read exactly; the API's amounts are micro-units."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gateway.schema.money import MICRO_UNITS, decimal, micro_units
 
 
 class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
-    """`25.00` → micro-units."""
+    """A parameter type that reads `25.00` as micro-units."""
 
     name = "AMOUNT"
 
     def __init__(self, *, places: int = 6, signed: bool = False, positive: bool = False) -> None:
-        """`places`: decimals at most. `signed`: below 0 too. `positive`: above 0 only."""
+        """`places` is the most decimals. `signed` allows amounts below 0. `positive` allows only amounts above 0."""
         self._unit = MICRO_UNITS // 10**places
         self._places = places
         self._signed = signed
@@ -38,5 +38,5 @@ class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
 
 
 def shown(amount: int | None, currency: str) -> str:
-    """Micro-units as people read them, for a table."""
+    """Formats micro-units for a table."""
     return "" if amount is None else f"{decimal(amount, 2)} {currency.upper()}"

@@ -1,4 +1,6 @@
-"""`headgate plan`: the worker's own arithmetic, which needs torch, so by exec with all arguments as they are."""
+"""`headgate plan`: the worker's own arithmetic. It needs torch, so it starts another module by exec with all arguments
+unchanged.
+"""
 
 from __future__ import annotations
 

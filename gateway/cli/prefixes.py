@@ -1,4 +1,6 @@
-"""`headgate prefixes`: prompts published to all tenants, over HTTP as any operator's program would do it."""
+"""`headgate prefixes`: prompts published to all tenants. The command uses the same HTTP API as any program of the
+operator.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def add(
 @home_option
 @json_option
 def list_prefixes(home: Path, as_json: bool) -> None:
-    """Newest first; `pinned` means that every worker has it."""
+    """List prefixes, the newest first; `pinned` means that every worker has it."""
     with one_sentence():
         columns = ("id", "name", "model", "num_tokens", "state", "expires_at")
         table(AdminApi.of(home).every(PATH), as_json, columns)
@@ -68,7 +70,7 @@ def list_prefixes(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def delete(prefix_id: str, home: Path, as_json: bool) -> None:
-    """From the next request on it is private text like any other."""
+    """Delete a prefix. From the next request on it is private text like any other."""
     with one_sentence():
         show(AdminApi.of(home).call("DELETE", f"{PATH}/{prefix_id}"), as_json, "id")
 

@@ -1,4 +1,4 @@
-"""`headgate prices`: price sheets over HTTP, as any operator's program would do it."""
+"""`headgate prices`: price sheets. The command uses the same HTTP API as any program of the operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES = ("cache_read", "cache_write", "uncached", "output")
 
 
 class RateParam(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
-    """`MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT`: amounts of the currency per million tokens."""
+    """A parameter type: `MODEL=CACHE_READ,CACHE_WRITE,UNCACHED,OUTPUT`, amounts of the currency per million tokens."""
 
     name = "MODEL=4 RATES"
 
@@ -36,7 +36,9 @@ class RateParam(click.ParamType):  # type: ignore[type-arg]  # generic in some v
 
 @click.group(cls=Commands)
 def prices() -> None:
-    """Price sheets: rates in the currency per million tokens, in force from a moment on. Versions are immutable."""
+    """Manage price sheets: rates in the currency per million tokens, in force from a moment on. Versions
+    are immutable.
+    """
 
 
 @prices.command("add")
@@ -75,9 +77,9 @@ def add(
     home: Path,
     as_json: bool,
 ) -> None:
-    """The next version of SHEET; a new sheet if there is none of that name. Prints its id.
+    """Add the next version of SHEET, or a new sheet if there is none of that name. Prints its id.
 
-    A version has the rates of all its models: what it does not name has no price.
+    A version has the rates of all its models: a model that it does not name has no price.
     """
     body: dict[str, Any] = _read(file) if file else {}
     listed = [*body.get("rates", []), *rates, *({**rate, "tier": "batch"} for rate in batch_rates)]
@@ -99,7 +101,7 @@ def add(
 @home_option
 @json_option
 def list_sheets(home: Path, as_json: bool) -> None:
-    """Every version of every sheet, the newest first."""
+    """List every version of every sheet, the newest first."""
     with one_sentence():
         found = AdminApi.of(home).every(PATH)
         table(found, as_json, ("id", "currency", "from", "until"))
@@ -110,7 +112,7 @@ def list_sheets(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def show_version(version: str, home: Path, as_json: bool) -> None:
-    """All rates of one version."""
+    """Show all rates of one version."""
     sheet, _, number = version.rpartition("@")
     if not sheet or not number.isdigit():
         raise click.UsageError("A version is written SHEET@NUMBER.")
@@ -126,7 +128,7 @@ def show_version(version: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def assign(tenant: str, sheet: str, from_: int | None, until: int | None, home: Path, as_json: bool) -> None:
-    """TENANT (id or name) pays by SHEET. Intervals of a tenant cannot overlap."""
+    """Let TENANT (id or name) pay by SHEET. Intervals of a tenant cannot overlap."""
     with one_sentence():
         api = AdminApi.of(home)
         path = f"/admin/v1/tenants/{api.project(tenant)['id']}/price-sheet"
@@ -139,7 +141,7 @@ def assign(tenant: str, sheet: str, from_: int | None, until: int | None, home: 
 
 
 def _warn_of_gaps(sheet: str, made: dict[str, Any]) -> None:
-    """A gateway of an older version does not tell them."""
+    """Warns of models without a price. A gateway of an older version does not report them."""
     tiers: dict[str, list[str]] = {}
     for gap in made.get("unpriced", []):
         tiers.setdefault(gap["model"], []).append(gap["tier"])

@@ -1,4 +1,6 @@
-"""`headgate quotas`: limits per day, of input and output apart, per model and end user, over HTTP as any program."""
+"""`headgate quotas`: limits per day, for input and output separately, per model and end user. The command uses the same
+HTTP API as any program.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ MAX_LIMIT = 2**53 - 1
 
 @click.group(cls=Commands)
 def quotas() -> None:
-    """Limits beside those of `headgate limits`: per day, input and output apart, per end user."""
+    """Set limits in addition to those of `headgate limits`: per day, for input and output separately, per end user."""
 
 
 @quotas.command("list")
@@ -28,7 +30,7 @@ def quotas() -> None:
 @home_option
 @json_option
 def list_quotas(tenant: str, home: Path, as_json: bool) -> None:
-    """All quotas of TENANT, an id or a name."""
+    """List all quotas of TENANT, an id or a name."""
     with one_sentence():
         api = AdminApi.of(home)
         found = api.call("GET", PATH, params={"project_id": api.project(tenant)["id"]})
@@ -53,7 +55,7 @@ def list_quotas(tenant: str, home: Path, as_json: bool) -> None:
 def set_quota(
     tenant: str, dimension: str, limit: int | str, level: str, subject: str, shadow: bool, home: Path, as_json: bool
 ) -> None:
-    """Set a LIMIT of TENANT in the place of the one that binds the same; `none`: there is none any more."""
+    """Set a LIMIT of TENANT; it replaces the one that binds the same. `none` removes it."""
     if (level in ("key", "model")) != bool(subject):
         raise click.UsageError("A key's or a model's limit names it by --subject; others name nothing.")
     with one_sentence():

@@ -39,7 +39,7 @@ range_options = (
 
 
 def _span(asked: dict[str, Any]) -> dict[str, Any]:
-    """With both ends. Raises UsageError for a range without a second in it."""
+    """Returns the request with both ends of the range. Raises UsageError for an empty range."""
     now = int(time.time())
     start = now - now % 86_400 - (asked["days"] - 1) * 86_400
     start = start if asked["start"] is None else asked["start"]
@@ -80,7 +80,7 @@ def usage(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Requests and tokens by time, and by tenant, key, model, tier."""
+    """Report requests and tokens by time, and by tenant, key, model, tier."""
     more = {"models[]": models} if models else {}
     if batch is not None:
         more["batch"] = ("true",) if batch else ("false",)
@@ -116,7 +116,7 @@ def usage(
 @home_option
 @json_option
 def costs(groups: tuple[str, ...], line_items: tuple[str, ...], home: Path, as_json: bool, **asked: Any) -> None:
-    """Charges by day, and by tenant, key, line item."""
+    """Report charges by day, and by tenant, key, line item."""
     more = {"line_items[]": line_items} if line_items else {}
     asked = _span(asked)
     with one_sentence():
@@ -144,7 +144,7 @@ def _buckets(
     asked: dict[str, Any],
     more: dict[str, tuple[str, ...]],
 ) -> Iterator[dict[str, Any]]:
-    """Page by page, as any client would."""
+    """Yields buckets, read page by page as any client would."""
     start, end = asked["start"], asked["end"]
     num_buckets = max(1, -(-end // SECONDS[width]) - start // SECONDS[width])
     params: dict[str, Any] = {
@@ -170,7 +170,7 @@ def _buckets(
 def _results(
     api: AdminApi, buckets: list[dict[str, Any]], groups: tuple[str, ...]
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any], tuple[Any, ...]]]:
-    """(bucket, result, cells of its groups), tenants by their names."""
+    """Yields (bucket, result, cells of its groups), with tenants by their names."""
     names: dict[str, str] = {}
     if "project_id" in groups:
         names = {p["id"]: p["name"] for p in api.every(PROJECTS, {"include_archived": "true"})}

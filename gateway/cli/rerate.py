@@ -1,4 +1,4 @@
-"""`headgate rerate`: what a month would have cost by another sheet."""
+"""`headgate rerate`: the cost of a month under another price sheet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.schema.money import decimal
 @home_option
 @json_option
 def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: bool) -> None:
-    """What PERIOD would have cost by SHEET, line by line. Writes nothing: to act on it, give credits."""
+    """Compute what PERIOD would have cost by SHEET, line by line. Writes nothing: to act on it, give credits."""
 
     async def work(database: Database) -> list[Difference]:
         async with database.read() as conn:

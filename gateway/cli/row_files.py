@@ -1,4 +1,4 @@
-"""Rows into a file, page by page: CSV, JSON lines, Parquet."""
+"""Writers of rows into a file, page by page: CSV, JSON lines, Parquet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _JSON = msgspec.json.Encoder(decimal_format="number")
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Names in their order; what is neither an integer nor a decimal is text."""
+    """The column names in their order. A column that is neither an integer nor a decimal is text."""
 
     names: Sequence[str]
     integers: Collection[str] = ()

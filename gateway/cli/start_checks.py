@@ -1,4 +1,4 @@
-"""What `headgate up` looks at before it starts anything, and how it says what it waits for."""
+"""The checks of `headgate up` before it starts anything, and its messages about what it waits for."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FIRST_WORD_S = 1.0
 NEXT_WORD_S = 5.0
 POLL_S = 0.1
 ANSWER_S = 1.5
-"""Redis answers a command within this, or does not answer."""
+"""Redis answers a command within this time, or counts as not answering."""
 STARTING_S = 10.0
-"""For an embedded Redis to load its data."""
+"""The time that an embedded Redis has to load its data."""
 MIB = 1024 * 1024
 SPARE_BYTES = 16 * MIB
-"""For Redis, SQLite and logs."""
+"""The space needed by Redis, SQLite and logs."""
 
 
 @asynccontextmanager
 async def told(what: Callable[[], str]) -> AsyncIterator[None]:
-    """Says what is waited for after a second, and then each five."""
+    """Prints what is waited for after one second, and then every five seconds."""
     began = time.monotonic()
 
     async def tell() -> None:
@@ -52,7 +52,9 @@ async def told(what: Callable[[], str]) -> AsyncIterator[None]:
 
 
 def check_room(home: Path, journals: Iterable[Path]) -> None:
-    """Every journal keeps ballast: a process without it would refuse all requests. Raises `HomeError`."""
+    """Checks for the space of every journal's ballast: a process without ballast would refuse all requests. Raises
+    `HomeError`.
+    """
     needed: dict[int, int] = defaultdict(int)
     places: dict[int, Path] = {}
     for directory in (home, *journals):
@@ -80,7 +82,9 @@ def _missing_bytes(ballast: Path) -> int:
 
 
 async def check_redis(url: str, *, is_ours: bool) -> None:
-    """It answers, takes writes, and has our time. `is_ours`: it has just been started. Raises `HomeError`."""
+    """Checks that Redis answers, accepts writes, and has our time. `is_ours` means that it has just been started.
+    Raises `HomeError`.
+    """
     try:
         client = redis.asyncio.Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S)
     except ValueError as error:
@@ -97,14 +101,14 @@ async def check_redis(url: str, *, is_ours: bool) -> None:
 
 
 async def _ahead_s(client: redis.asyncio.Redis, until: float) -> float:
-    """How far its clock is ahead of ours, once it answers and takes a write."""
+    """Returns how far Redis' clock is ahead of ours, in seconds, once it answers and accepts a write."""
     while True:
         try:
             await client.set("headgate:probe:up", 1, ex=10)
             seconds, microseconds = await client.time()
             return float(seconds + microseconds / 1e6 - time.time())
         except redis.exceptions.BusyLoadingError:
-            pass  # however long it takes: it is there
+            pass  # it is there, however long it takes
         except (redis.exceptions.RedisError, OSError, TimeoutError):
             if time.monotonic() >= until:
                 raise
@@ -112,6 +116,6 @@ async def _ahead_s(client: redis.asyncio.Redis, until: float) -> float:
 
 
 def _masked(url: str) -> str:
-    """Without user and password."""
+    """Returns the URL without user and password."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

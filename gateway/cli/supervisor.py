@@ -1,10 +1,10 @@
 """Starts child processes, restarts the ones that die, stops them in order. Knows no gateway and no worker.
 
-Children run in a session of their own (a Ctrl-C in the terminal reaches only the supervisor, which then drains
-them) and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with
-back-off. Before the run was ready, three deaths of one child end it (crash-loop breaker); afterwards one broken
-child must not take the healthy ones away, so it is tried again every `MAX_BACKOFF_S`. A SIGKILL from outside is
-no crash loop: it never adds back-off.
+Children run in a session of their own (a Ctrl-C in the terminal reaches only the supervisor, which then drains them)
+and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with back-off. Before
+the run is ready, three deaths of one child end it (crash-loop breaker). Afterwards one broken child must not take the
+healthy ones away, so it is restarted every `MAX_BACKOFF_S`. A SIGKILL from outside is no crash loop: it never adds
+back-off.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ChildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How to run one child."""
+    """The settings to run one child."""
 
     kind: str
-    """gateway, worker, jobs, redis: the key under `pids` in the ready file."""
+    """The kind (gateway, worker, jobs or redis) is the key under `pids` in the ready file."""
     name: str
-    """`gateway-0`: log file and messages."""
+    """The child's name, like `gateway-0`, for its log file and messages."""
     command: Sequence[str]
     env: Mapping[str, str]
     pass_fds: tuple[int, ...] = ()
@@ -55,7 +55,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     deaths: deque[float] = field(default_factory=deque)
     log_start: int = 0
-    """Size of the log when the present process started: its last line is searched behind it."""
+    """The size of the log when the present process started: its last line is searched after it."""
 
     @property
     def pid(self) -> int:
@@ -63,7 +63,7 @@ class Child:
         return self.process.pid
 
     def last_line(self) -> str:
-        """What the child said last, taken out of JSON log lines where it is one."""
+        """Returns the child's last line, or the message in it if it is a JSON log line."""
         with self.log.open("rb") as file:
             file.seek(self.log_start)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -77,7 +77,7 @@ class Child:
 
 
 def _die_with_parent() -> None:
-    """In the child, before exec: a supervisor killed by SIGKILL leaves no orphans."""
+    """Runs in the child, before exec: a supervisor killed by SIGKILL leaves no orphans."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -91,7 +91,7 @@ class Supervisor:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._stopping = False
         self.ready = False
-        """Set by the owner once every child served: from then on no death ends the run."""
+        """The owner sets this once every child has served: from then on no death ends the run."""
         self.failed: asyncio.Future[ChildFailed] = asyncio.get_running_loop().create_future()
 
     def pids(self, kind: str) -> list[int]:
@@ -141,8 +141,8 @@ class Supervisor:
             await self._on_change()
 
     def _judge(self, child: Child, code: int) -> ChildFailed | None:
-        """None: restart. Counts the death."""
-        if code == os.EX_CONFIG:  # it said why in its last line, and must not be restarted
+        """Counts the death. Returns None if the child is to be restarted."""
+        if code == os.EX_CONFIG:  # its last line has the reason, and it must not be restarted
             return ChildFailed(child.last_line())
         if code == -signal.SIGKILL:
             return None
@@ -158,11 +158,11 @@ class Supervisor:
         )
 
     def begin_stop(self) -> None:
-        """From now on a child that ends is not restarted."""
+        """Ends restarts: from now on a child that ends is not restarted."""
         self._stopping = True
 
     async def stop(self, kind: str) -> None:
-        """Asks every child of a kind to end, waits, then kills what is left."""
+        """Asks every child of a kind to end, waits, then kills those that are left."""
         self._stopping = True
         children = [c for c in self._children if c.spec.kind == kind and c.process and c.process.returncode is None]
         for child in children:
@@ -180,14 +180,16 @@ class Supervisor:
             await child.process.wait()
 
     def kill_all(self) -> None:
-        """The second Ctrl-C."""
+        """Kills all children, at the second Ctrl-C."""
         self._stopping = True
         for child in self._children:
             if child.process and child.process.returncode is None:
                 child.process.kill()
 
     async def close(self) -> None:
-        """After every child was stopped or killed: neither a watcher nor a zombie outlives the supervisor."""
+        """Ends the watchers, after every child was stopped or killed: neither a watcher nor a zombie outlives the
+        supervisor.
+        """
         for task in self._watchers.values():
             task.cancel()
         await asyncio.gather(*self._watchers.values(), return_exceptions=True)

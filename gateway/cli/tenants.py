@@ -1,4 +1,4 @@
-"""`headgate tenants`, over HTTP as any operator's program would do it."""
+"""`headgate tenants`: tenants. The command uses the same HTTP API as any program of the operator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def create_tenant(name: str, if_not_exists: bool, home: Path, as_json: bool) -> 
 @home_option
 @json_option
 def list_tenants(everything: bool, home: Path, as_json: bool) -> None:
-    """Newest first."""
+    """List tenants, the newest first."""
     with one_sentence():
         found = AdminApi.of(home).every(PROJECTS, {"include_archived": str(everything).lower()})
         table(found, as_json, ("id", "name", "status", "created_at"))
@@ -56,7 +56,7 @@ def list_tenants(everything: bool, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def show_tenant(tenant: str, home: Path, as_json: bool) -> None:
-    """What TENANT may do and gets of each worker."""
+    """Show the limits and settings of TENANT, and its share of each worker."""
     with one_sentence():
         api = AdminApi.of(home)
         show_fields(api.call("GET", f"{TENANTS}/{api.project(tenant)['id']}"), as_json)
@@ -68,7 +68,7 @@ def show_tenant(tenant: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def rename_tenant(tenant: str, name: str, home: Path, as_json: bool) -> None:
-    """TENANT is an id or a name."""
+    """Rename TENANT, an id or a name."""
     with one_sentence():
         api = AdminApi.of(home)
         project = api.project(tenant)
@@ -87,7 +87,7 @@ def rename_tenant(tenant: str, name: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def set_tenant(tenant: str, home: Path, as_json: bool, **given: Any) -> None:
-    """What TENANT (id or name) gets of each worker, and its clocks; what is not given stays."""
+    """Set the share of TENANT (id or name) on each worker, and its time zone; options that are not given stay."""
     body = body_of(given)
     with one_sentence():
         api = AdminApi.of(home)
@@ -109,7 +109,7 @@ def set_tenant(tenant: str, home: Path, as_json: bool, **given: Any) -> None:
 @home_option
 @json_option
 def purge_cache(tenant: str, home: Path, as_json: bool) -> None:
-    """Every linked worker forgets what TENANT (id or name) left in its cache. Prints how many were told."""
+    """Make every linked worker forget the cached prompts of TENANT (id or name). Prints how many workers were told."""
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{TENANTS}/{api.project(tenant)['id']}/purge-cache"
@@ -122,7 +122,7 @@ def purge_cache(tenant: str, home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def suspend(tenant: str, end_streams: bool | None, home: Path, as_json: bool) -> None:
-    """Its keys get 403 until `headgate tenants resume`, and what runs ends."""
+    """Suspend a tenant: its keys get 403 until `headgate tenants resume`, and its running requests end."""
     _suspend(tenant, True, end_streams, home, as_json)
 
 
@@ -131,7 +131,7 @@ def suspend(tenant: str, end_streams: bool | None, home: Path, as_json: bool) ->
 @home_option
 @json_option
 def resume(tenant: str, home: Path, as_json: bool) -> None:
-    """Ends a suspension."""
+    """End a suspension."""
     _suspend(tenant, False, None, home, as_json)
 
 
@@ -150,7 +150,9 @@ def _suspend(tenant: str, suspended: bool, end_streams: bool | None, home: Path,
 @json_option
 @click.confirmation_option(prompt="Archiving is final: its keys are refused from now on. Go on?")
 def archive_tenant(tenant: str, end_streams: bool | None, home: Path, as_json: bool) -> None:
-    """Final: keys are refused, what runs ends, open batches are cancelled, caches purged. The books remain."""
+    """Archive a tenant for good: keys are refused, running requests end, open batches are cancelled, caches purged. The
+    books remain.
+    """
     with one_sentence():
         api = AdminApi.of(home)
         path = f"{PROJECTS}/{api.project(tenant)['id']}/archive"
@@ -163,10 +165,10 @@ def archive_tenant(tenant: str, end_streams: bool | None, home: Path, as_json: b
 @json_option
 @click.confirmation_option(prompt="What the tenant stored can never be read again. Go on?")
 def delete_tenant(tenant: str, home: Path, as_json: bool) -> None:
-    """Destroy what an archived TENANT stored: the key of its files and answers, and its names.
+    """Destroy the stored data of an archived TENANT: the key of its files and answers, and its names.
 
-    Only once it was archived for as long as the gateway's HEADGATE_RETENTION_DAYS says (30). The books remain,
-    under ids. Prints the report of what was destroyed.
+    This needs a tenant that was archived for as long as the gateway's HEADGATE_RETENTION_DAYS says (30). The books
+    remain, under ids. Prints the report of what was destroyed.
     """
     with one_sentence():
         api = AdminApi.of(home)

@@ -9,7 +9,7 @@ import click
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
-    """A date, a date with a time, or Unix seconds → Unix seconds."""
+    """A parameter type that reads a date, a date with a time, or Unix seconds as Unix seconds."""
 
     name = "TIME"
 

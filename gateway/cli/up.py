@@ -1,7 +1,7 @@
 """`headgate up`: every process of one machine under one supervisor, with embedded defaults.
 
-The order is the dependency order: home, socket, Redis, schema, first tenant, workers, gateways, jobs; stopping
-is the reverse. It decides no policy of its own: each child has its settings in its environment.
+The order is the dependency order: home, socket, Redis, schema, first tenant, workers, gateways, jobs. Stopping is the
+reverse. This module decides no policy of its own: each child has its settings in its environment.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ READY_LIMIT_S = 600.0
 POLL_S = 0.1
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9400
-"""Workers count on from here (operations.md section 3.1)."""
+"""The port of the first worker; the others have the ports after it (operations.md section 3.1)."""
 GATEWAYS_OPS_PORT = 9300
-"""Or the next that is free: one for all gateways, each of which answers for all."""
+"""The port, or the next free one, of all gateways together; each gateway answers for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class Options:
     migrate: bool = True
     tensor_parallel: int = 1
     num_threads: int | None = None
-    """Of a worker; None: the cores, shared among the workers."""
+    """The threads of a worker. If it is None, the cores are shared among the workers."""
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The ready file."""
+    """The content of the ready file."""
 
     base_url: str
     admin_key: str
@@ -75,7 +75,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Up:
-    """One run: what was opened stands in the constructor, what happens in `run`."""
+    """One run. The constructor holds the open resources, and `run` has the sequence of events."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -86,9 +86,9 @@ class Up:
         self.model: ServedModel | None = None
         self.credentials: Credentials | None = None
         self._awaited = "the gateways to start"
-        """What keeps the start, for the operator."""
+        """The reason why the start is not finished, for the operator."""
         self._ops: list[socket.socket] = []
-        """Probes and metrics of the workers, then of the jobs process."""
+        """The sockets for probes and metrics of the workers, then of the jobs process."""
         self._gateways_ops: list[socket.socket] = []
         self.redis_url = options.redis_url or embedded.redis_url(self._redis_socket)
         self.broker_url = os.environ.get("HEADGATE_BROKER_URL") or embedded.broker_beside(self.redis_url)
@@ -186,7 +186,7 @@ class Up:
         self._store(self.credentials)
 
     async def _replay_unused_slots(self) -> None:
-        """What gateways of an earlier start with more of them left in their journals; those in use do it themselves."""
+        """Replays the journals of gateways that an earlier, larger start left; slots in use do it themselves."""
         slots = gateway_journals(self.home.state)
         unused = sorted(slots.keys() - set(range(self.options.num_gateways)))
         if not unused:
@@ -217,7 +217,7 @@ class Up:
             raise HomeError(f"The file {self.home.credentials} cannot be read or is damaged.") from None
 
     async def _wait_until_serving(self) -> None:
-        """Until every gateway is ready and sees every worker: then the first request succeeds."""
+        """Waits until every gateway is ready and sees every worker: then the first request succeeds."""
         try:
             async with asyncio.timeout(READY_LIMIT_S), told(lambda: self._awaited):
                 for slot in range(self.options.num_gateways):
@@ -287,7 +287,7 @@ class Up:
             HEADGATE_SLOT=str(slot),
             HEADGATE_LISTEN_FD=str(fd),
             HEADGATE_OPS_FD=str(ops_fd),
-            # No load balancer looks at one machine's probe: a stop need not wait for it.
+            # No load balancer watches the probe of a single machine, so a stop need not wait for one.
             HEADGATE_DRAIN_GRACE_S=os.environ.get("HEADGATE_DRAIN_GRACE_S", "0"),
             HEADGATE_MODELS=json.dumps({self.model.id: {"path": str(self.model.path)}}),
         )
@@ -302,7 +302,9 @@ class Up:
     # --- the end ---
 
     async def _stop(self) -> None:
-        """Jobs first (they are clients), then gateways (they drain), then what those still needed."""
+        """Stops the jobs process first (it is a client), then the gateways (they drain), then the processes that those
+        needed.
+        """
         self.supervisor.begin_stop()
         if self.supervisor.ready:
             print("\nDraining: running requests finish, the ledger is completed.", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`headgate webhooks`: who is told of what happens, over HTTP as any operator's program would do it."""
+"""`headgate webhooks`: the receivers of events. The command uses the same HTTP API as any program of the operator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add(url: str, events: tuple[str, ...], tenant: str | None, home: Path, as_js
 @home_option
 @json_option
 def list_webhooks(home: Path, as_json: bool) -> None:
-    """Newest first, with what is on its way, has come through, and is given up."""
+    """List webhooks, the newest first, with their numbers of pending, delivered and dead events."""
     with one_sentence():
         found = AdminApi.of(home).every(PATH)
         columns = ("id", "url", "tenant", "events", "pending", "delivered", "dead", "last error")
@@ -57,7 +57,7 @@ def list_webhooks(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def deliveries(webhook_id: str, state: str | None, home: Path, as_json: bool) -> None:
-    """The latest events for a webhook and what became of them."""
+    """List the latest events for a webhook and their results."""
     params = {} if state is None else {"state": state}
     with one_sentence():
         page = AdminApi.of(home).call("GET", f"{PATH}/{webhook_id}/deliveries", params=params)
@@ -70,7 +70,7 @@ def deliveries(webhook_id: str, state: str | None, home: Path, as_json: bool) ->
 @home_option
 @json_option
 def remove(webhook_id: str, home: Path, as_json: bool) -> None:
-    """Send nothing more; what still waits is dropped."""
+    """Remove a webhook: nothing more is sent; pending events are dropped."""
     with one_sentence():
         answer = AdminApi.of(home).call("DELETE", f"{PATH}/{webhook_id}")
         show_fields(answer, as_json) if as_json else click.echo(webhook_id)
@@ -93,7 +93,7 @@ def test(webhook_id: str, home: Path, as_json: bool) -> None:
 
 
 def _outcome(api: AdminApi, webhook_id: str, event_id: str) -> dict[str, Any]:
-    """After its first try, or as it stands when that takes too long."""
+    """Returns the event after its first try, or its current state if that takes too long."""
     deadline = time.monotonic() + WAIT_S
     while True:
         page = api.call("GET", f"{PATH}/{webhook_id}/deliveries", params={"event_id": event_id})

@@ -1,4 +1,4 @@
-"""A file that is there whole or not at all, however the command ends."""
+"""A file that is written as a whole or not at all, however the command ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from typing import IO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Written beside its place, then renamed; removed if the block ends by an exception, Ctrl-C included."""
+    """Writes next to the file's path, then renames; removes the temporary file if the block ends by an exception,
+    Ctrl-C included.
+    """
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".partial", delete=False) as file:
         try:
             yield file

@@ -1,7 +1,7 @@
-"""Adapters in a gateway: what is registered, and every linked worker brought to it, again and again.
+"""Adapters in a gateway: the registered adapters, and the commands that bring every linked worker into line with them.
 
-A worker is told to load what is registered and to let go what was deleted; anything else it has is its own business.
-Every gateway says the same, and commands are idempotent, so none of them leads.
+A worker is told to load registered adapters and to unload deleted ones; its other adapters are left alone. Every
+gateway sends the same commands, and commands are idempotent, so no gateway leads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.protocol.messages import AdapterCommand, AdapterState
 logger = logging.getLogger(__name__)
 
 RETRY_S = 15.0
-"""A load that failed, or of which nothing was heard, is asked for again."""
+"""A load that failed, or that the worker has not reported on, is asked for again after this time."""
 
 
 class AdapterKeeper:
@@ -29,15 +29,15 @@ class AdapterKeeper:
         self._infos: list[AdapterInfo] = []
         self._links: dict[str, WorkerLink] = {}
         self._told: dict[tuple[int, str], float] = {}
-        """(link, adapter) → when it was last told to load it."""
+        """(link, adapter) → the time of the last command to load it."""
 
     def replace(self, infos: Sequence[AdapterInfo]) -> None:
-        """All that are known to SQL, ended ones included."""
+        """Takes all adapters that SQL knows, deleted ones included."""
         self._infos = list(infos)
         self._models.serve_adapters([info for info in infos if info.deleted_at is None])
 
     def states(self, info: AdapterInfo) -> dict[str, AdapterState]:
-        """By worker, of the linked ones that serve its model."""
+        """Returns the adapter's state by worker, for the linked workers that serve its model."""
         waiting = AdapterState(info.id, "loading")
         return {
             name: link.adapters.get(info.id, waiting)
@@ -46,7 +46,7 @@ class AdapterKeeper:
         }
 
     def look(self, links: Sequence[WorkerLink]) -> None:
-        """Sends what is due; called again and again."""
+        """Sends the commands that are due. The caller repeats this call."""
         self._links = {link.registration.worker: link for link in links}
         alive = {id(link) for link in links}
         self._told = {key: at for key, at in self._told.items() if key[0] in alive}

@@ -1,4 +1,4 @@
-"""What is known of the choices of one engine request, and which of them the client sees."""
+"""The state of each choice of one engine request, and the selection of those that the client sees."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Choice:
     text: ChoiceText
     num_received: int = 0
     total_logprob: float = 0.0
-    """Of the tokens up to its end, if they came with logprobs."""
+    """The sum of the logprobs of the tokens up to the choice's end, if they came with logprobs."""
     finish: str | None = None
     whole: list[str] = field(default_factory=list)
-    """The text so far; kept only where it must have a form."""
+    """The text so far, in pieces. It is kept only where the text must have a form."""
 
     @property
     def mean_logprob(self) -> float:
@@ -24,8 +24,9 @@ class Choice:
 
 
 def best(choices: Sequence[Choice], number: int | None, *, ranked: bool) -> list[int]:
-    """Indices of the best `number`, by mean logprob unless they came `ranked`. None, or no more than there are: as
-    they came."""
+    """Returns the indices of the best `number` choices, by mean logprob unless they came `ranked`. If `number` is None
+    or not below the number of choices, all keep their order.
+    """
     indices = list(range(len(choices)))
     if number is None or number >= len(choices):
         return indices

@@ -1,6 +1,5 @@
-"""What a room asks the engine for, in ids; and the forms it takes on its way: to the router, to admission, to a worker.
-
-Pure: knows neither HTTP nor what becomes of it.
+"""A request to the engine, in token ids, and the forms in which the router, the admission and a worker receive it.
+Pure: it knows neither HTTP nor the outcome.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ class EngineRequest:
     form: Form | None = None
     prompt_logprobs: int = -1
     pinned: bool = False
-    """The operator's own: what it computes stays on the worker until it is unpinned."""
+    """The request is the operator's own: the KV it computes stays on the worker until it is unpinned."""
     traceparent: str = ""
     batch_id: str | None = None
     line_no: int | None = None
     end_user: str = ""
     num_shown: int | None = None
-    """The client sees so many of the choices; None: all."""
+    """The number of choices that the client sees. None means all of them."""
     beams: BeamParams | None = None
-    """Then the choices are beams, and come by score, at the end."""
+    """A value other than None makes the choices beams; they come at the end, in the order of their scores."""
     price: Price | None = None
-    """Bound by a quote; None: the one in force."""
+    """The price that a quote has bound. None means the price in force."""
 
     @property
     def retention(self) -> tuple[CacheRange, ...]:
-        """From tier and key alone: a body cannot ask to be kept."""
+        """The retention depends on tier and key alone: a request body cannot ask to be kept."""
         ttl_s = self.principal.cache.ttl_s
         return (CacheRange(ttl_s=ttl_s),) if ttl_s and self.tier == "interactive" else ()
 
     @property
     def reads_cache(self) -> bool:
-        """Logprobs of a prompt need all of it computed."""
+        """The value is False if logprobs of the prompt are wanted, because they need all of it computed."""
         return self.principal.cache.read and self.prompt_logprobs < 0
 
     def to_route(self) -> Prompt:
@@ -83,7 +82,7 @@ class EngineRequest:
         )
 
     def to_send(self, root: str, lease_bound: int, lease_seq: int, attempt: int) -> GenerateRequest:
-        """To a worker whose cache has this root."""
+        """Returns the message to a worker whose cache has this root."""
         cache = self.principal.cache
         return GenerateRequest(
             request_id=self.request_id,

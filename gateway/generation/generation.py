@@ -1,7 +1,8 @@
-"""One engine request from dispatch to its settlement: events of a worker → pieces of text, lease, ending.
+"""One engine request from dispatch to settlement: it turns a worker's events into pieces of text, lease extensions and
+an ending.
 
-Owns the two halves that must not come apart: what was admitted is settled or voided exactly once, and a sequence
-that nobody waits for is cancelled. Knows no HTTP.
+It keeps two promises together: an admitted request is settled or voided exactly once, and a sequence that nobody waits
+for is cancelled. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ from workers.protocol.messages import Failed, Finished, FinishReason, PromptCoun
 logger = logging.getLogger(__name__)
 
 FINAL_S = 5.0
-"""How long an abort waits for the engine's own counts; a worker that is alive answers within a step."""
+"""The time that an abort waits for the engine's own counts; a live worker answers within a step."""
 LEASE_RETRY_S = 0.25
 HOLD_MS = 10_000
-"""Told to the worker while the client does not read: below its 15 s of parking without a word."""
+"""The wait that the worker is told while the client does not read. It is below the 15 s of silence after which a worker
+ends a parked sequence.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ChoicePiece:
-    """Text of one choice; `finish` only in its last piece."""
+    """Text of one choice. `finish` is set only in the choice's last piece."""
 
     index: int
     piece: Piece
@@ -47,12 +50,12 @@ class ChoicePiece:
 
 @dataclass
 class _State:
-    """What the worker has told so far."""
+    """The reports of the worker so far."""
 
     prompt: PromptCounts | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     num_spent: int = 0
-    """Of a search: what its beams have cost so far."""
+    """The number of tokens that the beams of a search have cost so far."""
     final: Finished | Failed | None = None
     lost: bool = False
     abort_bound: int | None = None
@@ -60,26 +63,28 @@ class _State:
 
 
 class Generation:
-    """Created admitted; `dispatch`, then `handle` each event, then `settle`; or `abandon` at any point."""
+    """One request, created admitted. Call `dispatch`, then `handle` for each event, then `settle`; or `abandon` at any
+    point.
+    """
 
     def __init__(self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int) -> None:
         self.order = order
         self.admitted = admitted
         self.call: Call | None = None
         self.pick: Pick | None = None
-        """Why its worker; None where it was given."""
+        """The router's choice with its reasons; None where the worker was given."""
         self._mailbox = mailbox
         self._number = number
         self._state = _State()
         self._choices = [Choice(ChoiceText(order.model.tokenizer, order.rules)) for _ in range(order.num_choices)]
         self._held = False
         self.is_over = False
-        """Its ending has begun; nobody may begin another."""
+        """The ending has begun; no caller may begin another."""
 
     # Dispatch
 
     def dispatch(self, link: WorkerLink, attempt: int = 0) -> None:
-        """Raises `ApiError` when the request cannot be sent."""
+        """Sends the request to the worker. Raises `ApiError` when it cannot be sent."""
         assert link.hello is not None
         order, lease = self.order, (self.admitted.lease_bound, self.admitted.lease_seq)
         request = order.to_send(link.hello.root, *lease, attempt)
@@ -100,7 +105,7 @@ class Generation:
 
     @property
     def budget_stop(self) -> BudgetUse | None:
-        """What ended it, if a budget did."""
+        """The budget that ended the request, or None."""
         final = self._state.final
         stopped = isinstance(final, Finished) and final.reason == "budget"
         return self.admitted.budget_stop if stopped else None
@@ -114,7 +119,9 @@ class Generation:
         return self._state.final
 
     def handle(self, event: Event) -> ChoicePiece | None:
-        """Raises `ApiError` for every bad end."""
+        """Handles one event of the worker and returns its text, if there is any. Raises `ApiError` for every failed
+        end.
+        """
         match event:
             case TokenDelta():
                 return self._on_delta(event)
@@ -123,7 +130,7 @@ class Generation:
                 if event.reason == "lease":
                     raise errors.unavailable("lease_lost", "The request lost its lease.")
                 if any(choice.finish is None for choice in self._choices):
-                    raise errors.internal()  # an end without an end of each choice
+                    raise errors.internal()  # the request ended without an end of each choice
                 return None
             case Failed():
                 self._state.final = event
@@ -140,11 +147,11 @@ class Generation:
         self._count(delta)
         if self.order.beams is not None and delta.tokens and not delta.num_spent:
             logger.error("worker_without_search", extra={"request_id": self.order.request_id})
-            raise errors.internal()  # older than such requests, it drew as ever
+            raise errors.internal()  # the worker is older than beam requests, and drew samples instead
         self.admitted.progress(self._num_received)
         self._keep_lease()
         if choice.finish is not None:
-            return None  # behind a stop string: the cancel is on its way
+            return None  # the token follows a stop string: the cancel is on its way
         piece = self._to_text(delta, choice)
         self._check_form(delta, choice, piece.text)
         if choice.text.stop is not None:
@@ -168,7 +175,9 @@ class Generation:
         return best(self._choices, order.num_shown, ranked=order.beams is not None)
 
     def _to_text(self, delta: TokenDelta, choice: Choice) -> Piece:
-        """The token that ended the choice has no text, unless the client wants to see it."""
+        """Returns the text of new tokens. The token that ended the choice has no text, unless the client wants to see
+        it.
+        """
         pieces: list[Piece] = []
         hidden = -1 if self.order.rules.include_stop else delta.stop_token
         logprobs: Sequence[TokenLogprob | None] = delta.logprobs or (None,) * len(delta.tokens)
@@ -188,7 +197,7 @@ class Generation:
         return Piece(text, tuple(entry for piece in pieces for entry in piece.entries))
 
     def _check_form(self, delta: TokenDelta, choice: Choice, text: str) -> None:
-        """A finished text that is not what was asked for is our error, not the client's success."""
+        """A finished text that does not have the requested form is our error, not the client's success."""
         form = self.order.form
         if form is None:
             return
@@ -198,7 +207,7 @@ class Generation:
             raise errors.internal()
 
     def _stop_reason(self, delta: TokenDelta) -> int | None:
-        """Names a token that the client gave; the model's own end is null."""
+        """Names a token that the client gave as a stop token; at the model's own end the reason is null."""
         given = delta.stop_token in self.order.sampling.stop_token_ids
         return delta.stop_token if delta.finish == "stop" and given else None
 
@@ -247,13 +256,15 @@ class Generation:
             await asyncio.sleep(extension.wait_ms / 1000)
 
     def hold(self) -> None:
-        """The client does not read: no extension, but a word to the worker, so that the sequence parks."""
+        """Called when the client does not read: the lease is not extended, and the worker is told so that the sequence
+        parks.
+        """
         self._held = True
         if self.call is not None:
             self.call.extend(self.admitted.lease_bound, wait_ms=HOLD_MS)
 
     def release(self) -> None:
-        """The client reads again."""
+        """Called when the client reads again."""
         if self._held:
             self._held = False
             self._keep_lease()
@@ -261,8 +272,9 @@ class Generation:
     # Endings
 
     def usage(self) -> Usage:
-        """What the client is told and billed: the prompt by the engine's count, the output up to each choice's
-        end (tokens behind a stop string are ours to write off); of a search every token of every beam."""
+        """The usage that the client is shown and billed: the prompt by the engine's count, and the output up to each
+        choice's end (the platform bears the tokens after a stop string). A search counts every token of every beam.
+        """
         output = sum(choice.text.num_tokens for choice in self._choices)
         if self.order.beams is not None:
             output = self._state.num_spent
@@ -274,16 +286,16 @@ class Generation:
         return self._state.prompt or PromptCounts()
 
     async def settle(self) -> Settled:
-        """Durable on return. Needs the final event."""
+        """Settles the request durably. Needs the final event."""
         assert self.has_final
         self.is_over = True
         return await self.admitted.settle("ok", self.usage(), True)
 
     def begin_abort(self) -> None:
-        """Tells the worker at once; the counting waits for its answer (`abandon`)."""
+        """Sends the cancel to the worker at once. `abandon` waits for the answer, which has the counts."""
         if self.is_over or self._state.abort_bound is not None:
             return
-        # What the client owes so far, and what one step adds; not what came behind a stop string.
+        # The client owes the tokens so far and those that one step adds, but not those after a stop string.
         self._state.abort_bound = sum(
             choice.num_received + 1 if choice.finish is None else choice.text.num_tokens for choice in self._choices
         )
@@ -293,8 +305,9 @@ class Generation:
             self.call.cancel(reason="client")
 
     async def abandon(self, outcome: Outcome) -> Settled:
-        """Waits for the engine's counts and ends the request without a good end. After `begin_abort`, and once
-        the mailbox has no other reader."""
+        """Waits for the engine's counts and ends the request without success. Call it after `begin_abort`, and once the
+        mailbox has no other reader.
+        """
         assert not self.is_over
         self.is_over = True
         if outcome != "client_gone":
@@ -307,7 +320,7 @@ class Generation:
         )
 
     def note(self, event: Event) -> None:
-        """Events after an abort: only the counts matter."""
+        """Takes events after an abort; only the counts matter."""
         match event:
             case Finished() | Failed():
                 self._state.final = event

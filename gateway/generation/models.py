@@ -1,4 +1,6 @@
-"""The models this gateway serves: tokenizer, template, limits and defaults, read from their directories at start."""
+"""The models that this gateway serves: tokenizer, template, limits and defaults, read from their
+directories at start.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from gateway.text.templates import ChatTemplate, TemplateRefused, load_template
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
 
 MAX_TOKENS = MAX_VALUES
-"""Of one text, whatever the context: no more are counted out in Python."""
+"""The bound on the tokens of one text, whatever the context. No more tokens are turned into Python objects."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +34,24 @@ class ServedModel:
     tokenizer: ModelTokenizer
     template: ChatTemplate | None
     max_model_len: int
-    """Positions the model's own configuration allows; a worker may have fewer."""
+    """The positions that the model's own configuration allows. A worker may have fewer."""
     max_output_tokens: int | None
     defaults: Defaults
     created: int
     end_ids: tuple[int, ...] = ()
-    """Of the model's own tokens those that end a text."""
+    """The model's own tokens that end a text."""
     base: str = ""
-    """With an adapter: the id of the model it belongs to."""
+    """The id of the base model, if this model is an adapter."""
     adapter: str = ""
     """The adapter's name on the workers."""
 
     @property
     def on_workers(self) -> str:
-        """Under this id workers serve it."""
+        """The id under which workers serve this model."""
         return self.base or self.id
 
     def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> list[int]:
-        """Runs in a thread. Raises `ApiError` 400."""
+        """Renders and tokenizes messages. Runs in a thread. Raises `ApiError` 400."""
         if self.template is None:
             raise errors.invalid("This model has no chat template: use /v1/completions.", "messages")
         plain = template_messages(messages, self.tokenizer.break_up)
@@ -62,13 +64,15 @@ class ServedModel:
             return self.tokenizer.encode_rendered(rendered, most)
 
     def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Runs in a thread. Raises `ApiError` 400."""
+        """Tokenizes text. Runs in a thread. Raises `ApiError` 400."""
         self._check_bytes(len(text.encode()), "prompt")
         with self._bounded("prompt") as most:
             return self.tokenizer.encode_plain(text, add_special_tokens, most)
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it begins a text and as it follows a space. Runs in a thread. Raises `ApiError` 400."""
+        """Returns the ids of each word, both as it begins a text and as it follows a space. Runs in a thread. Raises
+        `ApiError` 400.
+        """
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip(" ")
@@ -77,7 +81,7 @@ class ServedModel:
                 if not ids:
                     raise errors.invalid("A word has no tokens.", "bad_words")
                 found[ids] = None
-        # What ends with another one is banned by it.
+        # A sequence that ends with another banned sequence is already banned by that one.
         return tuple(ids for ids in found if not any(ids[i:] in found for i in range(1, len(ids))))
 
     @contextlib.contextmanager
@@ -88,7 +92,7 @@ class ServedModel:
             raise context_exceeded(self.max_model_len, found.num_tokens, 0, param) from None
 
     def _check_bytes(self, num_bytes: int, param: str) -> None:
-        """A prompt that must be too long is refused before it costs a tokenization."""
+        """A prompt that is certainly too long is refused before it costs a tokenization."""
         at_least = num_bytes // self.tokenizer.max_bytes_per_token
         if at_least > self.max_model_len:
             raise context_exceeded(self.max_model_len, f"at least {at_least}", 0, param)
@@ -106,8 +110,9 @@ def context_exceeded(limit: int, num_prompt: int | str, num_output: int, param: 
 def output_bound(
     model: ServedModel, max_len: int, num_prompt: int, asked: int | None, param: str, least: int = 0
 ) -> int:
-    """Tokens each choice may have. Raises `ApiError` 400 for what does not fit: never a silent cut. `least`: tokens that it
-    is to have."""
+    """Returns the number of tokens that each choice may have. Raises `ApiError` 400 for a request that does not fit: it
+    is never cut silently. `least` is the smallest number of tokens of an answer.
+    """
     bound = _output_bound(model, max_len, num_prompt, asked, param)
     if least > bound:
         raise errors.invalid(f"An answer of at least {least} tokens cannot have at most {bound}.", "min_tokens")
@@ -128,15 +133,15 @@ def _output_bound(model: ServedModel, max_len: int, num_prompt: int, asked: int 
 
 
 class Models:
-    """By served id."""
+    """The served models, by served id."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = dict(models)
         self._adapters: dict[str, tuple[str | None, ServedModel]] = {}
-        """Served id → (the tenant it is for, None: all; the model with it)."""
+        """Served id → (the tenant that it serves, or None for all; the model with the adapter)."""
 
     def serve_adapters(self, infos: Sequence[AdapterInfo]) -> None:
-        """These, and no others, from now on."""
+        """Serves exactly these adapters from now on."""
         self._adapters = {
             info.served_id: (
                 info.tenant_id,
@@ -148,17 +153,19 @@ class Models:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Without adapters."""
+        """The ids of the served models, without adapters."""
         return tuple(self._models)
 
     def base(self, name: str) -> ServedModel:
-        """A model without an adapter. Raises `ApiError` 404."""
+        """Returns a model without an adapter. Raises `ApiError` 404."""
         if name not in self._models:
             raise errors.model_not_found()
         return self._models[name]
 
     def get(self, name: str, principal: Principal) -> ServedModel:
-        """Raises `ApiError` 404, for another tenant's adapter too, or 403 for a model that the key may not use."""
+        """Returns a model or adapter. Raises `ApiError` 404, also for another tenant's adapter, or 403 for a model that
+        the key may not use.
+        """
         model = self._models.get(name) or self._adapter(name, principal.tenant_id)
         if model is None:
             raise errors.model_not_found()
@@ -177,12 +184,12 @@ class Models:
 
 
 def _may_use(principal: Principal, model: ServedModel) -> bool:
-    """A denied model is denied with every adapter; allowed are only those named."""
+    """A denied model is denied with every adapter. An allowed model allows only the names that are listed."""
     return principal.may_use(model.id) and model.base not in principal.denied_models
 
 
 def load(name: str, source: ModelSource) -> ServedModel:
-    """Raises `SettingsError` for a directory that cannot be served."""
+    """Reads a model from its directory. Raises `SettingsError` for a directory that cannot be served."""
     directory = Path(source.path)
     try:
         config = _json(directory / "config.json")
@@ -215,14 +222,14 @@ def _defaults(path: Path) -> Defaults:
 
 
 def _end_ids(path: Path, text_config: dict[str, Any]) -> tuple[int, ...]:
-    """As a worker finds them: the generation settings win over the configuration."""
+    """Finds end tokens as a worker does: the generation settings win over the configuration."""
     given = _json(path).get("eos_token_id") if path.is_file() else None
     ids = text_config.get("eos_token_id") if given is None else given
     return msgspec.convert([] if ids is None else ids if isinstance(ids, list) else [ids], tuple[int, ...])
 
 
 def fingerprint(root: str) -> str:
-    """`system_fingerprint`: changes with weights, tokenizer and KV format, and tells nothing of them."""
+    """Returns `system_fingerprint`. It changes with weights, tokenizer and KV format, and reveals nothing of them."""
     return "fp_" + hashlib.blake2b(root.encode(), digest_size=6).hexdigest()
 
 

@@ -1,7 +1,8 @@
-"""Public prefixes in a gateway: which part of a prompt lies in the public region, and its filling on each worker.
+"""Public prefixes in a gateway: the part of a prompt that lies in the public region, and the filling of that region on
+each worker.
 
-A tenant never writes to the public region. The operator's own prefill does, pinned, on every linked worker, so that
-all tenants always find it and a hit shows nothing of anybody (architecture.md decision 5). Knows ids, not text.
+A tenant never writes to the public region. The operator's own prefill does, pinned, on every linked worker. So all
+tenants always find it, and a hit reveals nothing about anybody (architecture.md decision 5). Knows ids, not text.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Fill:
 
     state: State
     num_tokens: int = 0
-    """Pinned there, in whole blocks."""
+    """The number of tokens pinned on the worker, in whole blocks."""
     reason: str = ""
 
 
 class PublicPrefixes:
-    """Those in force, by model. What a request asks is answered from memory."""
+    """The public prefixes in force, by model. Requests are answered from memory."""
 
     def __init__(self, cache_secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self.region = region_id(cache_secret, b"public")
@@ -70,7 +71,9 @@ class PublicPrefixes:
         return [info for _, info in self._by_model.get(model, ()) if _lives(info, now)]
 
     def path(self, model: str, prompt: Sequence[int], own: tuple[Region, ...]) -> tuple[Region, ...]:
-        """`own`, behind the public region where the prompt begins with a registered one (the longest counts)."""
+        """Returns `own`, preceded by the public region if the prompt begins with a registered prefix (the longest
+        counts).
+        """
         entries = self._by_model.get(model)
         if not entries:
             return own
@@ -83,7 +86,7 @@ class PublicPrefixes:
 
 @dataclass
 class _OnWorker:
-    """What this gateway has done for one link; a new link begins anew."""
+    """The work that this gateway has done for one link; a new link begins anew."""
 
     link: WorkerLink
     fills: dict[str, Fill] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class _OnWorker:
 
 
 class Filler:
-    """Keeps every worker's public region equal to what is registered."""
+    """Keeps every worker's public region equal to the registered prefixes."""
 
     def __init__(self, prefixes: PublicPrefixes, admission: Admission, models: Models) -> None:
         self._prefixes = prefixes
@@ -101,11 +104,11 @@ class Filler:
         self._workers: dict[str, _OnWorker] = {}
 
     def states(self, prefix_id: str) -> dict[str, Fill]:
-        """By worker, of the linked ones that serve its model."""
+        """Returns the prefix's fill by worker, for the linked workers that serve its model."""
         return {name: worker.fills[prefix_id] for name, worker in self._workers.items() if prefix_id in worker.fills}
 
     def look(self, links: Sequence[WorkerLink]) -> None:
-        """Starts what is due; called again and again."""
+        """Starts the fills that are due. The caller repeats this call."""
         by_name = {link.registration.worker: link for link in links}
         for name in [name for name, at in self._workers.items() if by_name.get(name) is not at.link]:
             self._stop(self._workers.pop(name))
@@ -121,7 +124,8 @@ class Filler:
     def _advance(self, worker: _OnWorker) -> None:
         wanted = {info.id: info for info in self._prefixes.of(worker.link.registration.model)}
         if worker.fills.keys() - wanted.keys():
-            # A command lifts the pins of the whole region: those still wanted are pinned again, found where they lie.
+            # A command lifts the pins of the whole region. Prefixes that are still wanted are pinned again; their KV is
+            # found where it lies.
             worker.link.send(CacheCommand("unpin", self._prefixes.region))
             worker.fills.clear()
             worker.retry_at.clear()
@@ -137,7 +141,7 @@ class Filler:
             worker.task = asyncio.create_task(self._fill_all(worker, due))
 
     async def _fill_all(self, worker: _OnWorker, due: Sequence[PrefixInfo]) -> None:
-        """Shorter ones first: a longer one goes on where they end."""
+        """Fills shorter prefixes first, because a longer one continues where they end."""
         for info in sorted(due, key=lambda info: len(info.tokens)):
             try:
                 async with asyncio.timeout(FILL_S):
@@ -162,7 +166,7 @@ class Filler:
             )
 
     async def _fill(self, link: WorkerLink, info: PrefixInfo) -> Fill:
-        """A prefill of the operator's own, metered as any request is."""
+        """Runs a prefill as the operator, metered like any request."""
         assert link.hello is not None
         order = EngineRequest(
             request_id=ids.request_id(),

@@ -1,7 +1,7 @@
-"""What a request would cost at most, asked before it runs, and the request that holds the answer against us.
+"""The highest cost of a request, quoted before it runs, and the request that redeems the quote.
 
-A quote binds the price version and the output bound; with both the charge cannot exceed the quoted maximum, since it
-is the same product of tokens and rates, rounded up. Knows rates only as values handed on.
+A quote binds the price version and the output bound. With both the charge cannot exceed the quoted maximum, since it is
+the same product of tokens and rates, rounded up. Knows rates only as values handed on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEADER = "x-headgate-quote"
 
 @dataclass(frozen=True)
 class Cached:
-    """What one worker said of every prompt."""
+    """The answer of one worker for every prompt."""
 
     num_tokens: Sequence[int]
     block_size: int
@@ -44,7 +44,9 @@ class Cached:
 
 
 async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[str, Any]:
-    """The quote's object. `known_by`: the fingerprint of the request that it is for. Raises `ApiError`."""
+    """Stores a quote and returns its object. `known_by` is the fingerprint of the request that the quote is for. Raises
+    `ApiError`.
+    """
     principal, orders = request[PRINCIPAL], plan.orders
     model, tier = orders[0].model.id, orders[0].tier
     admission = request.app[GENERATION].admission
@@ -74,7 +76,9 @@ async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[
 
 @asynccontextmanager
 async def bound(request: web.Request, plan: AnswerPlan) -> AsyncIterator[AnswerPlan]:
-    """The plan at the terms of the quote that the request names, if it names one. A refusal gives the quote back."""
+    """Yields the plan at the terms of the quote that the request names, if it names one. A refusal makes the quote
+    usable again.
+    """
     quote_id = request.headers.get(HEADER)
     if quote_id is None:
         yield plan
@@ -106,7 +110,9 @@ def _at_terms(plan: AnswerPlan, terms: Terms, price: Price) -> AnswerPlan:
 
 
 async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> Cached:
-    """The worker that the router would choose now. No answer is no quote: a guess would be believed."""
+    """Asks the worker that the router would choose now. If it does not answer, there is no quote: a guess would be
+    believed.
+    """
     engine = request.app[GENERATION]
     routed = [order.to_route() for order in orders]
     links = engine.fleet.links
@@ -127,7 +133,7 @@ async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> 
 
 
 def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
-    """Nothing cached at the highest input rate, and every choice to its bound."""
+    """The cost if nothing is cached, at the highest input rate, and if every choice reaches its bound."""
     return sum(
         pricing.prompt_reservation(len(order.prompt), rates)
         + pricing.lease_cost(order.max_tokens * order.num_choices, rates)
@@ -136,7 +142,7 @@ def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
 
 
 def _likely(orders: Sequence[EngineRequest], cached: Cached, price: Price) -> int:
-    """The prompt as it would be found now, and every choice to its bound."""
+    """The cost if the prompt is cached as it would be now, and if every choice reaches its bound."""
     return sum(
         pricing.charge(_usage(order, num_cached, cached.block_size), price.rates).total
         for order, num_cached in zip(orders, cached.num_tokens, strict=True)

@@ -1,6 +1,6 @@
-"""What clients get back: bodies and chunks of chat and completions, as plain values. Pure.
+"""The answers to clients: bodies and chunks of chat and completions, as plain values. Pure.
 
-Both shapes are made from the same pieces, so a stream and a body cannot tell different stories.
+Both shapes are made from the same pieces, so a stream and a body cannot differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOGPROB_FLOOR = -9999.0
 
 
 class Shape(Protocol):
-    """How one endpoint writes a choice."""
+    """The form in which one endpoint writes a choice."""
 
     @property
     def body_object(self) -> str: ...
@@ -33,19 +33,19 @@ class Shape(Protocol):
     def id_prefix(self) -> str: ...
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The choice in its first chunk, if that chunk has no text."""
+        """Returns the choice in its first chunk, if that chunk has no text."""
         ...
 
     def part(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
-        """The choice in a chunk with text."""
+        """Returns the choice in a chunk with text."""
         ...
 
     def closing(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
-        """The choice in its last chunk."""
+        """Returns the choice in its last chunk."""
         ...
 
     def whole(self, index: int, pieces: Sequence[ChoicePiece]) -> dict[str, Any]:
-        """The choice in a body."""
+        """Returns the choice in a body."""
         ...
 
 
@@ -100,7 +100,7 @@ class Echo:
 
     text: str
     logprobs: dict[str, list[Any]] | None = None
-    """As they are shown."""
+    """The prompt's logprobs in the form that clients see."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class CompletionShape:
     tokenizer: ModelTokenizer
     num_logprobs: int
     echoes: Sequence[Echo] = ()
-    """Per prompt; filled in once the engine has scored the prompt."""
+    """One echo per prompt, filled in once the engine has scored the prompt."""
     num_choices: int = 1
     body_object: str = "text_completion"
     chunk_object: str = "text_completion"
@@ -122,7 +122,7 @@ class CompletionShape:
         return self._choice(index, [piece], with_echo=self._first_of(index)) | {"finish_reason": None}
 
     def closing(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
-        """The echo alone, if there was no other text."""
+        """The last chunk has the echo alone, if there was no other text."""
         return self._choice(index, [], with_echo=self._first_of(index)) | _finish(piece)
 
     def whole(self, index: int, pieces: Sequence[ChoicePiece]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class CompletionShape:
         return {"index": index, "text": echo.text + text if with_echo else text, "logprobs": logprobs}
 
     def logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, list[Any]]:
-        """Four arrays of one length; a token without a logprob is the first of a prompt."""
+        """Returns four arrays of one length. A token without a logprob is the first of a prompt."""
         return {
             "tokens": [self.tokenizer.token_text(entry.token) for entry in entries],
             "token_logprobs": [finite(entry.logprob.logprob) if entry.logprob else None for entry in entries],
@@ -158,7 +158,7 @@ class CompletionShape:
 
 
 def finite(logprob: float | None) -> float | None:
-    """Never NaN or infinity: JSON has neither."""
+    """Replaces NaN and infinities, because JSON has neither."""
     if logprob is None:
         return None
     return logprob if math.isfinite(logprob) and logprob > LOGPROB_FLOOR else LOGPROB_FLOOR
@@ -173,7 +173,9 @@ def _moved(entry: TokenEntry, by: int) -> TokenEntry:
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """OpenAI's shape: the prompt includes what was cached; details are present also as 0."""
+    """Returns the usage in OpenAI's shape: the prompt includes cached tokens; details are present even
+    if they are 0.
+    """
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.output,
@@ -186,7 +188,7 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 def headgate_of(
     request_id: str, tier: str, settled: Sequence[Settled], final: Finished | Failed | None, stop: BudgetUse | None
 ) -> dict[str, Any]:
-    """The object of api.md 4.2."""
+    """Returns the `headgate` object of api.md 4.2."""
     last = settled[-1]
     report = final.cache if isinstance(final, Finished) else CacheReport()
     return {
@@ -214,7 +216,7 @@ def _unless_negative(value: int) -> int | None:
 
 
 def _phases(timeline: Sequence[TimelineEvent]) -> dict[str, int | None]:
-    """Whole milliseconds between the worker's own marks."""
+    """Returns whole milliseconds between the worker's own timeline events."""
     at: dict[str, int] = {}
     for event in timeline:
         at.setdefault(event.name, event.offset_us)

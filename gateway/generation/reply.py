@@ -1,7 +1,7 @@
-"""A request after its text has become ids: run it, and write the answer as one body or as a stream of chunks.
+"""A request whose text has become ids: this module runs it, and writes the answer as one body or as a stream of chunks.
 
-The rules of streams are api.md 4.3. The last event waits for the settlement; a failure before the first event is a
-plain HTTP error, afterwards an event and an end without `[DONE]`.
+The rules of streams are in api.md 4.3. The last event waits for the settlement. A failure before the first event is a
+plain HTTP error; a later one is an event and an end without `[DONE]`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Work(Protocol):
-    """Runs what takes as long as so many entries of logprobs."""
+    """Runs a function whose cost grows with `num_entries`, the number of logprob entries."""
 
     def __call__(self, num_entries: int, function: Callable[[], T]) -> Awaitable[T]: ...
 
@@ -47,7 +47,7 @@ async def inline(num_entries: int, function: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class AnswerPlan:
-    """Everything the engine and the answer need to know of a checked request."""
+    """A checked request, with everything that the engine and the answer need of it."""
 
     fields: SamplingFields
     orders: Sequence[EngineRequest]
@@ -144,7 +144,7 @@ async def _body(request: web.Request, plan: AnswerPlan, run: GenerationGroup, he
 
 
 async def _choices(plan: AnswerPlan, shown: Sequence[Sequence[ChoicePiece]]) -> list[msgspec.Raw]:
-    """Each as JSON: with logprobs it may have megabytes."""
+    """Returns each choice as JSON, because a choice with logprobs may have megabytes."""
 
     def whole(index: int, pieces: Sequence[ChoicePiece]) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(plan.shape.whole(index, pieces)))
@@ -163,7 +163,9 @@ async def _settle(
     whole: Callable[[Sequence[Settled]], bytes],
     content_type: str | None = None,
 ) -> None:
-    """The answer of a request with a key is stored on the way; if it cannot be, there is none."""
+    """Settles the run. The answer of a request with an idempotency key is stored on the way; if it cannot be stored,
+    there is no answer.
+    """
     key: ClaimedKey | None = request.get(CLAIMED_KEY)
     if key is None:
         await run.settle()
@@ -214,7 +216,7 @@ async def _stream(
                     request[RECORD].mark("first_byte")
                 await stream.send(*chunks.opening())
             await stream.send(*chunks.of(found))
-        if not has_begun:  # no choice said anything, not even its end
+        if not has_begun:  # no choice produced anything, not even its end
             raise errors.internal()
         await _settle(request, plan, run, whole, CONTENT_TYPE)
     except errors.ApiError as error:
@@ -237,7 +239,9 @@ def _ending(request: web.Request, plan: AnswerPlan, run: GenerationGroup, settle
 async def _fail(
     request: web.Request, stream: EventStream, run: GenerationGroup, error: errors.ApiError
 ) -> web.StreamResponse:
-    """One error event and a clean end of the body: who overlooks it sees neither `[DONE]` nor a finish."""
+    """Sends one error event and ends the body cleanly. A client that overlooks the event sees neither `[DONE]` nor a
+    finish.
+    """
     request[RECORD].error_code = error.code or error.type
     run.fail(error)
     event = {
@@ -256,7 +260,7 @@ def _note_finishes(request: web.Request, finishes: Sequence[str | None]) -> None
 
 
 class _Chunks:
-    """Pieces → chunks. The last end of all is kept back: it goes out with the settlement."""
+    """Turns pieces into chunks. The very last closing chunk is kept back and goes out with the settlement."""
 
     def __init__(self, plan: AnswerPlan, envelope: Envelope) -> None:
         self._plan = plan

@@ -1,7 +1,7 @@
-"""All engine requests of one HTTP request, from admission to settlement, whatever becomes of the client.
+"""All engine requests of one HTTP request, from admission to settlement, whether the client stays or leaves.
 
-`GenerationGroup` is a context manager: what was admitted inside of it is settled or voided when it ends, in a task of its own
-where the client has gone. Knows no JSON and no SSE.
+`GenerationGroup` is a context manager. Requests that were admitted inside it are settled or voided when it ends, in a
+task of its own if the client has gone. Knows no JSON and no SSE.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from workers.protocol.messages import Finished
 
 PING_S = 15.0
 INLINE_TOKENS = 16_384
-"""A prompt of so many tokens is hashed in about 0.3 ms."""
+"""A prompt of this many tokens is hashed in about 0.3 ms."""
 
 Ended = Callable[[Sequence[str], bool], Coroutine[Any, Any, None]]
-"""Told behind the settlement which engine requests were charged, and whether their client had left before it."""
+"""Called after the settlement with the engine requests that were charged, and whether their client had left before it.
+"""
 
 _OUTCOMES: dict[str, Outcome] = {
     "upstream_lost": "worker_lost",
@@ -46,7 +47,7 @@ _OUTCOMES: dict[str, Outcome] = {
 
 @dataclass(frozen=True)
 class GenerationServices:
-    """What a run needs of the process."""
+    """The services of the process that a run needs."""
 
     admission: Admission
     fleet: Fleet
@@ -71,7 +72,7 @@ class Numbered:
 
 
 class GenerationGroup:
-    """`async with engine.run(orders, record) as run`: admitted and dispatched; then `pieces`, then `settle`."""
+    """A run: `async with engine.run(orders, record) as run` admits and dispatches it. Call `pieces`, then `settle`."""
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class GenerationGroup:
                 self.generations.append(Generation(order, admitted, self._mailbox, len(self.generations)))
             self._record.mark("admitted")
             for number, generation in enumerate(self.generations):
-                await asyncio.sleep(0)  # 128 prompts are much work: others have their turn between
-                # Chosen anew: while this one was admitted, others were sent.
+                await asyncio.sleep(0)  # 128 prompts are much work: other tasks get their turn between them
+                # The worker is chosen anew, because other requests were sent while this one was admitted.
                 generation.pick = pick = await self._choose(number)
                 generation.dispatch(pick.link)
                 self._engine.router.sent(pick)
@@ -125,11 +126,13 @@ class GenerationGroup:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The limiter's answer to this very request."""
+        """The limiter's answer to this very request, as headers."""
         return self.generations[-1].admitted.headers if self.generations else {}
 
     async def pieces(self) -> AsyncIterator[list[Numbered]]:
-        """In the order of arrival, until every sequence has ended. An empty list: nothing came for 15 s."""
+        """Yields pieces in the order of arrival, until every sequence has ended. An empty list means that nothing came
+        for 15 s.
+        """
         while not all(generation.has_final for generation in self.generations):
             try:
                 async with asyncio.timeout(PING_S):
@@ -148,7 +151,9 @@ class GenerationGroup:
                 yield found
 
     async def settle(self) -> list[Settled]:
-        """Durable on return: now the last event may go out. A client that leaves meanwhile changes nothing."""
+        """Settles every request durably; after that the last event may go out. A client that leaves meanwhile changes
+        nothing.
+        """
         self._record.mark("finished")
         self._record.settling = self._engine.detached.spawn(self._settle(), "settle a request")
         await asyncio.shield(self._record.settling)
@@ -167,7 +172,7 @@ class GenerationGroup:
         await ended([g.order.request_id for g, s in pairs if s.charge_micro_units], False)
 
     def keep(self, keep: Keep) -> None:
-        """Asked by each sequence group on the way to its settlement: is the answer stored?"""
+        """Sets the check that each engine request makes on the way to its settlement: is the answer stored?"""
         for generation in self.generations:
             generation.admitted.keep = keep
 
@@ -180,7 +185,7 @@ class GenerationGroup:
             generation.release()
 
     def fail(self, error: BaseException) -> None:
-        """The answer ended with an error that the client was told: nothing is charged."""
+        """Called when the answer ended with an error that the client was shown: nothing is charged."""
         self._end(error)
 
     @property
@@ -189,7 +194,7 @@ class GenerationGroup:
 
     @property
     def shown(self) -> list[int]:
-        """Numbers of the choices that the client sees, in its order."""
+        """The numbers of the choices that the client sees, in its order."""
         return [
             number * generation.order.num_choices + index
             for number, generation in enumerate(self.generations)
@@ -198,21 +203,23 @@ class GenerationGroup:
 
     @property
     def budget_stop(self) -> BudgetUse | None:
-        """The budget that ended one of them."""
+        """The budget that ended one of the engine requests, or None."""
         stops = (generation.budget_stop for generation in self.generations)
         return next((stop for stop in stops if stop is not None), None)
 
     # Inside
 
     async def _choose(self, number: int) -> Pick:
-        """A long prompt is hashed in a thread, before anybody is chosen for it."""
+        """Chooses a worker. A long prompt is hashed in a thread first."""
         router, fleet, prompt = self._engine.router, self._engine.fleet, self._prompts[number]
         if len(prompt.tokens) > INLINE_TOKENS:
             await asyncio.to_thread(router.prepare, fleet.links, prompt)
         return router.choose(fleet.links, prompt)
 
     async def _admit(self, order: EngineRequest) -> Admitted:
-        """A client that leaves meanwhile neither interrupts the admission nor keeps what it took."""
+        """Admits one engine request. If the client leaves meanwhile, the admission goes on, and its reservation is then
+        given back.
+        """
         task = asyncio.create_task(self._engine.admission.admit(order.ask(self.root)))
         try:
             return await asyncio.shield(task)
@@ -225,7 +232,7 @@ class GenerationGroup:
         self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))
 
     def _revoke(self) -> None:
-        """The key ended, and with it what runs under it; what was made until now is charged."""
+        """Ends the run because its key ended. The output until now is charged."""
         self._mailbox.fail(errors.unauthorized())
 
     def _end(self, error: BaseException | None) -> None:
@@ -248,7 +255,7 @@ class GenerationGroup:
         self._record.settling = self._engine.detached.spawn(self._abandon(left, outcome), "end a request")
 
     async def _abandon(self, left: list[Generation], outcome: Outcome) -> None:
-        """Outlives the client: the engine's counts, then the ending of each."""
+        """Outlives the client: it waits for the engine's counts, then ends each engine request."""
         self._mailbox.forgive()
         with self._engine.lifecycle.running():
             try:
@@ -257,7 +264,7 @@ class GenerationGroup:
                         for number, event in await self._mailbox.take():
                             self.generations[number].note(event)
             except TimeoutError:
-                pass  # settled by what the gateway itself has seen
+                pass  # the request is settled by what the gateway itself has seen
             charged: list[str] = []
             endings: list[Settled] = []
             for generation in left:
@@ -265,7 +272,8 @@ class GenerationGroup:
                 generation.close()
                 if endings[-1].charge_micro_units:
                     charged.append(generation.order.request_id)
-            # A client that left pays for what the engine counted; of what nobody pays for, the log has what was shown.
+            # A client that left pays for what the engine counted. If nobody pays, the log has the output that was
+            # shown.
             billed = _sum([settled.usage for settled in endings])
             self._fill_record(endings, billed if outcome == "client_gone" else self.usage)
             if self._ended is not None:

@@ -1,8 +1,8 @@
-"""A key in a header → a `Principal`, or a constant 401 (security.md section 6).
+"""Authentication: a key in a header becomes a `Principal`, or a constant 401 (security.md section 6).
 
-Remembers answers for at most 60 s and forgets all of them when the revocation epoch moves, so a revoked key is
-refused everywhere within 5 s. An address that sends many bad keys is told 429 instead of 401 and locks nobody out: a
-well-formed key is always looked up, at a price that `key_lookups` bounds. Knows neither SQL nor how a key is hashed:
+Answers are remembered for at most 60 s, and all of them are forgotten when the revocation epoch moves, so a revoked key
+is refused everywhere within 5 s. An address that sends many bad keys gets 429 instead of 401 and locks nobody out: a
+well-formed key is always looked up, at a cost that `key_lookups` bounds. Knows neither SQL nor how a key is hashed:
 those come in as functions.
 """
 
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 FRESH_S = 60.0
 RENEW_S = 40.0
-"""A key in use is looked up again behind its requests' backs, before one of them would have to wait for it."""
+"""A key in use is looked up again in the background, before one of its requests would have to wait for it."""
 OUTAGE_S = 600.0
 LOOKED_AT = 100
-"""While SQL is away, what was fresh when it went is believed so long."""
+"""While SQL does not answer, keys that were fresh when it stopped are accepted for this time."""
 MAX_REMEMBERED = 50_000
 MAX_UNKNOWN = 10_000
-"""Kept apart, so that keys which somebody makes up push out no real one."""
+"""Unknown keys are kept apart, so that invented keys push out no real one."""
 BAD_KEYS_BURST = 60
 BAD_KEYS_PER_S = 1.0
 MAX_KEY_CHARS = 256
@@ -47,7 +47,7 @@ Headers = CIMultiDictProxy[str]
 
 
 def presented_key(headers: Headers) -> str | None:
-    """The one key of a request; None when there is none, a malformed one, or two different ones."""
+    """Returns the one key of a request; None when there is no key, a malformed one, or two different ones."""
     found: set[str] = set(headers.getall("x-api-key", ())) | set(headers.getall("api-key", ()))
     for value in headers.getall("authorization", ()):
         match = _BEARER.fullmatch(value.strip())
@@ -63,7 +63,7 @@ class _Known:
     principal: Principal | None
     loaded: float
     networks: tuple[Network, ...] | None = None
-    """Where the key may be used from; None: anywhere."""
+    """The networks that the key may be used from; None means anywhere."""
 
     @classmethod
     def of(cls, principal: Principal | None, loaded: float) -> _Known:
@@ -71,7 +71,7 @@ class _Known:
         return cls(principal, loaded, None if listed is None else networks(listed))
 
     def principal_at(self, address: str, now: float) -> Principal | None:
-        """None: expired meanwhile, or not to be used from there."""
+        """Returns the principal, or None if it has expired or may not be used from this address."""
         principal = self.principal
         if principal is None or (principal.expires_at is not None and principal.expires_at <= now):
             return None
@@ -79,15 +79,15 @@ class _Known:
 
 
 class BadKeyThrottle:
-    """A bucket per address (IPv6: per /64) that bad keys empty. Bounded."""
+    """A bucket per address (IPv6: per /64) that bad keys empty. The number of buckets is bounded."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._full_at: OrderedDict[str, float] = OrderedDict()
-        """Address → when its bucket will be full again."""
+        """Address → the time at which its bucket will be full again."""
 
     def blocked_ms(self, address: str) -> int:
-        """Milliseconds until the address may try again; 0: now."""
+        """Returns the milliseconds until the address may try again; 0 means now."""
         missing = (self._full_at.get(_network(address), 0.0) - self._clock()) * BAD_KEYS_PER_S
         return max(0, int((missing - BAD_KEYS_BURST + 1) / BAD_KEYS_PER_S * 1000))
 
@@ -108,7 +108,7 @@ def _network(address: str) -> str:
 
 
 class Authenticator:
-    """One per process."""
+    """Authenticates requests. There is one per process."""
 
     def __init__(
         self,
@@ -124,16 +124,16 @@ class Authenticator:
         self._wall = wall
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._unknown: OrderedDict[bytes, _Known] = OrderedDict()
-        """Of keys that the lookup did not find."""
+        """The keys that the lookup did not find."""
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
-        """One lookup of a key at a time, however many requests wait for it."""
+        """The running lookups. A key has one at a time, however many requests wait for it."""
         self._throttle = BadKeyThrottle(clock)
         self._epoch: int | None = None
         self._confirmed = clock()
-        """When SQL last told us the epoch."""
+        """The time at which SQL last returned the epoch."""
 
     def saw_epoch(self, epoch: int) -> None:
-        """The epoch read from SQL. Another one than before: nothing remembered is valid any more."""
+        """Takes the epoch read from SQL. If it differs from the one before, nothing remembered is valid any more."""
         if epoch != self._epoch:
             self.forget()
             self._epoch = epoch
@@ -141,27 +141,31 @@ class Authenticator:
 
     @property
     def silent_s(self) -> float:
-        """Since SQL last answered."""
+        """Seconds since SQL last answered."""
         return self._clock() - self._confirmed
 
     @property
     def serves_without_sql(self) -> bool:
-        """Some key is remembered that is let in while SQL does not answer."""
+        """Returns True if some key is remembered that is accepted while SQL does not answer."""
         if self.silent_s > OUTAGE_S:
             return False
         latest = islice(reversed(self._known.values()), LOOKED_AT)
         return any(known.principal is not None and self._confirmed - known.loaded < FRESH_S for known in latest)
 
     def forget(self) -> None:
-        """A revocation was announced; ask again from now on. What is being read may be from before."""
+        """Forgets all answers because a revocation was announced. A lookup under way may have read the
+        state before it.
+        """
         self._known.clear()
         self._unknown.clear()
         self._asking.clear()
 
     async def authenticate(self, headers: Headers, address: str) -> Principal:
-        """Raises `ApiError`: 401, 429 for a bad key from an address with too many of them, 503 without SQL."""
+        """Returns the principal. Raises `ApiError`: 401, 429 for a bad key from an address with too many of them, 503
+        if SQL is needed and does not answer.
+        """
         key = presented_key(headers)
-        # A plain hash is enough for a name in memory; the keyed one is in SQL.
+        # A plain hash is enough for a name in memory; the keyed hash is in SQL.
         name = hashlib.blake2b(key.encode(), digest_size=16).digest() if key else b""
         known = self._known.get(name) or self._unknown.get(name)
         if known is None or not self._believes(known):
@@ -195,7 +199,7 @@ class Authenticator:
     def _begin_lookup(self, key: str, name: bytes) -> None:
         if name not in self._asking:
             task = self._asking[name] = asyncio.create_task(self._read(key, name))
-            # Perhaps nobody waits for it.
+            # Perhaps no request waits for it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _read(self, key: str, name: bytes) -> _Known:

@@ -1,4 +1,4 @@
-"""Reads a request's body within its limits: size, time, rate. Bytes only; what they mean is in `schema`."""
+"""Reads a request's body within its limits: size, time, rate. It handles bytes only; `schema` interprets them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_BYTES_PER_S = 1024
 
 
 def check_head(request: web.Request, route: Route) -> None:
-    """Media type 415, then size 413, from the head alone. Raises `ApiError`."""
+    """Checks the media type (415), then the size (413), from the head alone. Raises `ApiError`."""
     if hdrs.CONTENT_ENCODING in request.headers:
         raise errors.ApiError(415, "Content-Encoding is not supported.", code="unsupported_media_type")
     if route.json_body and request.method in {"POST", "PUT", "PATCH"}:
@@ -28,14 +28,15 @@ def check_head(request: web.Request, route: Route) -> None:
 
 
 def most_bytes(request: web.Request, route: Route) -> int:
-    """Of JSON, the operator's bound: a longer body is longer than any context."""
+    """Returns the bound on a body. For JSON it is the operator's bound: a longer body is longer than any context."""
     most = request.app[SETTINGS].json_body_bytes if route.json_body else route.max_body_bytes
     return min(most, route.max_body_bytes)
 
 
 async def read(request: web.Request, max_bytes: int) -> bytes:
-    """The whole body. Raises `ApiError`: 413 before more than the limit is held, 429 before more is held than the
-    tenant may, 408 if it comes too slowly, 400 if its framing is broken."""
+    """Reads the whole body. Raises `ApiError`: 413 before more bytes than the limit are held, 429 before more are held
+    than the tenant may have, 408 if the body comes too slowly, 400 if its framing is broken.
+    """
     share = request[SHARE]
     share.take_up_to(request.content_length or 0)
     await send_continue(request)
@@ -64,12 +65,12 @@ def _too_large(most: int) -> errors.ApiError:
 
 
 async def send_continue(request: web.Request) -> None:
-    """Tells a client that waits with its body to go on."""
+    """Tells a client that waits before sending its body to go on."""
     if request.get(EXPECTS_CONTINUE):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer itself has not begun
 
 
 NUM_BODY_BYTES = web.RequestKey("num_body_bytes", int)
-"""Length of the JSON body in bytes, as it came."""
+"""The length of the JSON body in bytes, as it came."""
 EXPECTS_CONTINUE = web.RequestKey("expects_continue", bool)

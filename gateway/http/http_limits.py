@@ -1,8 +1,8 @@
-"""What a connection may cost: timers for the first byte and the headers, connections per address, the queue of
-unsent bytes, and errors in our shape for requests that never became one (security.md section 4).
+"""The limits of a connection: timers for the first byte and the headers, connections per address, the queue of unsent
+bytes, and errors in our shape for requests that could not be parsed (security.md section 4).
 
-aiohttp has no read timers for headers and answers broken requests in plain text; both are mended here, in a
-subclass of its connection class. This is the only module that knows aiohttp's inside.
+aiohttp has no read timers for headers and answers broken requests in plain text. This module mends both in a subclass
+of aiohttp's connection class. It is the only module that knows aiohttp's internals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 MAX_HEADER_LINE_BYTES = 8 * 1024
 MAX_HEADERS = 128
 MAX_QUEUE_BYTES = 256 * 1024
-"""Unsent bytes of one connection at which writing waits, and with it the extension of the lease."""
+"""The number of unsent bytes of one connection at which writing waits, and with it the extension of the lease."""
 OPENAI_VERSION = "2020-10-01"
 
 
@@ -55,7 +55,7 @@ class ConnectionLimits:
 
 
 class Addresses:
-    """Open connections per address; addresses without any are forgotten."""
+    """Counts open connections per address; addresses without any are forgotten."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
@@ -63,7 +63,7 @@ class Addresses:
         self.total = 0
 
     def admit(self, address: str) -> bool:
-        """Counts a connection in, or says no. Each yes needs one `leave`."""
+        """Counts a connection and returns True, or returns False if it may not stay. Each True needs one `leave`."""
         if self.total >= self._limits.max_connections:
             return False
         if self._open[address] >= self._limits.max_per_address and not self.is_unlimited(address):
@@ -79,12 +79,12 @@ class Addresses:
             del self._open[address]
 
     def is_unlimited(self, address: str) -> bool:
-        """A peer without an IP address came by a unix socket."""
+        """Returns True for exempt peers. A peer without an IP address came by a unix socket."""
         return not address or within(address, self._limits.unlimited)
 
 
 class GatewayProtocol(RequestHandler):
-    """One connection. Waits at most so long for its first byte and for a complete head of each request."""
+    """One connection. It waits a limited time for its first byte and for a complete head of each request."""
 
     __slots__ = ("_address", "_addresses", "_in_head", "_last_payload", "_limits", "_timer")
 
@@ -104,7 +104,7 @@ class GatewayProtocol(RequestHandler):
         self._addresses = server.addresses
         self._address: str | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Of the first byte, or, `_in_head`, of the rest of a head."""
+        """The timer of the first byte, or, if `_in_head`, of the rest of a head."""
         self._in_head = False
         self._last_payload = EMPTY_PAYLOAD
 
@@ -149,7 +149,7 @@ class GatewayProtocol(RequestHandler):
     def _head_too_slow(self) -> None:
         self._stop_timer()
         if self._waiter is None or self._waiter.done():
-            return  # a pipelined head behind a request that still runs: the keep-alive timer has it
+            return  # a pipelined head after a request that still runs: the keep-alive timer covers it
         error = errors.timeout("The request headers did not arrive in time.")
         self._messages.append((_ErrInfo(408, error, ""), EMPTY_PAYLOAD))
         self._waiter.set_result(None)
@@ -157,7 +157,7 @@ class GatewayProtocol(RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The last resort of a connection: a broken request, or an exception that no room expected."""
+        """The last resort of a connection: a broken request, or an exception that no handler expected."""
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun; only closing is left")
         error = _as_api_error(status, exc)
@@ -199,7 +199,7 @@ class GatewayServer(web.Server):
 
 
 def _take_expect(handler: Any) -> Any:
-    """aiohttp sends `100 Continue` before any check; here the reader of the body does (`body.read`)."""
+    """Moves `100 Continue`: aiohttp sends it before any check; here the reader of the body does (`body.read`)."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if hdrs.EXPECT in request.headers:
@@ -226,7 +226,7 @@ class GatewayRunner(web.AppRunner):
 
 
 def stamp(response: web.StreamResponse, request_id: str, processing_ms: int) -> None:
-    """The headers of every answer. 401 and 404 tell no time: they are no clock."""
+    """Sets the headers of every answer. 401 and 404 report a processing time of 0, so that it reveals nothing."""
     headers = response.headers
     headers["x-request-id"] = request_id
     headers["openai-processing-ms"] = "0" if response.status in {401, 404} else str(processing_ms)

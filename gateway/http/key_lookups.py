@@ -1,8 +1,9 @@
-"""What bad keys may cost the database. Anybody can write a key whose checksum is right, so the database alone knows the
-good ones; no address may be turned away unasked, because behind a proxy it is everybody's.
+"""Bounds the cost of bad keys for the database. Anybody can write a key whose checksum is right, so only the database
+knows the good ones. No address may be refused without a lookup, because all clients of a proxy share one address.
 
-While few keys are unknown each is looked up at once. Beyond that one statement checks the secrets of all that wait, and
-only genuine keys are looked up: 10^5 unknown keys at once are 200 statements, and a tenant's own key waits for one or two.
+While few keys are unknown, each is looked up at once. Beyond that one statement checks the secrets of all waiting keys,
+and only genuine keys are looked up: 10^5 unknown keys at once are 200 statements, and a tenant's own key waits for one
+or two.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from accounting.values.types import Principal
 
 UNKNOWN_BURST = 60
 UNKNOWN_PER_S = 1.0
-"""So many unknown keys are looked up one by one, over all addresses."""
+"""The number and the rate of unknown keys that are looked up one by one, over all addresses."""
 PAUSE_S = 0.1
-"""Between two statements of which the latter is not full."""
+"""The pause between two statements if the second one is not full."""
 MAX_AT_ONCE = 500
-"""Secrets are compared on the loop, in about 5 µs each."""
+"""The most keys of one statement. Secrets are compared on the loop, in about 5 µs each."""
 
 
 class LookupFailed(Exception):
-    """The record of truth cannot be asked now."""
+    """The database cannot be asked now."""
 
 
 @dataclass
@@ -32,11 +33,11 @@ class _Group:
     keys: set[str] = field(default_factory=set)
     is_asked: bool = False
     genuine: Collection[str] | None = None
-    """None: not known, or the question failed."""
+    """The genuine keys of the group. None means that they are not known, or that the query failed."""
 
 
 class KeyLookups:
-    """Looks up well-formed keys. One per process."""
+    """Looks up well-formed keys. There is one per process."""
 
     def __init__(
         self,
@@ -44,19 +45,21 @@ class KeyLookups:
         genuine: Callable[[Collection[str]], Awaitable[Collection[str]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`resolve` asks for all that a key may do, `genuine` which of many keys exist. Both raise `LookupFailed`."""
+        """`resolve` returns the rights of one key; `genuine` returns those of many keys that exist. Both raise
+        `LookupFailed`.
+        """
         self._resolve = resolve
         self._genuine = genuine
         self._clock = clock
         self._full_at = 0.0
-        """When unknown keys may again be looked up in a whole burst."""
+        """The time at which unknown keys may again be looked up in a whole burst."""
         self._group = _Group()
-        """Still open for keys."""
+        """The group that still takes keys."""
         self._turn = asyncio.Lock()
         self._asked_at = -PAUSE_S
 
     async def __call__(self, key: str) -> Principal | None:
-        """None: unknown or ended. Raises `LookupFailed`."""
+        """Returns the key's principal, or None if the key is unknown or ended. Raises `LookupFailed`."""
         if not self._begin():
             return await self._resolve(key) if await self._is_genuine(key) else None
         principal = await self._resolve(key)
@@ -65,7 +68,7 @@ class KeyLookups:
         return principal
 
     def _begin(self) -> bool:
-        """Counts a key as an unknown one until it is found, or says no."""
+        """Counts a key as unknown until it is found. Returns False if there are too many of them."""
         full_at = max(self._full_at, self._clock()) + 1 / UNKNOWN_PER_S
         if (full_at - self._clock()) * UNKNOWN_PER_S > UNKNOWN_BURST:
             return False
@@ -73,7 +76,9 @@ class KeyLookups:
         return True
 
     async def _is_genuine(self, key: str) -> bool:
-        """Whoever comes first asks for all of his group, a group at a time."""
+        """Returns whether the key exists. The first caller of a group asks for the whole group; one group is asked at a
+        time.
+        """
         group = self._group
         group.keys.add(key)
         if len(group.keys) >= MAX_AT_ONCE:

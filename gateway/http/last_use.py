@@ -1,4 +1,6 @@
-"""When each key was last used: noted per request, written to SQL now and then. A crash loses some seconds of it."""
+"""The time of each key's last use: noted per request, written to SQL from time to time. A crash loses some seconds of
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ EVERY_S = 5.0
 
 
 class LastUse:
-    """Of this process."""
+    """The last uses that this process has seen."""
 
     def __init__(self) -> None:
         self._written: dict[str, int] = {}
         self._waiting: dict[str, int] = {}
 
     def note(self, key_id: str) -> None:
-        """Cheap: once a minute and key there is something to write."""
+        """Notes a use. This is cheap: there is something to write once a minute and key."""
         now = int(time.time())
         if now - self._written.get(key_id, 0) >= LAST_USED_GRAIN_S:
             self._waiting[key_id] = now
 
     async def write(self, database: Database) -> None:
-        """Raises what SQL raises; nothing is forgotten then."""
+        """Writes the noted uses. Raises what SQL raises; nothing is forgotten then."""
         if not self._waiting:
             return
         taken, self._waiting = self._waiting, {}

@@ -1,4 +1,4 @@
-"""The sockets of a gateway process: the base URL's and the operator's. Knows no HTTP."""
+"""The sockets of a gateway process: the base URL's and the operator's. This module knows no HTTP."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import socket
 from gateway.base.settings import GatewaySettings, SettingsError
 
 BACKLOG = 1024
-"""Connections that the kernel keeps until they are accepted."""
+"""The number of connections that the kernel keeps until they are accepted."""
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9300
-"""Slots count on from here."""
+"""The port of slot 0; the other slots have the ports after it."""
 
 
 def base_socket(settings: GatewaySettings) -> socket.socket:
-    """Raises `SettingsError`."""
+    """Opens the socket of the base URL. Raises `SettingsError`."""
     if settings.listen_fd is not None:
         return _inherited(settings.listen_fd, "HEADGATE_LISTEN_FD")
     return _bound(settings.bind, "HEADGATE_BIND")
 
 
 def ops_socket(settings: GatewaySettings) -> socket.socket:
-    """Raises `SettingsError`; without an address of its own another port will do."""
+    """Opens the operator's socket. If no address is set, another port is taken where the usual one is in use. Raises
+    `SettingsError`.
+    """
     if settings.ops_fd is not None:
         return _inherited(settings.ops_fd, "HEADGATE_OPS_FD")
     if settings.ops_bind:

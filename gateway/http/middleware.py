@@ -1,5 +1,7 @@
-"""What every request passes, outermost first: the record and its observers → errors in our shape → host →
-authentication and scope. Deny by default: a route that is not in the table is a 404.
+"""The middleware that every request passes, outermost first: the record and its observers, errors in our shape, host,
+authentication and scope.
+
+Access is denied by default: a route that is not in the table is a 404.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _publish(app: web.Application, record: RequestRecord) -> None:
-    """Now, or when the settlement that outlives the request is done."""
+    """Hands the record to the observers now, or when the settlement that outlives the request is done."""
     if record.settling is not None and not record.settling.done():
         record.settling.add_done_callback(lambda _: _publish(app, record))
         return
@@ -66,7 +68,7 @@ def _publish(app: web.Application, record: RequestRecord) -> None:
 
 @web.middleware
 async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refusals become answers. What is none of ours goes on to the connection's last resort: a 500."""
+    """Turns refusals into answers. Any other exception goes on to the connection's last resort: a 500."""
     try:
         return await handler(request)
     except errors.ApiError as error:
@@ -79,7 +81,7 @@ async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def _asked(request: web.Request) -> str:
-    """Method and path as a message may show them: they are the client's text."""
+    """Returns method and path in a form that a message may show, because the path is the client's text."""
     path = request.rel_url.raw_path
     return f"{request.method} {path if _SHOWN_PATH.fullmatch(path) else '(this path)'}"
 
@@ -96,8 +98,9 @@ def _of_aiohttp(error: web.HTTPException, asked: str) -> errors.ApiError:
 
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The order of checks up to the body: host 400, key 401, route 404 and 405, scope 403, media type 415,
-    size 413 (api.md 1.2)."""
+    """Makes all checks up to the body, in this order: host 400, key 401, route 404 and 405, scope 403, media type 415,
+    size 413 (api.md 1.2).
+    """
     if request.version not in {(1, 0), (1, 1)}:
         raise errors.invalid("The request is not valid HTTP.")
     if request.version == (1, 1) and len(request.headers.getall(hdrs.HOST, ())) != 1:
@@ -151,7 +154,7 @@ def _authorize(request: web.Request, route: Route) -> None:
 
 
 def allows(route: Route, principal: Principal) -> bool:
-    """The matrix of route scopes and identities; pure."""
+    """Decides whether an identity may use a route, by the matrix of route scopes and identities; pure."""
     if principal.kind == "operator":
         return route.scope in {"admin", "usage:read"}
     if route.scope == "any":
@@ -160,7 +163,7 @@ def allows(route: Route, principal: Principal) -> bool:
 
 
 async def stamp_answer(request: web.Request, response: web.StreamResponse) -> None:
-    """Runs just before any head is written, streams included."""
+    """Stamps each answer just before its head is written, streams included."""
     record = request.get(RECORD)
     if record is None:
         stamp(response, ids.request_id(), 0)

@@ -1,7 +1,7 @@
-"""Every route with the scope it needs: deny by default. A route that is not in a table is a 404.
+"""Every route with the scope it needs. Access is denied by default: a route that is not in a table is a 404.
 
-A room contributes a `list[Route]`; `app.create_app` adds them up and the authentication middleware reads the
-scope from the matched route. `tests/architecture` enumerates the sum against identities.
+A module of routes contributes a `list[Route]`. `app.create_app` adds them up, and the authentication middleware reads
+the scope from the matched route. `tests/architecture` enumerates the sum against identities.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ class Route:
     scope: Scope
     max_body_bytes: int = MAX_JSON_BYTES
     json_body: bool = True
-    """POST bodies must be application/json; False: the handler reads the body itself (uploads)."""
+    """POST bodies must be application/json. If it is False, the handler reads the body itself (uploads)."""
     takes: type[msgspec.Struct] | None = None
-    """The body's fields, for the API's description; None: no body, or one that is described elsewhere."""
+    """The body's fields, for the API's description. None means that there is no body, or that it is described
+    elsewhere.
+    """
 
 
 ROUTES = web.AppKey("routes", dict[web.AbstractRoute, Route])

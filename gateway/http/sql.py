@@ -1,4 +1,4 @@
-"""A handler's way to SQL: one transaction, and accounting's refusals in the client's words.
+"""SQL for handlers: one transaction, and accounting's refusals in the client's words.
 
 Raises `ApiError`: 404, 400, 409, 413, and 503 while the database cannot be asked.
 """
@@ -32,8 +32,10 @@ async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
 
 @asynccontextmanager
 async def writing(request: web.Request, *, changes_identities: bool = True) -> AsyncIterator[AsyncConnection]:
-    """Committed at the end of the block. Where identities may have changed, this process forgets those it remembered
-    and tells the others to; one that does not hear it sees the epoch in SQL 2 s later."""
+    """Opens a transaction, committed at the end of the block. If identities may have changed, this process forgets
+    those it remembered and tells the other processes to do so. A process that misses the message sees the epoch in SQL
+    2 s later.
+    """
     with translated():
         async with request.app[DATABASE].write() as conn:
             yield conn
@@ -44,7 +46,7 @@ async def writing(request: web.Request, *, changes_identities: bool = True) -> A
         async with asyncio.timeout(PUBLISH_S):
             await request.app[REDIS].publish(REVOKED_CHANNEL, "")
     except (RedisError, OSError, TimeoutError):
-        pass  # a faster word only: the epoch is committed
+        pass  # the message is only the faster way: the epoch is committed
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""One event stream to one client: events out, pings in gaps, and what happens when the client does not read.
+"""One event stream to one client: it sends events, sends pings in gaps, and handles a client that does not read.
 
-The queue of unsent bytes is bounded by the connection (`http_limits.MAX_QUEUE_BYTES`): above it writing waits, the
-sequence is told to park, and after the write timeout the connection is dropped.
+The connection bounds the queue of unsent bytes (`http_limits.MAX_QUEUE_BYTES`). Above the bound, writing waits and the
+worker is told to park the sequence; after the write timeout the connection is dropped.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class EventStream:
         self.response: web.StreamResponse | None = None
 
     async def start(self, headers: Mapping[str, str]) -> None:
-        """The status leaves with the first event."""
+        """Prepares the response. The status leaves with the first event."""
         self.response = web.StreamResponse(headers={**HEADERS, **headers})
         await self.response.prepare(self._request)
 
     async def send(self, *events: Any) -> None:
-        """Any number of JSON events in one write."""
+        """Sends any number of JSON events in one write."""
         await self.write(encode(events))
 
     async def ping(self) -> None:
         await self.write(b": ping\n\n")
 
     async def close(self, *events: Any, done: bool = True) -> web.StreamResponse:
-        """The last events and the end of the body, at once; without `[DONE]` after a failure."""
+        """Sends the last events and the end of the body at once. After a failure there is no `[DONE]`."""
         assert self.response is not None
         if data := encode(events) + (DONE if done else b""):
             await self.write(data)
@@ -96,7 +96,9 @@ class EventStream:
 
 
 class KeptStream(EventStream):
-    """Of a request with a key: its events are kept as they are sent, and go on when nobody hears them any more."""
+    """The stream of a request with an idempotency key. It keeps its events as they are sent, and goes on when its
+    client has gone.
+    """
 
     def __init__(
         self, request: web.Request, timeout_s: float, hold: Callable[[], None], release: Callable[[], None]
@@ -127,7 +129,9 @@ class KeptStream(EventStream):
             self._release()
 
     def whole(self, *events: Any) -> bytes:
-        """All that was sent and these last events, packed, before they are sent themselves. Once."""
+        """Returns all events sent so far and these last ones, compressed, before the last ones are sent.
+        Call it once.
+        """
         last = encode(events) + DONE
         return bytes(self._packed) + self._packer.compress(last) + self._packer.flush()
 

@@ -1,6 +1,6 @@
 """A multipart upload, streamed into the file store: one file and a few small fields, in any order, within limits.
 
-The client's file name is metadata; the bytes get a random name. Finishing or aborting the writer is the caller's.
+The client's file name is metadata; the bytes get a random name. The caller finishes or aborts the writer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_FIELD_BYTES = 1024
 MAX_NAME_CHARS = 512
 READ_BYTES = 64 * 1024
 WRITE_BYTES = 512 * 1024
-"""Encrypted and written by a thread, so much at a time."""
+"""The number of bytes that a thread encrypts and writes at a time."""
 
 T = TypeVar("T")
 
@@ -31,13 +31,14 @@ T = TypeVar("T")
 @dataclass
 class Upload:
     name: str = ""
-    """As the client calls it, made storable; "" without a file."""
+    """The client's file name, made storable; "" means that there is no file."""
     fields: dict[str, str] = field(default_factory=dict)
 
 
 class Receiver:
-    """One upload. `limits`: most bytes by purpose. Until the purpose is known the largest holds; `room`: what the
-    tenant's disk quota leaves."""
+    """One upload. `limits` maps a purpose to its most bytes. Until the purpose is known, the largest limit holds.
+    `room` is the number of bytes that the tenant's disk quota leaves.
+    """
 
     def __init__(self, request: web.Request, writer: Writer, limits: Mapping[str, int], room: int) -> None:
         self._request = request
@@ -48,7 +49,7 @@ class Receiver:
         self._body_s = request.app[SETTINGS].body_s
 
     async def receive(self) -> Upload:
-        """Raises `ApiError`: 415, 413, 408, 400."""
+        """Reads the upload. Raises `ApiError`: 415, 413, 408, 400."""
         if self._request.content_type != "multipart/form-data":
             raise errors.ApiError(415, "The body must be multipart/form-data.", code="unsupported_media_type")
         await body.send_continue(self._request)
@@ -111,7 +112,7 @@ class Receiver:
             raise errors.too_large("The files of your project take up all of their space.")
 
     async def _timed(self, reading: Awaitable[T]) -> T:
-        """Each piece may take so long; a client that trickles is worth no more."""
+        """Bounds the time of each piece, so that a client that sends too slowly is refused."""
         try:
             async with asyncio.timeout(self._body_s):
                 return await reading
@@ -120,6 +121,6 @@ class Receiver:
 
 
 def storable(name: str) -> str:
-    """A client's file name as text that SQL and JSON can hold; it never becomes a path."""
+    """Returns a client's file name as text that SQL and JSON can hold; it never becomes a path."""
     text = name.encode("utf-8", "replace").decode().replace("\0", "�")
     return text[:MAX_NAME_CHARS]

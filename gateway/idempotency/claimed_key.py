@@ -1,4 +1,6 @@
-"""An Idempotency-Key that is a request's to run. What is stored under it is charged, and nothing else is."""
+"""An Idempotency-Key that a request has claimed. The request is charged if and only if its answer is stored under the
+key.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ STORE_ATTEMPTS, STORE_BACKOFF_S = 6, 0.25
 
 
 class ClaimedKey:
-    """Ours to run; `store` or `drop` ends it."""
+    """A claimed key; `store` or `drop` ends the claim."""
 
     def __init__(self, database: Database, tenant_id: str, key: str, request_id: str, data_key: bytes) -> None:
         self._database = database
@@ -29,7 +31,9 @@ class ClaimedKey:
         self.is_stored = False
 
     async def store(self, body: bytes, postings: Sequence[Posting], content_type: str | None = None) -> bool:
-        """False: the key was closed meanwhile, and the request must not be charged. Raises what SQL raises."""
+        """Stores the answer. Returns False if the key was closed meanwhile; the request must then not be charged.
+        Raises what SQL raises.
+        """
         sealed = sealing.seal(self._data_key, body, self._key.encode())
         for attempt in range(STORE_ATTEMPTS):
             try:
@@ -46,22 +50,23 @@ class ClaimedKey:
                     )
                 return self.is_stored
             except (SQLAlchemyError, OSError):
-                # Whether it was committed is unknown; storing twice is storing once. Given up, the request has no
-                # end in the journal, and the next replay knows which one it must have.
+                # It is unknown whether the transaction was committed; storing twice equals storing once. If every try
+                # fails, the request has no ending in the journal, and the next replay knows which one it must have.
                 if attempt == STORE_ATTEMPTS - 1:
                     raise
                 await asyncio.sleep(STORE_BACKOFF_S * 2**attempt)
         raise AssertionError("unreachable")
 
     async def drop(self) -> None:
-        """Nothing to keep: the key may run again."""
+        """Drops the key because there is no answer to keep: it may be used again."""
         async with self._database.write() as conn:
             await replies.drop(conn, self._tenant_id, self._key, self._request_id)
 
 
 class StoredWithPostings:
-    """The one step in which an answer is stored with all postings that pay for it: who comes last takes it, the others
-    wait. Whatever comes of it is the same for all."""
+    """The one step in which an answer is stored with all postings that pay for it. The last caller takes it and the
+    others wait. The result is the same for all.
+    """
 
     def __init__(self, request_ids: Sequence[str], store: Callable[[Sequence[Posting]], Awaitable[bool]]) -> None:
         self._request_ids = request_ids
@@ -81,12 +86,12 @@ class StoredWithPostings:
 
 
 async def not_kept(posting: Posting) -> bool:
-    """Of a request with a key, before its answer is there: it is not charged."""
+    """Refuses to keep a posting of a keyed request before its answer is there: it is not charged."""
     return False
 
 
 def not_stored(line: bool) -> errors.ApiError:
-    """The answer could not be kept, so there is none."""
+    """Returns the error for an answer that could not be stored and is therefore not delivered."""
     return line_ended() if line else errors.internal()
 
 
@@ -97,4 +102,4 @@ def line_ended() -> errors.ApiError:
 
 
 CLAIMED_KEY = web.RequestKey("claimed_key", ClaimedKey)
-"""A request has it only if it carries an Idempotency-Key that it runs under."""
+"""A request has this only if it carries an Idempotency-Key that it runs under."""

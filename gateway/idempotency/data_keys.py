@@ -1,4 +1,4 @@
-"""Tenants' data keys in this process: unwrapped once, kept for a while. What is sealed with them is not known here."""
+"""Tenants' data keys in this process: unwrapped once, kept for a while. This module does not know what they encrypt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accounting.database.db import Database
 
 KEPT = 1_000
 FRESH_S = 60.0
-"""An erased tenant's key is forgotten by then."""
+"""The time after which an erased tenant's key is forgotten."""
 
 
 class DataKeys:
@@ -22,7 +22,7 @@ class DataKeys:
         self._keys: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
     async def key(self, tenant_id: str) -> bytes:
-        """Raises what SQL raises."""
+        """Returns a tenant's data key. Raises what SQL raises."""
         known = self._keys.get(tenant_id)
         if known is not None and time.monotonic() - known[0] < FRESH_S:
             return known[1]

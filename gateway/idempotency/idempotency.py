@@ -1,8 +1,8 @@
-"""One Idempotency-Key runs once: its answer is stored before it is settled, and replayed free of charge.
+"""Runs one Idempotency-Key once: its answer is stored before it is settled, and replayed free of charge.
 
-A keyed request outlives its client. It is charged if and only if its answer was stored: a crash in between is healed
+A keyed request outlives its client. It is charged if and only if its answer was stored. A crash in between is repaired
 by the journal's replay, or by the key's next request, which take the posting from the stored answer. Batch lines have
-keys of their own, which nobody else may use.
+keys of their own, which no other request may use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_KEY_LENGTH = 255
 PIECE_BYTES = 256 * 1024
 SWEEP_EVERY_S = 30.0
 LOST_S = 60
-"""Only claims older than this are looked at: a younger one may not be among the held yet."""
+"""The age from which claims are looked at: a younger claim may not be among the held ones yet."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,13 @@ async def once(
     line: tuple[str, int] | None,
     run: Callable[[], Awaitable[web.StreamResponse]],
 ) -> web.StreamResponse:
-    """`run`, unless the request's key has run or runs. `line`: the batch line that the key names. Raises `ApiError`."""
+    """Calls `run`, unless the request's key has run or is running. `line` is the batch line that the key names. Raises
+    `ApiError`.
+    """
     key = _own_key(request) if line is None else replies.line_key(*line)
     if key is None:
-        known_by = request[FINGERPRINT].digest  # not the request itself: it holds this
+        # the fingerprint's method, not the request itself: the request holds this object
+        known_by = request[FINGERPRINT].digest
         request[SDK_RETRY] = SdkRetry.of(request[RECORD].request_id, request[PRINCIPAL], request.headers, known_by)
         return await run()
     if line is not None and value.get("stream"):
@@ -72,7 +75,7 @@ async def once(
 
 
 def _own_key(request: web.Request) -> str | None:
-    """The tenant's own. Raises `ApiError` 400."""
+    """Returns the tenant's own key. Raises `ApiError` 400."""
     values = request.headers.getall("idempotency-key", ())
     if not values:
         return None
@@ -87,7 +90,9 @@ def _own_key(request: web.Request) -> str | None:
 async def _keyed(
     request: web.Request, key: str, line: tuple[str, int] | None, run: Callable[[], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse | _Replay | errors.ApiError:
-    """Whatever becomes of the client. A refusal is a value here: nobody may be left to hear it."""
+    """Runs whether the client stays or leaves. A refusal is a value here, because there may be no client to raise it
+    to.
+    """
     request_id, keyed = request[RECORD].request_id, request.app[KEYED]
     keyed.add(request_id)
     try:
@@ -99,7 +104,7 @@ async def _keyed(
     except errors.ApiError as refusal:
         return refusal
     finally:
-        # From here on the sweep may drop the key, if that has failed.
+        # The sweep may drop the key from here on, if dropping it has failed.
         keyed.discard(request_id)
 
 
@@ -122,7 +127,7 @@ async def _drop(claimed: ClaimedKey) -> None:
 
 
 async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, int] | None) -> ClaimedKey | _Replay:
-    """Raises `ApiError`: 409, 422, 429, 503."""
+    """Claims the key, or returns the stored answer. Raises `ApiError`: 409, 422, 429, 503."""
     database, tenant_id = request.app[DATABASE], request[PRINCIPAL].tenant_id
     request_id, slot = request[RECORD].request_id, request.app[SETTINGS].slot
     try:
@@ -146,7 +151,7 @@ async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, i
     except replies.NoRoom as refusal:
         raise _no_room(refusal, tenant_id) from None
     except (SQLAlchemyError, OSError) as error:
-        # No promise that cannot be kept.
+        # The key's promise could not be kept, so none is made.
         raise errors.unavailable("database_unavailable", "Idempotency keys cannot be checked now.") from error
     if known is None:
         return ClaimedKey(database, tenant_id, key, request_id, data_key)
@@ -163,7 +168,7 @@ async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, i
 
 
 async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: replies.Stored) -> None:
-    """If a crash came between the answer and its settlement, whoever asks again settles it."""
+    """Settles a stored answer, if a crash came between the answer and its settlement."""
     if owed := await replies.owed(conn, tenant_id, key, stored):
         await request_postings.post_stored(conn, owed)
 
@@ -200,11 +205,13 @@ async def _replay(request: web.Request, replay: _Replay) -> web.StreamResponse:
         body = unpack.unconsumed_tail
     if rest := unpack.flush():
         await stream.write(rest)
-    return await stream.close(done=False)  # its `[DONE]` is among what was stored
+    return await stream.close(done=False)  # the stored events include `[DONE]`
 
 
 async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
-    """Answers past their time, keys of this slot that nobody runs, attempts that nobody repeated, quotes."""
+    """Removes expired answers, keys of this slot without a running request, attempts that were not repeated, and
+    quotes.
+    """
     now = time.time()
     async with database.write() as conn:
         await replies.purge(conn, int(now))
@@ -214,4 +221,4 @@ async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
 
 
 KEYED = web.AppKey("keyed", set[str])
-"""Ids of the requests of this process that run, or are about to run, under an Idempotency-Key."""
+"""The ids of those requests of this process that run, or are about to run, under an Idempotency-Key."""

@@ -1,6 +1,8 @@
-"""An SDK's own repeat of a request it got no byte of an answer to: known again by key and body, paid once.
+"""An SDK's own repeat of a request whose answer did not begin: it is recognised by key and body, and only one of the
+two is paid.
 
-Only endings are told here, behind their settlement, and nothing waits for it: with SQL away a charge stands.
+Only endings are reported here, after their settlement, and nothing waits for it: if SQL does not answer, the charge
+stands.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ MOVE_EVERY_S = 2.0
 
 @dataclass(frozen=True)
 class SdkRetry:
-    """One HTTP request without a key of its own."""
+    """One HTTP request without an Idempotency-Key."""
 
     id: str
     principal: Principal
     fingerprint: Callable[[], bytes]
-    """Made only when somebody may have to know the request again."""
+    """Returns the fingerprint. It is made only when the request may have to be recognised."""
     is_retry: bool
     started_at_ms: int
 
@@ -48,7 +50,9 @@ class Retries:
         self._database = database
 
     async def ended(self, attempt: SdkRetry, charged: Sequence[str], *, unheard: bool) -> None:
-        """`charged`: its engine requests that were. `unheard`: its client left before the first byte."""
+        """Reports an ending. `charged` lists those of its engine requests that were charged. `unheard` means that its
+        client left before the first byte.
+        """
         if not charged or not (attempt.is_retry or unheard):
             return
         key_id, fingerprint = attempt.principal.key_id, attempt.fingerprint()
@@ -66,7 +70,7 @@ class Retries:
             logger.warning("a repeated request may be charged twice: %s", error)
 
     async def move(self) -> None:
-        """The charges of attempts that were repeated, as far as the ledger has both. Raises what SQL raises."""
+        """Moves the charges of attempts that were repeated, as far as the ledger has both. Raises what SQL raises."""
         async with self._database.read() as conn:
             if not await sdk_retries.any_to_move(conn):
                 return
@@ -81,4 +85,4 @@ def _now_ms() -> int:
 
 RETRIES = web.AppKey("retries", Retries)
 SDK_RETRY = web.RequestKey("attempt", SdkRetry)
-"""Only a tenant's request without an Idempotency-Key has it."""
+"""Only a tenant's request without an Idempotency-Key has this."""

@@ -1,7 +1,7 @@
-"""Whose turn it is: work of tenants before any limit knows of it, in units, so that a flood waits behind itself alone.
+"""A fair queue over tenants for work before any limit counts it, in units, so that a flood waits only for itself.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal shares: a tenant that has had less is next, and one
-that comes anew stands where the others are now, with no credit for having been away. Pure.
+It uses start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal shares: the tenant that has been served less is
+next, and a tenant that comes anew starts level with the others, with no credit for its absence. Pure.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MAX_REMEMBERED = 1024
-"""Tenants that do not wait and still stand ahead of the others."""
+"""The most tenants that are remembered because they do not wait and are still ahead of the others."""
 
 
 class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[int, T]]] = {}
         self._had: dict[str, int] = {}
-        """Units that a tenant has had, counted from where it came in."""
+        """Tenant → the units that it has been served, counted from its virtual start."""
         self._now = 0
-        """Where the tenant stood that was served last."""
+        """The virtual time: the count of the tenant that was served last."""
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -37,7 +37,9 @@ class FairQueue(Generic[T]):
         self._waiting[tenant].append((units, item))
 
     def pop(self, most_units: int | None = None) -> T | None:
-        """The next item that takes no more than `most_units`; None: nobody's next does. O(tenants that wait)."""
+        """Removes and returns the next item of at most `most_units`; None if no tenant's next item is that small.
+        O(waiting tenants).
+        """
         able = [
             tenant for tenant, waiting in self._waiting.items() if most_units is None or waiting[0][0] <= most_units
         ]
@@ -51,7 +53,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, tenant: str, item: T) -> None:
-        """One that nobody waits for any more; it costs its tenant nothing. O(the tenant's items)."""
+        """Removes an item that no caller waits for any more; it costs its tenant nothing. O(the tenant's items)."""
         waiting = self._waiting.get(tenant, deque())
         found = next((entry for entry in waiting if entry[1] is item), None)
         if found is not None:
@@ -62,6 +64,6 @@ class FairQueue(Generic[T]):
         if not self._waiting[tenant]:
             del self._waiting[tenant]
         if not self._waiting:
-            self._had, self._now = {}, 0  # nobody was kept waiting by anybody
+            self._had, self._now = {}, 0  # no tenant waits, so nothing has to be remembered
         elif len(self._had) > len(self._waiting) + MAX_REMEMBERED:
             self._had = {name: had for name, had in self._had.items() if name in self._waiting or had > self._now}

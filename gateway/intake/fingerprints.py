@@ -1,4 +1,4 @@
-"""What makes a repeat of a request the same request: its path, and its body whatever the order of its members.
+"""The identity of a repeated request: its path, and its body whatever the order of its members.
 
 The digest of a large body is made in pieces, off the loop: one call over all of it would hold the interpreter lock.
 """
@@ -17,13 +17,15 @@ PIECE_ITEMS = 4096
 
 
 def fingerprint(path: str, value: Mapping[str, Any]) -> bytes:
-    """Of a small body, in one call. Tenant or key are beside it wherever it lies."""
+    """Returns the digest of a small body, in one call. The digest is always stored together with the
+    tenant or the key.
+    """
     canonical = msgspec.json.encode(value, order="deterministic")
     return hashlib.sha256(path.encode() + b"\0" + canonical).digest()
 
 
 def fingerprint_in_pieces(path: str, value: dict[str, Any]) -> bytes:
-    """The same, of a body of any size; for a thread."""
+    """Returns the same digest for a body of any size; for a thread."""
     digest = hashlib.sha256(path.encode() + b"\0")
     for piece in _pieces(value):
         digest.update(piece)
@@ -31,12 +33,14 @@ def fingerprint_in_pieces(path: str, value: dict[str, Any]) -> bytes:
 
 
 class Fingerprint:
-    """Of one request. Made when it is first asked for, unless it was made where the body was decoded."""
+    """The digest of one request. It is made when it is first asked for, unless it was made where the
+    body was decoded.
+    """
 
     def __init__(self, path: str, value: Mapping[str, Any], digest: bytes | None = None) -> None:
         self._made = digest
         self._of = None if digest else (path, value)
-        """Not kept for longer than it is needed: a body may be large."""
+        """Path and body, kept only until the digest is made: a body may be large."""
 
     def digest(self) -> bytes:
         if self._made is None:
@@ -46,7 +50,7 @@ class Fingerprint:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """`msgspec.json.encode(value, order="deterministic")`, bit by bit."""
+    """Yields `msgspec.json.encode(value, order="deterministic")` piece by piece."""
     if isinstance(value, dict) and value:
         opening = b"{"
         for name in sorted(value):
@@ -72,7 +76,7 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 
 def _items(part: list[Any]) -> Iterator[Iterator[bytes]]:
-    """Numbers and the like together, what may be large by itself."""
+    """Encodes numbers and the like together, and items that may be large by themselves."""
     if any(isinstance(item, dict | list | str) for item in part):
         yield from map(_pieces, part)
     else:
@@ -80,4 +84,4 @@ def _items(part: list[Any]) -> Iterator[Iterator[bytes]]:
 
 
 FINGERPRINT = web.RequestKey("fingerprint", Fingerprint)
-"""A request has it only if its repeat may have to be recognised."""
+"""A request has a fingerprint only if its repeat may have to be recognised."""

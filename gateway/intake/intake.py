@@ -1,7 +1,8 @@
-"""How many bytes of bodies tenants may send and have here, counted as they arrive: before they are read as anything.
+"""Bounds the bytes of bodies that tenants may send and hold here, counted as they arrive, before they are parsed.
 
-Held bytes are those of requests that have not ended. One tenant may hold no more than what is left for all others
-(Choudhury and Hahne, 1998), so the bound on all holds, and whoever comes next finds room. Pure; the clock is given.
+Held bytes belong to requests that have not ended. One tenant may hold no more than what is left for all others
+(Choudhury and Hahne, 1998), so the bound on all holds, and the next tenant always finds space. Pure; the clock is
+given.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from gateway.base import errors
 MINUTE_S = 60.0
 RETRY_MS = 1_000
 MAX_REMEMBERED = 4096
-"""Tenants whose allowance is looked through at once for those that are whole again."""
+"""The number of remembered tenants at which those with a full allowance are removed."""
 
 Dimension = Literal["body_bytes_held", "body_bytes_per_minute"]
 
 
 @dataclass
 class _Allowance:
-    """What is left of a minute's bytes; it comes back evenly."""
+    """The unused part of a minute's bytes; it is refilled evenly."""
 
     left: float
     at: float
 
 
 class Intake:
-    """Of one gateway process."""
+    """The byte accounting of one gateway process."""
 
     def __init__(self, most_held: int, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most_held = most_held
@@ -44,14 +45,14 @@ class Intake:
         self._held: Counter[str] = Counter()
         self._allowances: dict[str, _Allowance] = {}
         self.num_held = 0
-        """Bytes, of all tenants."""
+        """Held bytes of all tenants."""
         self.num_taken = 0
-        """Bytes, since the start."""
+        """Bytes taken since the start."""
         self.refusals: Counter[Dimension] = Counter()
 
     @contextlib.contextmanager
     def share(self, principal: Principal | None) -> Iterator[Share]:
-        """For one request, until it has ended."""
+        """Opens the share of one request; its bytes are given back when the request has ended."""
         share = Share(self, principal)
         try:
             yield share
@@ -59,7 +60,7 @@ class Intake:
             share.close()
 
     def take(self, tenant: str, num_bytes: int, *, counts: bool) -> None:
-        """Raises `ApiError` 429. `counts`: towards the minute."""
+        """Takes bytes. Raises `ApiError` 429. `counts` says whether they count towards the minute."""
         if self._held[tenant] + num_bytes > self._most_held - self.num_held - num_bytes:
             self.refusals["body_bytes_held"] += 1
             raise self._too_many_held(tenant)
@@ -87,7 +88,7 @@ class Intake:
         self._allowances[tenant] = _Allowance(left - num_bytes, now)
 
     def _forget(self, now: float) -> None:
-        """Those that are whole again."""
+        """Removes tenants whose allowance is full again."""
         rate = self._per_minute / MINUTE_S
         self._allowances = {
             tenant: one
@@ -118,7 +119,7 @@ class Intake:
 
 
 class Share:
-    """What one request has taken; without a tenant, nothing is counted."""
+    """The bytes that one request has taken. If there is no tenant, nothing is counted."""
 
     def __init__(self, intake: Intake, principal: Principal | None) -> None:
         self._intake = intake
@@ -126,8 +127,9 @@ class Share:
         self._num_taken = 0
 
     def take_up_to(self, num_bytes: int) -> None:
-        """So many in all, from now on. The batch runner bounds itself: its bytes count towards no minute. Raises
-        `ApiError` 429."""
+        """Raises the request's bytes to `num_bytes` in all. The batch runner bounds itself, so its bytes count towards
+        no minute. Raises `ApiError` 429.
+        """
         more = num_bytes - self._num_taken
         if self._principal is None or more <= 0:
             return

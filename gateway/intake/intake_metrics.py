@@ -1,4 +1,4 @@
-"""What waits and what was refused before admission, read when somebody asks."""
+"""Metrics of waiting and refused work before admission, read at each scrape."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Threads for what is done to a request's text before any limit counts it: decoding, checking, templates, tokens.
+"""Threads for the work on a request's text before any limit counts it: decoding, checking, templates, tokens.
 
-Its waiting line is fair by tenant, in bytes. Large bodies never take all threads: a small one waits for no large one.
-All state belongs to the loop; a thread only runs what it is given.
+The queue is fair by tenant, in bytes. Large bodies never take all threads, unless there is only one: a small body waits
+for no large one. All state belongs to the loop; a thread only runs the function that it is given.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gateway.intake.fair_queue import FairQueue
 T = TypeVar("T")
 
 SMALL_BYTES = 64 * 1024
-"""What is no larger takes a few milliseconds."""
+"""A body of at most this size takes a few milliseconds."""
 LEAST_BYTES = 1024
-"""What going to a thread costs by itself."""
+"""The smallest cost of a run in bytes: that of the change to a thread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class _Turn:
 
 
 class TextWork:
-    """`close` must be called."""
+    """Runs functions in threads, by turns. `close` must be called."""
 
     def __init__(self, num_threads: int) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
@@ -48,8 +48,9 @@ class TextWork:
         return self._queue.num_units
 
     async def run(self, tenant: str, num_bytes: int, function: Callable[[], T]) -> T:
-        """`function`, in a thread, when it is this tenant's turn. One whose caller is cancelled does not begin; one that
-        has begun runs to its end, and keeps its thread so long."""
+        """Runs `function` in a thread when it is this tenant's turn. If the caller is cancelled before that, it does
+        not begin. Once begun, it runs to its end and keeps its thread.
+        """
         is_large = num_bytes > SMALL_BYTES
         await self._turn(tenant, max(num_bytes, LEAST_BYTES), is_large)
         loop = asyncio.get_running_loop()
@@ -58,7 +59,7 @@ class TextWork:
             try:
                 loop.call_soon_threadsafe(self._leave, is_large)
             except RuntimeError:
-                pass  # the loop is closed: nobody is left to wait
+                pass  # the loop is closed: no caller is left to wait
 
         try:
             running = self._threads.submit(function)
@@ -78,7 +79,7 @@ class TextWork:
         try:
             await turn.has_come
         except asyncio.CancelledError:
-            if not turn.has_come.cancelled():  # it came in the same moment
+            if not turn.has_come.cancelled():  # its turn came at the same moment
                 self._leave(is_large)
             else:
                 self._queue.remove(tenant, turn)

@@ -1,10 +1,12 @@
-"""The gateway's append-only journal: OPEN before dispatch, SETTLE or VOID durable before the client's end of reply.
+"""The gateway's append-only journal. OPEN is written before dispatch; SETTLE or VOID is durable before the end of the
+client's reply.
 
-One writer thread appends, one syncer thread makes durable: one `fdatasync` at a time, and what arrives meanwhile goes
-with the next (group commit). An OPEN returns as soon as it is in the file, which survives the process; the disk has
-it within 5 ms. A failed write or sync poisons the journal: nothing in that segment is believed any more, nothing is
-synced again, and `revive` goes on in a new segment. A full disk costs the ballast: what runs can end, and nothing more
-is let in until there is room for it again. Knows payload types, not SQL, and no text of any request.
+One writer thread appends and one syncer thread makes records durable. There is one `fdatasync` at a time, and records
+that arrive meanwhile go with the next one (group commit). An OPEN returns as soon as it is in the file, which survives
+the process; the disk has it within 5 ms. A failed write or sync poisons the journal: nothing in that segment is trusted
+any more, nothing is synced again, and `revive` goes on in a new segment. If the disk is full, the journal gives up its
+ballast file: running requests can end, and no request is admitted until there is space for the ballast again. Knows
+payload types, not SQL, and no text of any request.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class _Entry:
 
 
 class Journal:
-    """Made by `open_journal`. `close()` must be awaited."""
+    """An open journal, made by `open_journal`. `close()` must be awaited."""
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         self._sync = sync
         self._loop = asyncio.get_running_loop()
-        self._open = running  # OPEN payloads without an end; the writer's
+        self._open = running  # OPEN payloads without an ending; owned by the writer
         self._failure: Exception | None = None
         self._closing = False
         self._writer_ended = False
@@ -98,45 +100,45 @@ class Journal:
 
     @property
     def is_writable(self) -> bool:
-        """Requests may be let in: what they end with will find room."""
+        """Requests may be admitted: their endings will find space."""
         return self._failure is None and self._ballast.is_held
 
     @property
     def is_full(self) -> bool:
-        """Not writable, and for want of room alone."""
+        """The journal is not writable, and only because the disk is full."""
         return not self.is_writable and (self._failure is None or is_full(self._failure))
 
     @property
     def durable_seq(self) -> int:
-        """The last record that is on the disk."""
+        """The number of the last record that is on the disk."""
         return self._synced_seq
 
     async def open(self, opened: records.Opened) -> None:
-        """In the file, not yet on the disk: before dispatch."""
+        """Writes an OPEN, before dispatch. It is then in the file, not yet on the disk."""
         await self._append(Kind.OPEN, records.encode(opened), opened.request_id, durable=False)
 
     async def end(self, posting: Posting) -> None:
-        """On the disk: before the client sees the end of its reply."""
+        """Writes an ending durably, before the client sees the end of its reply."""
         kind = Kind.SETTLE if posting.kind == "settle" else Kind.VOID
         await self._append(kind, records.encode(posting), posting.request_id, durable=True)
 
     def progress(self, request_id: str, num_received: int, bound: int) -> None:
-        """A note; lost with the machine, which costs nothing but knowledge."""
+        """Notes progress. If the machine is lost with this note, only the knowledge is lost."""
         self._note(Kind.PROGRESS, records.Progress(request_id, num_received, bound))
 
     def attempt(self, request_id: str, attempt: int, num_handed_over: int) -> None:
         self._note(Kind.ATTEMPT, records.Attempted(request_id, attempt, num_handed_over))
 
     def forget(self, request_id: str) -> None:
-        """The request was ended without this journal, which had failed."""
+        """Forgets a request that was ended without this journal, because the journal had failed."""
         self._open.pop(request_id, None)
 
     async def revive(self) -> bool:
-        """After a failure: goes on in a new segment, if the disk takes one. True: `is_writable`."""
+        """Goes on in a new segment after a failure, if the disk takes one. Returns `is_writable`."""
         return self.is_writable or await asyncio.to_thread(self._revive)
 
     async def close(self) -> None:
-        """Writes and syncs what was handed in, seals, and gives the slot free."""
+        """Writes and syncs what was handed in, seals, and frees the slot."""
         self._closing = True
         await asyncio.to_thread(self._stop)
 
@@ -190,7 +192,7 @@ class Journal:
                 self._written.notify()
 
     def _rotate(self) -> None:
-        """Under the syncer's lock: no sync may fall between the two files."""
+        """Begins a new segment. The syncer's lock is held, because no sync may fall between the two files."""
         self._write_bytes(self._seal())
         with self._written:
             self._sync(self._file)
@@ -198,7 +200,9 @@ class Journal:
             self._begin_segment()
 
     def _begin_segment(self) -> None:
-        """HEADER, the OPENs still running, SEAL: from here on this segment can be read without the one before."""
+        """Writes HEADER, the OPENs still running, and SEAL: from here on this segment can be read without the one
+        before.
+        """
         path = self.directory / segment_name(self._chain.next_seq)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
@@ -210,7 +214,7 @@ class Journal:
             self._sync(self._file)
             segments.sync_directory(self.directory)
         except OSError:
-            path.unlink()  # nothing in it is not elsewhere
+            path.unlink()  # all of its content is elsewhere too
             raise
         self._unsynced_seq = self._synced_seq = self._chain.next_seq - 1
 
@@ -239,14 +243,14 @@ class Journal:
                 if not self._is_behind():
                     return
                 if not self._waiting and not self._closing:
-                    # OPENs alone: a little company, if it comes.
+                    # There are only OPENs: wait briefly for other records.
                     self._written.wait_for(lambda: self._waiting or self._closing, OPEN_SYNC_S)
                 seq, waiting, file = self._unsynced_seq, self._waiting, self._file
                 self._waiting = []
                 if self._synced_seq >= seq:  # a rotation synced them
                     self._tell(waiting, None)
                     continue
-                duplicate = os.dup(file)  # a rotation may close the other
+                duplicate = os.dup(file)  # a rotation may close the original
             try:
                 self._sync(duplicate)
             except OSError as failure:
@@ -321,17 +325,17 @@ async def open_journal(
     ballast_bytes: int = BALLAST_BYTES,
     stored: Callable[[Collection[str]], Awaitable[Mapping[str, Posting]]] | None = None,
 ) -> Journal:
-    """Takes the slot and ends what a dead process left open: VOID, outcome `gateway_crash`, durable on return; of a
-    request whose answer is `stored`, the SETTLE that pays for it.
+    """Takes the slot and ends the requests that a dead process left open, durably: with a VOID, outcome
+    `gateway_crash`, or, if the request's answer is `stored`, with the SETTLE that pays for it.
 
-    `min_next_seq`: one more than SQL's offset, so that a journal lost with its disk does not number anew. Raises
+    `min_next_seq` is one more than SQL's offset, so that a journal lost with its disk does not number anew. Raises
     SlotTaken, OSError.
     """
     lock = _take_slot(directory)
     left = await asyncio.to_thread(segments.recover, directory)
     chain = left.chain if left.chain.next_seq >= min_next_seq else Chain(min_next_seq)
     unended = _unended(left)
-    # They run on into the new segment, so that dying before the VOIDs below loses none of them.
+    # They are copied into the new segment, so that a crash before the VOIDs below loses none of them.
     running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
     journal = Journal(
         directory,

@@ -1,4 +1,4 @@
-"""What the gateway's journal records mean: msgpack payloads of the kinds in `workers/protocol/journal.py`. Pure.
+"""The payloads of the gateway's journal: msgpack of the kinds in `workers/protocol/journal.py`. Pure.
 
 No prompt, no output, no secret ever enters a payload.
 """
@@ -11,7 +11,7 @@ from accounting.values.types import Outcome, Posting, Tier, WriteOffReason
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """OPEN: a request was admitted. With it alone a successor of this process can end the request."""
+    """OPEN: a request was admitted. This record alone is enough for a successor of this process to end the request."""
 
     request_id: str
     tenant_id: str
@@ -33,7 +33,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     def void(
         self, outcome: Outcome, write_off: WriteOffReason, ended_at_ms: int, reserved: int | None = None
     ) -> Posting:
-        """The ending that charges nothing."""
+        """Returns the ending that charges nothing."""
         return Posting(
             kind="void",
             request_id=self.request_id,
@@ -73,7 +73,9 @@ class Attempted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sealed(msgspec.Struct, frozen=True, array_like=True):
-    """SEAL: behind the OPENs that a segment takes over from the one before, and as the last word of a segment."""
+    """SEAL: it follows the OPENs that a segment takes over from the one before, and it is the last
+    record of a segment.
+    """
 
     last_seq: int
     num_open: int
@@ -84,7 +86,7 @@ def encode(payload: Opened | Progress | Attempted | Sealed | Posting) -> bytes:
 
 
 def opened(payload: bytes) -> Opened:
-    """Raises `msgspec.DecodeError`, as the others."""
+    """Decodes an OPEN. Raises `msgspec.DecodeError`, like the functions below."""
     return msgspec.msgpack.decode(payload, type=Opened)
 
 

@@ -1,7 +1,7 @@
-"""Equation I14: what a gateway slot's journal says was shipped is in the ledger, as it was written. Reads only.
+"""Equation I14: the records that a gateway slot's journal shipped are in the ledger, as they were written. Reads only.
 
-Segments are kept for a week after they were shipped, so that is how far back it sees. An ending that lost to another
-one of its request, or to another request of its batch line, bills nothing and is no failure.
+Segments are kept for a week after they were shipped, so the check covers that time. An ending that lost to another
+ending of its request, or to another request of its batch line, bills nothing and is no failure.
 """
 
 from __future__ import annotations

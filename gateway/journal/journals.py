@@ -1,6 +1,7 @@
-"""The journals of this machine: which slots have one, how large it is, and what of it SQL does not have yet.
+"""The journals of this machine: the slots that have one, its size, and the part of it that SQL does not have yet.
 
-Reads only, beside living owners too. Of a worker's journal only its size is known here: its format is the engine's.
+Reads only, also while a living process owns the journal. Of a worker's journal only the size is known here: its format
+is the engine's.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ class JournalState(msgspec.Struct, frozen=True, kw_only=True):
     segments: int
     bytes: int
     quarantined: int
-    """Damaged segments that were set aside."""
+    """The number of damaged segments that were set aside."""
     shipped_seq: int | None = None
-    """The last record that is in SQL; None: a worker's, who hands its records to gateways."""
+    """The last record that is in SQL. None for a worker, which sends its records to gateways."""
     running: int | None = None
-    """Opened and not ended: of a living gateway, or of one that is to be replayed."""
+    """The number of requests that are opened and not ended, of a living gateway or of one that is to be replayed."""
     unshipped: int | None = None
-    """Ended, and not in SQL."""
+    """The number of requests that ended and are not in SQL."""
     dead_letters: int | None = None
-    """Records that SQL will never take; they lie beside the journal."""
+    """The number of records that SQL will never take; they are kept next to the journal."""
 
 
 def gateway_journals(state_dir: Path) -> dict[int, Path]:
-    """By slot."""
+    """Returns the gateways' journals by slot."""
     found = {}
     for path in state_dir.glob(f"{GATEWAY}*/journal"):
         slot = path.parent.name.removeprefix(GATEWAY)
@@ -48,7 +49,7 @@ def worker_journals(state_dir: Path) -> dict[str, Path]:
 
 
 def of_gateway(slot: int, directory: Path, offset: int) -> JournalState:
-    """`offset`: the last of its records that is in SQL. Raises OSError."""
+    """Describes a gateway's journal. `offset` is the last of its records that is in SQL. Raises OSError."""
     left = unshipped(directory, offset)
     letters = directory / DEAD_LETTERS
     return msgspec.structs.replace(

@@ -1,8 +1,9 @@
-"""Posts what one slot's journal holds: files in, transactions out. The offset moves in the same transaction.
+"""Posts the records of one slot's journal to SQL. The offset moves in the same transaction.
 
-A record is posted once, whatever SQL does: an unknown COMMIT repeats the same records, which their primary key knows;
-a database that lost its tail took the offset back with it, and the journal is read again from there. Repeats nothing
-by itself: a call that raises is to be made again. Knows neither when to post nor what waits for it.
+A record is posted once, whatever SQL does. After an unknown COMMIT the same records are sent again, and their primary
+key identifies them. If a database lost its latest transactions, it lost the offset's change with them, and the journal
+is read again from there. The poster repeats nothing by itself: the caller repeats a call that raises. Knows neither
+when to post nor who waits for it.
 """
 
 from __future__ import annotations
@@ -36,40 +37,42 @@ DEAD_LETTERS = "dead-letters.jsonl"
 
 
 class Posted(msgspec.Struct, frozen=True, tag=True):
-    """What one call of `post` did."""
+    """The result of one call of `post`."""
 
     num_records: int
-    """Read from the journal; 0: nothing durable is left."""
+    """The number of records read from the journal; 0 means that nothing durable is left."""
     num_endings: int
-    """Among them; 0: SQL was not asked."""
+    """The number of endings among them; 0 means that SQL was not asked."""
     passed: int
     """Every ending up to this record is in SQL."""
     offset: int
     """The last record of the journal that SQL knows of."""
     num_new: int
-    """Endings that were not in SQL before."""
+    """The number of endings that were not in SQL before."""
 
 
 class Posts(Protocol):
-    """A poster, in this process or beside it. Every call raises SQLAlchemyError or OSError for SQL that is away."""
+    """A poster, in this process or in another one. Every call raises SQLAlchemyError or OSError if SQL
+    does not answer.
+    """
 
     @property
     def offset(self) -> int:
         """The last record of the journal that SQL has."""
 
     async def post(self, durable_seq: int) -> Posted:
-        """One transaction's worth, none of it beyond `durable_seq`."""
+        """Posts one transaction's worth of records, none of them beyond `durable_seq`."""
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
-        """The workers' own counts; returns after the COMMIT."""
+        """Posts the workers' own counts; returns after the COMMIT."""
 
     async def note_residency(self, report: ResidencyReport) -> None: ...
 
     async def num_bytes_ahead(self) -> int:
-        """Of the journal, not read yet."""
+        """The number of bytes of the journal that are not read yet."""
 
     async def close(self) -> None:
-        """Nothing is under way, or it is to be given up."""
+        """Closes the poster. No call is under way, or the one under way is given up."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Taken:
-    """Out of the journal, and not known to be in SQL."""
+    """Records that are read from the journal and not known to be in SQL."""
 
     num_records: int
     last_seq: int
@@ -88,7 +91,7 @@ class _Taken:
 
 
 class Poster:
-    """In this process. One call of `post` at a time."""
+    """A poster in this process. One call of `post` runs at a time."""
 
     def __init__(self, directory: Path, database: Database, slot: int, offset: int) -> None:
         self._directory = directory
@@ -129,7 +132,7 @@ class Poster:
         return await asyncio.to_thread(self._reader.num_bytes_ahead)
 
     async def close(self) -> None:
-        """The database is another's."""
+        """Does nothing: the database belongs to the caller."""
 
     async def _take(self, durable_seq: int) -> _Taken:
         records = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
@@ -141,7 +144,7 @@ class Poster:
         return _Taken(len(records), records[-1].seq if records else durable_seq, endings)
 
     async def _post(self, endings: Sequence[_Ending], offset: int) -> None:
-        """All in one transaction; if a row is at fault, halves, down to the one that is."""
+        """Posts all in one transaction. If a row is at fault, it posts halves, down to the row at fault."""
         try:
             async with self._database.write() as conn:
                 stored = await request_postings.journal_offset(conn, self._slot) or 0
@@ -190,7 +193,7 @@ class Poster:
             return None
 
     def _bury(self, what: object, seq: int, reason: Exception) -> None:
-        """What SQL will never take is kept beside the journal, for a person."""
+        """Keeps a record that SQL will never take next to the journal, for a person to look at."""
         log.critical("journal record %d cannot be posted: %s", seq, reason)
         line = json.dumps({"seq": seq, "reason": str(reason), "record": what}) + "\n"
         path = self._directory / DEAD_LETTERS
@@ -203,7 +206,9 @@ class Poster:
 
 
 def _is_rows_fault(failure: Exception) -> bool:
-    """True: repeating cannot help, this very row is refused. A statement that never reached the driver counts."""
+    """Returns True if a repeat cannot help because this very row is refused. A statement that never reached the driver
+    counts.
+    """
     if isinstance(failure, DBAPIError):
         return isinstance(failure, DataError | IntegrityError)
     return isinstance(failure, StatementError | AccountingError | OverflowError)

@@ -1,8 +1,8 @@
-"""A poster in a process of its own, so that a posting's statements stop nobody on the gateway's loop.
+"""A poster in a process of its own, so that a posting's statements block nothing on the gateway's loop.
 
-One socket between them, one call at a time. The process ends when the socket does: at once if it was under way with
-something, for its gateway is gone or has given it up, and what SQL makes of that is an unknown COMMIT, as any. One that
-died is started again by the next call, which goes on from what SQL was last known to have.
+The two processes share one socket, with one call at a time. The poster's process ends when the socket does. If a call
+is under way it ends at once, because the gateway has died or has given it up; for SQL this is an unknown COMMIT like
+any other. A process that died is started again by the next call, which goes on from the last offset known to be in SQL.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
 
 CLOSE_S = 5.0
 NICENESS = 5
-"""A posting can wait for a SETTLE that a client waits for; it gets a quarter of a core that others want whole."""
+"""The poster's process yields the CPU to others. A posting can wait for a SETTLE that a client waits for; it takes a
+quarter of a core that other processes want whole.
+"""
 MAX_REASON_CHARS = 1000
 
 _LENGTH = struct.Struct(">I")
 
 
 class _Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first word: a URL with a password is nothing for a command line."""
+    """The first message. It carries the URL because a URL with a password must not be on a command line."""
 
     directory: str
     url: str
@@ -92,7 +94,7 @@ class PosterProcess:
 
     @property
     def pid(self) -> int | None:
-        """None: it does not run; the next call starts it."""
+        """The process id. None means that the process does not run; the next call starts it."""
         return self._process.pid if self._process is not None and self._link is not None else None
 
     async def post(self, durable_seq: int) -> Posted:
@@ -134,7 +136,7 @@ class PosterProcess:
             self._hang_up()
             raise NotPosted("the poster is gone") from reason
         except asyncio.CancelledError:
-            self._hang_up()  # an answer may still come, to nobody's call
+            self._hang_up()  # an answer may still come; it belongs to no call
             raise
 
     async def _start(self) -> None:
@@ -147,7 +149,7 @@ class PosterProcess:
                 "-m",
                 "gateway.journal.poster_process",
                 stdin=theirs.fileno(),
-                start_new_session=True,  # a terminal's signals are the gateway's
+                start_new_session=True,  # a terminal's signals are for the gateway
             )
         level = logging.getLogger().getEffectiveLevel()
         begin = _Begin(str(self._directory), self._url, self._slot, self.offset, level)
@@ -159,7 +161,7 @@ class PosterProcess:
         self._link = None
 
     async def _end(self) -> None:
-        """Two of them never post at a time."""
+        """Ends the process, so that two of them never post at a time."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -172,7 +174,7 @@ class PosterProcess:
 
 
 async def serve(link: socket.socket) -> None:
-    """The process's half; returns when the gateway hangs up."""
+    """Runs the process's half; returns when the gateway closes the link."""
     reader, writer = await asyncio.open_connection(sock=link)
     arriving = asyncio.create_task(_read(reader))
     if (first := await _unless_hung_up(arriving)) is None:
@@ -187,7 +189,7 @@ async def serve(link: socket.socket) -> None:
         arriving = asyncio.create_task(_read(reader))
         answering = asyncio.create_task(_answer(poster, _calls.decode(call)))
         await asyncio.wait([answering, arriving], return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():  # nothing but the end of the link comes before the answer
+        if not answering.done():  # only the end of the link can come before the answer
             os._exit(1)
         with contextlib.suppress(OSError):
             await _write(writer, await answering)
@@ -231,7 +233,7 @@ async def _write(writer: asyncio.StreamWriter, message: _Call | _Answer) -> None
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the gateway, which ends this one
+    for number in (signal.SIGINT, signal.SIGTERM):  # these signals are meant for the gateway, which ends this process
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     uvloop.run(serve(socket.socket(fileno=0)))

@@ -1,7 +1,8 @@
-"""The files of one slot's journal: list, read on from a record, recover after a crash, quarantine, drop what is old.
+"""The files of one slot's journal: list them, read on from a record, recover after a crash, quarantine, drop old ones.
 
-Blocking; callers bring a thread. Knows bytes and records, not what their payloads mean, but for the SEAL that ends the
-beginning of a segment (its HEADER, and the OPENs that it takes over), so that a segment can be read alone.
+The functions block; callers bring a thread. Knows bytes and records, not what their payloads mean, except for the SEAL
+that ends the beginning of a segment (its HEADER, and the OPENs that it takes over), so that a segment can be read
+alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Left:
-    """What a process left behind: where its chain ended, and every record since a segment's beginning."""
+    """The state that a process left: the end of its record chain, and every record since a segment's beginning."""
 
     chain: Chain
     boot: int
@@ -69,7 +70,7 @@ def recover(directory: Path) -> Left:
         elif found.num_valid_bytes < len(data):
             _cut(segment.path, found.num_valid_bytes)
         if not found.records:
-            # Its process died before anything in it was whole; the next segment takes its name.
+            # Its process died before any record in it was whole; the next segment takes its name.
             segment.path.unlink()
             continue
         records = found.records + records
@@ -83,7 +84,7 @@ def recover(directory: Path) -> Left:
 
 
 def quarantine(path: Path, valid: bytes, reason: str) -> None:
-    """Keeps the damaged file under another name; its sound beginning takes its place."""
+    """Keeps the damaged file under another name; its valid beginning takes its place."""
     log.critical("journal segment %s is %s: kept as .quarantined, %d bytes stand", path.name, reason, len(valid))
     path.rename(path.with_name(path.name + ".quarantined"))
     partial = path.with_name(path.name + ".partial")
@@ -97,7 +98,9 @@ def quarantine(path: Path, valid: bytes, reason: str) -> None:
 
 
 def drop_old(directory: Path, shipped_seq: int, now_s: float | None = None) -> int:
-    """Deletes segments all of whose records were shipped, a week after their last write. Returns how many."""
+    """Deletes segments all of whose records were shipped, a week after their last write. Returns the number of deleted
+    segments.
+    """
     now_s = time.time() if now_s is None else now_s
     segments = list_segments(directory)
     dropped = 0
@@ -118,9 +121,9 @@ def sync_directory(directory: Path) -> None:
 
 
 class Reader:
-    """Reads records in order, from the first behind `after_seq` on, while a journal may be appending.
+    """Reads records in order, from the first one after `after_seq`, while a journal may be appending.
 
-    Damage is quarantined and skipped with an alarm: what lies behind it in that segment is lost to this journal.
+    Damage is quarantined and skipped with an alarm: the records after it in that segment are lost to this journal.
     """
 
     def __init__(self, directory: Path, after_seq: int) -> None:
@@ -132,7 +135,7 @@ class Reader:
         self._scan: Scan | None = None
 
     def read(self, durable_seq: int, max_records: int) -> list[Record]:
-        """The next ones, none beyond `durable_seq`; empty: there is none yet."""
+        """Returns the next records, none beyond `durable_seq`. An empty list means that there is none yet."""
         while len(self._read_ahead) < max_records and self._advance():
             pass
         found: list[Record] = []
@@ -143,7 +146,7 @@ class Reader:
         return found
 
     def num_bytes_ahead(self) -> int:
-        """What lies behind the read position, in all segments."""
+        """Returns the number of bytes after the read position, in all segments."""
         num_bytes = 0
         for segment in list_segments(self._directory):
             if self._segment is None or segment.first_seq > self._segment.first_seq:
@@ -153,7 +156,7 @@ class Reader:
         return num_bytes
 
     def _advance(self) -> bool:
-        """Reads one chunk more. False: nothing more is there now."""
+        """Reads one more chunk. Returns False if there is nothing more now."""
         if self._segment is None and not self._enter(self._first_segment()):
             return False
         assert self._segment is not None
@@ -171,7 +174,9 @@ class Reader:
         return self._leave(found, data)
 
     def _after_gap(self, data: bytes, found: Scan) -> Scan:
-        """The chain does not run on from the segment before: its end was lost, or it was written anew."""
+        """Handles a chain that does not continue from the segment before: that segment's end was lost, or it was
+        written anew.
+        """
         assert self._scan is not None
         anew = scan(data)
         if anew.records and anew.records[0].seq >= self._scan.next_seq:
@@ -180,7 +185,7 @@ class Reader:
         return found
 
     def _leave(self, found: Scan, data: bytes) -> bool:
-        """Nothing sound at the position: on to the next segment, if there is one."""
+        """Goes on to the next segment, if there is one, because no valid record is at the position."""
         assert self._segment is not None
         successor = self._successor()
         if successor is None:
@@ -196,7 +201,7 @@ class Reader:
         return segment is not None
 
     def _first_segment(self) -> Segment | None:
-        """The last one that may hold the first wanted record."""
+        """Returns the last segment that may hold the first wanted record."""
         segments = list_segments(self._directory)
         before = [segment for segment in segments if segment.first_seq <= self._after_seq + 1]
         return before[-1] if before else next(iter(segments), None)

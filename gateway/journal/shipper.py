@@ -1,7 +1,8 @@
-"""Carries one slot's journal into SQL, and the workers' own records with it: when, how often again, and what waits.
+"""Ships one slot's journal to SQL, and the workers' own records with it: the schedule, the repetition, and the waiting
+callers.
 
-While SQL is away the journal grows; it is drained afterwards. How a record gets into SQL, and only once, is the
-poster's (`poster.py`), which may be a process of its own.
+While SQL does not answer the journal grows; it is drained afterwards. The poster (`poster.py`, possibly a process of
+its own) writes a record to SQL, and only once.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ T = TypeVar("T")
 
 
 class ShippingStopped(Exception):
-    """SQL took no posting while the shipper was to stop."""
+    """SQL took no posting when the shipper was to stop."""
 
 
 class Shipper:
-    """`start()` begins, `close()` ships what is durable, as far as SQL takes it, and ends. The poster stays open."""
+    """Ships a journal. `start()` begins; `close()` ships what is durable, as far as SQL takes it, and ends. The poster
+    stays open.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class Shipper:
         self._max_backlog_bytes = max_backlog_bytes
         self._passed = poster.offset
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        """Of `caught_up`, in the order of the journal."""
+        """The waiting calls of `caught_up`, in the order of the journal."""
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -69,7 +72,7 @@ class Shipper:
 
     @property
     def num_posted(self) -> int:
-        """Endings that this process brought into SQL and that were not there before."""
+        """The number of endings that this process brought into SQL and that were not there before."""
         return self._num_posted
 
     @property
@@ -79,7 +82,7 @@ class Shipper:
 
     @property
     def is_full(self) -> bool:
-        """Nothing more may be taken in: SQL has been away for 10 min, or 1 GiB waits for it."""
+        """No more requests may be admitted: SQL has not answered for 10 min, or 1 GiB waits for it."""
         if self._backlog_bytes > self._max_backlog_bytes:
             return True
         since = self._failing_since
@@ -89,7 +92,9 @@ class Shipper:
         self._task = asyncio.create_task(self._run())
 
     async def close(self, limit_s: float = 10.0) -> None:
-        """A transaction under way is not cut off: what a cancelled driver leaves behind may block the next one."""
+        """Stops shipping. A transaction under way is not cut off: a cancelled driver may leave something that blocks
+        the next one.
+        """
         self._stop.set()
         self._hurry.set()
         try:
@@ -104,7 +109,9 @@ class Shipper:
             )
 
     async def ship(self) -> int:
-        """One transaction's worth. Returns how many records were read; 0: nothing durable is left to ship."""
+        """Ships one transaction's worth. Returns the number of records read; 0 means that nothing durable is left to
+        ship.
+        """
         durable_seq = self._journal.durable_seq
         if durable_seq <= self._passed:
             return 0
@@ -116,8 +123,9 @@ class Shipper:
         return posted.num_records
 
     async def caught_up(self, *, soon: bool = False) -> None:
-        """Returns when every ending that is durable now is in SQL, however long SQL is away. `soon`: nothing more is
-        gathered meanwhile."""
+        """Returns when every ending that is durable now is in SQL, however long SQL does not answer. With `soon`, the
+        shipper does not wait to gather more records first.
+        """
         durable_seq = self._journal.durable_seq
         if soon:
             self._hurry.set()
@@ -134,18 +142,20 @@ class Shipper:
                 reached.set_result(None)
 
     async def keep(self, frame: EngineRecords | ResidencyReport) -> EngineAck | None:
-        """What a worker told; its answer, if it waits for one. Raises ShippingStopped."""
+        """Keeps a worker's report and returns the answer to the worker, if it waits for one. Raises ShippingStopped."""
         if isinstance(frame, EngineRecords):
             return await self.post_engine_records(frame)
         try:
             await self._poster.note_residency(frame)
         except (SQLAlchemyError, OSError) as failure:
-            # Once: the next report has the same sums, or higher ones.
+            # There is only one try: the next report has the same sums, or higher ones.
             log.warning("residency is not noted: %s", failure)
         return None
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
-        """The workers' own counts; returns after the COMMIT, however long SQL is away. Raises ShippingStopped."""
+        """Posts the workers' own counts; returns after the COMMIT, however long SQL does not answer. Raises
+        ShippingStopped.
+        """
         ack = await self._until_done(lambda: self._poster.post_engine_records(frame))
         self._failing_since = None
         return ack
@@ -165,7 +175,7 @@ class Shipper:
                 self._hurry.clear()
 
     async def _pause(self, seconds: float) -> None:
-        """Ends early when the shipper is to stop."""
+        """Waits. The wait ends early when the shipper is to stop."""
         await self._wait(self._stop, seconds)
 
     async def _wait(self, event: asyncio.Event, seconds: float) -> None:
@@ -178,7 +188,7 @@ class Shipper:
     async def _measure_backlog(self) -> None:
         try:
             self._backlog_bytes = await self._poster.num_bytes_ahead()
-        except OSError as failure:  # no poster: how long for is counted
+        except OSError as failure:  # there is no poster, and the length of the outage is counted
             log.warning("backlog cannot be measured: %s", failure)
 
     async def _drop_old(self) -> None:
@@ -187,7 +197,9 @@ class Shipper:
             await asyncio.to_thread(segments.drop_old, self._journal.directory, self.offset)
 
     async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeats with jitter through outages, deadlocks and unknown COMMITs. Stopping: one try, then `ShippingStopped`."""
+        """Repeats a call with jitter through outages, deadlocks and unknown COMMITs. While stopping, it tries once,
+        then raises `ShippingStopped`.
+        """
         backoff_s = EVERY_S
         while True:
             try:

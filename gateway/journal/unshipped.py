@@ -1,6 +1,8 @@
-"""What a gateway slot's journal holds that SQL has not yet: requests that run, or ended and were not shipped.
+"""The part of a gateway slot's journal that SQL does not have yet: requests that run, or that ended and were not
+shipped.
 
-Reads only, beside a living owner too. Knows the journal's format; what is done about the requests is the caller's.
+Reads only, also while a living process owns the journal. Knows the journal's format; the caller decides what to do
+about the requests.
 """
 
 from __future__ import annotations
@@ -16,17 +18,17 @@ from gateway.journal.segments import Segment, list_segments
 from workers.protocol.journal import MAX_PAYLOAD_BYTES, Kind, Record, Scan, num_bytes_until, scan
 
 CHUNK_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""At least the largest record."""
+"""The size of one read, at least that of the largest record."""
 
 
 @dataclass(frozen=True)
 class Unshipped:
     running: frozenset[str]
-    """Opened and not ended."""
+    """Requests that are opened and not ended."""
     ended: frozenset[str]
-    """Ended behind SQL's offset."""
+    """Requests that ended after SQL's offset."""
     postings: tuple[Posting, ...] = ()
-    """Of those."""
+    """The postings of those endings."""
 
     @property
     def requests(self) -> frozenset[str]:
@@ -34,7 +36,9 @@ class Unshipped:
 
 
 def unshipped(directory: Path, offset: int) -> Unshipped:
-    """`offset`: the last record of this journal that is in SQL. Raises OSError."""
+    """Reads the journal's unshipped part. `offset` is the last record of this journal that is in SQL.
+    Raises OSError.
+    """
     running: set[str] = set()
     ended: dict[str, Posting] = {}
     for segment in _segments_from(directory, offset):
@@ -50,7 +54,7 @@ def unshipped(directory: Path, offset: int) -> Unshipped:
 
 
 def ended_behind(directory: Path, offset: int) -> list[Posting]:
-    """As `unshipped`'s postings, without reading what is in SQL. Raises OSError."""
+    """Returns the postings of `unshipped`, without reading what is in SQL. Raises OSError."""
     ended: dict[str, Posting] = {}
     for segment in _segments_from(directory, offset):
         for record in _records(segment.path, offset):
@@ -61,14 +65,16 @@ def ended_behind(directory: Path, offset: int) -> list[Posting]:
 
 
 def _segments_from(directory: Path, offset: int) -> list[Segment]:
-    """From the last segment that begins at or before the offset: a segment repeats the OPENs it takes over."""
+    """Returns the segments from the last one that begins at or before the offset: a segment repeats the OPENs it takes
+    over.
+    """
     segments = list_segments(directory)
     before = [segment for segment in segments if segment.first_seq <= offset]
     return [*before[-1:], *segments[len(before) :]]
 
 
 def _records(path: Path, after_seq: int = 0) -> Iterator[Record]:
-    """Some at a time: a segment has up to 64 MiB, and as records it would take several times that."""
+    """Yields records a chunk at a time: a segment has up to 64 MiB, and as records it would take several times that."""
     before: Scan | None = None
     with path.open("rb") as file:
         position = _skip(file, after_seq)
@@ -83,7 +89,7 @@ def _records(path: Path, after_seq: int = 0) -> Iterator[Record]:
 
 
 def _skip(file: BinaryIO, after_seq: int) -> int:
-    """The position behind that record."""
+    """Returns the position after that record."""
     position = 0
     while after_seq:
         file.seek(position)

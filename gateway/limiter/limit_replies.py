@@ -1,4 +1,4 @@
-"""What a client is told about its limits: `x-ratelimit-*` headers and 429 bodies, from the limiter's own answer. Pure.
+"""The client's view of its limits: `x-ratelimit-*` headers and 429 bodies, built from the limiter's own answer. Pure.
 
 Formats are OpenAI's (api.md section 7). Knows limits and verdicts; decides nothing.
 """
@@ -26,7 +26,7 @@ WORDS = {
 
 
 def headers(holder: LimitSubject, verdict: Verdict) -> dict[str, str]:
-    """Requests and tokens of the tightest level in force, and the tenant's own tokens."""
+    """Returns the headers for requests and tokens of the tightest level in force, and for the tenant's own tokens."""
     rules = [rule for rule in holder.window_rules if not rule.shadow]
     requests = [rule for rule in rules if rule.dimension == "requests_per_minute"]
     tokens = [rule for rule in rules if rule.dimension == "tokens_per_minute"]
@@ -39,8 +39,9 @@ def headers(holder: LimitSubject, verdict: Verdict) -> dict[str, str]:
 
 
 def refused(holder: LimitSubject, verdict: Verdict, model: str, prompt_tokens: int, least_output: int) -> ApiError:
-    """The 429. `retry-after` is the time after which the same request fits at every level, if nobody else comes, but for
-    a second at the end of a minute (`_told`)."""
+    """Returns the 429. `retry-after` is the time after which the same request fits at every level if no other request
+    comes, except for a second at the end of a minute (`_told`).
+    """
     match verdict.failing:
         case BudgetUse() as use:
             return _over_budget(holder, verdict, use)
@@ -50,7 +51,7 @@ def refused(holder: LimitSubject, verdict: Verdict, model: str, prompt_tokens: i
 
 
 def scope_of(use: BudgetUse) -> dict[str, Any]:
-    """What a budget that stops or refuses is called: whose it is, and when it is full again."""
+    """Describes a budget that stops or refuses a request: its scope, its id, and the time when it is full again."""
     budget = use.budget
     narrowed = {"model": budget.model, "tier": budget.tier}
     return {"scope": budget.scope, "resets_at": use.period.end_ms // 1000, "budget": budget.id} | {
@@ -86,8 +87,10 @@ def _over_limit(
 
 
 def _told(wait_ms: int) -> int:
-    """A window counts by buckets, so a minute takes up to a second more to pass. Told more than a minute, SDKs take their
-    own short waits in its place and are refused until they give up; told a minute, they come back once more at worst."""
+    """Returns the wait to send to the client. A window counts by buckets, so a minute takes up to a second more to
+    pass. If SDKs are told more than a minute, they use their own short waits instead and are refused until they give
+    up. If they are told a minute, they come back once more at worst.
+    """
     return MINUTE_MS if MINUTE_MS < wait_ms <= MINUTE_MS + BUCKET_MS else wait_ms
 
 
@@ -112,7 +115,7 @@ def _over_budget(holder: LimitSubject, verdict: Verdict, use: BudgetUse) -> ApiE
 
 
 def shown(holder: LimitSubject, peek: UsageSnapshot, models: Mapping[str, str], time_zone: str) -> list[dict[str, Any]]:
-    """Each limit and budget row with what counts against it. `models`: by place."""
+    """Returns each limit and budget row with the sum that counts against it. `models` maps a place to its model."""
     return [
         *(_shown_window(rule, peek, models) for rule in holder.window_rules),
         *(_shown_running(rule, peek, models) for rule in holder.running_rules),
@@ -165,7 +168,7 @@ def _of_rule(rule: Rule, models: Mapping[str, str]) -> dict[str, Any]:
 
 
 def duration(milliseconds: int) -> str:
-    """As Go writes it: `12ms`, `51.189s`, `1m0s`, `1h0m0s`; `0s`."""
+    """Formats a duration as Go does: `12ms`, `51.189s`, `1m0s`, `1h0m0s`; `0s`."""
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest = divmod(milliseconds, 60_000)

@@ -1,8 +1,8 @@
-"""Client of the limiter scripts: reserve, extend, settle, release, and what counts now.
+"""The client of the limiter scripts: reserve, extend, settle, release, and a snapshot of what counts now.
 
-Remembers what it was granted (`open_reservations.py`), so that a state which Redis lost is made again before anything more is
-granted (`rebuild.py`); `upkeep.py` repeats what Redis did not hear. Knows integers and opaque ids; no rates (a ladder
-brings its costs along), no HTTP.
+It remembers its grants (`open_reservations.py`), so that a state which Redis lost is rebuilt before anything more is
+granted (`rebuild.py`); `upkeep.py` repeats endings that Redis did not confirm. Knows integers and opaque ids; no rates
+(a ladder has its costs with it), no HTTP.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ TRIES = 5
 
 
 class ReservationEnded(Exception):
-    """The limiter knows this request as ended: nothing more may be spent."""
+    """The limiter knows that this request has ended: nothing more may be spent."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What counts of one limit now, and when nothing of it will."""
+    """The sum that counts against one limit now, and the time until it is empty."""
 
     sum: int = 0
     empty_in_ms: int = 0
     open: int = 0
-    """Tokens of its place's requests that still run."""
+    """Tokens of those requests of the window's place that still run."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Verdict:
     reserved: int
     failing: Rule | BudgetUse | None
     wait_ms: int
-    """Until it would fit; -1: never."""
+    """Milliseconds until the request would fit; -1 means never."""
     windows: Mapping[str, Window] = field(default_factory=dict)
     running: Mapping[Rule, int] = field(default_factory=dict)
     money: Mapping[str, Money] = field(default_factory=dict)
     shadowed: tuple[Rule | BudgetUse, ...] = ()
-    """Shadow limits that would have refused it."""
+    """Shadow limits that would have refused the request."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class LeaseGrant:
 
 @dataclass(frozen=True)
 class UsageSnapshot:
-    """What counts against limits and budgets, asked for without taking anything."""
+    """The sums that count against limits and budgets, read without reserving anything."""
 
     now_ms: int
     windows: Mapping[str, Window]
@@ -88,10 +88,12 @@ class UsageSnapshot:
 
 @dataclass
 class Fresh:
-    """Budgets of the tenants that have running requests, newer than those requests' own."""
+    """The newest budgets of the tenants that have running requests. They replace the budgets with which those requests
+    began.
+    """
 
     version: int = -1
-    """What is not among them and is older than this is gone."""
+    """A budget that is not among them and is older than this version has been deleted."""
     by_tenant: dict[str, tuple[Budget, ...]] = field(default_factory=dict)
 
     def uses(self, holder: LimitSubject) -> tuple[BudgetUse, ...]:
@@ -115,8 +117,9 @@ class Limiter:
         now_ms: Callable[[], int] | None = None,
         books_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`caught_up`: returns when every ending that is durable now is in SQL. `now_ms` None: Redis TIME; `books_ms`
-        None: this machine's clock. Only tests bring clocks."""
+        """`caught_up` returns when every ending that is durable now is in SQL. If `now_ms` is None, Redis TIME is used;
+        if `books_ms` is None, this machine's clock. Only tests pass clocks.
+        """
         self.open_reservations = OpenReservations(slot)
         self.rebuilder = Rebuilder(
             link, database, self.open_reservations, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
@@ -131,11 +134,13 @@ class Limiter:
 
     @property
     def num_owed(self) -> int:
-        """Endings that Redis has not confirmed yet; repeated each second."""
+        """The number of endings that Redis has not confirmed yet. They are repeated each second."""
         return len(self.open_reservations.owed)
 
     async def reserve(self, holder: LimitSubject, prompt_tokens: int, prompt_cost: int, ladder: Ladder) -> Verdict:
-        """All levels or none. Raises LimiterUnavailable; then it is unknown whether it was taken: release it."""
+        """Reserves at all levels or at none. Raises LimiterUnavailable; it is then unknown whether Redis reserved, so
+        the caller must release.
+        """
         windows = holder.windows
         rules = holder.window_rules
         ask = {
@@ -163,7 +168,9 @@ class Limiter:
     async def extend(
         self, holder: LimitSubject, seq: int, ladder: Ladder, now_ms: int, counted_prompt: int = -1
     ) -> LeaseGrant:
-        """`counted_prompt`: prompt tokens that were not cached, once that is known. `now_ms`: for budgets' limits."""
+        """Extends a lease. `counted_prompt` is the number of prompt tokens that were not cached, once that is known.
+        `now_ms` selects the budgets' limits.
+        """
         held = self.open_reservations.held.get(holder.request_id)
         if held is None:
             raise ReservationEnded(holder.request_id)
@@ -189,16 +196,20 @@ class Limiter:
         return LeaseGrant(bound, wait_ms, reserved, stop)
 
     async def settle(self, holder: LimitSubject, cost: int, input_tokens: int, output_tokens: int) -> None:
-        """Never fails: what Redis does not confirm now is repeated until it does."""
+        """Ends a request with its cost. This never fails: an ending that Redis does not confirm now is repeated until
+        it does.
+        """
         args = {"cost": cost, "input": input_tokens, "output": output_tokens}
         await self._end("settle", holder, args)
 
     async def release(self, holder: LimitSubject, *, never_admitted: bool = False) -> None:
-        """As `settle`. `never_admitted`: it does not count as a request either."""
+        """Ends a request without a cost, as reliably as `settle`. If `never_admitted` is set, it does not count as a
+        request either.
+        """
         await self._end("release", holder, {"never_admitted": never_admitted})
 
     async def peek(self, holder: LimitSubject) -> UsageSnapshot:
-        """Raises LimiterUnavailable."""
+        """Reads the sums. Raises LimiterUnavailable."""
         windows, running = holder.windows, holder.running_rules
         ask = {"running": [rule.place for rule in running], "rows": [use.row for use in holder.budgets]}
         answer = await self._run("peek", holder, windows, ask)
@@ -208,7 +219,7 @@ class Limiter:
         )
 
     async def touch(self) -> None:
-        """Moves the expiry of everything held."""
+        """Moves the expiry of all open reservations."""
         held = [entry.holder for entry in self.open_reservations.held.values()]
         for tenant_id in {holder.tenant_id for holder in held}:
             mine = [holder for holder in held if holder.tenant_id == tenant_id]
@@ -216,7 +227,9 @@ class Limiter:
             await self._run("touch", mine[0], (), {"term": TERM_MS, "ids": ids})
 
     async def pay(self, request_id: str) -> None:
-        """Tells Redis an ending that it has not confirmed. What a lost state held is ended once it is rebuilt."""
+        """Sends Redis an ending that it has not confirmed. A reservation of a lost state is ended once that state is
+        rebuilt.
+        """
         owed = self.open_reservations.owed.get(request_id)
         if owed is None:  # paid meanwhile
             return
@@ -233,8 +246,9 @@ class Limiter:
         await self.pay(holder.request_id)
 
     async def _run(self, script: str, holder: LimitSubject, windows: Iterable[str], ask: dict[str, Any]) -> list[Any]:
-        """One script call; a tenant's state that is lost or of another epoch is rebuilt first. An answer given under
-        an epoch that is over grants nothing: it may be missing in what is rebuilt."""
+        """Runs one script call. A tenant's state that is lost or belongs to another epoch is rebuilt first. An answer
+        under an epoch that is over grants nothing, because the rebuilt state may not contain it.
+        """
         windows, tenant_id = tuple(windows), holder.tenant_id
         for _ in range(TRIES):
             try:

@@ -1,6 +1,7 @@
-"""What this gateway holds of the limiter: open reservations, and endings that Redis has not confirmed. Memory only.
+"""This gateway's share of the limiter's state: open reservations, and endings that Redis has not confirmed. Memory
+only.
 
-From it a tenant's state is made again when Redis lost it. No awaiting here: what is listed is of one moment.
+If Redis lost a tenant's state, it is rebuilt from this. Nothing here awaits, so a list shows a single moment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Ending = Literal["settle", "release"]
 
 @dataclass
 class OpenReservation:
-    """What Redis knows about an open request."""
+    """The fields of an open request that Redis knows."""
 
     holder: LimitSubject
     prompt_tokens: int
@@ -36,7 +37,7 @@ class PendingEnding:
 
 
 class Detail(msgspec.Struct, frozen=True, array_like=True):
-    """An open request as one gateway tells it to the one that rebuilds."""
+    """An open request as one gateway reports it to the gateway that rebuilds."""
 
     key_id: str
     model: str

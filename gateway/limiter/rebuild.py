@@ -1,10 +1,10 @@
-"""Makes tenants' limiter state again from SQL when Redis lost it (metering.md 6.5). Admission waits until it is there.
+"""Rebuilds tenants' limiter state from SQL when Redis lost it (metering.md 6.5). Admission waits until it is there.
 
-Every loss is an incident with an epoch, one number for all gateways. Each of them, once it knows the epoch, ships what
-it has ended and lists what it holds; then one gateway reads both in one snapshot and SETs the state. A grant counts
-only if the epoch is still the same when its answer arrives, so nothing is held that no list has.
+Every loss is an incident with an epoch, one number for all gateways. Once a gateway knows the epoch, it ships its
+endings to SQL and lists its open requests. Then one gateway reads both in one snapshot and SETs the state. A grant
+counts only if the epoch is still the same when its answer arrives, so every open request is in a list.
 
-Tenants are built when they are asked for; those that are asked for while a group is on its way are the next group.
+A tenant is rebuilt when a request needs it. Tenants that are needed while a group is being rebuilt form the next group.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ log = logging.getLogger(__name__)
 
 TERM_MS = 60_000
 WAIT_S = 2.0
-"""How long a request waits for its tenant's state before it is told to come again."""
+"""How long a request waits for its tenant's state before it is refused with a time to come again."""
 DEAD_MS = 3_000
 """A gateway that has not listed by then counts as dead."""
 CLAIMED_S = 1.0
 LOOK_S = 0.05
 NAMED = 5
 MAX_GROUP = 500
-"""Tenants that are built together."""
+"""The most tenants that are rebuilt together."""
 MAX_SENT = 32
-"""Scripts of tenants in one round trip: it must end within the limiter's timeout."""
+"""The most tenants' scripts in one round trip, which must end within the limiter's timeout."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One moment as Redis has it and as the books have it."""
+    """One moment on two clocks: Redis' and that of the books."""
 
     redis_ms: int
     books_ms: int
 
     @property
     def ahead_s(self) -> int:
-        """How far Redis' clock is ahead of the books'; a few seconds mean nothing."""
+        """How far Redis' clock is ahead of the books' clock, in seconds. A difference of a few seconds counts as 0."""
         ahead_ms = self.redis_ms - self.books_ms
         return 0 if abs(ahead_ms) <= CLOCKS_APART_MS else round(ahead_ms / 1000)
 
@@ -68,7 +68,7 @@ class Epochs:
     of_one: dict[str, int] = field(default_factory=dict)
     raised_at_ms: dict[int, int] = field(default_factory=dict)
     noted_at: dict[int, float] = field(default_factory=dict)
-    """When this gateway learned of them: whoever raised one may have another clock."""
+    """The time at which this gateway learned of each epoch. The gateway that raised it may have another clock."""
 
     def of(self, tenant_id: str) -> int:
         return max(self.of_all, self.of_one.get(tenant_id, 0))
@@ -86,7 +86,7 @@ class Epochs:
         self.noted_at = {incident.epoch: self.noted_at[incident.epoch]}
 
     def is_over(self, epoch: int) -> bool:
-        """Gateways that have not listed for it by now count as dead."""
+        """Returns True once gateways that have not listed for this epoch count as dead."""
         late_ms = _wall_ms() - self.raised_at_ms.get(epoch, 0)
         known_s = time.monotonic() - self.noted_at.get(epoch, 0.0)
         return late_ms > DEAD_MS or known_s * 1000 > DEAD_MS
@@ -94,7 +94,9 @@ class Epochs:
 
 @dataclass
 class Group:
-    """Tenants that are built together. Each with the epoch that was refused, and the one its state has."""
+    """Tenants that are rebuilt together. Each has the epoch that was refused, and the epoch of the state that was
+    found.
+    """
 
     asked: dict[str, tuple[int, int]] = field(default_factory=dict)
     has_begun: bool = False
@@ -106,7 +108,9 @@ class Group:
 
 
 class Rebuilder:
-    """`join()` before the first request; `leave()` when nothing is held any more."""
+    """Rebuilds lost states. Call `join()` before the first request, and `leave()` when no reservation is
+    open any more.
+    """
 
     def __init__(
         self,
@@ -118,8 +122,9 @@ class Rebuilder:
         now_ms: Callable[[], int] | None = None,
         books_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`caught_up`: returns when every ending that is durable now is in SQL. `now_ms`: in Redis' stead; `books_ms`: the
-        clock of what is in the books, which is this machine's but in tests."""
+        """`caught_up` returns when every ending that is durable now is in SQL. `now_ms` replaces the clock of Redis.
+        `books_ms` is the clock of the books, which is this machine's outside tests.
+        """
         self._link = link
         self._database = database
         self._open_reservations = open_reservations
@@ -132,11 +137,11 @@ class Rebuilder:
         self._following = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._sending = asyncio.Lock()
-        self._newest = Group(has_begun=True)  # the first to ask begins another
+        self._newest = Group(has_begun=True)  # the first caller begins another
         self._building: dict[str, asyncio.Task[None]] = {}
 
     async def join(self) -> None:
-        """Raises LimiterUnavailable."""
+        """Registers this slot. Raises LimiterUnavailable."""
         if self._listed >= 0:
             return
         await self._caught_up()
@@ -154,7 +159,7 @@ class Rebuilder:
             log.warning("a rebuild of the limiter will wait for this gateway: %s", reason)
 
     async def epoch(self, tenant_id: str) -> int:
-        """No round trip, but after a loss. Raises LimiterUnavailable."""
+        """Returns the tenant's epoch. There is a round trip only after a loss. Raises LimiterUnavailable."""
         if not self._is_current():
             async with self._following:
                 if not self._is_current():
@@ -165,13 +170,14 @@ class Rebuilder:
         return self._link.life == self._life and self._epochs.of(tenant_id) == epoch
 
     async def follow(self) -> None:
-        """Notices what was lost, here or elsewhere, and lists what this gateway holds. Raises LimiterUnavailable."""
+        """Notices losses here or elsewhere, and lists what this gateway holds. Raises LimiterUnavailable."""
         async with self._following:
             await self._follow()
 
     async def rebuild(self, tenant_id: str, epoch: int, found: int) -> None:
-        """Returns when the tenant's state may be asked again. `epoch` was refused, `found` is the state's own.
-        Raises LimiterUnavailable."""
+        """Returns when the tenant's state may be asked again. `epoch` was refused; `found` is the state's own epoch.
+        Raises LimiterUnavailable.
+        """
         task = self._building.get(tenant_id) or self._join_group(tenant_id, epoch, found)
         try:
             async with asyncio.timeout(WAIT_S):
@@ -215,7 +221,7 @@ class Rebuilder:
 
     async def _rebuild(self, group: Group) -> None:
         async with self._reading:
-            group.has_begun = True  # whoever asked until now is in it
+            group.has_begun = True  # tenants that were added until now are in this group
             due = await self._due(group)
             if not due:
                 return
@@ -228,11 +234,11 @@ class Rebuilder:
             await self._build(mine, snapshots, now)
         finally:
             self._sending.release()
-        # Whoever claimed the others is gone, or what it built is.
+        # For the other tenants, the gateway that claimed them has died, or it has built their states.
         await self._give_up(await self._missing({t: due[t] for t in due.keys() - mine.keys()}))
 
     async def _due(self, group: Group) -> dict[str, int]:
-        """The tenants to build, and under which epoch; the others' states are there."""
+        """Returns the tenants to rebuild, each with its epoch. The other tenants' states are already there."""
         await self.follow()
         due, damaged = {}, {}
         for tenant_id, (asked, found) in group.asked.items():
@@ -244,7 +250,9 @@ class Rebuilder:
         return due | await self._give_up(damaged)
 
     async def _list(self) -> None:
-        """What is held now was granted before this epoch, or under it. What has ended is in SQL before the list is."""
+        """Lists the open requests. They were granted before this epoch or under it. Endings are in SQL before the list
+        is.
+        """
         epoch, held = self._epochs.last, self._open_reservations.listed()
         await self._caught_up()
         async with self._write() as conn:
@@ -252,7 +260,9 @@ class Rebuilder:
         self._listed = epoch
 
     async def _give_up(self, damaged: Mapping[str, int]) -> dict[str, int]:
-        """States that were built under these epochs cannot be believed. Returns the epochs in their place."""
+        """Raises new epochs for states that were built under these epochs but cannot be trusted. Returns the new
+        epochs.
+        """
         if not damaged:
             return {}
         named = ", ".join(sorted(damaged)[:NAMED])
@@ -263,7 +273,7 @@ class Rebuilder:
         return {tenant_id: self._epochs.of(tenant_id) for tenant_id in damaged}
 
     async def _until_listed(self, epoch: int) -> None:
-        """All gateways have told what they hold, or are dead."""
+        """Waits until all gateways have listed what they hold, or count as dead."""
         while True:
             async with self._read() as conn:
                 behind = await limiter_state.num_unlisted(conn, epoch)
@@ -277,7 +287,7 @@ class Rebuilder:
         return {tenant_id: due[tenant_id] for tenant_id in mine}
 
     async def _missing(self, epochs: Mapping[str, int]) -> dict[str, int]:
-        """Somebody else builds them: they are there soon, or never."""
+        """Returns those tenants that another gateway claimed and has not built in time."""
         until, missing = time.monotonic() + CLAIMED_S, dict(epochs)
         while missing and time.monotonic() < until:
             found = await asyncio.gather(
@@ -305,7 +315,9 @@ class Rebuilder:
             await asyncio.gather(*(self._set(t, epochs[t], snapshots[t], now) for t in some))
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
-        """What is claimed is built, though Redis is slow for a moment: else a further epoch would be due for it."""
+        """Repeats a write while Redis is slow for a moment. A claimed state must be built; otherwise a further epoch
+        would be due for it.
+        """
         until = time.monotonic() + WAIT_S
         while True:
             try:
@@ -354,7 +366,7 @@ async def _sql_errors() -> AsyncIterator[None]:
 
 
 def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> tuple[list[str], bytes]:
-    """KEYS and the JSON of `rebuild.lua`."""
+    """Returns the KEYS and the JSON argument of `rebuild.lua`."""
     now_s, ahead_s = now.redis_ms // 1000, now.ahead_s
     windows = rebuilt_state.windows(snapshot, now_s, ahead_s)
     requests = rebuilt_state.requests(snapshot, now_s, ahead_s)
@@ -373,7 +385,7 @@ def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> t
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
-    """Nobody may be waiting any more."""
+    """Retrieves the exception of a rebuild, because no request may be waiting for it any more."""
     if not task.cancelled() and (failure := task.exception()) is not None:
         log.info("a rebuild failed: %s", failure)
 

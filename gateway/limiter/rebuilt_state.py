@@ -1,7 +1,7 @@
-"""A tenant's limiter state as the books and the gateways' lists say it should be: the argument of `rebuild.lua`. Pure.
+"""A tenant's limiter state, computed from the books and the gateways' lists: the argument of `rebuild.lua`. Pure.
 
-Where a moment is not known it is taken against the tenant: what running requests were granted counts from now. Books
-have the gateways' time and the limiter has Redis'; `ahead_s` is how far Redis' clock is ahead.
+If a time is not known, the choice goes against the tenant: tokens granted to running requests count from now. The books
+have the gateways' time and the limiter has Redis'; `ahead_s` is how far Redis' clock is ahead, in seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gateway.limiter.open_reservations import Detail, detail_of
 from gateway.limiter.rules import COUNTED, DAY_BUCKET_S, TENANT, places_of, row_of, window_of
 
 Buckets = Mapping[str, Counter[int]]
-"""By window: what counts in each bucket."""
+"""Window name → the amount in each bucket."""
 
 
 def windows(snapshot: Snapshot, now_s: int, ahead_s: int = 0) -> Buckets:
-    """`now_s`: as Redis has it."""
+    """Returns the tenant's windows. `now_s` is Redis' time."""
     found: dict[str, Counter[int]] = defaultdict(Counter)
     units = {"requests", "tokens"} | {COUNTED[d][0] for d in snapshot.dimensions if d in COUNTED}
     for recent in snapshot.recent:
@@ -49,7 +49,9 @@ def budgets(snapshot: Snapshot, now_ms: int) -> list[list[Any]]:
 
 
 def _stands_for(unposted: tuple[Unposted, ...], spent: Spent) -> int:
-    """Nobody knows which of the tenant's budgets it belongs to: it is charged to all."""
+    """The charge of unposted requests. Their budgets are not known, so they are charged to each of the tenant's
+    budgets.
+    """
     period = spent.period
     return sum(one.charge for one in unposted if period.start_ms <= one.at_ms < period.end_ms)
 
@@ -87,8 +89,10 @@ def _is_charged(running: Running, detail: Detail, spent: Spent) -> bool:
 
 
 def _count(found: dict[str, Counter[int]], recent: Recent, width_s: int, units: Collection[str], ahead_s: int) -> None:
-    """Under units that some limit may count: others are not counted while requests run either."""
-    bucket = -(-(recent.second + ahead_s) // width_s)  # of two it lies in, the later one
+    """Counts a finished request in those units that some limit may use. Other units are not counted while requests run
+    either.
+    """
+    bucket = -(-(recent.second + ahead_s) // width_s)  # the request may lie in two buckets; the later one is used
     amounts = _amounts(recent.num_requests, recent.input, recent.output)
     places = places_of(recent.key_id, recent.model, recent.tier).values()
     for place in (recent.end_user,) if recent.end_user else places:
@@ -97,7 +101,7 @@ def _count(found: dict[str, Counter[int]], recent: Recent, width_s: int, units: 
 
 
 def _count_unposted(found: dict[str, Counter[int]], unposted: Unposted, ahead_s: int) -> None:
-    """Its key and model are not known: the tenant's own windows."""
+    """Counts an unposted request in the tenant's own windows, because its key and model are not known."""
     amounts = _amounts(1, unposted.input, unposted.output)
     for unit, width_s in set(COUNTED.values()):
         bucket = (unposted.at_ms // 1000 + ahead_s) // width_s

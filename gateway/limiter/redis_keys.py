@@ -1,20 +1,21 @@
-"""Every key and channel name of a gateway in Redis; those of the worker registry are in workers/protocol/registry.py.
+"""Every key and channel name of a gateway in Redis. The names of the worker registry are in
+workers/protocol/registry.py.
 
-Names are built from ids that accounting made and fixed words only: no text of a client enters one.
+Names are built only from fixed words and from ids that accounting made: no text of a client enters one.
 """
 
 from __future__ import annotations
 
 LIFE_PREFIX = "hg:life:"
-"""+ the server's run id: which life of its data this is."""
+"""Prefix of a key that ends in the server's run id; its value names the data life."""
 REVOKED_CHANNEL = "hg:revoked"
-"""Any message: identities changed, forget what you remember."""
+"""Any message on this channel means that identities changed and cached ones must be dropped."""
 
 _TENANT_PREFIX = "hg:{t:"
 
 
 def tenant_space(tenant_id: str) -> str:
-    """Begins all limiter keys of a tenant. The braces put them into one cluster slot."""
+    """Returns the prefix of all limiter keys of a tenant. The braces put them into one cluster slot."""
     return f"{_TENANT_PREFIX}{tenant_id}}}"
 
 
@@ -31,10 +32,10 @@ def reservation_key(tenant_id: str, request_id: str) -> str:
 
 
 def window_key(tenant_id: str, window: str) -> str:
-    """`window`: as `rules.window_of` names it."""
+    """Returns the key of a window. `window` is a name made by `rules.window_of`."""
     return f"{tenant_space(tenant_id)}:w:{window}"
 
 
 def tenant_of(name: str) -> str:
-    """Whose key this is."""
+    """Returns the id of the tenant that a key belongs to."""
     return name.removeprefix(_TENANT_PREFIX).partition("}")[0]

@@ -1,7 +1,8 @@
-"""Which limits and budgets bind a request, and under which names the limiter counts them. Pure.
+"""The limits and budgets that bind a request, and the names under which the limiter counts them. Pure.
 
-A place is what counts for itself: an api key, the tenant, one of its models, one of its end users; tier `batch` has
-places of its own, so that a batch cannot starve its owner's chats. Knows no Redis and no answer to a client.
+A place is anything that is counted separately: an API key, the tenant, one of its models, one of its end users. Tier
+`batch` has places of its own, so that a batch cannot starve its owner's chats. Knows no Redis and no answer to a
+client.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ COUNTED: dict[Dimension, tuple[str, int]] = {
     "requests_per_day": ("requests", DAY_BUCKET_S),
     "batch_tokens_per_day": ("tokens", DAY_BUCKET_S),
 }
-"""Unit and seconds per bucket; a window is 60 buckets and the current one. Concurrency has no window."""
+"""The unit and the seconds per bucket. A window is 60 buckets and the current one. Concurrency has no window."""
 
 _LEVELS: tuple[Level, ...] = ("key", "tenant", "model", "end_user")
 _DIMENSIONS: tuple[Dimension, ...] = (*COUNTED, "concurrency")
@@ -59,7 +60,7 @@ class BudgetUse:
         return row_of(self.budget, self.period)
 
     def at(self, now_ms: int) -> list[Any]:
-        """As the scripts take it."""
+        """Returns the budget row as the scripts take it."""
         budget = self.budget
         start = self.period.start_ms if budget.begins_empty(self.period) else -1
         return [self.row, budget.id, start, budget.limit_at(now_ms), budget.hardness, budget.version]
@@ -67,7 +68,7 @@ class BudgetUse:
 
 @dataclass(frozen=True)
 class LimitSubject:
-    """Who asks, and what binds this request."""
+    """The subject of a request's limits: the key that asks, and the rules and budgets that bind the request."""
 
     request_id: str
     tenant_id: str
@@ -76,14 +77,14 @@ class LimitSubject:
     tier: Tier = "interactive"
     opened_ms: int = 0
     rules: tuple[Rule, ...] = ()
-    """In the order in which they are checked: windows, then concurrency."""
+    """The rules in the order in which they are checked: windows, then concurrency."""
     budgets: tuple[BudgetUse, ...] = ()
     places: tuple[str, ...] = ()
-    """What counts it as open."""
+    """The places that count the request as open."""
     end_user_place: str = ""
     """The last of `places`, if a limit counts the end user."""
     counted_in: tuple[str, ...] = ()
-    """Of a request that another process left: the windows it was counted in."""
+    """The windows in which the request was counted, if another process left it."""
 
     @classmethod
     def of(
@@ -119,7 +120,7 @@ class LimitSubject:
 
     @cached_property
     def windows(self) -> tuple[str, ...]:
-        """Each once, however many limits it has."""
+        """The windows of all limits, each of them once."""
         return self.counted_in or tuple(dict.fromkeys(rule.window for rule in self.window_rules))
 
 
@@ -132,7 +133,7 @@ def row_of(budget: Budget, period: Period) -> str:
 
 
 def places_of(key_id: str, model: str, tier: str, end_user: str = "") -> dict[Level, str]:
-    """By level, each under a name that holds no text of a client or an operator."""
+    """Returns the place of each level. Its name holds no text of a client or an operator."""
     before = "batch:" if tier == "batch" else ""
     places: dict[Level, str] = {
         "key": before + key_id,
@@ -147,7 +148,7 @@ def places_of(key_id: str, model: str, tier: str, end_user: str = "") -> dict[Le
 def budget_uses(
     budgets: tuple[Budget, ...], key_id: str, model: str | None, tier: str, opened_ms: int
 ) -> tuple[BudgetUse, ...]:
-    """The rows that a request opened then belongs to."""
+    """Returns the budget rows that a request opened at this time belongs to."""
     return tuple(
         BudgetUse(budget, period)
         for budget in budgets
@@ -158,7 +159,9 @@ def budget_uses(
 def everything_of(
     principal: Principal, models: Sequence[str], tiers: Sequence[Tier], now_ms: int
 ) -> tuple[LimitSubject, dict[str, str]]:
-    """Whatever binds the key on any of the models, and the model behind each place. Not for a request."""
+    """Returns everything that binds the key on any of the models, and the model of each place. This does not serve a
+    request.
+    """
     rules: dict[Rule, None] = {}
     names: dict[str, str] = {}
     for tier in tiers:
@@ -181,7 +184,7 @@ def everything_of(
 
 
 def _rules(principal: Principal, model: str, tier: Tier, places: dict[Level, str]) -> Iterator[Rule]:
-    """Tier `batch` is bound only by limits that name it."""
+    """Yields the limits that bind a request. Only limits that name tier `batch` bind a batch."""
     subjects = {"key": principal.key_id, "model": model}
     for quota in principal.quotas:
         names_batch = quota.dimension == "batch_tokens_per_day"

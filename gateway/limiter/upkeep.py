@@ -1,5 +1,6 @@
-"""What a gateway does for the limiter besides requests: each second it follows incidents and repeats endings; less
-often it moves expiries and ends what its slot left open. The journal is replayed and shipped before this begins.
+"""The background work of a gateway for the limiter. Each second it follows incidents and repeats endings. Less often it
+moves expiries and ends reservations that an earlier process of its slot left open. The journal is replayed and shipped
+before this begins.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SUSPECTS_EVERY = 30
 
 
 class Upkeep:
-    """`start()` begins, `close()` ends it."""
+    """A background task. `start()` begins it and `close()` ends it."""
 
     def __init__(self, limiter: Limiter, link: RedisLink, database: Database) -> None:
         self._limiter = limiter
@@ -36,8 +37,9 @@ class Upkeep:
         self._stop = asyncio.Event()
 
     async def start(self) -> None:
-        """Gives back what an earlier process of this slot left open. Without Redis or SQL it waits for neither: what
-        is left becomes suspect, and is found later."""
+        """Gives back what an earlier process of this slot left open. It does not wait for Redis or SQL: reservations
+        that are left become suspect, and are found later.
+        """
         try:
             await self._limiter.rebuilder.follow()
             await self.release_orphans("+inf")  # nothing is held yet
@@ -46,7 +48,7 @@ class Upkeep:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """A transaction under way is not cut off, unless it takes too long."""
+        """Ends the task. A transaction under way is not cut off, unless it takes too long."""
         self._stop.set()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=CLOSE_S)
@@ -55,9 +57,10 @@ class Upkeep:
         await self._limiter.rebuilder.leave()
 
     async def release_orphans(self, until_ms: str) -> None:
-        """Ends this slot's reservations whose expiry lies before `until_ms` and that nobody here holds.
+        """Ends this slot's reservations that expire before `until_ms` and that this process does not hold.
 
-        While requests are admitted only suspect ones may be looked for: one being reserved right now is not held yet.
+        While requests are admitted, only suspect reservations may be looked for: one that is being reserved right now
+        is not held yet.
         """
         cursor = 0
         while True:
@@ -69,7 +72,9 @@ class Upkeep:
                 return
 
     async def refresh_budgets(self) -> None:
-        """Of tenants with running requests, if anything changed: a lowered limit binds their next lease."""
+        """Reads the budgets of tenants with running requests, if anything changed, so that a lowered limit binds their
+        next lease.
+        """
         fresh, tenants = self._limiter.fresh, self._limiter.open_reservations.tenants
         async with self._database.read() as conn:
             version = await changes.auth_epoch(conn)
@@ -103,7 +108,7 @@ class Upkeep:
             return False
 
     async def _end_orphans(self, tenant_id: str, until: str) -> None:
-        """As the ledger ended them; what it does not know was never opened."""
+        """Ends orphans as the ledger ended them. A request that the ledger does not know was never opened."""
         left: dict[str, LimitSubject] = {}
         for member in await self._link.command("ZRANGEBYSCORE", open_key(tenant_id), "-inf", until):
             holder = await self._orphan(tenant_id, member.decode())
@@ -120,7 +125,7 @@ class Upkeep:
                 await self._limiter.settle(holder, ending.charge, ending.input, ending.output)
 
     async def _orphan(self, tenant_id: str, request_id: str) -> LimitSubject | None:
-        """None: another slot's, or held."""
+        """Returns the orphan, or None if another slot's or held here."""
         open_reservations = self._limiter.open_reservations
         slot, windows = await self._link.command("HMGET", reservation_key(tenant_id, request_id), "slot", "w")
         known = request_id in open_reservations.held or request_id in open_reservations.owed

@@ -1,7 +1,7 @@
-"""Ends what only a lost journal knew: the disk of a gateway slot is gone for good (metering.md 6.4).
+"""Ends requests that only a lost journal knew, because the disk of a gateway slot is gone for good (metering.md 6.4).
 
-What the engine computed and nobody ended becomes a void and a write-off, counted by the engine's own records. Nobody is
-charged: whether a SETTLE had been durable there, nobody can know.
+Work of the engine without an ending becomes a void and a write-off, counted by the engine's own records. Nobody is
+charged, because it cannot be known whether a SETTLE had been durable there.
 """
 
 from __future__ import annotations
@@ -25,30 +25,34 @@ from gateway.limiter.redis_keys import open_key
 from gateway.metering.metering import metering
 
 OLD_MS = 600_000
-"""Engine records wait for their endings no longer than an outage is shipped after; younger ones are left alone."""
+"""The age from which engine records count as unended. They wait for their endings no longer than an outage is shipped
+after; younger records are left alone.
+"""
 
 
 class JournalThere(Exception):
-    """It can be replayed, so it must be."""
+    """The journal exists: it can be replayed, so it must be."""
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     voided: int
     younger: int
-    """Requests without an ending whose engine records are too young to tell."""
+    """The number of requests without an ending whose engine records are too young to tell."""
 
 
 async def abandon(
     database: Database, redis_url: str, slot: int, journals: Mapping[int, Path], directory: Path
 ) -> Abandoned:
-    """`journals`: of the slots of this machine, whose requests are left to them, as are those that the limiter holds for
-    others. Raises JournalThere, SlotTaken, LimiterUnavailable, OSError, and what SQL raises."""
+    """Voids the lost requests of a slot. `journals` maps the slots of this machine to their journals. Requests in those
+    journals are left to their slots, and so are requests that the limiter holds for others. Raises JournalThere,
+    SlotTaken, LimiterUnavailable, OSError, and what SQL raises.
+    """
     if await asyncio.to_thread(_is_there, directory):
         raise JournalThere
     known = await asyncio.to_thread(_requests, journals)
     async with metering(database=database, redis_url=redis_url, slot=slot, directory=directory) as found:
-        # By now its reservations are given back: what is still held is others'.
+        # The slot's reservations have been given back by now: those that are still held are others'.
         now_ms = time.time_ns() // 1_000_000
         async with database.read() as conn:
             unended = [one for one in await request_postings.unended(conn) if one.request_id not in known]
@@ -70,7 +74,7 @@ def _requests(journals: Mapping[int, Path]) -> set[str]:
 
 
 async def _held(link: RedisLink, tenant_ids: Collection[str]) -> set[str]:
-    """Ids of requests. Raises LimiterUnavailable."""
+    """Returns ids of requests. Raises LimiterUnavailable."""
     found: set[str] = set()
     for tenant_id in sorted(tenant_ids):
         names = await link.command("ZRANGE", open_key(tenant_id), 0, -1)
@@ -79,7 +83,7 @@ async def _held(link: RedisLink, tenant_ids: Collection[str]) -> set[str]:
 
 
 def _void(one: Unsettled, now_ms: int) -> Posting:
-    """Key, model and price were in the journal alone."""
+    """Key, model and price are empty, because only the journal had them."""
     return Posting(
         kind="void",
         request_id=one.request_id,

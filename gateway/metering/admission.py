@@ -1,8 +1,8 @@
-"""The one place that says yes to a request, and undoes in reverse what it took when anything later says no.
+"""The one module that accepts a request; if a later step fails, it undoes in reverse order what the earlier ones took.
 
-Order: metering works → the price is known → limits and first lease → journal OPEN. `Admitted` holds the other half:
-exactly one of `settle` and `void` ends a request. What must happen whatever becomes of the caller runs in tasks of
-its own, which `drain` awaits. Knows prices only as integers handed on; no HTTP bodies, no frames, no text.
+Order: metering works → the price is known → limits and first lease → journal OPEN. `Admitted` has the second half:
+exactly one of `settle` and `void` ends a request. Work that must happen even if the caller goes runs in tasks of its
+own, which `drain` awaits. Knows prices only as integers handed on; no HTTP bodies, no frames, no text.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Keep = Callable[[Posting], Awaitable[bool]]
 class Backlog(Protocol):
     @property
     def is_full(self) -> bool:
-        """So much is unshipped that no more may be taken in."""
+        """The backlog of unshipped postings is so large that no more may be admitted."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +57,18 @@ class AdmissionRequest:
     tier: Tier
     num_prompt_tokens: int
     max_output_tokens: int
-    """Over all choices."""
+    """The bound over all choices."""
     trace_id: str = ""
     batch_id: str | None = None
     line_no: int | None = None
     end_user: str = ""
-    """As the client names its own user."""
+    """The id that the client gives its own user."""
     price: Price | None = None
-    """Bound by a quote; None: the one in force."""
+    """The price that a quote has bound. None means the price in force."""
     base: str = ""
-    """Of a model with an adapter: whose limits bind it, and whose price it has where it has none of its own."""
+    """The base of a model with an adapter. The base's limits bind the request, and the base's price holds if the model
+    has none of its own.
+    """
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Settled:
     currency: str
     price_version: str
     usage: Usage
-    """What was billed."""
+    """The usage that was billed."""
 
     @classmethod
     def of(cls, posting: Posting) -> Settled:
@@ -94,7 +96,7 @@ class Admission:
         slot: int,
         note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
     ) -> None:
-        """`note_shadow`: a limit in shadow mode would have refused a request."""
+        """`note_shadow` is called when a limit in shadow mode would have refused a request."""
         self.journal = journal
         self._note_shadow = note_shadow
         self.limiter = limiter
@@ -105,7 +107,7 @@ class Admission:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def admit(self, ask: AdmissionRequest) -> Admitted:
-        """Raises ApiError (429, 503), or is cancelled, and leaves nothing behind."""
+        """Admits a request. If it raises ApiError (429, 503) or is cancelled, it leaves nothing behind."""
         self._check_metering()
         price = ask.price or await self.price(ask.principal.tenant_id, ask.model, ask.tier, base=ask.base)
         holder = LimitSubject.of(
@@ -120,34 +122,34 @@ class Admission:
             self.journal.forget(ask.request_id)
             raise self._cannot_write() from reason
         except asyncio.CancelledError:
-            # The OPEN is written all the same: it gets its end, as any other.
+            # The OPEN is written nevertheless, so it gets its ending like any other.
             self.detach(self._undo_open(opened, holder))
             raise
         lease = Lease(self.limiter, holder, price.rates, ask.max_output_tokens, verdict)
         return Admitted(self, opened, holder, price, lease, limit_replies.headers(holder, verdict))
 
     async def count(self, request_id: str, principal: Principal, model: str) -> dict[str, str]:
-        """One request of the rate limit, which runs nothing. Returns the limiter's headers; raises `ApiError`."""
+        """Counts one request of the rate limit that runs nothing. Returns the limiter's headers; raises `ApiError`."""
         holder = LimitSubject.of(request_id, principal, model, "interactive", now_ms=_now_ms())
         verdict = await self._take(holder, model, 0, 0, [])
         self.detach(self.limiter.release(holder))
         return limit_replies.headers(holder, verdict)
 
     def detach(self, work: Coroutine[Any, Any, object]) -> None:
-        """Runs to its end, whatever becomes of the caller."""
+        """Runs work to its end in a task, whether the caller stays or not."""
         _ = self._task(work)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """As `detach`, and waits for the result."""
+        """Runs work as `detach` does, and waits for the result."""
         return await asyncio.shield(self._task(work))
 
     async def drain(self) -> None:
-        """Until every ending that began is written."""
+        """Waits until every ending that began is written."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def record(self, posting: Posting) -> None:
-        """Durable, one way or the other: in the journal, or, if that has failed, in SQL at once."""
+        """Makes a posting durable: in the journal, or, if that has failed, in SQL at once."""
         try:
             await self.journal.end(posting)
         except JournalPoisoned:
@@ -168,7 +170,9 @@ class Admission:
         return unavailable("metering_unavailable", "Usage cannot be recorded right now.", 2000)
 
     async def price(self, tenant_id: str, model: str, tier: Tier, *, base: str = "") -> Price:
-        """In force now; `base`: whose price it has where it has none of its own. Raises `ApiError` 403 where there is none."""
+        """Returns the price in force now. `base` is the model whose price holds if this one has none of its own. Raises
+        `ApiError` 403 if there is no price.
+        """
         try:
             price = await self._prices.price(tenant_id, model, tier)
             if price is None and base:
@@ -190,7 +194,7 @@ class Admission:
         try:
             verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
         except (LimiterUnavailable, ReservationEnded, asyncio.CancelledError) as reason:
-            # The reply may be lost, the reservation not.
+            # The reply may be lost although the reservation was made.
             self.detach(self.limiter.release(holder, never_admitted=True))
             if isinstance(reason, asyncio.CancelledError):
                 raise
@@ -236,7 +240,7 @@ class Admitted:
         headers: dict[str, str],
     ) -> None:
         self.headers = headers
-        """`x-ratelimit-*`, for every answer to this request."""
+        """The `x-ratelimit-*` headers, for every answer to this request."""
         self.price_version = price.version
         self._admission = admission
         self._opened = opened
@@ -244,7 +248,7 @@ class Admitted:
         self._price = price
         self._lease = lease
         self.keep: Keep | None = None
-        """Of a request with a key: stores its answer, before the posting that pays for it is written."""
+        """Stores the answer of a request with an idempotency key, before the posting that pays for it is written."""
         self._has_ended = False
         self._noted_tokens = 0
         self._noted_at = time.monotonic()
@@ -259,20 +263,20 @@ class Admitted:
 
     @property
     def budget_stop(self) -> BudgetUse | None:
-        """The budget that ends it, once no more can be paid."""
+        """The budget that ends the request, once no more can be paid."""
         return self._lease.stop
 
     async def extend(self, num_received: int, *, cached_tokens: int | None = None) -> Extension | None:
-        """Call it with every delta, and again after `wait_ms`: it asks only when an extension is due.
-
-        `cached_tokens`: from the first delta on, so that cached tokens stop counting. None: nothing to send to the
-        worker. Raises LeaseLost when the limiter has failed for 15 s: void with `lease_lost`.
+        """Extends the lease. Call it with every delta, and again after `wait_ms`: it asks the limiter only when an
+        extension is due. Pass `cached_tokens` from the first delta on, so that cached tokens stop counting. A result of
+        None means that there is nothing to send to the worker. Raises LeaseLost when the limiter has failed for 15 s;
+        the caller then voids with `lease_lost`.
         """
         counted = -1 if cached_tokens is None else self._opened.prompt_tokens - cached_tokens
         return await self._lease.extend(num_received, counted)
 
     def progress(self, num_received: int) -> None:
-        """Notes it in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
+        """Notes progress in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
         now = time.monotonic()
         if num_received - self._noted_tokens < PROGRESS_TOKENS and now - self._noted_at < PROGRESS_S:
             return
@@ -282,14 +286,16 @@ class Admitted:
     async def settle(
         self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None
     ) -> Settled:
-        """Durable on return. What is charged is decided by settlement.py; its arguments are explained there.
+        """Ends the request durably. settlement.py decides what is charged; its arguments are explained there.
 
-        A caller that is cancelled meanwhile does not undo it.
+        If the caller is cancelled meanwhile, the ending still happens.
         """
         return await self._end(decide(outcome, usage, engine_final=engine_final, max_output=max_output))
 
     async def void(self, outcome: Outcome) -> Settled:
-        """Ends it without a charge; `settle` with the same outcome, for callers that know no counts."""
+        """Ends the request without a charge. It equals `settle` with the same outcome, for callers that
+        know no counts.
+        """
         return await self._end(decide(outcome, Usage(), engine_final=False))
 
     async def _end(self, ending: Ending) -> Settled:
@@ -311,7 +317,9 @@ class Admitted:
         return Settled.of(posting)
 
     async def _is_kept(self, posting: Posting) -> bool:
-        """With a key a request is charged if and only if its answer is stored, for only stored answers are delivered."""
+        """A request with an idempotency key is charged if and only if its answer is stored, for only stored answers are
+        delivered.
+        """
         if self.keep is not None:
             return await self.keep(posting)
         return posting.batch_id is None

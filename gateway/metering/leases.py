@@ -1,4 +1,4 @@
-"""One running request's permission to spend output tokens, and its extension while the stream runs.
+"""The permission of one running request to spend output tokens, and its extension while the stream runs.
 
 The bound precedes the spend: it only grows by what the limiter granted. Knows no frames and no journal.
 """
@@ -20,16 +20,18 @@ LOW_WATER = 64
 LOST_AFTER_S = 15.0
 RETRY_S = 0.25
 MAX_WAIT_MS = 10_000
-"""Below the worker's 15 s of parking without a word."""
+"""The longest wait, below the 15 s of silence after which a worker ends a parked sequence."""
 
 
 class LeaseLost(Exception):
-    """No extension through our fault: the request ends, outcome `lease_lost`, billed 0."""
+    """The lease could not be extended, through the platform's fault: the request ends with outcome `lease_lost` and is
+    billed 0.
+    """
 
 
 @dataclass(frozen=True)
 class Extension:
-    """For `ExtendLease`. With `wait_ms` the bound has not grown: ask again after that time."""
+    """The content of `ExtendLease`. With `wait_ms` the bound has not grown: ask again after that time."""
 
     lease_seq: int
     bound: int
@@ -38,7 +40,7 @@ class Extension:
 
 
 def ladder(wanted: int, rates: Rates) -> Ladder:
-    """Rungs the limiter may choose from: 128 or all that is wanted, then powers of two down to 1."""
+    """Returns the rungs that the limiter may choose from: 128 or all that is wanted, then powers of two down to 1."""
     first = min(LEASE_TOKENS, wanted)
     below = [1 << n for n in reversed(range(LEASE_TOKENS.bit_length())) if 1 << n < first]
     return [(tokens, lease_cost(tokens, rates)) for tokens in ([first, *below] if first else [])]
@@ -51,7 +53,7 @@ class Lease:
         self.reserved = verdict.reserved
         """Micro-units over all leases and the prompt."""
         self.stop: BudgetUse | None = None
-        """The budget beyond which nothing more will be granted."""
+        """The budget that allows no further grant."""
         self._limiter = limiter
         self._holder = holder
         self._rates = rates
@@ -65,7 +67,9 @@ class Lease:
         return wanted and self.bound - num_received <= LOW_WATER
 
     async def extend(self, num_received: int, counted_prompt: int = -1) -> Extension | None:
-        """None: nothing to tell the worker now. Raises LeaseLost once the limiter has failed it for 15 s."""
+        """Extends the lease if it is due. None means that there is nothing to send to the worker now. Raises LeaseLost
+        once the limiter has failed for 15 s.
+        """
         now = asyncio.get_running_loop().time()
         if self._busy or now < self._not_before or not self.is_due(num_received):
             return None

@@ -1,6 +1,7 @@
-"""Puts the money path together for one gateway process, in the order in which it must start and stop.
+"""Assembles the billing path of one gateway process, in the order in which its parts must start and stop.
 
-Start: offset from SQL → journal (replays what a dead process left) → shipper → limiter → admission may say yes.
+Start: offset from SQL → journal (replays what a dead process left) → shipper → limiter → admission may accept.
+
 Stop: endings written → upkeep ended → journal sealed → shipped → limiter's link closed.
 """
 
@@ -54,7 +55,9 @@ async def metering(
     limiter_timeout_s: float = TIMEOUT_S,
     note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
 ) -> AsyncIterator[Metering]:
-    """`directory`: this slot's journal. Raises SlotTaken if another process has it, and what SQL raises."""
+    """Runs the billing path. `directory` holds this slot's journal. Raises SlotTaken if another process has it, and
+    what SQL raises.
+    """
     async with database.read() as conn:
         offset = await request_postings.journal_offset(conn, slot) or 0
 
@@ -64,7 +67,8 @@ async def metering(
 
     journal = await open_journal(directory, slot, min_next_seq=offset + 1, stored=stored)
     async with database.write() as conn:
-        # Replayed: what the dead process left running has ended now, and its keys may run again.
+        # The journal is replayed: the requests that the dead process left running have ended now, and their keys may be
+        # used again.
         await replies.drop_running(conn, slot)
     link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
     poster = _poster(database, directory, slot, offset)
@@ -99,14 +103,17 @@ async def metering(
 
 
 def _poster(database: Database, directory: Path, slot: int, offset: int) -> Posts:
-    """Beside a server's database a process of its own. SQLite's writers take turns best within one process."""
+    """Returns the poster, which is a process of its own for a database server.
+
+    SQLite's writers take turns best within one process.
+    """
     if database.dialect == "sqlite":
         return Poster(directory, database, slot, offset)
     return PosterProcess(directory, database.url, slot, offset)
 
 
 async def _revive(journal: Journal) -> None:
-    """After a full or failing disk the journal goes on by itself, in a new segment."""
+    """Revives the journal in a new segment after a full or failing disk."""
     while True:
         await asyncio.sleep(REVIVE_EVERY_S)
         await journal.revive()

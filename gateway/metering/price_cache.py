@@ -1,4 +1,6 @@
-"""Prices in force, at most 2 s old. Keeps what it knew while SQL is away; knows no rates' meaning."""
+"""Prices in force, at most 2 s old. The cache keeps its prices while SQL does not answer; it knows no
+rates' meaning.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _Key = tuple[str, str, Tier]
 
 
 class PricesUnknown(Exception):
-    """SQL is away and nothing is remembered."""
+    """SQL does not answer and no price is remembered."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class PriceCache:
         self._reading: dict[_Key, asyncio.Task[_Entry]] = {}
 
     async def price(self, tenant_id: str, model: str, tier: Tier) -> Price | None:
-        """None: there is no price, so the request must be refused. Raises PricesUnknown."""
+        """Returns the price. None means that there is no price, so the request must be refused. Raises
+        PricesUnknown.
+        """
         key = (tenant_id, model, tier)
         entry = self._entries.get(key)
         if entry is None or self._clock() - entry.read_at > MAX_AGE_S:
@@ -48,7 +52,7 @@ class PriceCache:
         await asyncio.gather(*self._reading.values(), return_exceptions=True)
 
     async def _read_once(self, key: _Key) -> _Entry:
-        """Many requests, one query; a cancelled request does not cancel the others' query."""
+        """Reads a price with one query for many requests; a cancelled request does not cancel the others' query."""
         task = self._reading.get(key)
         if task is None:
             task = self._reading[key] = asyncio.create_task(self._read(key))

@@ -1,4 +1,4 @@
-"""Ends and ships what gateways left in the journals of slots that nobody owns any more (metering.md 7).
+"""Ends and ships the requests that gateways left in the journals of slots without an owner (metering.md 7).
 
 A slot that is configured does this itself when its gateway starts. Replaying twice is harmless.
 """
@@ -21,16 +21,17 @@ from gateway.metering.metering import metering
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     owned: bool = False
-    """A living gateway has it, and does this itself: nothing was done."""
+    """A living gateway owns the slot and does this itself: nothing was done."""
     voided: int = 0
-    """Requests that were running when the gateway died: they cost nothing."""
+    """The number of requests that were running when the gateway died: they cost nothing."""
     shipped: int = 0
-    """Endings that were on the disk and not in SQL."""
+    """The number of endings that were on the disk and not in SQL."""
 
 
 async def replay(database: Database, redis_url: str, slot: int, directory: Path) -> Replayed:
-    """Returns when SQL has all of it. What the slot holds in Redis is given back too, if Redis answers. Raises OSError,
-    and what SQL raises."""
+    """Replays a slot. Returns when SQL has all of it. The slot's reservations in Redis are given back too, if Redis
+    answers. Raises OSError, and what SQL raises.
+    """
     async with database.read() as conn:
         offset = await request_postings.journal_offset(conn, slot) or 0
     left = await asyncio.to_thread(unshipped, directory, offset)

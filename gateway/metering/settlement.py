@@ -1,4 +1,4 @@
-"""What a request's ending costs whom: the table of metering.md section 8 as one total function. Pure.
+"""The cost of a request's ending, and who bears it: the table of metering.md section 8 as one total function. Pure.
 
 Knows outcomes and token counts; no rates, no journal, no client.
 """
@@ -21,29 +21,31 @@ _FREE: dict[Outcome, WriteOffReason] = {
     "batch_cancelled": "batch_cancelled",
     "gateway_crash": "gateway_crash",
 }
-"""Our error, or a line that will not be delivered: whatever was computed, the tenant pays nothing."""
+"""Outcomes for which the tenant pays nothing, whatever was computed: our errors, and a line that will
+not be delivered.
+"""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """`outcome` is the one that is recorded: it may differ from the one claimed (see `decide`)."""
+    """A decided ending. `outcome` is the one that is recorded: it may differ from the one claimed (see `decide`)."""
 
     kind: Literal["settle", "void"]
     outcome: Outcome
     billed: Usage
     write_off: WriteOffReason
-    """For engine tokens beyond `billed`."""
+    """The reason for the write-off of engine tokens beyond `billed`."""
 
 
 def decide(outcome: Outcome, usage: Usage, *, engine_final: bool, max_output: int | None = None) -> Ending:
-    """The first terminal event decides; call it once.
+    """Decides an ending. The first terminal event decides; call it once.
 
-    `usage`: the engine's own if `engine_final` (its Finished or Failed has arrived), else the prompt counts of the
-    first delta and the output tokens received by the gateway. `max_output`: the abort bound, beyond which a client
-    that left does not pay (equation I12); None: not exceeded.
+    `usage` is the engine's own if `engine_final` (its Finished or Failed has arrived); otherwise it is the prompt
+    counts of the first delta and the output tokens received by the gateway. `max_output` is the abort bound, beyond
+    which a client that left does not pay (equation I12); None means that it is not exceeded.
     """
     if outcome == "ok":
-        # Without the engine's final there is no good end: the last chunk waits for it.
+        # A request without the engine's final event has not ended well: the last chunk waits for that event.
         return Ending("settle", "ok", usage, "resume") if engine_final else _free("worker_lost")
     if outcome == "client_gone":
         return _client_gone(usage, engine_final, max_output)
@@ -51,7 +53,9 @@ def decide(outcome: Outcome, usage: Usage, *, engine_final: bool, max_output: in
 
 
 def _client_gone(usage: Usage, engine_final: bool, max_output: int | None) -> Ending:
-    """Pays what was computed for it; of a lost worker's work what had reached the gateway."""
+    """A client that left pays for what was computed for it. If the worker was lost, it pays for what had reached the
+    gateway.
+    """
     if not engine_final:
         if usage.output == 0:
             return Ending("void", "client_gone", Usage(), "worker_crash")

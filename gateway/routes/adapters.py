@@ -24,12 +24,15 @@ from gateway.schema.organization import deleted, page_of, reply
 
 PATH = "/admin/v1/adapters"
 LOAD_S = 20.0
-"""How long a registration waits for the workers' words."""
+"""The longest time that a registration waits for the workers' reports."""
 LOOK_S = 0.05
 
 
 async def create(request: web.Request) -> web.Response:
-    """Registered once a worker has it; what every worker refuses is a 400 with the reason, and not registered."""
+    """Register an adapter once a worker has loaded it.
+
+    If every worker refuses it, the answer is a 400 with the reason, and the adapter is not registered.
+    """
     fields = convert(await common.json_object(request), shapes.NewAdapter)
     model = request.app[MODELS].base(fields.model)
     actor = request[PRINCIPAL].key_id
@@ -71,7 +74,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def _end(request: web.Request, adapter_id: str) -> None:
-    """Nobody new gets it; who runs with it ends first."""
+    """Ends an adapter: no new request gets it; requests that run with it end first."""
     async with writing(request, changes_identities=False) as conn:
         now = int(time.time())
         await adapters.delete(conn, adapter_id, now=now, actor=request[PRINCIPAL].key_id)

@@ -1,4 +1,4 @@
-"""What the operator's rooms share: a checked body, who acts, when, and the route with its scope."""
+"""Helpers that the operator's routes share: a checked body, the actor, the time, and the route with its scope."""
 
 from __future__ import annotations
 
@@ -55,12 +55,13 @@ def expiry(seconds: int | None) -> int | None:
 
 
 def ends_streams(request: web.Request, default: bool = True) -> bool:
-    """Whether what runs ends too, not only what is to come: `?revoke=immediate` or `graceful`. `default`: whether the
-    change takes access away."""
+    """Returns whether a change also ends running requests, not only future ones: `?revoke=immediate` or `graceful`.
+    `default` says whether the change takes access away.
+    """
     asked = query.choice(request.query, "revoke", ("immediate", "graceful"))
     return default if asked is None else asked == "immediate"
 
 
 def route(method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None) -> Route:
-    """`takes`: the body; None: nothing is read."""
+    """Makes an operator's route. `takes` is the type of the body; None means that no body is read."""
     return Route(method, path, handler, "admin", MAX_BODY_BYTES, json_body=takes is not None, takes=takes)

@@ -1,4 +1,6 @@
-"""`/admin/v1/keys`: what OpenAI's shapes have no field for: rotation, models, addresses, rest, limits; and leaked keys."""
+"""`/admin/v1/keys`: properties of keys for which OpenAI's shapes have no field (rotation, models, addresses,
+suspension, limits), and leaked keys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`GET /v1/organization/audit_logs`: who changed what, newest first."""
+"""`GET /v1/organization/audit_logs`: all changes and their actors, the newest first."""
 
 from __future__ import annotations
 

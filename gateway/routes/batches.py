@@ -1,4 +1,6 @@
-"""`/v1/batches`: create, look, list, cancel. Thin: running them is the jobs process's, which is rung and reads SQL."""
+"""`/v1/batches`: create, retrieve, list, cancel. The routes are thin: the jobs process runs batches; it is woken here
+and reads SQL.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from gateway.telemetry.keys import RECORD
 
 MAX_BODY_BYTES = 64 * 1024
 SCOPE = "chat"
-"""Of every endpoint that a batch may have."""
+"""The scope of every endpoint that a batch may have."""
 
 
 async def create(request: web.Request) -> web.Response:

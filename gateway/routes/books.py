@@ -1,4 +1,4 @@
-"""`POST /admin/v1/verify-books`: the equations of the ledger, over all of it. Operator keys only."""
+"""`POST /admin/v1/verify-books`: checks the equations of the ledger, over all of it. Operator keys only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.schema.organization import reply
 
 
 async def create(request: web.Request) -> web.Response:
-    """200 also when something is wrong: the answer says what. It reads the whole ledger."""
+    """Verify the books, over the whole ledger; the answer is 200 also if an equation fails, and names the failures."""
     with translated():
         found = await verify(request.app[DATABASE], request.app[SETTINGS].journals_dir, request.app[METERING].link)
     return reply(found.shape())

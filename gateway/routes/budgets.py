@@ -1,4 +1,4 @@
-"""`/admin/v1/budgets` and `/admin/v1/quotas`: what a tenant may spend and use. Operator keys only."""
+"""`/admin/v1/budgets` and `/admin/v1/quotas`: the limits of a tenant's spending and use. Operator keys only."""
 
 from __future__ import annotations
 

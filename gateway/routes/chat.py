@@ -37,7 +37,7 @@ async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, 
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> AnswerPlan:
-    """What the request would run. Raises `ApiError`."""
+    """Returns the plan of the request. Raises `ApiError`."""
     fields, ignored = await common.aside(request, chat.read, value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)

@@ -1,4 +1,4 @@
-"""What the text routes share: a body, a model, and the walls around a tenant's cache."""
+"""Helpers that the text routes share: the body, the model, and the separation of tenants' caches."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from gateway.telemetry.keys import RECORD
 from workers.protocol.messages import Region, Tier
 
 INLINE_ENTRIES = 1024
-"""So many logprobs are written in about 2 ms."""
+"""The largest number of logprobs that is written on the loop; it takes about 2 ms."""
 ENTRY_BYTES = 32
-"""One takes as long as so many bytes of a body."""
+"""The number of body bytes that take as long as one logprob entry."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,21 +45,21 @@ _LINE_KEY = re.compile(r"batch:(?P<batch>batch_[0-9a-f]+):(?P<line>\d{1,9})")
 
 
 async def in_thread(request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Off the loop, when it is the tenant's turn. It costs what the body has bytes."""
+    """Runs a function off the loop, when it is the tenant's turn. Its cost is the number of bytes of the body."""
     return await request.app[TEXT_WORK].run(
         request[PRINCIPAL].tenant_id, request[NUM_BODY_BYTES], lambda: function(*args, **kwargs)
     )
 
 
 async def aside(request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What takes as long as the body is large: off the loop, unless the body is small."""
+    """Runs a function whose time grows with the body: off the loop, unless the body is small."""
     if request[NUM_BODY_BYTES] <= INLINE_BYTES:
         return function(*args, **kwargs)
     return await in_thread(request, function, *args, **kwargs)
 
 
 def work_of(request: web.Request) -> Work:
-    """What the answer takes: off the loop where it has many logprobs, in the tenant's turn."""
+    """Returns the runner of the answer's own work: off the loop in the tenant's turn, if there are many logprobs."""
 
     async def work(num_entries: int, function: Callable[[], T]) -> T:
         if num_entries <= INLINE_ENTRIES:
@@ -71,26 +71,28 @@ def work_of(request: web.Request) -> Work:
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    """The request's body as one JSON object. Raises `ApiError`."""
+    """Reads the request's body as one JSON object. Raises `ApiError`."""
     data = await body.read(request, request.app[SETTINGS].json_body_bytes)
     request[NUM_BODY_BYTES] = len(data)
     return await aside(request, decode_object, data)
 
 
 async def fields_of(request: web.Request, kind: type[S]) -> S:
-    """The request's body as one struct. Raises `ApiError`."""
+    """Reads the request's body as one struct. Raises `ApiError`."""
     return await aside(request, convert, await json_object(request), kind)
 
 
 async def known_object(request: web.Request) -> dict[str, Any]:
-    """The same, of a request whose repeat may have to be known. Raises `ApiError`."""
+    """Reads the body of a request whose repeat may have to be recognised, and sets its fingerprint.
+    Raises `ApiError`.
+    """
     value = await json_object(request)
     request[FINGERPRINT] = await fingerprint_of(request, request.path, value)
     return value
 
 
 async def fingerprint_of(request: web.Request, path: str, value: dict[str, Any]) -> Fingerprint:
-    """Of `value`, the request's body or a part of it, as a body sent to `path`."""
+    """Returns the fingerprint of `value`, the request's body or a part of it, as a body sent to `path`."""
     if request[NUM_BODY_BYTES] <= INLINE_BYTES:
         return Fingerprint(path, value)
     return Fingerprint(path, value, await in_thread(request, fingerprint_in_pieces, path, value))
@@ -98,14 +100,15 @@ async def fingerprint_of(request: web.Request, path: str, value: dict[str, Any])
 
 @asynccontextmanager
 async def unless_overloaded(request: web.Request, value: Mapping[str, Any]) -> AsyncIterator[None]:
-    """Around all that is done for a request. Raises `ApiError` 503 for one that workers would refuse; learns what they
-    refuse. Batch waits, and is refused nowhere."""
+    """Wraps all work for a request. Raises `ApiError` 503 for a request that workers would refuse, and learns from
+    their refusals. A batch request waits instead, and is never refused.
+    """
     throttle, tenant, model = (request.app[THROTTLE], request[PRINCIPAL].tenant_id, value.get("model"))
     if not isinstance(model, str) or tier_of(request) == "batch":
         yield
         return
     if not throttle.is_open(tenant, model, time.monotonic()):
-        request[RECORD].model = model  # a worker has refused it, so there is one of that name
+        request[RECORD].model = model  # a worker has refused the model, so a model with this name exists
         known_by = request[FINGERPRINT].digest()
         after_s = throttle.refuse(tenant, model, known_by, time.monotonic())
         if after_s > 0:
@@ -121,7 +124,7 @@ async def unless_overloaded(request: web.Request, value: Mapping[str, Any]) -> A
 
 
 async def form_of(request: web.Request, fields: SamplingFields, wanted: ResponseFormat | None = None) -> Form | None:
-    """The form that the output shall have; None: any text. Raises `ApiError` 400."""
+    """Returns the form that the output must have; None means any text. Raises `ApiError` 400."""
     if wanted is None and fields.structured_outputs is None:
         return None
     form = await in_thread(request, structured.form_of, wanted, fields.structured_outputs)
@@ -131,7 +134,7 @@ async def form_of(request: web.Request, fields: SamplingFields, wanted: Response
 
 
 async def bad_words_of(request: web.Request, fields: SamplingFields, model: ServedModel) -> tuple[tuple[int, ...], ...]:
-    """The words not to be drawn, as tokens; something else can be drawn. Raises `ApiError` 400."""
+    """Returns the banned words as tokens; at least one other token can be drawn. Raises `ApiError` 400."""
     words: tuple[tuple[int, ...], ...] = ()
     if fields.bad_words is not None:
         words = await in_thread(request, model.encode_bad_words, fields.bad_words)
@@ -141,14 +144,14 @@ async def bad_words_of(request: web.Request, fields: SamplingFields, model: Serv
 
 
 def served_model(request: web.Request, name: str) -> ServedModel:
-    """Raises `ApiError` 404 or 403."""
+    """Returns the model of the request. Raises `ApiError` 404 or 403."""
     model = request.app[MODELS].get(name, request[PRINCIPAL])
     request[RECORD].model = model.id
     return model
 
 
 def max_len(request: web.Request, model: ServedModel) -> int:
-    """What the model and its linked workers can hold."""
+    """Returns the most tokens that the model and its linked workers can hold."""
     lengths = [
         link.hello.max_model_len
         for link in request.app[GENERATION].fleet.links
@@ -158,7 +161,9 @@ def max_len(request: web.Request, model: ServedModel) -> int:
 
 
 def namespace(secret: bytes, principal: Principal, salt: str | None) -> tuple[Region, ...]:
-    """The tenant's own region, from the key alone; a salt divides it and cannot leave it."""
+    """Returns the tenant's own region, which depends on the key alone. A salt divides the region and
+    cannot leave it.
+    """
     parts = [b"tenant", principal.tenant_id.encode()]
     if salt is not None:
         parts += [b"salt", salt.encode()]
@@ -168,8 +173,9 @@ def namespace(secret: bytes, principal: Principal, salt: str | None) -> tuple[Re
 def namespace_of(
     request: web.Request, model: ServedModel, prompt: Sequence[int], salt: str | None
 ) -> tuple[Region, ...]:
-    """Public as far as the prompt is a registered one, then the tenant's own. What an adapter computes is published by
-    nobody."""
+    """Returns the cache regions of a prompt: the public one as far as the prompt is a registered prefix, then the
+    tenant's own. KV of an adapter is never public.
+    """
     own = namespace(request.app[CACHE_SECRET], request[PRINCIPAL], salt)
     if model.adapter:
         return own
@@ -183,14 +189,15 @@ def tier_of(request: web.Request) -> Tier:
 
 
 def end_user(value: Mapping[str, Any]) -> str:
-    """Whom the client acts for, as it says: only limits that the operator set for end users ask."""
+    """Returns the end user whom the client names. Only limits that the operator set for end users use it."""
     named = value.get("safety_identifier") or value.get("user")
     return named if isinstance(named, str) else ""
 
 
 def batch_line(request: web.Request) -> tuple[str, int] | None:
-    """(batch, line) that a batch runner's request is for, from its Idempotency-Key; a runner always sends one. Raises
-    `ApiError` 400."""
+    """Returns the (batch, line) of a batch runner's request, from its Idempotency-Key; a runner always sends one.
+    Raises `ApiError` 400.
+    """
     principal = request[PRINCIPAL]
     if principal.kind != "batch":
         return None

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: one request of the engine per prompt, one answer for all."""
+"""`POST /v1/completions`: one engine request per prompt, one answer for all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, 
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> AnswerPlan:
-    """What the request would run. Raises `ApiError`."""
+    """Returns the plan of the request. Raises `ApiError`."""
     fields, ignored = await common.aside(request, completions.read, value)
     model = common.served_model(request, fields.model)
     check_vocabulary(fields, model.tokenizer.vocab_size)
@@ -92,7 +92,9 @@ def _orders(
     end_user: str,
     line: tuple[str, int] | None,
 ) -> list[EngineRequest]:
-    """The first has the request's own id, the others ids of their own: each is a ledger entry."""
+    """Returns one engine request per prompt. The first has the request's own id, the others ids of their own: each is a
+    ledger entry.
+    """
     limit = common.max_len(request, model)
     ranked = fields.num_drawn > fields.num_choices
     num_logprobs = max(0, fields.num_logprobs) if ranked else fields.num_logprobs
@@ -135,7 +137,7 @@ def _orders(
 
 
 class _Echoes:
-    """Puts the prompts, scored if logprobs were asked for, in front of their completions."""
+    """Puts the prompts in front of their completions, with their logprobs if these were asked for."""
 
     def __init__(self, plan: AnswerPlan) -> None:
         self._plan = plan

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: what is served here, described by the table that serves it. No tenant and no model in it."""
+"""`GET /openapi.json`: the served routes, described by the table that serves them. It names no tenant and no model."""
 
 from __future__ import annotations
 

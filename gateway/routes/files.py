@@ -1,4 +1,6 @@
-"""`/v1/files`: upload, list, look, content, delete. Thin: rows are accounting's, bytes the file store's."""
+"""`/v1/files`: upload, list, retrieve, content, delete. The routes are thin: accounting keeps the rows, and the file
+store the bytes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ MAX_BYTES = {
     "vision": 512 * MIB,
     "evals": 512 * MIB,
 }
-"""By purpose. `batch_output` is ours to make."""
+"""The most bytes of a file, by purpose. Only Headgate itself makes `batch_output`."""
 MAX_BODY_BYTES = 513 * MIB
 TENANT_BYTES = 10 * 1024 * MIB
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
@@ -39,7 +41,7 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 async def create(request: web.Request) -> web.Response:
     tenant_id = request[PRINCIPAL].tenant_id
-    # A look in advance, so that nobody sends in vain; the quota is kept where the file is registered.
+    # This check saves clients a useless upload; the quota is enforced where the file is registered.
     async with reading(request) as conn:
         room = TENANT_BYTES - await files.tenant_bytes(conn, tenant_id)
     data_key = await request.app[DATA_KEYS].key(tenant_id)
@@ -122,7 +124,7 @@ async def retrieve(request: web.Request) -> web.Response:
 
 
 async def content(request: web.Request) -> web.StreamResponse:
-    """Byte-exact, whatever is inside; a browser that meets it must not try to understand it."""
+    """Send the file's bytes unchanged, with headers that keep a browser from interpreting them."""
     tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
         file = await files.get(conn, tenant_id, request.match_info["file"], int(time.time()))

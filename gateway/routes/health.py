@@ -1,4 +1,4 @@
-"""Probes. They tell what is missing, by fixed names and the served models' ids; nothing of a tenant."""
+"""Probes. They name what is missing, by fixed names and the served models' ids; they show nothing of a tenant."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from gateway.http.route_table import Route
 
 
 async def livez(request: web.Request) -> web.Response:
-    """The loop answers; no dependency is asked."""
+    """Report that the loop answers; no dependency is checked."""
     return web.json_response({"status": "ok"})
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """503: no request would be served. What is asked of others is asked beforehand, whoever probes how often."""
+    """Report whether requests would be served; 503 means that none would.
+
+    Dependencies are checked in the background, so frequent probes cost them nothing.
+    """
     return as_response(request.app[LIFECYCLE].report())
 
 

@@ -1,4 +1,4 @@
-"""`/admin/v1/invoices` and `/admin/v1/credits`: closed periods, and what is given back or prepaid. Operator keys only."""
+"""`/admin/v1/invoices` and `/admin/v1/credits`: closed periods, credits and prepaid grants. Operator keys only."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MAX_KEY_CHARS = 255
 
 
 async def close(request: web.Request) -> web.Response:
-    """One tenant's period, or everybody's who used something in it; each is closed once."""
+    """Close the period of one tenant, or of every tenant with usage in it; each is closed once."""
     wanted = convert(await common.json_object(request), shapes.NewInvoice)
     if wanted.project_id is not None:
         return reply(shapes.invoice(await _close(request, wanted.project_id, wanted.period)))
     async with reading(request) as conn:
-        invoices.refuse_early(wanted.period, time.time_ns() // 1_000_000)  # with nobody due as well
+        invoices.refuse_early(wanted.period, time.time_ns() // 1_000_000)  # refused also if no tenant has anything due
         due = await invoices.due_tenants(conn, wanted.period)
     made = [shapes.invoice(await _close(request, tenant_id, wanted.period)) for tenant_id in due]
     return reply(listing(made, has_more=False))
@@ -120,7 +120,7 @@ async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.
 
 
 def _kind(accept: str) -> str:
-    """The first type of the header that there is, whatever its weight. Raises `ApiError` 406."""
+    """Returns the first known type of the header, whatever its weight. Raises `ApiError` 406."""
     for part in accept.split(","):
         asked = part.partition(";")[0].strip().lower()
         if asked in (JSON, "*/*", "application/*", ""):

@@ -1,4 +1,6 @@
-"""`GET /v1/me/limits`: every limit and budget that binds the calling key, with what counts against it now."""
+"""`GET /v1/me/limits`: every limit and budget that binds the calling key, with the amount that counts
+against it now.
+"""
 
 from __future__ import annotations
 

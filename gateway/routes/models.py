@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: what this key may use."""
+"""`GET /v1/models` and `GET /v1/models/{id}`: the models that this key may use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def retrieve(request: web.Request) -> web.Response:
 
 
 async def _usable(request: web.Request) -> list[ServedModel]:
-    """Visible to the key, and with a price."""
+    """Returns the models that are visible to the key and have a price."""
     principal = request[PRINCIPAL]
     async with request.app[DATABASE].read() as conn:
         priced = await priced_models(conn, principal.tenant_id, time.time_ns() // 1_000_000)

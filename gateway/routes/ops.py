@@ -1,5 +1,6 @@
-"""The operator's doors of a gateway, never the base URL: a unix socket in a 0700 directory with probes in detail, this
-process's own metrics and `POST /drain`; and a listener for scrapers, which may look and not touch.
+"""The operator's two listeners of a gateway, which are separate from the base URL. One is a unix socket in a 0700
+directory, with detailed probes, this process's own metrics and `POST /drain`. The other is for scrapers, and is
+read-only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ DRAIN: web.AppKey[Callable[[], None]] = web.AppKey("drain")
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """As on the base URL, and how many workers of each model are linked."""
+    """Answers as on the base URL, with the number of linked workers of each model."""
     lifecycle = request.app[MAIN][LIFECYCLE]
     return health.as_response(lifecycle.report(), workers=lifecycle.num_workers())
 
@@ -32,7 +33,7 @@ async def own_metrics(request: web.Request) -> web.Response:
 
 
 async def all_metrics(request: web.Request) -> web.Response:
-    """Of all gateway processes of this home, whichever of them is asked."""
+    """Answers with the metrics of all gateway processes of this home, whichever of them is asked."""
     sockets = sorted(request.app[MAIN][SETTINGS].run_dir.glob("gateway-*.sock"))
     return _answer(await gather(sockets, request.headers.get("accept", "")))
 
@@ -42,7 +43,7 @@ def _answer(page: Page) -> web.Response:
 
 
 async def drain(request: web.Request) -> web.Response:
-    """As SIGTERM, without the exit: unready at once, nothing new after the grace."""
+    """Drains like SIGTERM, without the exit: unready at once, nothing new after the grace time."""
     request.app[DRAIN]()
     return web.json_response({"status": "draining"}, status=202)
 
@@ -72,15 +73,16 @@ def _app_of(main: web.Application, **options: Any) -> web.Application:
 
 @web.middleware
 async def _not_sent_on(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """From this machine only its own programs are answered: no page in a browser, whose Host is another's name, and no
-    proxy. Who may come from elsewhere, the operator said by binding there."""
+    """Answers only local programs if the peer is this machine: no page in a browser, whose Host is another name, and no
+    proxy. Access from elsewhere is allowed by the operator's choice of the bind address.
+    """
     if _is_loopback(request.remote or "") and not is_local(request):
         raise web.HTTPNotFound
     return await handler(request)
 
 
 def is_local(request: web.Request) -> bool:
-    """A loopback peer that asks for a loopback host and was not sent on by a proxy."""
+    """Returns whether the peer is a loopback address that asks for a loopback host and was not forwarded by a proxy."""
     if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via")):
         return False
     host = request.headers.get(hdrs.HOST, "").lower().rpartition(":")

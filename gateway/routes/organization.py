@@ -1,6 +1,7 @@
 """`/v1/organization/projects`: tenants in OpenAI's admin shapes.
 
-Thin: what a change means is accounting's. Operator keys only; another tenant's object is a 404 like any unknown one.
+The routes are thin: accounting defines what a change means. Operator keys only; another tenant's object is a 404 like
+any unknown one.
 """
 
 from __future__ import annotations

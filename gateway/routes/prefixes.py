@@ -1,4 +1,6 @@
-"""`/admin/v1/prefixes`: prompts that the operator publishes, so that every tenant finds them cached. Operator keys only."""
+"""`/admin/v1/prefixes`: prompts that the operator publishes, so that every tenant finds them cached. Operator keys
+only.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from gateway.schema.organization import deleted, page_of, reply
 
 PATH = "/admin/v1/prefixes"
 CONTINUATIONS = ("a", "Z", "7", "\n", "\u00e9", "\u6f22")
-"""What may follow a published prompt: where its last token would differ, it is not part of what is shared."""
+"""Texts that may follow a published prompt. Tokens that would differ between these continuations are not shared."""
 
 
 async def create(request: web.Request) -> web.Response:
@@ -78,7 +80,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 def _shared_tokens(model: ServedModel, fields: shapes.NewPrefix) -> list[int]:
-    """What all requests that go on from here have in common. Runs in a thread. Raises `ApiError` 400."""
+    """Returns the tokens that all continuations have in common. Runs in a thread. Raises `ApiError` 400."""
     if fields.text is not None:
         going_on = [model.encode_text(fields.text + more) for more in CONTINUATIONS]
     else:
@@ -132,6 +134,6 @@ def _shape(info: PrefixInfo, fills: Mapping[str, Fill]) -> dict[str, Any]:
 
 
 def _state(fills: Mapping[str, Fill]) -> str:
-    """Of all workers together; without one, it waits to be filled."""
+    """Returns the state over all workers. If there is no worker, the prefix waits to be filled."""
     states = {fill.state for fill in fills.values()}
     return "failed" if "failed" in states else "pinned" if states == {"pinned"} else "filling"

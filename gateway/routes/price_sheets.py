@@ -1,4 +1,4 @@
-"""`/admin/v1/price-sheets`, and which sheet a tenant pays by. Versions are immutable. Operator keys only."""
+"""`/admin/v1/price-sheets`, and the sheet that a tenant pays by. Versions are immutable. Operator keys only."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ OF_TENANT = "/admin/v1/tenants/{tenant_id}/price-sheet"
 
 
 async def create(request: web.Request) -> web.Response:
-    """A new sheet, or the next version of one: its predecessor, if open, ends where it begins. `unpriced`: the served
-    models that it has no price for."""
+    """Create a sheet, or the next version of one.
+
+    Its predecessor, if open, ends where it begins. `unpriced` lists the served models that it has no price for.
+    """
     wanted = convert(await common.json_object(request), shapes.NewSheetVersion)
     if len(wanted.table()) != len(wanted.rates):
         raise errors.invalid("A model and tier has one set of rates.", "rates")
@@ -55,7 +57,7 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def assign(request: web.Request) -> web.Response:
-    """`unpriced`: the served models that the sheet has no price for when this begins."""
+    """Assign a sheet; `unpriced` lists the served models without a price in it when the assignment begins."""
     wanted = convert(await common.json_object(request), shapes.NewAssignment)
     tenant_id = request.match_info["tenant_id"]
     now = int(time.time())
@@ -102,7 +104,7 @@ async def _create(conn: Any, wanted: shapes.NewSheetVersion, now: int, actor: st
 
 
 async def _sheet(conn: Any, wanted: shapes.NewSheetVersion, now: int) -> None:
-    """Makes it if it is new. Raises ConflictError for another currency."""
+    """Creates the sheet if it is new. Raises ConflictError for another currency."""
     try:
         currency = await prices.currency_of(conn, wanted.sheet)
     except NotFoundError:

@@ -1,4 +1,4 @@
-"""`POST /v1/quotes`: what a request would cost, without running it."""
+"""`POST /v1/quotes`: the cost of a request, without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`/v1/organization/projects/{id}/rate_limits` and `/model_permissions`: what a tenant may do with which model."""
+"""`/v1/organization/projects/{id}/rate_limits` and `/model_permissions`: a tenant's limits per model, and its allowed
+models.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ async def list_rate_limits(request: web.Request) -> web.Response:
     data = [
         entry for entry in data if (after is None or entry["id"] > after) and (before is None or entry["id"] < before)
     ]
-    # Walking backwards, the page is the one that ends where the caller stands.
+    # If the caller walks backwards, the page ends at the caller's position.
     page = data[-size:] if before is not None and after is None else data[:size]
     return reply(shapes.listing(page, len(data) > size))
 
@@ -51,7 +53,9 @@ async def update_rate_limit(request: web.Request) -> web.Response:
 
 
 async def _rate_limits(conn: AsyncConnection, tenant_id: str) -> list[ModelLimits]:
-    """One per model that the tenant can be billed for, by name; what was never set has the defaults."""
+    """Returns one entry per model that the tenant can be billed for, by name; limits that were never set have the
+    defaults.
+    """
     await tenants.get(conn, tenant_id)
     present = await tenants.model_limits(conn, tenant_id)
     models = {*present, *await prices.priced_models(conn, tenant_id, time.time_ns() // 1_000_000)}

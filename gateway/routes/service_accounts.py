@@ -1,4 +1,4 @@
-"""`/v1/organization/projects/{id}/service_accounts`: who holds a tenant's keys, and the making of keys."""
+"""`/v1/organization/projects/{id}/service_accounts`: the holders of a tenant's keys, and the creation of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`spend_limit` and `spend_alerts`, of a project and of the organization: one set of rooms, whose scope is in the path."""
+"""`spend_limit` and `spend_alerts`, of a project and of the organization: one set of handlers, whose scope is in the
+path.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ async def delete_alert(request: web.Request) -> web.Response:
 
 
 async def _known(request: web.Request, conn: AsyncConnection) -> None:
-    """Raises NotFoundError for a project that does not exist."""
+    """Checks that the scope exists. Raises NotFoundError for a project that does not exist."""
     if _scope(request) == "project":
         await tenants.get(conn, admin.project(request))
 

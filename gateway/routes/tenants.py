@@ -1,4 +1,6 @@
-"""`/admin/v1/tenants`: what a tenant may do and gets of a busy worker, its rest, and its end. Operator keys only."""
+"""`/admin/v1/tenants`: a tenant's limits, its share of a busy worker, its suspension, and its deletion. Operator keys
+only.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from workers.protocol.messages import CacheCommand
 
 PATH = "/admin/v1/tenants/{tenant_id}"
 FLOOR_PERCENT = 60
-"""Of the smallest worker's blocks, what all floors may sum to."""
+"""The most that all floors may sum to, in percent of the smallest worker's blocks."""
 
 
 async def get(request: web.Request) -> web.Response:
@@ -48,7 +50,7 @@ async def change(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Only what was archived long enough ago; answers with the report of what can be read no more."""
+    """Delete a tenant that was archived long enough ago; the answer reports the data that can no longer be read."""
     tenant_id = admin.part(request, "tenant_id")
     async with writing(request) as conn:
         report = await erasure.erase(
@@ -63,7 +65,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def purge_cache(request: web.Request) -> web.Response:
-    """On every linked worker, behind what it was sent before."""
+    """Purge the tenant's cache on every linked worker; earlier messages to the worker are handled first."""
     async with writing(request, changes_identities=False) as conn:
         tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
         await audit.record(
@@ -79,7 +81,7 @@ async def purge_cache(request: web.Request) -> web.Response:
 
 
 def purge(app: web.Application, tenant_id: str) -> int:
-    """The workers that were told."""
+    """Sends the purge to every linked worker. Returns the number of these workers."""
     links = app[GENERATION].fleet.links
     for link in links:
         link.send(CacheCommand("drop", tenant=tenant_id))
@@ -87,7 +89,7 @@ def purge(app: web.Application, tenant_id: str) -> int:
 
 
 def _floor_limit(request: web.Request) -> int | None:
-    """In blocks; None without a worker."""
+    """Returns the limit in blocks; None if there is no worker."""
     hellos = [link.hello for link in request.app[GENERATION].fleet.links]
     pools = [hello.num_blocks - 1 for hello in hellos if hello is not None]
     return min(pools) * FLOOR_PERCENT // 100 if pools else None

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`: the ids of inference, without inference."""
+"""`POST /tokenize` and `/detokenize`: the token ids that inference uses, without inference."""
 
 from __future__ import annotations
 

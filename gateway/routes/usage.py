@@ -1,6 +1,6 @@
 """`GET /v1/organization/usage/completions` and `/costs`: rollups in OpenAI's shape (api.md 6.2).
 
-The operator sees every tenant; a tenant key with `usage:read` sees its own, whatever it filters by.
+The operator sees every tenant; a tenant key with `usage:read` sees its own tenant, whatever it filters by.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.schema.money import decimal
 from gateway.schema.organization import reply
 
 NEVER_SPLIT = {"user_id", "api_source"}
-"""Dimensions of OpenAI's that are always null here."""
+"""Dimensions of OpenAI's API that are always null here."""
 COMMON = {"start_time", "end_time", "bucket_width", "limit", "page", "group_by", "project_ids", "api_key_ids"}
 
 

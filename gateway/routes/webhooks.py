@@ -1,4 +1,4 @@
-"""`/admin/v1/webhooks`: who is told of what happens. Operator keys only.
+"""`/admin/v1/webhooks`: the receivers of events. Operator keys only.
 
 Nothing is sent from here: a test is an event like others, which the jobs process delivers.
 """
@@ -70,7 +70,7 @@ async def test(request: web.Request) -> web.Response:
 
 
 async def list_deliveries(request: web.Request) -> web.Response:
-    """The latest, or the one of one event."""
+    """List the latest deliveries, or the one of one event."""
     async with reading(request) as conn:
         found = await webhooks.list_deliveries(
             conn,

@@ -1,8 +1,9 @@
-"""Which worker is best for one prompt: a pure function of what is known of each of them, in seconds.
+"""The choice of the best worker for one prompt: a pure function of what is known of each worker, in seconds.
 
-Affinity, then load: the time until the first token decides, and a worker with more than a quarter above the mean of all
-work is left out, so hot prefixes spread by themselves. Where nothing of a tenant's own part is cached, a hash of that
-part decides, so that all gateways send equal beginnings to the same worker. Knows no links, no clock, no index.
+Affinity and load both count: the worker with the shortest time to the first token is chosen. A worker with more than a
+quarter above the mean of all work is left out, so hot prefixes spread by themselves. If nothing of a tenant's own part
+is cached, a hash of that part decides, so that all gateways send equal beginnings to the same worker. Knows no links,
+no clock, no index.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from hashlib import blake2b
 from typing import Literal
 
 Reason = Literal["only", "affinity", "bound", "load", "cold"]
-"""only: no choice. affinity: it has most of the prompt. bound: who has most has too much to do. load: who has most
-would take longer. cold: nobody has any of the tenant's own part."""
+"""The reason for a choice. only: there was a single worker. affinity: the worker has most of the prompt. bound: the
+worker with most of the prompt has too much to do. load: the worker with most of the prompt would take longer. cold: no
+worker has any of the tenant's own part.
+"""
 
 LOAD_BOUND = 1.25
 DEFAULT_PREFILL_RATE = 1000.0
 DEFAULT_DECODE_RATE = 50.0
-"""Tokens per second of workers that have not measured any, where no other has."""
+"""Tokens per second of workers without a measurement, if no other worker has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +31,16 @@ class Candidate:
 
     worker: str
     num_cached: int = 0
-    """Of this prompt's tokens."""
+    """The number of this prompt's tokens in the worker's cache."""
     num_queued: int = 0
-    """Prompt tokens that wait there."""
+    """The number of prompt tokens that wait on the worker."""
     num_sequences: int = 0
-    """Running and waiting."""
+    """The number of sequences that run or wait."""
     max_running: int = 0
-    """0: not known."""
+    """The most sequences that run at once; 0 means not known."""
     prefill_rate: float = 0.0
     decode_rate: float = 0.0
-    """Tokens per second over all sequences; 0: not measured."""
+    """Tokens per second over all sequences; 0 means not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,9 @@ class Wanted:
     num_public: int = 0
     """Tokens of the public region, which every worker has or will have."""
     anchor: bytes = b""
-    """Names the beginning of the tenant's own part; empty: too short for a name."""
+    """The hash of the beginning of the tenant's own part. It is empty if that part is too short to have one."""
     num_output: float = 128.0
-    """Expected."""
+    """The expected number of output tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,14 @@ class Placement:
     reason: Reason
     num_cached: int
     num_elsewhere: int
-    """The most that another worker has."""
+    """The most tokens of the prompt that another worker has."""
     ttft_s: float
 
 
 def place(candidates: Sequence[Candidate], wanted: Wanted, turn: int = 0) -> Placement:
-    """Candidates must not be empty. `turn` breaks ties of prompts without an anchor. O(candidates)."""
+    """Chooses a worker. Candidates must not be empty. `turn` breaks ties of prompts without an anchor.
+    O(candidates).
+    """
     rates = _Rates(candidates)
     within = _within_bound(candidates, wanted, rates)
     most = max(c.num_cached for c in candidates)
@@ -85,25 +90,27 @@ def place(candidates: Sequence[Candidate], wanted: Wanted, turn: int = 0) -> Pla
 
 
 class _Rates:
-    """What is not measured is taken for the mean of what is."""
+    """The speeds of the workers. A missing measurement is replaced by the mean of the others."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._prefill = _mean((c.prefill_rate for c in candidates), DEFAULT_PREFILL_RATE)
         self._decode = _mean((c.decode_rate for c in candidates), DEFAULT_DECODE_RATE)
 
     def ttft_s(self, c: Candidate, wanted: Wanted) -> float:
-        """Its own prompt and those before it, and the wait until a running sequence ends, if all places are taken."""
+        """Seconds until the first token: the worker's queued prompts and this one, and the wait until a running
+        sequence ends if all its places are taken.
+        """
         num_tokens = c.num_queued + wanted.num_prompt - min(c.num_cached, wanted.num_prompt)
         too_many = max(0, c.num_sequences + 1 - c.max_running) if c.max_running else 0
         return num_tokens / (c.prefill_rate or self._prefill) + self._decode_s(c, too_many, wanted.num_output)
 
     def work_s(self, c: Candidate, num_output: float) -> float:
-        """Until it has nothing left to do."""
+        """Seconds until the worker has nothing left to do."""
         queued_s = c.num_queued / (c.prefill_rate or self._prefill)
         return queued_s + self._decode_s(c, c.num_sequences, num_output)
 
     def request_s(self, wanted: Wanted) -> float:
-        """Where nothing of it is cached."""
+        """Seconds for this request on a worker that has none of it cached."""
         return wanted.num_prompt / self._prefill + wanted.num_output / self._decode
 
     def _decode_s(self, c: Candidate, num_sequences: int, num_output: float) -> float:
@@ -111,8 +118,9 @@ class _Rates:
 
 
 def _within_bound(candidates: Sequence[Candidate], wanted: Wanted, rates: _Rates) -> Sequence[Candidate]:
-    """Consistent hashing with bounded loads (arXiv 1608.01350), the request itself included in the mean; never empty,
-    because somebody has at most the mean."""
+    """Returns the candidates within the load bound: consistent hashing with bounded loads (arXiv 1608.01350), with the
+    request itself included in the mean. The result is never empty, because some worker has at most the mean.
+    """
     work = [rates.work_s(c, wanted.num_output) for c in candidates]
     bound = LOAD_BOUND * (sum(work) + rates.request_s(wanted)) / len(candidates)
     within = [c for c, work_s in zip(candidates, work, strict=True) if work_s <= bound]
@@ -153,4 +161,4 @@ def _mean(rates: Iterable[float], default: float) -> float:
 
 
 Choose = Callable[[Sequence[Candidate], Wanted, int], Placement]
-"""`place`, or another rule to compare it with."""
+"""The type of `place`, and of other rules to compare it with."""

@@ -1,7 +1,8 @@
-"""Which worker gets a request: what links and their caches say becomes candidates, `placement` decides.
+"""The choice of a worker for a request: links and their caches become candidates, and `placement` decides.
 
-Owns what is expected of requests (output tokens) and what was assumed when one was sent. The prompt's hashes are made
-once per KV identity, from the path that the gateway made of the key, so a foreign prompt can attract nobody.
+The router owns the expected output of requests, and the assumptions made when a request was sent. The prompt's hashes
+are made once per KV identity, from the path that the gateway made of the key, so another tenant's prompt can attract no
+request.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from gateway.routing.upstream.native import WorkerLink
 from workers.protocol.messages import Finished, Region
 
 ASSUMED_AT_LEAST_S = 0.5
-"""A worker tells of its cache once a step; steps may be slower than predicted."""
+"""The shortest time for which a sent prompt is assumed to be cached. A worker reports its cache once a step, and steps
+may be slower than predicted.
+"""
 OUTPUT_WEIGHT = 0.05
-"""Of one request in the moving average of output tokens."""
+"""The weight of one request in the moving average of output tokens."""
 
 
 @dataclass
@@ -38,8 +41,10 @@ class Prompt:
     _groups: dict[tuple[str, bytes, int], list[Group]] = field(default_factory=dict, repr=False)
 
     def groups(self, key: bytes, root: str, identity: bytes, block_size: int) -> list[Group]:
-        """O(tokens), once for each KV identity; empty where such a worker tells of nothing. An adapter's `identity`
-        stands behind each region, as the worker puts it there."""
+        """Returns the hashes of the prompt's groups. O(tokens), once for each KV identity. The list is empty for a
+        worker that reports nothing of its cache. An adapter's `identity` is appended to each region's id, as the worker
+        does.
+        """
         known = self._groups.get((root, identity, block_size))
         if known is None:
             known = []
@@ -56,14 +61,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One worker, and why. `Router.sent` and `Router.ended` belong to it."""
+    """The chosen worker and the reason. Pass it to `Router.sent` and `Router.ended`."""
 
     link: WorkerLink
     placement: Placement
     prompt: Prompt
 
     def explained(self, final: Finished) -> Finished:
-        """A prompt that is cold where it went, and was not elsewhere, missed for the router's sake."""
+        """Corrects the miss reason: if another worker had more of the prompt than this one, the router's choice caused
+        the miss.
+        """
         report = final.cache
         known = report.miss_reason in ("cold", "diverged")
         if not known or self.placement.num_elsewhere <= report.cached_tokens:
@@ -74,15 +81,15 @@ class Pick:
 
 @dataclass
 class RouterCounts:
-    """Read by metrics. Tokens and seconds over all requests that finished."""
+    """Counters that metrics read. Tokens and seconds are sums over all requests that finished."""
 
     choices: dict[Reason, int] = field(default_factory=dict)
     num_predicted_tokens: int = 0
     num_cached_tokens: int = 0
     num_over_tokens: int = 0
-    """Predicted, and not there."""
+    """Tokens that were predicted but not cached."""
     num_under_tokens: int = 0
-    """There, and not predicted."""
+    """Tokens that were cached but not predicted."""
     predicted_ttft_s: float = 0.0
     ttft_s: float = 0.0
     num_other_worker: int = 0
@@ -92,7 +99,7 @@ class Router:
     def __init__(
         self, group_key: bytes = b"", *, rule: Choose = place, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Without a key nothing is known of caches."""
+        """An empty key means that nothing is known of caches."""
         self.counts = RouterCounts()
         self._key = group_key
         self._rule = rule
@@ -101,13 +108,13 @@ class Router:
         self._num_output = 128.0
 
     def prepare(self, links: Iterable[WorkerLink], prompt: Prompt) -> None:
-        """The long part of `choose`; safe in a thread."""
+        """Computes the prompt's hashes, the long part of `choose`. It is safe in a thread."""
         for link in links:
             if _serves(link, prompt):
                 self._groups(link, prompt)
 
     def choose(self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()) -> Pick:
-        """Raises `ApiError` 503 when no worker takes work. Changes nothing that `sent` does not."""
+        """Chooses a worker. Raises `ApiError` 503 when no worker takes work. It changes no state; `sent` does."""
         able = {
             link.registration.worker: link
             for link in links
@@ -121,7 +128,9 @@ class Router:
         return Pick(able[placement.worker], placement, prompt)
 
     def sent(self, pick: Pick) -> None:
-        """From now on its worker is taken to have the prompt, until it says so or would have said it."""
+        """Notes that a request was sent. The worker is assumed to have the prompt from now on, until it reports so or
+        would have reported it.
+        """
         placement, link, prompt = pick.placement, pick.link, pick.prompt
         self._turn += 1
         reasons = self.counts.choices
@@ -132,7 +141,7 @@ class Router:
             link.cached.assume(self._groups(link, prompt), until, now)
 
     def ended(self, pick: Pick, final: Finished) -> None:
-        """What was predicted against what was."""
+        """Counts the prediction against the result."""
         counts, report = self.counts, final.cache
         predicted, real = pick.placement.num_cached, report.cached_tokens
         counts.num_predicted_tokens += predicted
@@ -166,7 +175,9 @@ class Router:
         return prompt.groups(self._key, link.hello.root, identity, link.hello.block_size)
 
     def _wanted(self, links: Collection[WorkerLink], prompt: Prompt) -> Wanted:
-        """The anchor is the first group of the tenant's own part; one worker's hashes serve as well as another's."""
+        """Describes the prompt for `place`. The anchor is the first group of the tenant's own part; the hashes of any
+        worker serve.
+        """
         first = min(links, key=lambda link: link.registration.worker)
         block_size = first.hello.block_size if first.hello else 0
         num_public = prompt.num_public(block_size)
@@ -181,7 +192,7 @@ def _serves(link: WorkerLink, prompt: Prompt) -> bool:
 
 
 def _refusal(links: Iterable[WorkerLink], prompt: Prompt) -> errors.ApiError:
-    """Why nobody takes work."""
+    """Explains why no worker takes work."""
     of_model = [link for link in links if link.registration.model == prompt.model]
     if prompt.adapter and of_model and not any(link.has_adapter(prompt.adapter) for link in of_model):
         return errors.no_worker("No worker has loaded this adapter yet.")

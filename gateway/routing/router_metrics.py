@@ -1,4 +1,4 @@
-"""What the router did and how well it guessed, read when somebody asks."""
+"""Metrics of the router's choices and predictions, read at each scrape."""
 
 from __future__ import annotations
 

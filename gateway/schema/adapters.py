@@ -1,4 +1,4 @@
-"""Body and object of `/admin/v1/adapters`. Shapes only."""
+"""The body and the object of `/admin/v1/adapters`. Shapes only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NewAdapter(msgspec.Struct, frozen=True):
     model: str
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     path: Annotated[str, Meta(min_length=1, max_length=4096, pattern=forms.ABSOLUTE_PATH)]
-    """Absolute, on every worker's machine."""
+    """An absolute path that is valid on every worker's machine."""
     tenant: str | None = None
 
 
@@ -40,6 +40,6 @@ def adapter(info: AdapterInfo, states: Mapping[str, AdapterState]) -> dict[str, 
 
 
 def state_of(states: Mapping[str, AdapterState]) -> str:
-    """Of all workers together; without one, it waits to be loaded."""
+    """Returns the state over all workers. If there is no worker, the adapter waits to be loaded."""
     found = {one.state for one in states.values()}
     return "failed" if "failed" in found else "loaded" if found == {"loaded"} else "loading"

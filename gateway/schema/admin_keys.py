@@ -23,7 +23,7 @@ _NULLABLE = ("models", "addresses", *_LIMITS)
 
 
 class KeyPatch(msgspec.Struct, frozen=True):
-    """Absent: as it was; null: no bound."""
+    """Changes of a key. An absent field stays as it was; null removes the bound."""
 
     models: Annotated[list[Text], Meta(max_length=1000)] | UnsetType = UNSET
     addresses: Annotated[list[Text], Meta(max_length=100)] | UnsetType = UNSET
@@ -42,7 +42,7 @@ class LeakedKey(msgspec.Struct, frozen=True):
 
 
 def changes(body: Mapping[str, Any]) -> KeyChanges:
-    """Raises `ApiError` 400."""
+    """Reads the changes. Raises `ApiError` 400."""
     patch = convert(body, KeyPatch)
     given: dict[str, Any] = {}
     for name in KeyPatch.__struct_fields__:

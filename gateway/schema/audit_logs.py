@@ -1,4 +1,4 @@
-"""An entry of the audit log in OpenAI's shape: the details stand under the name of the event. Shapes only."""
+"""An entry of the audit log in OpenAI's shape: the details are in a field named like the event. Shapes only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 from accounting.database.audit import AuditEntry
 
 _DETAILS = {"created": "data", "updated": "changes_requested"}
-"""By the event's last word, where OpenAI puts what was asked for; in other events it stands beside the id."""
+"""The last word of an event → the field in which OpenAI puts the requested values. In other events they are next to the
+id.
+"""
 
 
 def entry(found: AuditEntry) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def entry(found: AuditEntry) -> dict[str, Any]:
 
 
 def _actor(found: AuditEntry) -> dict[str, Any]:
-    """What no key did was done at the command line, or by Headgate itself."""
+    """Returns the actor. A change without a key was made at the command line, or by Headgate itself."""
     if not found.actor.startswith("key_"):
         return {"type": "session", "session": {"user": {"id": found.actor}}}
     key: dict[str, Any] = {"id": found.actor, "type": "service_account"}

@@ -82,7 +82,7 @@ def _usage(batch: BatchInfo) -> dict[str, Any]:
 
 
 def _progress(batch: BatchInfo, now: int) -> dict[str, Any]:
-    """What the API has no word for: how fast, how long still, how well cached, why not at all."""
+    """Returns what the API has no field for: speed, remaining time, cached share, and the reason of a pause."""
     began = batch.at["in_progress_at"]
     until = batch.at["finalizing_at"] or batch.at["cancelling_at"] or batch.at["expired_at"] or now
     num_ended = batch.num_completed + batch.num_failed - batch.num_invalid

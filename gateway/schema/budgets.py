@@ -71,7 +71,7 @@ class QuotaFields(msgspec.Struct, frozen=True):
     dimension: Dimension
     subject: str = ""
     limit: Amount | None = None
-    """None: there shall be none."""
+    """A value of None removes the quota."""
     shadow: bool = False
 
 
@@ -115,7 +115,9 @@ def quota(tenant_id: str, quota: Quota) -> dict[str, Any]:
 def _current(
     budget: Budget, period: Period, now_ms: int, used: int, alerts: list[Alert], time_zone: str
 ) -> dict[str, Any]:
-    """The period that runs now, and its end by the tenant's clocks. `settled_micro_units` is what the ledger has; what is held besides, the limiter knows."""
+    """Returns the current period, with its end in the tenant's time zone. `settled_micro_units` is the ledger's amount;
+    the limiter knows the amount that is held in addition.
+    """
     return {
         "start": period.start_ms // 1000,
         "end": period.end_ms // 1000,

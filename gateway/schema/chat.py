@@ -15,7 +15,7 @@ from gateway.schema.search import check_search
 from gateway.structured.form import ResponseFormat
 
 MAX_MESSAGES = 10_000
-"""A template visits each; no context has room for so many turns."""
+"""The most messages: a template visits each, and no context holds this many turns."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NO_TOOLS = "Tool calls are not offered."
 UNSUPPORTED = {
@@ -57,7 +57,7 @@ class ChatFields(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def num_logprobs(self) -> int:
-        """As the engine wants it: -1 for none."""
+        """The number of logprobs as the engine wants it: -1 for none."""
         return (self.top_logprobs or 0) if self.logprobs else -1
 
 
@@ -84,7 +84,7 @@ HONOURED = frozenset(ChatFields.__struct_fields__)
 
 
 def read(value: dict[str, Any]) -> tuple[ChatFields, list[str]]:
-    """(the request, names of ignored fields). Raises `ApiError` 400."""
+    """Reads a body. Returns (the request, names of ignored fields). Raises `ApiError` 400."""
     ignored = check_other_fields(value, HONOURED, UNSUPPORTED)
     refuse_deep(value.get("tools"), frozenset({"chat_template", "chat_template_kwargs"}), "tools")
     refuse_deep(value.get("messages"), frozenset({"chat_template", "chat_template_kwargs"}), "messages")
@@ -98,7 +98,7 @@ def read(value: dict[str, Any]) -> tuple[ChatFields, list[str]]:
 
 
 def _refuse_unserved(fields: ChatFields) -> None:
-    """What would change the output and cannot be honoured yet."""
+    """Refuses fields that would change the output and cannot be honoured yet."""
     if fields.best_of is not None and not fields.use_beam_search:
         raise _unsupported("best_of", "Use 'n' instead.")
     if fields.tools:
@@ -118,8 +118,9 @@ def _unsupported(name: str, hint: str) -> errors.ApiError:
 
 
 def template_messages(messages: list[Any], break_up: Callable[[str, bool], str]) -> list[dict[str, Any]]:
-    """Checked messages as plain values for the template: known fields only, each string of the client's through
-    `break_up` (text, is it the model's own word). Raises `ApiError` 400."""
+    """Returns checked messages as plain values for the template: known fields only, with each string of the client's
+    passed through `break_up` (the text, and whether it stands in an assistant message). Raises `ApiError` 400.
+    """
     if not messages:
         raise errors.invalid("'messages' must not be empty.", "messages")
     if len(messages) > MAX_MESSAGES:
@@ -163,7 +164,7 @@ def _message(where: str, value: Any, break_up: Callable[[str, bool], str]) -> di
 
 
 def _content(where: str, message: Message, break_up: Callable[[str], str]) -> str:
-    """Text parts are one text: a template sees a string, whatever way it was sent."""
+    """Joins text parts into one text: a template sees a string, in whichever form it was sent."""
     content = message.content
     if isinstance(content, list):
         texts = [_part(f"{where}[{i}]", part) for i, part in enumerate(content)]

@@ -44,7 +44,7 @@ HONOURED = frozenset(CompletionFields.__struct_fields__)
 
 
 def read(value: dict[str, Any]) -> tuple[CompletionFields, list[str]]:
-    """(the request, names of ignored fields). Raises `ApiError` 400."""
+    """Reads a body. Returns (the request, names of ignored fields). Raises `ApiError` 400."""
     ignored = check_other_fields(value, HONOURED, UNSUPPORTED)
     fields = convert(value, CompletionFields)
     check_shared(fields)
@@ -57,7 +57,7 @@ def read(value: dict[str, Any]) -> tuple[CompletionFields, list[str]]:
 
 
 def prompts(prompt: Any, vocab_size: int) -> list[str | Sequence[int]]:
-    """A string, a list of strings, token ids, or a list of id lists. Raises `ApiError` 400."""
+    """Returns the prompts of a string, a list of strings, token ids, or a list of id lists. Raises `ApiError` 400."""
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:

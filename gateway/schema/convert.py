@@ -1,6 +1,6 @@
-"""One JSON object → one frozen struct, with the field's path in the error; and what becomes of other fields.
+"""Converts one JSON object to one frozen struct, with the field's path in errors, and handles other fields.
 
-Four classes of fields (api.md 1.2): honoured (the struct's own), without effect on the output (type-checked,
+There are four classes of fields (api.md 1.2): honoured (the struct's own), without effect on the output (type-checked,
 ignored), unsupported (400), unknown (ignored and named in a header).
 """
 
@@ -22,7 +22,7 @@ _PATH = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 
-# What has an effect nowhere, on any route: name → type to check.
+# Fields that have no effect on any route: name → type to check.
 NO_EFFECT: Mapping[str, Any] = {
     "store": bool | None,
     "user": str | None,
@@ -36,7 +36,7 @@ NO_EFFECT: Mapping[str, Any] = {
 
 
 def convert(value: Mapping[str, Any], kind: type[T]) -> T:
-    """Raises `ApiError` 400 naming the field. null counts as absent."""
+    """Converts a JSON object. A null counts as absent. Raises `ApiError` 400 that names the field."""
     present = {name: item for name, item in value.items() if item is not None}
     try:
         return msgspec.convert(present, kind)
@@ -45,7 +45,9 @@ def convert(value: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def of_validation(text: str) -> errors.ApiError:
-    """The validator's own words name types and ranges only, never a value of the client's."""
+    """Turns a validation error into an `ApiError`. The validator's text names types and ranges only, never a value of
+    the client's.
+    """
     path = match["path"] if (match := _PATH.search(text)) else ""
     text = _PATH.sub("", text)
     if missing := _MISSING.match(text):
@@ -58,7 +60,7 @@ def of_validation(text: str) -> errors.ApiError:
 
 
 def check_other_fields(value: Mapping[str, Any], honoured: frozenset[str], unsupported: Mapping[str, str]) -> list[str]:
-    """Refuses unsupported fields, type-checks those without effect, returns the names of unknown ones."""
+    """Refuses unsupported fields, type-checks those without effect, and returns the names of unknown ones."""
     ignored: list[str] = []
     for name, item in value.items():
         if name in honoured or item is None:

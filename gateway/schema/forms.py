@@ -1,4 +1,6 @@
-"""Patterns that text in a body must match, and what people are told of each. `$` alone would let a line end pass."""
+"""Patterns that text in a body must match, and the description of each for people. `$` alone would allow a line break
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _REFUSED = re.compile(r"Expected `str` matching regex (?P<pattern>.*)", re.DOTAL
 
 
 def words_for(refusal: str) -> str | None:
-    """What a value must be, by the validator's words about a pattern; None: they are about something else."""
+    """Describes the required value of the pattern that the validator's message names; None if the message names no
+    pattern.
+    """
     match = _REFUSED.fullmatch(refusal)
     if match is None:
         return None

@@ -20,7 +20,7 @@ Second = Annotated[int, Meta(ge=0, le=2**40)]
 class NewInvoice(msgspec.Struct, frozen=True):
     period: Annotated[str, Meta(pattern=forms.MONTH)]
     project_id: Id | None = None
-    """Default: every tenant that used something in that month."""
+    """The default is every tenant that used something in that month."""
 
 
 class CreditFields(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def credit(info: CreditInfo) -> dict[str, Any]:
 
 
 def invoice(info: InvoiceInfo) -> dict[str, Any]:
-    """With its lines, where they were read."""
+    """Returns the invoice, with its lines if they were read."""
     lines = {"lines": [_line(line) for line in info.lines]} if info.lines else {}
     return {
         "id": info.number,

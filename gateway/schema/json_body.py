@@ -1,8 +1,9 @@
-"""Bytes → one JSON object, by one decoder for all rooms: limiter, router and handler see the same values.
+"""Decodes bytes to one JSON object, by the same decoder for all modules: limiter, router and handler see the same
+values.
 
-Refuses what parsers disagree about: doubled keys, NaN and infinities, integers beyond 64 bit, `-0`, lone
-surrogates, byte order marks; and what only costs: depth, and more values than any prompt needs. Depth and values are
-counted before anything is decoded, in windows, so that no step holds the interpreter lock for long.
+It refuses input that parsers disagree about: doubled keys, NaN and infinities, integers beyond 64 bit, `-0`, lone
+surrogates, byte order marks. It also refuses input that only costs: depth, and more values than any prompt needs. Depth
+and values are counted before anything is decoded, in windows, so that no step holds the interpreter lock for long.
 """
 
 from __future__ import annotations
@@ -17,27 +18,31 @@ from gateway.base import errors
 
 MAX_DEPTH = 32
 MAX_BRACKETS = 100_000
-"""Opening and closing ones."""
+"""The most brackets, opening and closing ones together."""
 MAX_MEMBERS = 100_000
-"""Of all objects: 10,000 messages with tool calls have fewer. A member costs a decoder ten times an element."""
+"""The most members of all objects: 10,000 messages with tool calls have fewer. A member costs a decoder ten times an
+element.
+"""
 MAX_VALUES = 400_000
-"""Members, elements and containers: room for a prompt of the longest usual context (262,144) as token ids."""
+"""The most members, elements and containers: enough for a prompt of the longest usual context (262,144)
+as token ids.
+"""
 INLINE_BYTES = 64 * 1024
-"""Larger bodies are decoded off the loop."""
+"""The largest body that is decoded on the loop. Larger bodies are decoded off the loop."""
 
 WINDOW = 1 << 16
-"""One step over so many bytes holds the interpreter lock; it takes a millisecond or two at the worst."""
+"""The number of bytes of one step. A step holds the interpreter lock for a millisecond or two at the worst."""
 
 _INT64_MIN, _UINT64_END = -(2**63), 2**64
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _NEGATIVE_ZERO = re.compile(rb"[^eE]-0[^0-9.eE]")
-"""Of an exponent it is fine: `1e-0` is 1."""
+"""A negative zero, except in an exponent, where it is fine: `1e-0` is 1."""
 _TAIL = 3
-"""A number that is cut by a window's end shows in the next one with so many bytes before it."""
+"""The number of bytes repeated in front of the next window, so that a number cut by a window's end is found there."""
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Raises `ApiError` 400. Pure, and thread-safe."""
+    """Decodes a body. Raises `ApiError` 400. Pure, and thread-safe."""
     num_members = _check_shape(body)
     try:
         value = msgspec.json.decode(body)
@@ -84,13 +89,13 @@ def _check_shape(body: bytes) -> int:
 
 
 def _structure(body: bytes) -> Iterable[bytes]:
-    """What stands outside of strings, window by window, with a quote in the place of each string."""
+    """Yields the text outside of strings, window by window, with a quote in place of each string."""
     inside, place = 0, 0
     while place < len(body):
         window = body[place : place + WINDOW]
         num_backslashes = len(window) - len(window.rstrip(b"\\"))
         if num_backslashes % 2 and place + len(window) < len(body):
-            window = window[:-1]  # it belongs to the character behind it
+            window = window[:-1]  # the backslash belongs to the character after it
         place += len(window)
         parts = window.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b'"'.join(parts[inside::2])
@@ -98,7 +103,7 @@ def _structure(body: bytes) -> Iterable[bytes]:
 
 
 def _check_values(value: dict[str, Any], num_members: int) -> None:
-    """What the decoder lets through: doubled keys, of which one is gone now, and integers beyond 64 bit."""
+    """Refuses what the decoder accepts: doubled keys, of which the decoder keeps one, and integers beyond 64 bit."""
     num_found = 0
     containers: list[dict[str, Any] | list[Any]] = [value]
     while containers:

@@ -8,12 +8,14 @@ from accounting.prices.pricing import MAX_AMOUNT
 
 MICRO_UNITS = 1_000_000
 LARGEST_BARE = 999
-"""A larger amount needs its decimal point: older versions took whole numbers of micro-units."""
+"""The largest amount without a decimal point. A larger one needs its point: older versions took whole numbers of
+micro-units.
+"""
 _AMOUNT = re.compile(r"(?P<sign>-?)(?P<whole>[0-9]+)(\.(?P<places>[0-9]+))?")
 
 
 def micro_units(text: str) -> int:
-    """25,000,000 for `25.00`. Raises ValueError with a sentence for who typed it."""
+    """Returns 25,000,000 for `25.00`. Raises ValueError with a sentence for the person who typed it."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no amount like 25.00: digits and one decimal point alone.")
@@ -33,7 +35,7 @@ def micro_units(text: str) -> int:
 
 
 def decimal(micro_units: int, min_places: int = 0) -> str:
-    """`-1.5` for -1,500,000; at least so many places."""
+    """Returns `-1.5` for -1,500,000, with at least `min_places` places."""
     whole, rest = divmod(abs(micro_units), MICRO_UNITS)
     places = f"{rest:06d}".rstrip("0").ljust(min_places, "0")
     sign = "-" if micro_units < 0 else ""
@@ -41,7 +43,7 @@ def decimal(micro_units: int, min_places: int = 0) -> str:
 
 
 def grouped(micro_units: int) -> str:
-    """For people, in columns: `1,234.500000`."""
+    """Formats an amount for people, in columns: `1,234.500000`."""
     whole, _, places = decimal(abs(micro_units), 6).partition(".")
     sign = "\u2212" if micro_units < 0 else ""
     return f"{sign}{int(whole):,}.{places}"

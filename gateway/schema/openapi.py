@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 from the route table and the bodies' own types, so that it cannot drift from what is served. Pure."""
+"""OpenAPI 3.1 from the route table and the bodies' own types, so that it always matches what is served. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gateway.http.route_table import Route
 
 TITLE = "Headgate"
 VERSION = "1"
-"""Of the API; that of the program is not for everybody."""
+"""The version of the API; the program's version is not public."""
 REFERENCE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 _STREAMS = {"/v1/chat/completions", "/v1/completions"}
 
 
 class Failure(msgspec.Struct):
-    """Every answer that is no success."""
+    """The body of every answer that is no success."""
 
     error: ErrorBody
 
@@ -64,7 +64,7 @@ def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str
 
 
 def _operation_id(route: Route) -> str:
-    """Unique, as the pair of method and path is."""
+    """Returns an id that is unique, as the pair of method and path is."""
     words = re.findall(r"[A-Za-z0-9]+", _PARAMETER.sub(r"by_\1", route.path))
     return "_".join([route.method.lower(), *words])
 

@@ -80,7 +80,7 @@ def service_account(account: ServiceAccountInfo) -> dict[str, Any]:
 
 
 def new_key(key: NewApiKey) -> dict[str, Any]:
-    """The only shape with the secret in it."""
+    """Returns a new key. This is the only shape with the secret in it."""
     return {
         "id": key.info.id,
         "object": "organization.project.service_account.api_key",
@@ -92,7 +92,7 @@ def new_key(key: NewApiKey) -> dict[str, Any]:
 
 
 def api_key(key: ApiKeyInfo, owner: ServiceAccountInfo | None) -> dict[str, Any]:
-    """`owner` None: made at the command line, without a service account."""
+    """Returns a key. If `owner` is None, the key was made at the command line, without a service account."""
     account = None
     if owner is not None:
         account = {"id": owner.id, "name": owner.name, "role": owner.role, "created_at": owner.created_at}

@@ -1,4 +1,4 @@
-"""Body of `/admin/v1/prefixes`. Shapes only."""
+"""The body of `/admin/v1/prefixes`. Shapes only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NewPrefix(msgspec.Struct, frozen=True):
 
 
 def check(fields: NewPrefix) -> None:
-    """Raises `ApiError` 400."""
+    """Checks the fields. Raises `ApiError` 400."""
     given = [name for name in ("messages", "text", "token_ids") if getattr(fields, name) is not None]
     if len(given) != 1:
         raise errors.invalid(

@@ -20,7 +20,7 @@ Second = Annotated[int, Meta(ge=0, le=2**40)]
 
 
 class ModelRates(msgspec.Struct, frozen=True):
-    """Micro-units per million tokens."""
+    """Rates of a model in micro-units per million tokens."""
 
     model: Model
     cache_read: Rate
@@ -31,7 +31,7 @@ class ModelRates(msgspec.Struct, frozen=True):
 
 
 class ResidencyRates(msgspec.Struct, frozen=True):
-    """Micro-units per GB and hour."""
+    """Rates of kept KV in micro-units per GB and hour."""
 
     model: Model
     cache: Rate = 0
@@ -42,9 +42,9 @@ class NewSheetVersion(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     sheet: Name
     rates: Annotated[list[ModelRates], Meta(min_length=1, max_length=2000)]
     currency: Annotated[str, Meta(pattern=forms.CURRENCY)] | None = None
-    """Of a new sheet; default USD."""
+    """The currency of a new sheet; the default is USD."""
     from_: Second | None = None
-    """Default: now."""
+    """The default is now."""
     until: Second | None = None
     residency: list[ResidencyRates] = []
 
@@ -74,7 +74,7 @@ def sheet_version(found: SheetVersion) -> dict[str, Any]:
 
 
 def unpriced(found: Sequence[tuple[str, Tier]]) -> dict[str, Any]:
-    """Requests for these are refused."""
+    """Returns the models and tiers without a price; requests for these are refused."""
     return {"unpriced": [{"model": model, "tier": tier} for model, tier in found]}
 
 

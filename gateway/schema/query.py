@@ -1,4 +1,4 @@
-"""Query parameters → values, with the parameter's name in the error. Knows no route."""
+"""Reads query parameters as values, with the parameter's name in the error. Knows no route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOOLEANS: Mapping[str, bool] = {"true": True, "false": False}
 
 
 def text(query: Query, name: str) -> str | None:
-    """Given twice is an error: nobody can say which one was meant."""
+    """Returns a parameter's value. A parameter given twice is an error: it is unclear which value was meant."""
     values = query.getall(name, [])
     if len(values) > 1:
         raise errors.invalid(f"'{name}' was given more than once.", name)
@@ -49,7 +49,7 @@ def choice(query: Query, name: str, choices: Sequence[str]) -> str | None:
 
 
 def array(query: Query, name: str) -> tuple[str, ...] | None:
-    """`name[]=a&name[]=b`, or the plain name repeated. None: not given."""
+    """Returns the values of `name[]=a&name[]=b`, or of the plain name repeated; None if there are none."""
     values = [*query.getall(f"{name}[]", []), *query.getall(name, [])]
     return tuple(values) if values else None
 

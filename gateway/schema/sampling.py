@@ -1,4 +1,4 @@
-"""The fields that chat and completions share, their ranges, and what becomes of them on the wire."""
+"""The fields that chat and completions share, their ranges, and their values on the wire."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    """No effect: nothing is added to hide lengths."""
+    """This field has no effect: nothing is added to hide lengths."""
     continuous_usage_stats: bool | None = None
 
 
@@ -73,7 +73,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_drawn(self) -> int:
-        """Choices of which the best `num_choices` are shown; of a search: beams."""
+        """The number of drawn choices, of which the best `num_choices` are shown; in a search it is the number of
+        beams.
+        """
         return self.best_of or self.num_choices
 
     @property
@@ -88,7 +90,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_shared(fields: SamplingFields) -> None:
-    """What a type cannot say. Raises `ApiError` 400."""
+    """Checks rules that types cannot express. Raises `ApiError` 400."""
     stops = fields.stops
     if len(stops) > MAX_STOPS:
         raise errors.invalid(f"At most {MAX_STOPS} stop strings are allowed.", "stop")
@@ -112,7 +114,7 @@ def check_shared(fields: SamplingFields) -> None:
 
 
 def check_constrained(fields: SamplingFields) -> None:
-    """With a grammar: what could end its text too early, or leave no token. Raises `ApiError` 400."""
+    """Refuses fields that, with a grammar, could end its text too early or leave no token. Raises `ApiError` 400."""
     given = {
         "stop": bool(fields.stops),
         "stop_token_ids": bool(fields.stop_token_ids),
@@ -129,7 +131,7 @@ def check_constrained(fields: SamplingFields) -> None:
 
 
 def check_vocabulary(fields: SamplingFields, vocab_size: int) -> None:
-    """Ids that the model does not have. Raises `ApiError` 400."""
+    """Refuses ids that the model does not have. Raises `ApiError` 400."""
     if any(token >= vocab_size for token in fields.stop_token_ids or ()):
         raise errors.invalid("A token id is outside of the vocabulary.", "stop_token_ids")
     if any(token >= vocab_size for token in fields.allowed_token_ids or ()):
@@ -144,7 +146,9 @@ def check_vocabulary(fields: SamplingFields, vocab_size: int) -> None:
 
 
 def _is_token_id(key: str, vocab_size: int) -> bool:
-    """One spelling for each id: with several, a client could bias a token twice. Short keys only are ever computed."""
+    """Accepts one spelling for each id: with several, a client could bias a token twice. Only short keys
+    are converted.
+    """
     return (
         len(key) <= len(str(vocab_size))
         and key.isascii()
@@ -157,7 +161,7 @@ def _is_token_id(key: str, vocab_size: int) -> bool:
 def check_bans(
     fields: SamplingFields, bad_words: Sequence[Sequence[int]], vocab_size: int, end_ids: Sequence[int]
 ) -> None:
-    """Something is left to be drawn as the first token. Raises `ApiError` 400."""
+    """Checks that some token is left to be drawn first. Raises `ApiError` 400."""
     banned = {word[0] for word in bad_words if len(word) == 1}
     if fields.min_tokens:
         banned.update(end_ids, fields.stop_token_ids or ())
@@ -167,7 +171,7 @@ def check_bans(
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """A model's own generation config."""
+    """The defaults of a model's own generation config."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -179,7 +183,9 @@ class Defaults(msgspec.Struct, frozen=True):
 def sampling_params(
     fields: SamplingFields, defaults: Defaults, logprobs: int, bad_words: tuple[tuple[int, ...], ...] = ()
 ) -> SamplingParams:
-    """`logprobs`: -1 for none. `bad_words`: as tokens. A seed is drawn where the client gave none."""
+    """Returns the sampling parameters. `logprobs` is -1 for none. `bad_words` are token ids. A seed is drawn if the
+    client gave none.
+    """
     seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**64
     return SamplingParams(
         seed=seed,

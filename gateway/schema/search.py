@@ -1,4 +1,6 @@
-"""More drawn than shown: `best_of`, and beam search in the place of draws. What may be combined with them."""
+"""Requests that draw more choices than they show: `best_of`, and beam search instead of draws. This module checks which
+fields may be combined with them.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ SAMPLING = (
     "bad_words",
     "allowed_token_ids",
 )
-"""What a search would have to ignore. A seed changes nothing where nothing is drawn; a temperature may be 0."""
+"""Fields that a search would have to ignore. A seed changes nothing where nothing is drawn; a temperature may be 0."""
 
 
 def check_search(fields: SamplingFields) -> None:
-    """Raises `ApiError` 400."""
+    """Checks `best_of` and beam search. Raises `ApiError` 400."""
     if fields.num_drawn < fields.num_choices:
         raise errors.invalid("'best_of' must be at least 'n'.", "best_of")
     if fields.num_drawn > fields.num_choices and fields.stream:

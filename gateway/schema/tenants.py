@@ -1,4 +1,4 @@
-"""Body and object of `/admin/v1/tenants`. Shapes only."""
+"""The body and the object of `/admin/v1/tenants`. Shapes only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIMITS = {
 
 
 class TenantChanges(msgspec.Struct, frozen=True):
-    """Absent: as it was; null: the default."""
+    """Changes of a tenant. An absent field stays as it was; null sets the default."""
 
     suspended: bool | UnsetType = UNSET
     time_zone: str | UnsetType = UNSET
@@ -42,17 +42,17 @@ class TenantChanges(msgspec.Struct, frozen=True):
 
 
 class Wanted(NamedTuple):
-    """What a tenant shall be after the change. None: that part was not asked for."""
+    """The wanted state of a tenant after the change. None means that this part was not asked for."""
 
     suspended: bool | None
     limits: Limits | None
     shares: tuple[float, CacheShare] | None
-    """Weight and cache."""
+    """The weight and the cache share."""
     time_zone: str | None
 
 
 def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
-    """Raises `ApiError` 400."""
+    """Computes the wanted state. Raises `ApiError` 400."""
     given = convert(body, TenantChanges)
 
     def after(name: str, was: Any, default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Body and objects of `/admin/v1/webhooks`. Shapes only."""
+"""The body and the objects of `/admin/v1/webhooks`. Shapes only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from accounting.values.types import OPERATOR_TENANT
 class WebhookFields(msgspec.Struct, frozen=True):
     url: Annotated[str, Meta(min_length=1, max_length=2048)]
     events: Annotated[list[str], Meta(max_length=100)] | None = None
-    """None: every event."""
+    """A value of None means every event."""
     project_id: str | None = None
-    """None: what happens to any project."""
+    """A value of None means the events of all projects."""
 
 
 def webhook(info: WebhookInfo) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def webhook(info: WebhookInfo) -> dict[str, Any]:
 
 
 def new_webhook(made: NewWebhook) -> dict[str, Any]:
-    """The only shape with the secret in it."""
+    """Returns a new webhook. This is the only shape with the secret in it."""
     return webhook(made.info) | {"secret": made.secret}
 
 

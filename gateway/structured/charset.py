@@ -1,4 +1,4 @@
-"""Sets of characters, and how a grammar writes them: as raw text, or inside a JSON string, where some need an escape.
+"""Sets of characters, and their notation in a grammar: as raw text, or inside a JSON string, where some need an escape.
 
 Pure. A set is a sorted tuple of disjoint inclusive ranges of code points; surrogates are in none of them.
 """
@@ -47,16 +47,16 @@ def chars(text: str) -> Ranges:
 
 _CONTROLS: Ranges = ((0, 0x1F),)
 IN_STRING: Ranges = without(ALL, union((*_CONTROLS, *chars('"\\'))))
-"""What stands for itself in a JSON string."""
+"""The characters that need no escape in a JSON string."""
 
 
 def raw(ranges: Ranges) -> str:
-    """One character of the set. The set must not be empty."""
+    """Returns a grammar of one character of the set. The set must not be empty."""
     return f"[{''.join(_range(low, high) for low, high in ranges)}]"
 
 
 def in_json(ranges: Ranges) -> str:
-    """One character of the set as a JSON string holds it, escaped where it must be."""
+    """Returns a grammar of one character of the set as it appears in a JSON string, escaped where it must be."""
     parts = []
     if plain := common(ranges, IN_STRING):
         parts.append(raw(plain))
@@ -66,7 +66,7 @@ def in_json(ranges: Ranges) -> str:
 
 
 def literal(text: str) -> str:
-    """A fixed text."""
+    """Returns a grammar of a fixed text."""
     return '"' + "".join(_in_literal(char) for char in text) + '"'
 
 
@@ -81,5 +81,7 @@ def _range(low: int, high: int) -> str:
 
 
 def _in_class(code: int) -> str:
-    """Of ASCII letters and digits as they are, all else by number: no mark of a class has to be looked up."""
+    """Returns a character for a class: ASCII letters, digits and characters beyond ASCII as they are, others by number,
+    so that no special character of a class has to be escaped.
+    """
     return chr(code) if code >= 128 or chr(code).isalnum() else f"\\u{code:04x}"

@@ -1,7 +1,7 @@
-"""Whether a finished text keeps what was promised. Pure.
+"""Checks whether a finished text has the promised form. Pure.
 
-A second opinion, not the enforcement: it reads values, where the grammar reads characters. Patterns and formats are
-the grammar's alone, because matching an expression of a client's can take for ever.
+This is a second opinion, not the enforcement: it reads values, where the grammar reads characters. Only the grammar
+enforces patterns and formats, because matching a client's expression may never end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gateway.structured.nodes import (
 
 
 def is_valid(document: Document, text: str) -> bool:
-    """JSON that satisfies the schema."""
+    """Returns whether the text is JSON that satisfies the schema."""
     try:
         return accepts(document, document.root, json.loads(text))
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def _object(document: Document, node: Object, value: dict[str, Json]) -> bool:
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Python takes True for 1."""
+    """Compares two JSON values as texts, because Python takes True for 1."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 

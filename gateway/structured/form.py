@@ -1,6 +1,7 @@
-"""What form a client wants its output to have: JSON schema, JSON object, expression, choice or grammar → one grammar.
+"""The form that a client wants its output to have: JSON schema, JSON object, expression, choice or grammar become one
+grammar.
 
-Pure. The grammar is EBNF text, the one form that workers know; `Form` also says whether a finished text keeps to it.
+Pure. The grammar is EBNF text, the one form that workers know; `Form` also says whether a finished text has the form.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from gateway.structured.nodes import ANY_OBJECT, Document
 from gateway.structured.read_schema import SchemaError, read
 
 MAX_BYTES = 64 * 1024
-"""Of what a client sends."""
+"""The largest size of a form that a client sends, in bytes."""
 MAX_CHOICES = 1024
 MAX_NESTING = 64
-"""Of the parentheses of a grammar."""
+"""The deepest nesting of parentheses in a grammar."""
 MAX_POINTER = 256
 
 
@@ -31,7 +32,7 @@ MAX_POINTER = 256
 class Form:
     grammar: str
     is_kept: Callable[[str], bool]
-    """Whether a text that ended with `stop` has the form, as far as that can be told again."""
+    """Returns whether a text that ended with `stop` has the form, as far as this can be checked again."""
 
 
 class JsonSchema(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
 
 
 def form_of(wanted: ResponseFormat | None, outputs: StructuredOutputs | None) -> Form | None:
-    """None: plain text. Raises `ApiError` 400. May take 100 ms for a large schema."""
+    """Returns the form; None means plain text. Raises `ApiError` 400. May take 100 ms for a large schema."""
     if wanted is not None and outputs is not None:
         raise errors.invalid("'structured_outputs' cannot be combined with 'response_format'.", "structured_outputs")
     if outputs is not None:
@@ -101,7 +102,7 @@ def _of_outputs(outputs: StructuredOutputs) -> Form:
 
 
 def _decoded(schema: Any, where: str) -> Any:
-    """A schema may come as text."""
+    """Decodes a schema that came as text; returns any other value unchanged."""
     if not isinstance(schema, str):
         return schema
     _check_size(schema, where)
@@ -112,7 +113,7 @@ def _decoded(schema: Any, where: str) -> Any:
 
 
 def _of_schema(schema: Any) -> Form:
-    _check_size(msgspec.json.encode(schema), "")  # quickly, for one of megabytes
+    _check_size(msgspec.json.encode(schema), "")  # a quick check, for a schema of megabytes
     _check_size(json.dumps(schema, ensure_ascii=False), "")
     try:
         return _of_document(read(schema))
@@ -143,7 +144,7 @@ def _of_choice(choices: list[str], where: str) -> Form:
 
 
 def _of_grammar(text: str, where: str) -> Form:
-    """The worker's compiler has the last word; here only what could hurt it."""
+    """Refuses only grammars that could hurt the worker's compiler; the compiler itself decides about the rest."""
     _check_size(text, where)
     if "::=" not in text:
         raise _unsupported("The grammar has no rule: rules are written 'root ::= …'.", where)

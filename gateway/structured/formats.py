@@ -1,4 +1,5 @@
-"""Formats of strings as expressions: each matches only what the format's own standard allows, not all of it.
+"""Formats of strings as expressions. Each matches only texts that the format's own standard allows, but not all of
+them.
 
 Dates are real ones (29 February is left out), times have no leap second, host names and addresses are ASCII.
 """

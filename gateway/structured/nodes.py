@@ -1,4 +1,6 @@
-"""A JSON schema after reading: few kinds of nodes, nothing optional in them, references by name. Values, no behaviour."""
+"""A JSON schema after reading: few kinds of nodes, no optional parts in them, references by name.
+Values, no behaviour.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ class Any:
 
 @dataclass(frozen=True)
 class Literals:
-    """Exactly one of these; the first one is preferred by nobody."""
+    """Exactly one of these values; none of them is preferred."""
 
     values: tuple[Json, ...]
 
@@ -41,7 +43,9 @@ class Integer:
 
 @dataclass(frozen=True)
 class String:
-    """Length in characters; a pattern stands alone, and is written already (regex.inside_json)."""
+    """A string with its length in characters. A pattern excludes bounds of the length, and is already a grammar
+    (regex.inside_json).
+    """
 
     min_length: int = 0
     max_length: int | None = None
@@ -52,7 +56,7 @@ class String:
 class Array:
     prefix: tuple[Node, ...]
     rest: Node | None
-    """What follows the prefix; None: nothing."""
+    """The node of the items after the prefix. None means that there are none."""
     min_items: int
     max_items: int | None
 
@@ -68,7 +72,7 @@ class Property:
 class Object:
     properties: tuple[Property, ...]
     extra: Node | None
-    """Of names that are not listed; None: there are none."""
+    """The node of properties that are not listed. None means that there are none."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ Node = Any | Literals | Null | Boolean | Number | Integer | String | Array | Obj
 
 @dataclass
 class Document:
-    """A schema and what it refers to."""
+    """A schema, and the schemas that it refers to."""
 
     root: Node = field(default_factory=Any)
     named: dict[str, Node] = field(default_factory=dict)
@@ -96,7 +100,7 @@ ANY_OBJECT = Object((), Any())
 
 
 def followed(document: Document, node: Node) -> Node:
-    """What a reference stands for; no chain of references is a circle."""
+    """Returns the node that a reference leads to; no chain of references is circular."""
     while isinstance(node, Ref):
         node = document.named[node.name]
     return node

@@ -5,12 +5,12 @@ from __future__ import annotations
 from gateway.structured.charset import literal
 
 MAX_DIGITS = 18
-"""Of an integer without bounds: what 64 bit hold, so that every client can read it."""
+"""The most digits of an integer without bounds: 64 bits hold it, so that every client can read it."""
 LIMIT = 10**MAX_DIGITS - 1
 
 
 def between(low: int, high: int) -> str:
-    """Decimal integers `low` .. `high`, both included; low <= high."""
+    """Returns a grammar of the decimal integers `low` .. `high`, both included; low <= high."""
     parts: list[str] = []
     if low < 0:
         negative = _digits(max(1, -high), -low) if high < 0 else _digits(1, -low)
@@ -21,7 +21,7 @@ def between(low: int, high: int) -> str:
 
 
 def _digits(low: int, high: int) -> list[str]:
-    """Alternatives for 0 <= low <= high."""
+    """Returns the alternatives for 0 <= low <= high."""
     parts: list[str] = []
     while len(str(low)) < len(str(high)):
         last = 10 ** len(str(low)) - 1

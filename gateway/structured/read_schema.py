@@ -1,4 +1,4 @@
-"""A JSON schema as a client sends it → nodes. What could not be enforced is refused, with the place.
+"""Reads a JSON schema that a client sent as nodes. A schema that could not be enforced is refused, with the place.
 
 Pure. Every keyword of a node is either enforced, an annotation, or a refusal; none is dropped.
 """
@@ -36,11 +36,11 @@ from gateway.structured.soundness import excluding, termless
 MAX_DEPTH = 16
 MAX_PROPERTIES = 512
 MAX_NAMED = 256
-"""Places that `$ref` leads to."""
+"""The most places that `$ref` leads to."""
 MAX_NAME = 256
-"""Characters of a property's name."""
+"""The most characters of a property's name."""
 MAX_COUNT = 10_000
-"""Of a bound on length or items."""
+"""The largest bound on length or items."""
 
 _ANNOTATIONS = frozenset(
     {
@@ -69,11 +69,11 @@ _KEYWORDS = {
 }
 _TYPE_OF = {name: kind for kind in ("number", "integer", "string", "array", "object") for name in _KEYWORDS[kind]}
 _ALONE = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
-"""A node is what one of these says, or what its type says."""
+"""Keywords that define a node alone. Without one of them the type defines the node."""
 
 
 class SchemaError(ValueError):
-    """`pointer` says where, as a JSON pointer."""
+    """A schema that cannot be enforced. `pointer` is the place, as a JSON pointer."""
 
     def __init__(self, pointer: str, message: str) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class SchemaError(ValueError):
 
 
 def read(schema: Json) -> Document:
-    """Raises `SchemaError`."""
+    """Reads a schema. Raises `SchemaError`."""
     return _Reader(schema).read()
 
 
@@ -127,7 +127,7 @@ class _Reader:
             if name not in known and name not in _ANNOTATIONS:
                 raise _refused(at, name)
 
-    # --- what stands alone ---
+    # --- nodes defined by one keyword ---
 
     def _ref(self, schema: dict[str, Json], at: str, depth: int) -> Node:
         place = schema["$ref"]
@@ -139,12 +139,12 @@ class _Reader:
                 raise SchemaError(f"{at}/$ref", "The reference leads nowhere.")
             if len(self._document.named) == MAX_NAMED:
                 raise SchemaError(f"{at}/$ref", f"References to more than {MAX_NAMED} places.")
-            self._document.named[name] = Any()  # until it is read: it may refer to itself
+            self._document.named[name] = Any()  # a placeholder until the schema is read: it may refer to itself
             self._unread.append(name)
         return Ref(name)
 
     def _find(self, pointer: str) -> Json:
-        """None: there is nothing."""
+        """Returns the part of the schema at a pointer, or None if there is none."""
         found = self._schema
         for part in pointer.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
@@ -177,7 +177,7 @@ class _Reader:
             self._exclusive.append((f"{at}/{name}", nodes))
         return nodes[0] if len(nodes) == 1 else Either(tuple(nodes))
 
-    # --- what has a type ---
+    # --- nodes defined by a type ---
 
     def _types(self, schema: dict[str, Json], at: str) -> tuple[str, ...]:
         given = schema.get("type", [])

@@ -1,7 +1,7 @@
 """Regular expressions as grammars: the part of the syntax that JSON Schema, Python and JavaScript share.
 
-Pure. Whole characters, groups, alternatives, repetition, classes. Look-around, back-references, word boundaries and
-flags are refused. Anchors only where they say something: at the ends of an alternative of the outermost level.
+Pure. It supports whole characters, groups, alternatives, repetition and classes. Look-around, back-references, word
+boundaries and flags are refused. Anchors are supported only at the ends of an alternative of the outermost level.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class RegexError(ValueError):
 
 
 def whole(pattern: str) -> str:
-    """A text that matches from its first to its last character. Raises `RegexError`."""
+    """Returns a grammar of the texts that match from their first to their last character. Raises `RegexError`."""
     return _Parser(pattern, charset.raw, search=False).parse()
 
 
 def inside_json(pattern: str) -> str:
-    """The inside of a JSON string in which the pattern matches somewhere, as JSON Schema has it. Raises `RegexError`."""
+    """Returns a grammar of the inside of JSON strings in which the pattern matches somewhere, as JSON Schema defines
+    it. Raises `RegexError`.
+    """
     return _Parser(pattern, charset.in_json, search=True).parse()
 
 
@@ -104,7 +106,7 @@ class _Parser:
         if repeats and self._peek() in ("*", "+", "?", "{"):
             if self._peek() != "?":
                 raise RegexError("A repetition is repeated; put it into a group.")
-            self._take()  # how eagerly it repeats says nothing about what matches
+            self._take()  # whether the repetition is lazy does not change what matches
         return atom + repeats
 
     def _repeats(self) -> str:

@@ -1,4 +1,4 @@
-"""What must hold of a whole schema before a grammar is made of it: it has an end, and `oneOf` is decided. Pure."""
+"""The checks of a whole schema before a grammar is made of it: it must end, and `oneOf` must be decided. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from gateway.structured.nodes import (
 )
 
 MAX_COMPARISONS = 10_000
-"""Of one `oneOf`."""
+"""The most comparisons for one `oneOf`."""
 
 
 def termless(document: Document) -> str | None:
-    """The pointer of a named schema, or "" for the root, that no finite value satisfies, or that is itself and nothing else."""
+    """Returns the pointer of a named schema, or "" for the root, that no finite value satisfies or that refers only to
+    itself.
+    """
     ending: set[str] = set()
     while True:
         more = {name for name, node in document.named.items() if name not in ending and _ends(node, ending)}
@@ -54,7 +56,7 @@ def _ends(node: Node, ending: set[str]) -> bool:
 
 
 def _leads_to(document: Document, node: Node, name: str, seen: set[str]) -> bool:
-    """Without any text in between."""
+    """Returns whether the node leads to the named schema without any text in between."""
     match node:
         case Ref(other):
             if other == name:
@@ -70,13 +72,15 @@ def _leads_to(document: Document, node: Node, name: str, seen: set[str]) -> bool
 
 
 def excluding(document: Document, nodes: list[Node]) -> bool:
-    """No value satisfies two of the nodes, as far as their types and fixed values show."""
+    """Returns whether no value satisfies two of the nodes, as far as their types and fixed values show."""
     left = [MAX_COMPARISONS]
     return all(_exclude(document, one, other, left) for one, other in combinations(nodes, 2))
 
 
 def _exclude(document: Document, one: Node, other: Node, left: list[int]) -> bool:
-    """`left`: comparisons that may still be made; what is not decided by then counts as not excluding."""
+    """Compares two nodes. `left` is the number of comparisons that may still be made. Nodes that are not decided by
+    then count as not excluding each other.
+    """
     one, other = followed(document, one), followed(document, other)
     left[0] -= 1
     if left[0] < 0:

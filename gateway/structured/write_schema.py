@@ -1,7 +1,7 @@
-"""Nodes of a schema → a grammar of the JSON texts that satisfy them.
+"""Writes the nodes of a schema as a grammar of the JSON texts that satisfy them.
 
-Pure. One space at most behind `,` and `:`, none elsewhere; keys in the schema's order, each at most once; numbers that
-64 bit hold.
+Pure. The texts have at most one space after `,` and `:` and none elsewhere; keys in the schema's order, each at most
+once; numbers that 64 bits hold.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BASE = {
 
 
 def grammar(document: Document) -> str:
-    """Rules, one a line; the first is `root`."""
+    """Returns the rules, one per line; the first is `root`."""
     return _Writer(document).write()
 
 
@@ -54,7 +54,7 @@ class _Writer:
         self._document = document
         self._names = {name: f"ref{i}" for i, name in enumerate(document.named)}
         self._rules: dict[str, str] = {}
-        """Body → name."""
+        """The body of a rule → its name."""
 
     def write(self) -> str:
         lines = [f"root ::= {self._node(self._document.root)}"]
@@ -104,7 +104,9 @@ class _Writer:
         return self._rule(f'"[" {self._items(node)} "]"')
 
     def _items(self, node: Array) -> str:
-        """From the last item of the prefix to the first: what may follow item i - 1."""
+        """Writes the items, from the last item of the prefix to the first; each step adds what may
+        follow item i - 1.
+        """
         prefix, low, high = node.prefix, node.min_items, node.max_items
         size = len(prefix)
         tail = ""
@@ -117,7 +119,9 @@ class _Writer:
         return tail or '""'
 
     def _object(self, node: Object) -> str:
-        """Two chains of rules: what may follow when nothing was written yet, and when something was."""
+        """Writes an object as two chains of rules: for the case that nothing was written yet, and for the case that
+        something was.
+        """
         first = next_ = ""
         if node.extra is not None:
             member = self._rule(f"{self._other_name(node.properties)} colon {self._node(node.extra)}")
@@ -134,13 +138,15 @@ class _Writer:
         return self._rule(f'"{{" {first} "}}"' if first else '"{}"')
 
     def _other_name(self, properties: tuple[Property, ...]) -> str:
-        """A string that is none of the listed names; without escapes, so that it cannot spell one in disguise."""
+        """Returns a string that is none of the listed names. It has no escapes, so that it cannot spell a listed name
+        with them.
+        """
         if not properties:
             return "string"
         return self._rule(f'"\\"" {self._unlike([one.name for one in properties])}')
 
     def _unlike(self, names: list[str]) -> str:
-        """The rest of a string, its closing quote included, that is none of `names`."""
+        """Returns the rest of a string, its closing quote included, that is none of `names`."""
         by_first: dict[str, list[str]] = {}
         for name in names:
             if name:
@@ -167,7 +173,7 @@ def _repeated(item: str, low: int, high: int | None) -> str:
 
 
 def _listed(item: str, low: int, high: int | None, *, begins: bool) -> str:
-    """`low` .. `high` items with commas before each; if the list begins here, not before the first."""
+    """Returns `low` .. `high` items with a comma before each; if the list begins here, the first item has none."""
     if high == 0:
         return ""
     if not begins:

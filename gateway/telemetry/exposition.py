@@ -1,7 +1,7 @@
-"""Metric pages: two formats without the client library's negotiation, and one page made of several processes'.
+"""Metric pages: two formats without the client library's negotiation, and one page over several processes.
 
-With OpenMetrics but without UTF-8 names the library would turn `vllm:x` into `vllm_x` (operations.md 3.1), so
-the encoder is chosen here; that is valid while every name matches `[a-zA-Z_:][a-zA-Z0-9_:]*`.
+With OpenMetrics but without UTF-8 names the library would turn `vllm:x` into `vllm_x` (operations.md 3.1), so the
+encoder is chosen here. That is valid while every name matches `[a-zA-Z_:][a-zA-Z0-9_:]*`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def expose(registry: CollectorRegistry, accept: str) -> Page:
 
 
 class Labelled(Collector):
-    """Another registry's families, each sample with the label `gateway` added."""
+    """The families of another registry, each sample with the label `gateway` added."""
 
     def __init__(self, inner: CollectorRegistry, slot: int) -> None:
         self._inner = inner
@@ -49,10 +49,10 @@ class Labelled(Collector):
 
 
 class Gathered(Collector):
-    """Pages of several processes as one: samples of equal families side by side."""
+    """The pages of several processes as one: samples of equal families together."""
 
     def __init__(self, pages: Iterable[tuple[str, str | None]]) -> None:
-        """(slot, text page or None for a process that is silent)."""
+        """Takes pairs (slot, text page or None for a process that does not answer)."""
         self._pages = list(pages)
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""One page of metrics over all gateway processes of this home, for the operator's listener."""
+"""Gathers one page of metrics over all gateway processes of this home, for the operator's listener."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PEER_S = 0.25
 
 
 async def gather(sockets: Sequence[Path], accept: str) -> Page:
-    """Each process is asked on its own socket, `gateway-<slot>.sock`; one that is silent is shown as down."""
+    """Asks each process on its own socket, `gateway-<slot>.sock`; one that does not answer is shown as down."""
     pages = await asyncio.gather(*(_page(path) for path in sockets))
     slots = [path.stem.removeprefix("gateway-") for path in sockets]
     return gathered(zip(slots, pages, strict=True), accept)
 
 
 async def _page(path: Path) -> str | None:
-    """None: the process is silent or gone."""
+    """Returns the page of a process, or None if it does not answer."""
     timeout = aiohttp.ClientTimeout(total=PEER_S)
     try:
         async with (

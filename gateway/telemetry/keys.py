@@ -1,6 +1,7 @@
-"""Keys under which telemetry stands in the application and on a request.
+"""The keys of telemetry objects in the application and on a request.
 
-They are apart from what they name: the poster's process has logs too, and is not to load aiohttp for them.
+They are separate from the classes that they name: the poster's process has logs too, and must not import aiohttp for
+them.
 """
 
 from __future__ import annotations
@@ -14,5 +15,5 @@ from gateway.telemetry.tracing import Tracing
 
 TRACING = web.AppKey("tracing", Tracing)
 OBSERVERS = web.AppKey("observers", list[Callable[[RequestRecord], None]])
-"""Each is called once per request after its end: access log, metrics, request log, tracing."""
+"""Functions that are called once per request after its end: access log, metrics, request log, tracing."""
 RECORD = web.RequestKey("record", RequestRecord)

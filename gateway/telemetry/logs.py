@@ -1,6 +1,7 @@
-"""One JSON object per line on stderr. No text of a prompt, no header value, no key; hostile values are harmless.
+"""Logs: one JSON object per line on stderr. They have no text of a prompt, no header value, no key; hostile values are
+harmless.
 
-The formatter is the only one of the process and the redaction stands in it, so no handler can be without it.
+The process has only this formatter, and it does the redaction, so every handler is redacted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ access_logger = logging.getLogger("gateway.access")
 
 
 def clean(value: object) -> object:
-    """A value that may stand in a line: redacted, cut, without control or line-separating characters."""
+    """Returns a value that may appear in a line: redacted, cut, without control or line-separating characters."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = _KEY.sub("[redacted]", str(value)[: 4 * MAX_VALUE_CHARS])[:MAX_VALUE_CHARS]
@@ -35,7 +36,7 @@ def clean(value: object) -> object:
 
 
 class JsonFormatter(logging.Formatter):
-    """`event` is the fixed message, the rest are key-values given as `extra`."""
+    """A formatter: `event` is the fixed message, the rest are key-values given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -54,12 +55,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Places only: source lines and locals may hold a prompt."""
+    """Returns places only: source lines and locals may hold a prompt."""
     return list(traceback.extract_tb(error.__traceback__))[-8:]
 
 
 class Repeats(logging.Filter):
-    """More than 10 equal events a second are counted and told with the next one let through."""
+    """A filter of repeats: more than 10 equal events a second are counted, and the next one let through reports their
+    number.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ class Repeats(logging.Filter):
 
 
 def configure(level: str) -> None:
-    """Takes over the process's root logger; called once, by the process's start."""
+    """Takes over the process's root logger. The start of the process calls it once."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(Repeats())
@@ -94,7 +97,7 @@ def configure(level: str) -> None:
 
 
 def access(record: RequestRecord) -> None:
-    """The access log: one line per request."""
+    """Writes the access log: one line per request."""
     principal = record.principal
     access_logger.log(
         logging.DEBUG if record.route in PROBES else logging.INFO,

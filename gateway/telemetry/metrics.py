@@ -1,5 +1,6 @@
-"""The gateway's metric families, and how a finished request is counted. Labels are bounded: a client cannot
-create a series (operations.md 3.3)."""
+"""The gateway's metric families, and the counting of finished requests. Labels are bounded: a client cannot create a
+series (operations.md 3.3).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completi
 
 
 class Metrics:
-    """Owns the registry. Other rooms register their own families in `registry`."""
+    """The owner of the registry. Other modules register their own families in `registry`."""
 
     def __init__(self, slot: int) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no types here
@@ -78,7 +79,7 @@ class Metrics:
         self.shadow_refusals.labels(level, dimension).inc()
 
     def serve_models(self, models: Iterable[str]) -> None:
-        """The only values of the label `model`; all else is `_other`."""
+        """Sets the only values of the label `model`; all other names become `_other`."""
         self._models = frozenset(models)
 
     def page(self, accept: str) -> Page:
@@ -102,7 +103,7 @@ class Metrics:
                 self.per_token.labels(operation, model).observe(per_token)
 
     def _model(self, name: str) -> str:
-        """One with an adapter counts as its base model."""
+        """Returns the label of a model. A model with an adapter counts as its base model."""
         base = name.rpartition(":")[0]
         return next((known for known in (name, base) if known in self._models), OTHER)
 

@@ -1,4 +1,4 @@
-"""Every name that spans carry. The only module with a `gen_ai.` literal (a test looks for others).
+"""Every name that spans carry. This is the only module with a `gen_ai.` literal (a test looks for others).
 
 GenAI conventions: open-telemetry/semantic-conventions-genai, status *Development*, as of 2026-08; HTTP: 1.40.
 """
@@ -16,7 +16,7 @@ REQUEST_PREFIX: Final = "gen_ai.request."
 REQUEST_PARAMS: Final = frozenset(
     {"max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty", "choice.count"}
 )
-"""What may follow `REQUEST_PREFIX`: numbers only, never text of the client's."""
+"""The names that may follow `REQUEST_PREFIX`: numbers only, never text of the client's."""
 RESPONSE_ID: Final = "gen_ai.response.id"
 RESPONSE_MODEL: Final = "gen_ai.response.model"
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
@@ -31,7 +31,7 @@ OPERATIONS: Final = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }
-"""Route → operation; other routes have no model span."""
+"""Route → operation. Other routes have no model span."""
 PROVIDER: Final = "headgate"
 
 # General

@@ -1,6 +1,6 @@
-"""The one record of a request: facts and a timeline, filled on the way, read once by the observers at its end.
+"""The one record of a request: facts and a timeline, filled during the request, read once by the observers at its end.
 
-Logs, metrics, the request log and spans are all made from it (architecture.md decision 12). Holds no text of a
+Logs, metrics, the request log and spans are all made from it (architecture.md decision 12). It holds no text of a
 prompt or an output, no header value and no key.
 """
 
@@ -34,18 +34,18 @@ class RequestRecord:
     request_id: str
     method: str
     started_ns: int = field(default_factory=time.time_ns)
-    """Wall clock of the acceptance; all marks are offsets from it on the monotonic clock."""
+    """The wall clock at the acceptance; all marks are offsets from it on the monotonic clock."""
     started_mono_ns: int = field(default_factory=time.monotonic_ns)
     route: str = "_unmatched"
     """The route's template, never the path."""
     status: int = 0
     outcome: str = ""
-    """`ok`, `client_error`, `refused`, `server_error`, `client_gone`."""
+    """One of `ok`, `client_error`, `refused`, `server_error`, `client_gone`."""
     principal: Principal | None = None
     client_request_id: str = ""
     peer: str = ""
     traceparent: str = ""
-    """The client's own header: linked or continued by tracing, never trusted here."""
+    """The client's own header: tracing links or continues it; it is never trusted here."""
     model: str = ""
     tier: str = ""
     stream: bool = False
@@ -63,19 +63,19 @@ class RequestRecord:
     num_leases: int = 0
     worker_timeline: tuple[TimelineEvent, ...] = ()
     outgoing_traceparent: str = ""
-    """What was sent to the worker."""
+    """The traceparent that was sent to the worker."""
     is_waiting: bool = False
-    """Its stream was opened before its first text, so that nobody on the way takes it for dead."""
+    """The stream was opened before its first text, so that no proxy takes the connection for dead."""
     settling: asyncio.Task[Any] | None = None
     """A settlement that outlives the request; the observers wait for it."""
     marks: list[tuple[Mark, int]] = field(default_factory=list)
-    """(name, nanoseconds since acceptance)."""
+    """Pairs (name, nanoseconds since acceptance)."""
 
     def mark(self, name: Mark) -> None:
         self.marks.append((name, time.monotonic_ns() - self.started_mono_ns))
 
     def offset_ms(self, name: Mark) -> float | None:
-        """Milliseconds from acceptance to the first mark of that name."""
+        """Returns the milliseconds from acceptance to the first mark of that name."""
         return next((ns / 1e6 for mark, ns in self.marks if mark == name), None)
 
     @property

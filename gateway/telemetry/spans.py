@@ -1,7 +1,7 @@
-"""From the record of an ended request to the tree of its spans. Pure: no clock, no ids, no export.
+"""Makes the tree of spans from the record of an ended request. Pure: no clock, no ids, no export.
 
-All times are the record's: wall clock of the acceptance plus monotonic offsets. The worker's events are offsets on
-its own clock; they are placed inside the `chat` span, and clocks of two hosts are never subtracted.
+All times are the record's: wall clock of the acceptance plus monotonic offsets. The worker's events are offsets on its
+own clock; they are placed inside the `chat` span, and clocks of two hosts are never subtracted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class PlannedSpan:
     attributes: dict[str, Any] = field(default_factory=dict)
     events: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
     error: str = ""
-    """The error's code; empty: no failure of ours."""
+    """The error's code. It is empty if there is no failure of ours."""
     children: list[PlannedSpan] = field(default_factory=list)
 
 
 def plan(record: RequestRecord) -> PlannedSpan:
-    """The SERVER span with everything below it."""
+    """Returns the SERVER span with everything below it."""
     marks = _Marks(record)
     root = PlannedSpan(f"{record.method} {record.route}", "server", record.started_ns, marks.end, _server(record))
     root.error = _error(record)
@@ -42,12 +42,12 @@ def plan(record: RequestRecord) -> PlannedSpan:
 
 
 def failed(record: RequestRecord) -> bool:
-    """Our failure; what a client did wrong is none."""
+    """Returns whether the request failed through our fault; a client's mistake is no failure."""
     return record.status >= 500 or record.outcome == "server_error"
 
 
 class _Marks:
-    """The first mark of each name in Unix nanoseconds, and the end of it all."""
+    """The first mark of each name in Unix nanoseconds, and the end of the request."""
 
     def __init__(self, record: RequestRecord) -> None:
         self.at: dict[Mark, int] = {}
@@ -78,7 +78,9 @@ def _server(record: RequestRecord) -> dict[str, Any]:
 
 
 def _admit(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
-    """From the counted prompt to the yes; or to the no, which carries the code of the limit that decided."""
+    """Returns the span from the counted prompt to the admission, or to the refusal, which carries the code of the limit
+    that decided.
+    """
     start = marks.first("tokenized")
     if start is None:
         return None
@@ -140,7 +142,7 @@ def _genai(record: RequestRecord, marks: _Marks, operation: str) -> dict[str, An
 
 
 class _Placed:
-    """A worker's event inside [start, end]."""
+    """Places a worker's event inside [start, end]."""
 
     def __init__(self, start: int, end: int) -> None:
         self._start, self._end = start, end

@@ -1,9 +1,9 @@
-"""Which requests become spans, under which ids, and how they leave. Spans are made after the request's end, from its
-record (`spans.py`), and only for requests that are sampled; the others paid their marks and nothing more.
+"""The choice of the requests that become spans, their ids, and their export. Spans are made after the request's end,
+from its record (`spans.py`), and only for sampled requests; for the others only the marks are recorded.
 
-Sampled at the end (operations.md 1.5): every failure of ours, the slowest of each route and minute, the ratio by
-trace id, and what a continued parent samples. Without an OTLP endpoint in the environment nothing is exported, but
-trace ids exist for logs and ledger.
+Requests are sampled at the end (operations.md 1.5): every failure of ours, the slowest of each route and minute, the
+ratio by trace id, and those that a continued parent samples. If the environment names no OTLP endpoint, nothing is
+exported, but trace ids exist for logs and ledger.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ids = RandomIdGenerator()
 
 
 def exporter(environ: Mapping[str, str] = os.environ) -> SpanExporter | None:
-    """By the standard OTEL_* variables; None: nobody wants spans."""
+    """Returns the exporter that the standard OTEL_* variables describe, or None if no exporter is configured."""
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -66,7 +66,7 @@ def exporter(environ: Mapping[str, str] = os.environ) -> SpanExporter | None:
 
 
 class Tracing:
-    """One per process. All but `close` is called on the loop."""
+    """The tracing of one process. All methods but `close` are called on the loop."""
 
     def __init__(
         self,
@@ -83,8 +83,9 @@ class Tracing:
         self._slowest = _Slowest(clock)
 
     def start(self, record: RequestRecord) -> None:
-        """Gives the request its trace, once: `record.outgoing_traceparent` is what the worker is told. Its flag can
-        only say what is known now: the ratio, or the continued parent's."""
+        """Gives the request its trace, once. The worker receives `record.outgoing_traceparent`. Its flag can only say
+        what is known now: the ratio, or the continued parent's flag.
+        """
         if record.outgoing_traceparent:
             return
         parent = self._continued(record)
@@ -93,7 +94,7 @@ class Tracing:
         record.outgoing_traceparent = f"00-{trace_id:032x}-{_ids.generate_span_id():016x}-{int(sampled):02x}"
 
     def observe(self, record: RequestRecord) -> None:
-        """An observer of ended requests."""
+        """Observes ended requests."""
         if self._out is None or record.route in ("/livez", "/readyz", "/metrics"):
             return
         self.start(record)
@@ -104,22 +105,22 @@ class Tracing:
         self.tick()
 
     def tick(self) -> None:
-        """Called now and then: exports the slowest requests of a minute that is over."""
+        """Exports the slowest requests of a minute that is over. It is called from time to time."""
         for record in self._slowest.ended():
             self._export(record)
 
     @property
     def num_dropped(self) -> int:
-        """Spans that found the queue full."""
+        """The number of spans that were dropped because the queue was full."""
         return self._out.num_dropped if self._out else 0
 
     async def close(self) -> None:
-        """Sends what waits, for at most `SHUTDOWN_S`: a collector that is away cannot hold the exit up."""
+        """Sends the waiting spans, for at most `SHUTDOWN_S`: a collector that does not answer cannot delay the exit."""
         if self._out is None:
             return
         for record in self._slowest.all():
             self._export(record)
-        # A daemon: the exporter's own retries must not outlive the process.
+        # The thread is a daemon: the exporter's own retries must not outlive the process.
         thread = threading.Thread(target=self._out.shutdown, daemon=True)
         thread.start()
         await asyncio.to_thread(thread.join, SHUTDOWN_S)
@@ -128,7 +129,7 @@ class Tracing:
         return (trace_id & TraceIdRatioBased.TRACE_ID_LIMIT) < self._bound
 
     def _continued(self, record: RequestRecord) -> SpanContext | None:
-        """The client's context, if its address is one whose context we continue."""
+        """Returns the client's context, if contexts from its address are continued."""
         if not self._parents_from or not record.traceparent:
             return None
         try:
@@ -149,7 +150,7 @@ class Tracing:
 
 
 def parse(traceparent: str) -> SpanContext | None:
-    """W3C trace context; None: missing or malformed."""
+    """Parses a W3C trace context; None if it is missing or malformed."""
     if not traceparent:
         return None
     found = _W3C.extract({"traceparent": traceparent}, Context())
@@ -158,7 +159,7 @@ def parse(traceparent: str) -> SpanContext | None:
 
 
 class _Slowest:
-    """The slowest requests of each route in the present minute; smallest first."""
+    """The slowest requests of each route in the present minute; the smallest first."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -185,12 +186,14 @@ class _Slowest:
 
 
 class _PresetIds(IdGenerator):
-    """The SDK draws ids when a span starts; ours were told to the worker long before."""
+    """An id generator with preset ids. The SDK draws ids when a span starts; ours were sent to the
+    worker long before.
+    """
 
     def __init__(self) -> None:
         self.trace_id = 0
         self.span_id = 0
-        """0: any."""
+        """The id of the next span; 0 means a random one."""
 
     def generate_trace_id(self) -> int:
         return self.trace_id
@@ -201,7 +204,7 @@ class _PresetIds(IdGenerator):
 
 
 class _Counted(SpanExporter):
-    """Counts what left the queue, so that the queue's length is known without looking inside it."""
+    """Counts the spans that left the queue, so that the queue's length is known without looking inside it."""
 
     def __init__(self, inner: SpanExporter) -> None:
         self._inner = inner
@@ -216,7 +219,9 @@ class _Counted(SpanExporter):
 
 
 class _Out:
-    """The SDK's side: spans in, OTLP out by its own thread. A full queue drops whole requests and counts."""
+    """The SDK's side: it takes spans, and its own thread sends them by OTLP. A full queue drops whole requests and
+    counts them.
+    """
 
     def __init__(self, export_to: SpanExporter, slot: int) -> None:
         self._counted = _Counted(export_to)
@@ -247,9 +252,9 @@ class _Out:
         self._make(root, own.span_id, parent, [Link(client)] if client else [])
 
     def _make(self, planned: PlannedSpan, chat_id: int, parent: SpanContext | None, links: list[Link]) -> None:
-        # The worker was told the id of the span that stands for its work.
+        # The worker was sent the id of the span that represents its work.
         self._new_ids.span_id = chat_id if planned.kind == "client" else 0
-        # An empty context below it: whatever the calling task carries is none of these spans' business.
+        # An empty context is below it: the context of the calling task must not affect these spans.
         above = set_span_in_context(NonRecordingSpan(parent), Context()) if parent else Context()
         span = self._tracer.start_span(
             planned.name, above, _KINDS[planned.kind], planned.attributes, links, planned.start_ns

@@ -1,7 +1,7 @@
-"""One choice of a request as text: ids in, pieces of text out, cut at stop strings, with each token's place.
+"""One choice of a request as text: ids in, pieces of text out, cut at stop strings, with each token's position.
 
-Pure. Text, stop strings and logprobs stay in step: a token's entry goes out once its text is certain, and none
-goes out for text that was cut away.
+Pure. Text, stop strings and logprobs stay in step: a token's entry goes out once its text is certain, and no entry goes
+out for text that was cut away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.protocol.messages import TokenLogprob
 
 @dataclass(frozen=True)
 class TextRules:
-    """How a request wants its text ended and shown."""
+    """The rules by which a request wants its text ended and shown."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
@@ -31,7 +31,7 @@ class TokenEntry:
     token: int
     logprob: TokenLogprob | None
     offset: int
-    """Character of the choice's text at which the token begins."""
+    """The character of the choice's text at which the token begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +46,21 @@ class ChoiceText:
         self._stops = StopMatcher(rules.stops, rules.include_stop)
         self._rules = rules
         self._num_chars = 0
-        """Characters that the tokens so far have made, held ones included."""
+        """The number of characters that the tokens so far have made, held ones included."""
         self._num_out = 0
         self._pending: deque[TokenEntry] = deque()
         self.num_tokens = 0
-        """Tokens up to here: to the one that completed a stop string."""
+        """The number of tokens so far, at most up to the one that completed a stop string."""
         self.stop: str | None = None
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Piece:
-        """One token. After `stop` is set, push no more."""
+        """Adds one token. After `stop` is set, push no more."""
         self._pending.append(TokenEntry(token, logprob, self._num_chars))
         self.num_tokens += 1
         return self._advance(self._tokens.push(token))
 
     def end(self, hidden_token: int = -1, logprob: TokenLogprob | None = None) -> Piece:
-        """The choice is over. `hidden_token` ended it and has no text: its entry only counts."""
+        """Ends the choice. `hidden_token` ended it and has no text: its entry only counts."""
         if hidden_token >= 0:
             self.num_tokens += 1
         piece = self._advance(self._tokens.flush())
@@ -82,7 +82,7 @@ class ChoiceText:
         return Piece(out, self._ready())
 
     def _ready(self) -> tuple[TokenEntry, ...]:
-        """Entries whose whole text is out; at a stop, those that begin before the cut."""
+        """Returns entries whose whole text is out; at a stop, those that begin before the cut."""
         ready: list[TokenEntry] = []
         while self._pending:
             entry = self._pending[0]
@@ -100,7 +100,7 @@ class ChoiceText:
 
 
 def texts_of(tokenizer: ModelTokenizer, tokens: Sequence[int], skip_special_tokens: bool = False) -> list[str]:
-    """The text each token adds, aligned: the pieces concatenate to the whole."""
+    """Returns the text that each token adds, aligned: the pieces concatenate to the whole."""
     tokens_in = detokenizer(tokenizer, skip_special_tokens)
     pieces = [tokens_in.push(token) for token in tokens]
     if pieces:

@@ -1,4 +1,4 @@
-"""Finds a model's control tokens in text. Pure; says where they are, not what becomes of them."""
+"""Finds a model's control tokens in text. Pure; it only finds them and changes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 WINDOW_CHARS = 64 * 1024
-"""One search holds the interpreter lock; this bounds for how long."""
+"""The length of one search, which holds the interpreter lock; this bounds the time."""
 
 
 class ControlTokens:
@@ -18,25 +18,25 @@ class ControlTokens:
         self._tails = frozenset(text[-size:] for text in texts for size in range(1, len(text)))
 
     def tokens(self, text: str) -> Iterator[tuple[int, str]]:
-        """(place, token), leftmost, then longest, one behind the other: as the tokenizer itself matches."""
+        """Yields (place, token) without overlaps: leftmost, then longest, as the tokenizer itself matches."""
         place = 0
         while (match := self._search(text, place)) is not None:
             yield match.start(), match[0]
             place = match.end()
 
     def places(self, text: str) -> Iterator[int]:
-        """Where a token begins, overlapping ones included."""
+        """Yields the places where a token begins, overlapping ones included."""
         place = 0
         while (match := self._search(text, place)) is not None:
             yield match.start()
             place = match.start() + 1
 
     def begins_in(self, text: str) -> bool:
-        """Whether the end of `text` is the beginning of a token."""
+        """Returns whether the end of `text` is the beginning of a token."""
         return any(text[-size:] in self._heads for size in range(1, min(len(text), self._longest) + 1))
 
     def ends_in(self, text: str) -> bool:
-        """Whether the beginning of `text` is the end of a token."""
+        """Returns whether the beginning of `text` is the end of a token."""
         return any(text[:size] in self._tails for size in range(1, min(len(text), self._longest) + 1))
 
     def _search(self, text: str, start: int) -> re.Match[str] | None:
@@ -52,7 +52,9 @@ class ControlTokens:
 
 
 def _trie_pattern(texts: Sequence[str]) -> str:
-    """An expression whose cost per character does not grow with the number of tokens; the longest wins."""
+    """Returns an expression whose cost per character does not grow with the number of tokens; the
+    longest token wins.
+    """
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie

@@ -1,7 +1,7 @@
-"""Ids to text, token by token, without ever splitting or losing a character.
+"""Turns ids to text, token by token, without ever splitting or losing a character.
 
-The pieces of a sequence concatenate to the tokenizer's decoding of the whole. Two ways, by vocabulary: bytes
-through an incremental UTF-8 decoder, or a window that is decoded again while its end is not certain.
+The pieces of a sequence concatenate to the tokenizer's decoding of the whole. There are two ways, depending on the
+vocabulary: bytes through an incremental UTF-8 decoder, or a window that is decoded again while its end is not certain.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gateway.text.tokenizer import ModelTokenizer
 
 class Detokenizer(Protocol):
     def push(self, token_id: int) -> str:
-        """The text that is certain now; often empty while a character is incomplete."""
+        """Returns the text that is certain now; it is often empty while a character is incomplete."""
         ...
 
     def flush(self) -> str:
-        """What was held back, at the end."""
+        """Returns the text that was held back, at the end."""
         ...
 
 
@@ -43,9 +43,9 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """For decoders that look at neighbours (SentencePiece: leading space, runs of byte tokens).
+    """A detokenizer for decoders that look at neighbours (SentencePiece: leading space, runs of byte tokens).
 
-    Window: [settled tokens that give context | tokens whose text is still open].
+    The window is [settled tokens that give context | tokens whose text is still open].
     """
 
     def __init__(self, tokenizer: ModelTokenizer, skip: frozenset[int]) -> None:
@@ -60,7 +60,7 @@ class WindowDetokenizer:
             return ""
         self._window.append(token_id)
         if token_id in self._tokenizer.byte_token_ids:
-            return ""  # the run may still become another character
+            return ""  # the run of byte tokens may still become another character
         return self._settle()
 
     def flush(self) -> str:

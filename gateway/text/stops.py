@@ -1,4 +1,6 @@
-"""Stop strings over a stream of pieces. Pure: holds back what may still begin one, and says when one is complete."""
+"""Finds stop strings in a stream of pieces. Pure: it holds back text that may still begin a stop string, and reports
+when one is complete.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """The string that is complete first wins; of several that end at the same place, the longest."""
+    """A matcher of stop strings. The string that is complete first wins; of several that end at the same place, the
+    longest.
+    """
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
         self._stops = tuple(stops)
@@ -18,7 +22,9 @@ class StopMatcher:
         return len(self._held)
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """(text that may go out, the stop string that ended it or None). After an end, push no more."""
+        """Adds a piece. Returns (text that may go out, the stop string that ended it or None). After an end, push no
+        more.
+        """
         text = self._held + piece
         # A stop string cannot be complete before the new piece begins.
         found = self._first_end(text, len(self._held))
@@ -31,7 +37,7 @@ class StopMatcher:
         return text[: len(text) - keep], None
 
     def flush(self) -> str:
-        """At the end of the text: what was held back is no stop string after all."""
+        """Returns the held text at the end of the text: it is no stop string after all."""
         text, self._held = self._held, ""
         return text
 
@@ -44,7 +50,7 @@ class StopMatcher:
         return None if best is None else (best[0], best[2])
 
     def _num_open(self, text: str) -> int:
-        """Length of the longest end of `text` that some stop string begins with."""
+        """Returns the length of the longest end of `text` that some stop string begins with."""
         longest = 0
         for stop in self._stops:
             for size in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,7 +1,7 @@
-"""Chat templates: the model's own, in a sandbox, within a time. Never one that a client sent.
+"""Chat templates: the model's own, in a sandbox, within a time limit. A template that a client sent is never used.
 
-The environment is the one that models' authors test against (transformers' `apply_chat_template`), rebuilt here
-because the gateway does not import transformers.
+The environment is the one that models' authors test against (transformers' `apply_chat_template`), rebuilt here because
+the gateway does not import transformers.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import jinja2.sandbox
 import msgspec
 
 MAX_RENDER_S = 1.0
-"""Of the thread's own processor time: that others are busy is no fault of the messages."""
+"""The longest render in the thread's own processor time, so that a busy machine does not count against the messages."""
 MAX_RENDERED_CHARS = 64 * 1024 * 1024
 
 
 class TemplateRefused(Exception):
-    """The template itself does not take these messages; its words are the model's, not ours."""
+    """The template itself does not take these messages; the text is the model's, not ours."""
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks training targets; for rendering it is its body."""
+    """A tag: `{% generation %}…{% endgeneration %}` marks training targets; rendering it gives its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it as a plain set)
 
@@ -40,7 +40,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Refuses names that reach into the interpreter."""
+    """A namespace that refuses names that reach into the interpreter."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, rest = args[0], args[1:]
@@ -70,7 +70,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the HTML escapes of jinja2's own filter."""
+    """Writes JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -96,7 +96,9 @@ class ChatTemplate:
     """One model's template, compiled once."""
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
-        """`variables`: what the template may name of the tokenizer, such as `bos_token`. Raises `ValueError`."""
+        """Compiles a template. `variables` are the values of the tokenizer that the template may name, such as
+        `bos_token`. Raises `ValueError`.
+        """
         self.source = source
         self._variables = dict(variables or {})
         try:
@@ -112,7 +114,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         clock: Any = time.thread_time,
     ) -> str:
-        """Raises `TemplateRefused` when the template refuses, fails, or takes too long."""
+        """Renders messages. Raises `TemplateRefused` when the template refuses, fails, or takes too long."""
         deadline = clock() + MAX_RENDER_S
         pieces: list[str] = []
         num_chars = 0
@@ -142,11 +144,11 @@ class ChatTemplate:
 
 
 def load_template(directory: Path) -> ChatTemplate | None:
-    """From `chat_template.jinja`, else from `tokenizer_config.json`; None: the model has none."""
+    """Reads `chat_template.jinja`, otherwise `tokenizer_config.json`. Returns None if the model has no template."""
     config = _json(directory / "tokenizer_config.json")
     file = directory / "chat_template.jinja"
     source = file.read_text() if file.is_file() else config.get("chat_template")
-    if isinstance(source, list):  # several named ones: the default
+    if isinstance(source, list):  # if there are several named templates, the default is used
         source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
     if not source:
         return None

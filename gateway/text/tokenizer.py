@@ -1,14 +1,14 @@
-"""Text to ids and back for one model. Knows control tokens and keeps them out of the reach of users' text.
+"""Text to ids and back for one model. It knows control tokens, and users' text cannot produce them.
 
-How a user's `<|im_end|>` stays text. A template renders to one string in which the model's own control tokens
-and a user's look alike, so both are told apart before and after the rendering:
+This is how a user's `<|im_end|>` stays text. A template renders to one string in which the model's own control tokens
+and a user's look alike, so both are distinguished before and after the rendering:
 
 1. `break_up` puts a marker into every place of a user's string where a control token stands, begins or ends.
 2. The template renders; `encode_rendered` then replaces each control token that is still whole (so it came from
    the template) by an alias, takes the markers out, and encodes with a tokenizer that knows only the aliases.
 
-What remains of a user's control token is plain text to that tokenizer, wherever it stood. Marker and aliases are
-random per process, so nobody can send them. Text without control tokens encodes exactly as it always does.
+What remains of a user's control token is plain text to that tokenizer, wherever it stood. Marker and aliases are random
+per process, so no client can send them. Text without control tokens encodes exactly as it always does.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from gateway.text.control import ControlTokens
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CACHED_WORDS = 1_000
-"""The library keeps so many of the words that each thread meets first, for good; a long one takes 8 KB. Its own bound
-is 10,000. Usual words are met early, so a tenth of them is nearly as fast."""
+"""The number of words that the library caches. It keeps those that each thread meets first, for good; a long word takes
+8 KB. Its own bound is 10,000. Usual words are met early, so a tenth of them is nearly as fast.
+"""
 # Private-use characters of plane 15: valid Unicode that no tokenizer treats specially.
 _PRIVATE = range(0xF0000, 0xFFFFE)
 
 
 def _nonce() -> str:
-    """About 96 random bits as characters."""
+    """Returns about 96 random bits as characters."""
     return "".join(chr(_PRIVATE[secrets.randbelow(len(_PRIVATE))]) for _ in range(6))
 
 
 class TooManyTokens(ValueError):
-    """`num_tokens`: so many the text has."""
+    """The text has too many tokens; `num_tokens` is their number."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"{num_tokens} tokens")
@@ -48,10 +49,10 @@ class TooManyTokens(ValueError):
 
 
 class ModelTokenizer:
-    """Immutable after construction; encoding is thread-safe and releases the interpreter lock."""
+    """A model's tokenizer, immutable after construction. Encoding is thread-safe and releases the interpreter lock."""
 
     def __init__(self, spec: dict[str, Any], template_source: str = "") -> None:
-        """`spec` is the content of a `tokenizer.json`."""
+        """Builds the tokenizer. `spec` is the content of a `tokenizer.json`."""
         self._tokenizer = _loaded(spec)
         added = [(token["id"], token["content"], token["special"]) for token in spec["added_tokens"]]
         self.special_ids = frozenset(number for number, _, special in added if special)
@@ -77,14 +78,16 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, directory: Path, template_source: str = "") -> ModelTokenizer:
-        """Raises `OSError` or `ValueError` for a directory without a usable `tokenizer.json`."""
+        """Reads a tokenizer. Raises `OSError` or `ValueError` for a directory without a usable `tokenizer.json`."""
         return cls(json.loads((directory / "tokenizer.json").read_bytes()), template_source)
 
     # Users' text, before the template
 
     def break_up(self, text: str, keep_marks: bool = False) -> str:
-        """The string with every control token in it broken, whole ones and halves at its ends. `keep_marks`:
-        only special ones; the model's own words given back may hold marks that the template looks for."""
+        """Returns the string with every control token in it broken, whole ones and halves at its ends. With
+        `keep_marks` only special tokens are broken: text that the model itself wrote may hold marks that the template
+        looks for.
+        """
         tokens = self._special if keep_marks else self._all
         pieces: list[str] = []
         start = 0
@@ -95,7 +98,7 @@ class ModelTokenizer:
         return self._break_ends(self._marker.join(pieces), tokens)
 
     def _break_ends(self, text: str, tokens: ControlTokens) -> str:
-        """Halves at the ends could meet their other half in a neighbouring piece."""
+        """Breaks halves at the ends, because they could meet their other half in a neighbouring piece."""
         body = text.rstrip()
         if tokens.begins_in(body):
             text = body + self._marker + text[len(body) :]
@@ -107,8 +110,9 @@ class ModelTokenizer:
     # Text to ids
 
     def encode_rendered(self, rendered: str, most: int | None = None) -> list[int]:
-        """A rendered template, in which the only whole control tokens are the template's own. Raises
-        `TooManyTokens`."""
+        """Encodes a rendered template, in which the only whole control tokens are the template's own. Raises
+        `TooManyTokens`.
+        """
         pieces: list[str] = []
         start = 0
         for place, text in self._all.tokens(rendered):
@@ -118,12 +122,13 @@ class ModelTokenizer:
         return self.encode_plain("".join(pieces).replace(self._marker, ""), add_special_tokens=False, most=most)
 
     def encode_plain(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
-        """A user's own text: no control token comes of it, but for those that the model always begins with. Raises
-        `TooManyTokens`."""
-        # Not `encode`: that one holds the interpreter lock to its end, seconds for megabytes.
+        """Encodes a user's own text. No control token comes from it, except those that the model always begins with.
+        Raises `TooManyTokens`.
+        """
+        # `encode` is not used: it holds the interpreter lock to its end, which is seconds for megabytes.
         (encoded,) = self._renamed.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         if most is not None and len(encoded) > most:
-            raise TooManyTokens(len(encoded))  # before they become objects of Python's
+            raise TooManyTokens(len(encoded))  # raised before the ids become Python objects
         ids: list[int] = encoded.ids
         return ids
 
@@ -134,12 +139,12 @@ class ModelTokenizer:
         return text
 
     def decode_long(self, ids: Sequence[int]) -> str:
-        """The same with special tokens, without the interpreter lock; for a thread."""
+        """Decodes ids including special tokens, without the interpreter lock; for a thread."""
         (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return str(text)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to the text, as bytes; half characters included. Unknown ids add nothing."""
+        """Returns the bytes that one token adds to the text, half characters included. Unknown ids add nothing."""
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
@@ -155,18 +160,18 @@ class ModelTokenizer:
 
     @cached_property
     def byte_token_ids(self) -> frozenset[int]:
-        """Ids of byte-fallback tokens: their text is known only when their run has ended."""
+        """The ids of byte-fallback tokens: their text is known only when their run has ended."""
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
         return frozenset(number for token, number in vocab.items() if _BYTE_TOKEN.fullmatch(token))
 
 
 def _renamed(spec: dict[str, Any], alias: dict[str, str]) -> dict[str, Any]:
-    """The same tokenizer, but with other texts for its control tokens; ids stay."""
+    """Returns the same tokenizer with other texts for its control tokens; ids stay."""
     renamed: dict[str, Any] = json.loads(json.dumps(spec))
     for token in renamed["added_tokens"]:
         if token["content"] in alias:
             token["content"] = alias[token["content"]]
-            token["normalized"] = False  # matched as it stands
+            token["normalized"] = False  # matched exactly as written
     model = renamed["model"]
     if isinstance(model.get("vocab"), dict):
         model["vocab"] = {alias.get(text, text): number for text, number in model["vocab"].items()}
@@ -179,7 +184,7 @@ def _renamed(spec: dict[str, Any], alias: dict[str, str]) -> dict[str, Any]:
 
 def _loaded(spec: dict[str, Any]) -> Tokenizer:
     tokenizer: Tokenizer = Tokenizer.from_str(json.dumps(spec))
-    resize = getattr(tokenizer.model, "_resize_cache", None)  # where the kind of model has a cache
+    resize = getattr(tokenizer.model, "_resize_cache", None)  # only some kinds of model have a cache
     if resize is not None:
         resize(CACHED_WORDS)
     return tokenizer

@@ -1,8 +1,8 @@
--- What the limiter has of a tenant's budget rows, for comparison with the books; takes nothing.
+-- Reads a tenant's budget rows for comparison with the books; reserves nothing.
 -- KEYS  1 state  2 open  3.. the reservations in open
 -- ARGV  1 time (unused)  2 JSON: rows (of budgets)
--- Answer {'again'}: open changed since it was read; {'none'}: there is no state; or
---        {'ok', epoch, {used, held, what open reservations hold} of the rows; used is -1 for a row that is not there}
+-- Answer {'again'} if open changed since it was read; {'none'} if there is no state; or
+--        {'ok', epoch, {used, held, sum held by open reservations} of the rows; used is -1 for a missing row}
 local state, open = KEYS[1], KEYS[2]
 local ask = cjson.decode(ARGV[2])
 local epoch = redis.call('HGET', state, 'ep')

@@ -1,24 +1,26 @@
--- Put in front of every limiter script when it is loaded; not a script of its own. What a script returns goes out as
--- one MessagePack value: a reply of many parts takes a client many times as long to read.
+-- Shared functions of the limiter scripts. This text is put in front of every script when it is loaded; it is no script
+-- of its own. A script's result is sent as one MessagePack value, because a client takes many times as long to read a
+-- reply of many parts.
 --
--- state        hash: ep (epoch), hwm (time mark, ms), built (ms, by the gateways' clock), n (open requests), mu (their micro-units);
---              of each place (api key, tenant, model, end user) run:<place>, tok:<place>: open requests, their tokens;
---              of each budget row (<budget>@<start of its period>) u: used, h: held, l: limit, k: hardness, v: version of
---              both; p:<budget>: the starts of its rows
--- open         sorted set: request id -> expires_at in ms. A past one is suspect, and frees nothing
+-- state        hash: ep (epoch), hwm (time mark, ms), built (ms, by the gateways' clock), n (open requests),
+--              mu (their micro-units);
+--              for each place (API key, tenant, model, end user) run:<place>: open requests, tok:<place>: their tokens;
+--              for each budget row (<budget>@<start of its period>) u: used, h: held, l: limit, k: hardness, v: version
+--              of limit and hardness; p:<budget>: the starts of its rows
+-- open         sorted set: request id -> expires_at in ms. A request past this time is suspect, and frees nothing
 -- reservation  hash: state (open, ended), slot, places, rows (of budgets), w (windows), in, in_s (prompt tokens still
---              counted, and their second), bound (output tokens granted), o<second> (those granted in it), seq, wait,
---              stop, mu; ended: a tombstone
--- window       hash: one field per bucket that took something, sum, lo (no field is older), hi (the newest that took).
+--              counted, and their second), bound (output tokens granted), o<second> (those granted in that second),
+--              seq, wait, stop, mu. An ended reservation is a tombstone
+-- window       hash: one field per bucket with an amount, sum, lo (no field is older), hi (the newest with one).
 --              Its key ends in :<unit>:<seconds of a bucket>
 
-local BUCKETS = 60         -- the current bucket and 60 before it count, the oldest whole: never above the limit in 60
+local BUCKETS = 60         -- the current bucket and 60 before it count, so the limit holds over any 60
 local TOMBSTONE_S = 300
-local STEP_MS = 60000       -- while the clock stands still after a smaller step back, nobody waits longer than a window
+local STEP_MS = 60000       -- after a smaller step back the clock stands still, for a window at most
 local MAX_EXACT = 9007199254740991   -- 2^53 - 1: numbers here are doubles
 
--- Redis TIME in ms, kept monotone over small steps; nil: it has stepped back further, so what was counted until now lies
--- in a future that may be far off, and the state is to be made anew. Only tests hand a time in.
+-- Returns Redis TIME in ms, kept monotone over small steps. Returns nil if it has stepped back further: the counted
+-- amounts then lie in a future that may be far off, and the state must be rebuilt. Only tests pass a time.
 local function clock(state, given)
   local now
   if given ~= '' then
@@ -36,13 +38,13 @@ end
 
 local function second_of(now) return math.floor(now / 1000) end
 
--- Whether the state belongs to the epoch and lost nothing: a missing key never means that nothing was used.
+-- Returns whether the state belongs to the epoch and lost nothing: a missing key never means that nothing was used.
 local function is_current(state, open, epoch)
   local known = redis.call('HMGET', state, 'ep', 'n')
   return known[1] and tonumber(known[1]) == epoch and tonumber(known[2]) == redis.call('ZCARD', open)
 end
 
--- With the epoch that is there, if any: one's own means damage.
+-- Returns the answer 'rebuild' with the state's epoch, or -1. If this is the caller's own epoch, the state is damaged.
 local function rebuild(state)
   return {'rebuild', tonumber(redis.call('HGET', state, 'ep') or '-1')}
 end
@@ -54,14 +56,14 @@ local function all_exact(numbers)
   return true
 end
 
--- `prefix` .. name, of each name.
+-- Returns `prefix` .. name for each name.
 local function prefixed(prefix, names)
   local found = {}
   for i, name in ipairs(names) do found[i] = prefix .. name end
   return found
 end
 
--- Integers of a hash in the order of `fields`; one that is not there is 0.
+-- Returns integers of a hash in the order of `fields`; a missing field is 0.
 local function numbers_of(key, fields)
   if #fields == 0 then return {} end
   local numbers = redis.call('HMGET', key, unpack(fields))
@@ -69,14 +71,14 @@ local function numbers_of(key, fields)
   return numbers
 end
 
--- Sets field, value, field, value, ... of a hash; Lua hands on only so many values at once.
+-- Sets field, value, field, value, ... of a hash, in parts: Lua can pass only a limited number of values at once.
 local function set_fields(key, fields)
   for i = 1, #fields, 1000 do redis.call('HSET', key, unpack(fields, i, math.min(i + 999, #fields))) end
 end
 
 -- Windows
 
--- What a request takes of a window of this unit.
+-- Returns the amount that a request takes of a window of this unit.
 local function taken(unit, requests, input, output)
   if unit == 'requests' then return requests end
   if unit == 'input' then return input end
@@ -84,8 +86,9 @@ local function taken(unit, requests, input, output)
   return input + output
 end
 
--- A window as it counts now: key, name (place:unit:width), place, unit, width, first and last (the oldest and the newest
--- bucket that count), sum, lo (false: there is none yet), hi. Expired buckets leave it here: at most 61 can be present.
+-- Returns a window as it counts now: key, name (place:unit:width), place, unit, width, first and last (the oldest and
+-- the newest bucket that count), sum, lo (false if there is none yet), hi. Expired buckets are deleted here: at most 61
+-- can be present.
 local function read_window(key, second)
   local name = string.match(key, ':w:(.*)$')
   local place, unit, width = string.match(name, '^(.*):(%a+):(%d+)$')
@@ -107,14 +110,14 @@ local function read_window(key, second)
   return window
 end
 
--- The script's KEYS from the fourth on.
+-- Returns the windows of the script's KEYS from the fourth on.
 local function windows_of(keys, second)
   local windows = {}
   for i = 4, #keys do windows[#windows + 1] = read_window(keys[i], second) end
   return windows
 end
 
--- Adds (or, negative, gives back) an amount in the bucket of `at`, if that one still counts.
+-- Adds an amount to the bucket of `at`, if that bucket still counts. A negative amount is given back.
 local function window_add(window, at, amount)
   local bucket = math.floor(at / window.width)
   if amount == 0 or bucket < window.first then return end
@@ -125,8 +128,8 @@ local function window_add(window, at, amount)
   redis.call('EXPIRE', window.key, 2 * BUCKETS * window.width)
 end
 
--- Makes a window that is not there out of {bucket, amount} pairs: as adding each, in two commands. A bucket that has
--- not come yet counts as the current one.
+-- Makes a missing window from {bucket, amount} pairs. The result is that of adding each, but with two commands. A
+-- bucket in the future counts as the current one.
 local function window_set(key, pairs_of, second)
   local width = tonumber(string.match(key, ':(%d+)$'))
   local last = math.floor(second / width)
@@ -150,7 +153,7 @@ end
 
 local function end_of(bucket, width) return (bucket + BUCKETS + 1) * width * 1000 end
 
--- ms until `excess` of what counts has expired; excess <= sum.
+-- Returns the ms until an amount of `excess` has expired; excess <= sum.
 local function until_free(window, now, excess)
   local freed, buckets = 0, {}
   for bucket = window.lo or window.last, window.last do buckets[#buckets + 1] = bucket end
@@ -161,8 +164,8 @@ local function until_free(window, now, excess)
   return end_of(window.last, window.width) - now
 end
 
--- {sum, ms until nothing counts, open tokens of its place} of the windows, in one list. Until then at most: what was
--- given back may have been the newest.
+-- Returns {sum, ms until nothing counts, open tokens of its place} of the windows, in one list. The ms are an upper
+-- bound: the newest amount may have been given back.
 local function sums_of(state, windows, now)
   local places, answer = {}, {}
   for i, window in ipairs(windows) do places[i] = window.place end
@@ -183,7 +186,7 @@ local function words(text)
   return found
 end
 
--- Open requests of each place, with their tokens.
+-- Adds to the open requests of each place, and to their tokens.
 local function count_open(state, places, requests, tokens)
   local fields, changed, gone = {'n'}, {}, {}
   for _, place in ipairs(places) do
@@ -203,9 +206,9 @@ local function count_open(state, places, requests, tokens)
   if #gone > 0 then redis.call('HDEL', state, unpack(gone)) end
 end
 
--- Budgets: {row, budget, start, limit, hardness, version}; start -1: only a rebuild knows what was used
+-- Budgets: {row, budget, start, limit, hardness, version}; at start -1 only a rebuild knows the used amount
 
--- False: a row is missing that may have been charged to.
+-- Makes missing rows. Returns false if a missing row may have been charged to.
 local function rows_exist(state, budgets)
   local fields = {'built'}
   for _, b in ipairs(budgets) do fields[#fields + 1] = 'u:' .. b[1] end
@@ -227,7 +230,7 @@ local function rows_exist(state, budgets)
   return true
 end
 
--- Of limits read at different times the newest holds, whoever brings it.
+-- Stores limits. If limits were read at different times, the newest version holds, whichever call brings it.
 local function learn_limits(state, budgets)
   if #budgets == 0 then return end
   local fields = {}
@@ -246,7 +249,7 @@ local function learn_limits(state, budgets)
   end
 end
 
--- {row, hardness, what is left, used, held} of each row.
+-- Returns {row, hardness, remaining amount, used, held} of each row.
 local function money_of(state, rows)
   if #rows == 0 then return {} end
   local fields, money = {}, {}
@@ -268,8 +271,8 @@ local function hold(state, rows, amount)
   redis.call('HINCRBY', state, 'mu', amount)
 end
 
--- The largest rung of the ladder ({tokens, cost}, largest first) that every window and every hard budget allows.
--- `limits`: {number of its window, limit, shadow} each; `input` and `cost`: what else this call takes.
+-- Returns the largest rung of the ladder ({tokens, cost}, largest first) that every window and every hard budget
+-- allows. Each of `limits` is {number of its window, limit, shadow}. This call also takes `input` and `cost`.
 local function best_rung(ladder, windows, limits, input, money, cost)
   for _, rung in ipairs(ladder) do
     local fits = true
@@ -285,8 +288,8 @@ local function best_rung(ladder, windows, limits, input, money, cost)
   return 0, 0
 end
 
--- Ends an open reservation: what was not used leaves the buckets it was taken in, `cost` stays of the money that was
--- held, and a tombstone stays. `uncount`: it was no request either.
+-- Ends an open reservation. Unused amounts are given back to the buckets they were taken from, `cost` of the held money
+-- is charged, and a tombstone stays. With `uncount` it does not count as a request either.
 local function finish(state, open, reservation, windows, request_id, input_used, output_used, cost, uncount)
   local entry = {}
   local flat = redis.call('HGETALL', reservation)

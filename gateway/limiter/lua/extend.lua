@@ -1,20 +1,20 @@
--- Grants a running request the largest affordable rung of its ladder; or 0, with the ms until one token fits its
--- windows, or with the budget that cannot pay for one.
+-- Grants a running request the largest affordable rung of its ladder; or 0, with the ms until the smallest rung fits
+-- its windows, or with the budget that cannot pay for it.
 -- KEYS  1 state  2 open  3 reservation  4.. windows
--- ARGV  1 time ('' but in tests)  2 JSON: epoch, id, seq, limits ({number of its window, limit, shadow} each), budgets (as of now:
---       {row, budget, start, limit, hardness, version} each), known (a row that is not among them and is older than
---       this version is gone), counted (prompt tokens that count after all; -1: not known yet), term in ms,
---       ladder ({tokens, cost} each, largest first)
--- Answer {'rebuild', epoch}, {'ended'}, {'inexact'} or {'ok', bound over all leases, wait in ms, micro-units reserved in
---       all, row of the budget that stops it or ''}
--- Repeated with a seq already seen: the recorded answer.
+-- ARGV  1 time ('' outside tests)  2 JSON: epoch, id, seq, limits ({number of its window, limit, shadow} each),
+--       budgets (as of now: {row, budget, start, limit, hardness, version} each), known (a row that is not among them
+--       and is older than this version was deleted), counted (prompt tokens that really count; -1: not known yet), term
+--       in ms, ladder ({tokens, cost} each, largest first)
+-- Answer {'rebuild', epoch}, {'ended'}, {'inexact'} or {'ok', bound over all leases, wait in ms, micro-units reserved
+--       in all, row of the budget that stops it or ''}
+-- A call with a seq already seen gets the recorded answer.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
 local ask = cjson.decode(ARGV[2])
 local fields = {'state', 'places', 'in', 'in_s', 'bound', 'seq', 'wait', 'mu', 'stop', 'rows'}
 local entry = redis.call('HMGET', reservation, unpack(fields))
 if entry[1] == 'ended' then return {'ended'} end
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
-if not redis.call('ZSCORE', open, ask.id) then return {'ended'} end   -- built without it
+if not redis.call('ZSCORE', open, ask.id) then return {'ended'} end   -- the state was rebuilt without this request
 local numbers = {}
 for _, rung in ipairs(ask.ladder) do numbers[#numbers + 1] = rung[2] end
 for _, b in ipairs(ask.budgets) do numbers[#numbers + 1] = b[4] end

@@ -1,6 +1,6 @@
--- What counts against a key's limits and budgets now; takes nothing.
--- KEYS  1 state  2 open  3 any of the tenant's (unused)  4.. windows
--- ARGV  1 time ('' but in tests)  2 JSON: epoch, running (places), rows (of budgets)
+-- Reads the amounts that count against a key's limits and budgets now; reserves nothing.
+-- KEYS  1 state  2 open  3 any key of the tenant (unused)  4.. windows
+-- ARGV  1 time ('' outside tests)  2 JSON: epoch, running (places), rows (of budgets)
 -- Answer {'rebuild', epoch} or {'ok', now, {sum, ms until empty, open tokens of its place} of the windows, {open
 --       requests} of the running, {used, held} of the rows}
 local state, open = KEYS[1], KEYS[2]

@@ -1,11 +1,11 @@
--- Makes a tenant's state anew, complete, under an epoch. What was there before is forgotten.
--- KEYS  1 state  2 open  3 what every reservation's key begins with  4.. windows, then the reservations to make, then
---       those to forget
--- ARGV  1 time ('' but in tests)  2 JSON: epoch, windows ({bucket, amount} pairs of each), budgets ({row, budget, used,
---       limit, hardness, version} each), built (when the books were read, by the reader's clock), requests (id, slot,
---       places, rows, w, input, in_s, bound, at_s, seq, mu), term
--- Answer {'ok'}; {'none'}: this epoch's state, or a later one's, is there already; or {'forget', ids}: these are open and
---        not among KEYS; nothing was done
+-- Makes a tenant's complete state under an epoch. The state before it is deleted.
+-- KEYS  1 state  2 open  3 the prefix of every reservation's key  4.. windows, then the reservations to make, then
+--       those to delete
+-- ARGV  1 time ('' outside tests)  2 JSON: epoch, windows ({bucket, amount} pairs of each), budgets ({row, budget,
+--       used, limit, hardness, version} each), built (the time of reading the books, by the reader's clock), requests
+--       (id, slot, places, rows, w, input, in_s, bound, at_s, seq, mu), term
+-- Answer {'ok'}; {'none'} if the state of this epoch or a later one exists already; or {'forget', ids} if these
+--        requests are open and not among KEYS (nothing was done)
 local state, open = KEYS[1], KEYS[2]
 local ask = cjson.decode(ARGV[2])
 local before = redis.call('HMGET', state, 'ep', 'hwm')

@@ -1,13 +1,14 @@
 -- Admits a request at every level or at none: the prompt and the largest affordable first lease.
 -- KEYS  1 state  2 open  3 reservation  4.. windows
--- ARGV  1 time ('' but in tests)  2 JSON: epoch, id, slot, places, limits ({number of its window, limit, shadow} each),
---       running ({place, limit, shadow} each), budgets ({row, budget, start, limit, hardness, version} each), prompt,
---       cost of the prompt, term in ms, ladder ({tokens, cost} each, largest first; none: no output)
+-- ARGV  1 time ('' outside tests)  2 JSON: epoch, id, slot, places, limits ({number of its window, limit, shadow}
+--       each), running ({place, limit, shadow} each), budgets ({row, budget, start, limit, hardness, version} each),
+--       prompt, cost of the prompt, term in ms, ladder ({tokens, cost} each, largest first; none: no output)
 -- Answer {'rebuild', epoch}, {'ended'}, {'inexact'}, or
 --   {'ok' | 'refused', now, bound, micro-units reserved, number of the failing limit (limits, then running, then
---    budgets; 0: none), ms until it would fit (-1: never), {sum, ms until empty, open tokens of its place} of the windows,
---    {open requests} of the running, {used, held} of the budgets, {numbers of the shadow limits that would have refused}}
--- Repeated: the same bound, nothing taken twice.
+--    budgets; 0: none), ms until it would fit (-1: never), {sum, ms until empty, open tokens of its place} of the
+--    windows, {open requests} of the running, {used, held} of the budgets, {numbers of the shadow limits that
+--    would have refused}}
+-- A repeated call gets the same bound, and nothing is taken twice.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
 local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
@@ -61,7 +62,7 @@ end
 local counts = numbers_of(state, running)
 for i, r in ipairs(ask.running) do
   if counts[i] >= r[2] then
-    refuse(#ask.limits + i, r[3] == 1, r[2] == 0 and -1 or 1000)   -- nobody knows when one ends
+    refuse(#ask.limits + i, r[3] == 1, r[2] == 0 and -1 or 1000)   -- the end of a running request is not known
   end
 end
 for i, m in ipairs(money) do

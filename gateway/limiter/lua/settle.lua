@@ -1,9 +1,9 @@
 -- Ends a request that was charged: its cost moves from held to used, the rest and the concurrency permit go back.
 -- KEYS  1 state  2 open  3 reservation  4.. windows
--- ARGV  1 time ('' but in tests)  2 JSON: epoch, id, cost in micro-units, input (prompt tokens that count: written +
+-- ARGV  1 time ('' outside tests)  2 JSON: epoch, id, cost in micro-units, input (prompt tokens that count: written +
 --       uncached), output tokens
 -- Answer {'rebuild', epoch}, {'none'}, {'inexact'} or {'ok'}
--- Repeated, or without an open reservation: no effect.
+-- A repeated call, or one without an open reservation, has no effect.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
 local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end

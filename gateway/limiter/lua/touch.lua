@@ -1,8 +1,8 @@
 -- Moves the expiry of every request that a gateway still holds of one tenant.
 -- KEYS  1 state  2 open
--- ARGV  1 time ('' but in tests)  2 JSON: epoch, term in ms, ids
+-- ARGV  1 time ('' outside tests)  2 JSON: epoch, term in ms, ids
 -- Answer {'rebuild', epoch} or {'ok', number of ids that are not open here}
--- Repeated: harmless.
+-- A repeated call is harmless.
 local state, open = KEYS[1], KEYS[2]
 local ask = cjson.decode(ARGV[2])
 if not is_current(state, open, ask.epoch) then return rebuild(state) end

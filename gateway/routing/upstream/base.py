@@ -1,4 +1,4 @@
-"""What the rest of the gateway knows of a worker: a call that is sent, and events that come back. No sockets."""
+"""The gateway's view of a worker: a call that is sent, and events that come back. It has no sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.protocol.messages import Failed, Finished, TokenDelta
 
 @dataclass(frozen=True)
 class Lost:
-    """The attempt ended without a word of the worker: its link broke, or it sent what cannot be."""
+    """The attempt ended without a message of the worker: its link broke, or it sent something impossible."""
 
     why: str
 
@@ -20,7 +20,7 @@ Event = TokenDelta | Finished | Failed | Lost
 
 
 class Mailbox:
-    """Where the events of one HTTP request's calls meet, in order. One reader."""
+    """The events of one HTTP request's calls, in order. There is one reader."""
 
     def __init__(self) -> None:
         self._items: list[tuple[int, Event]] = []
@@ -32,7 +32,9 @@ class Mailbox:
         self._ready.set()
 
     def fail(self, error: Exception) -> None:
-        """The reader gets this instead of what comes later: the process drains, a lease is lost."""
+        """Makes the reader raise this error instead of taking further events: the process drains, or a
+        lease is lost.
+        """
         self._failure = self._failure or error
         self._ready.set()
 
@@ -46,7 +48,7 @@ class Mailbox:
         return items
 
     def forgive(self) -> None:
-        """After `fail`: the reader goes on, for the endings."""
+        """Removes the error of `fail`, so that the reader can take the endings."""
         self._failure = None
 
 
@@ -60,5 +62,5 @@ class Call(Protocol):
     def cancel(self, index: int = -1, reason: str = "client") -> None: ...
 
     def close(self) -> None:
-        """Nobody listens any more; what still comes is dropped."""
+        """Ends the interest in this call; later events are dropped."""
         ...

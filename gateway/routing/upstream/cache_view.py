@@ -1,7 +1,7 @@
-"""What one worker's prefix cache holds, by group hash, as far as this gateway has heard. Pure.
+"""The content of one worker's prefix cache, by group hash, as far as this gateway has heard. Pure.
 
-Lives and dies with the link, so nothing of a dead worker is ever asked. A hash has the caller's namespace in it
-(cache/tree/hashing.py): another tenant's tokens are other hashes. A wrong guess costs time, never correctness.
+A view belongs to one link and ends with it, so nothing of a dead worker is used. A hash contains the caller's namespace
+(cache/tree/hashing.py): another tenant's tokens have other hashes. A wrong guess costs time, never correctness.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterable, Sequence
 from workers.protocol.messages import CacheEvent
 
 MAX_GROUPS = 500_000
-"""About 70 MB; the rest of a larger cache is not known here."""
+"""About 70 MB. The rest of a larger cache is not known here."""
 MAX_ASSUMED = 50_000
 
 Group = tuple[bytes, int]
-"""(hash, end token)."""
+"""The hash and the end token."""
 
 
 class CacheView:
     def __init__(self, max_groups: int = MAX_GROUPS) -> None:
         self.seq = -1
-        """Of the last event; -1: nothing is known until a snapshot comes."""
+        """The number of the last event; -1 means that nothing is known until a snapshot comes."""
         self._max_groups = max_groups
         self._reported: set[bytes] = set()
         self._assumed: dict[bytes, float] = {}
@@ -33,11 +33,13 @@ class CacheView:
         return len(self._reported)
 
     def apply(self, event: CacheEvent) -> bool:
-        """False: events were lost, and a snapshot is needed. Without one nothing is known."""
+        """Applies one event. Returns False if events were lost and a snapshot is needed; nothing is known until it
+        comes.
+        """
         if event.reset:
             self._reported = set()
         elif self.seq < 0:
-            return True  # it is asked for already
+            return True  # the snapshot is asked for already
         elif event.seq != self.seq + 1:
             self.seq = -1
             self._reported = set()
@@ -49,7 +51,9 @@ class CacheView:
         return True
 
     def assume(self, groups: Iterable[Group], until: float, now: float) -> None:
-        """A request with these groups was just sent there: they will be found and held, or computed."""
+        """Notes that a request with these groups was just sent there. The worker will find and hold them, or compute
+        them.
+        """
         self._expire(now)
         sent = tuple(group for group, _ in groups)
         if sent and len(self._assumed) + len(sent) <= MAX_ASSUMED:
@@ -57,8 +61,9 @@ class CacheView:
             self._due.append((until, sent))
 
     def num_tokens(self, groups: Sequence[Group], now: float) -> int:
-        """How many tokens of a prompt are there. O(log groups): a tree loses its leaves first, so whoever holds a group
-        holds those before it."""
+        """Returns how many tokens of a prompt are cached. O(log groups): a tree loses its leaves first, so a worker
+        that holds a group also holds the groups before it.
+        """
         self._expire(now)
         held = bisect.bisect_left(groups, True, key=lambda group: not self._holds(group[0]))
         return groups[held - 1][1] if held else 0
@@ -67,7 +72,7 @@ class CacheView:
         return group in self._reported or group in self._assumed
 
     def _expire(self, now: float) -> None:
-        # Not sorted by time: what is late behind something later leaves a little later.
+        # The queue is not sorted by time: an early entry that comes after a later one leaves a little late.
         while self._due and self._due[0][0] <= now:
             for group in self._due.popleft()[1]:
                 if self._assumed.get(group, now + 1) <= now:

@@ -1,4 +1,4 @@
-"""What becomes of a worker's bad ends: errors as a client may see them. Pure; a worker's own words stay in our log."""
+"""Turns a worker's failures into errors that a client may see. Pure; a worker's own words stay in our log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The workers this gateway is linked with: finds them in Redis, dials each, dials again what was lost.
+"""The workers that this gateway is linked with. The fleet finds them in Redis, dials each, and dials lost ones again.
 
-Redis only says where workers listen. While it is away the links stay, and a lost link is dialled again at the
-address last known.
+Redis only says where workers listen. While it cannot be reached, the links stay, and a lost link is dialled again at
+the last known address.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOK_EVERY_S = 0.5
 REDIAL_S = 0.5
 
 Look = Callable[[], Awaitable[list[Registration] | None]]
-"""The registrations in force; None while Redis cannot say."""
+"""Returns the registrations in force, or None while Redis does not answer."""
 
 
 class Fleet:
@@ -44,7 +44,7 @@ class Fleet:
         return dict(Counter(link.registration.model for link in self.links))
 
     async def run(self) -> None:
-        """Until cancelled; the links end with it."""
+        """Runs until it is cancelled; the links end with it."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 found = await self._look()
@@ -68,7 +68,7 @@ class Fleet:
 
 
 def decode_all(values: list[bytes]) -> list[Registration]:
-    """What cannot be read is no worker of ours."""
+    """Decodes registrations. A value that cannot be read is no worker of ours and is skipped."""
     found = []
     for value in values:
         try:

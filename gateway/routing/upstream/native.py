@@ -1,6 +1,6 @@
-"""A worker of our own: one multiplexed connection, heartbeats, and its events sorted to the calls they belong to.
+"""A native worker: one multiplexed connection, heartbeats, and its events sorted to the calls they belong to.
 
-Judges the worker by what it says on the link, never by Redis. Drops what is stale (another attempt, tokens already
+It judges the worker by the messages on the link, never by Redis. It drops stale events (another attempt, tokens already
 seen) and ends an attempt in which tokens are missing. Knows no text, no client and no money.
 """
 
@@ -49,21 +49,21 @@ logger = logging.getLogger(__name__)
 
 HELLO_S = 3.0
 PEEK_S = 2.0
-"""An engine answers between two steps."""
+"""The longest wait for a cache probe; an engine answers between two steps."""
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 SUSPECT_STEP_AGE_MS = 3_000
-"""No new work for an engine whose running step is older (security.md F27)."""
+"""An engine whose running step is older gets no new work (security.md F27)."""
 SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
 """The gateway cuts its link to an engine whose running step is older. The process is the operator's to end."""
 
 KeepRecords = Callable[[EngineRecords | ResidencyReport], Coroutine[Any, Any, EngineAck | None]]
-"""Commits a worker's records to SQL, however long that takes, and returns what the worker is to be told."""
+"""Commits a worker's records to SQL, however long that takes, and returns the answer to the worker."""
 
 
 class LinkDown(Exception):
-    """The worker cannot be spoken to."""
+    """The worker cannot be reached."""
 
 
 class NativeCall:
@@ -81,7 +81,9 @@ class NativeCall:
         return self._request.request_id, self._request.attempt
 
     def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None:
-        """Each message has a number of its own on the wire, so a repeated bound restarts the parking clock."""
+        """Extends the lease. Each message has a number of its own on the wire, so a repeated bound restarts the parking
+        clock.
+        """
         self._lease_seq += 1
         self._link.send(ExtendLease(self._request.request_id, self._lease_seq, bound, last=last, wait_ms=wait_ms))
 
@@ -117,22 +119,22 @@ class NativeCall:
 
 
 class WorkerLink:
-    """From the dialling to the end of one connection."""
+    """One connection to a worker, from dialling to its end."""
 
     def __init__(
         self, registration: registry.Registration, process: str, keep_records: KeepRecords, group_key: bytes = b""
     ) -> None:
-        """With a `group_key`, the worker is asked what its cache holds."""
+        """A `group_key` that is not empty makes the link ask the worker what its cache holds."""
         self.registration = registration
         self.hello: Hello | None = None
         self.status = WorkerStatus()
         self.cached = CacheView()
         self.adapters: dict[str, AdapterState] = {}
-        """By name, as the worker last told."""
+        """The adapters by name, as the worker last reported them."""
         self._group_key = group_key
         self._asked_at = 0.0
         self._unreported: dict[tuple[str, int], int] = {}
-        """Calls sent since the worker's last status, and how many of their tokens wait for a prefill."""
+        """Calls sent since the worker's last status → how many of their tokens wait for a prefill."""
         self._process = process
         self._keep_records = keep_records
         self._connection: Connection | None = None
@@ -169,8 +171,9 @@ class WorkerLink:
         return max(told, self.num_calls)
 
     def start_call(self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0) -> NativeCall:
-        """`num_uncached`: prompt tokens that it is expected to compute. Raises `LinkDown`, and `FrameError` for a
-        request that fits no frame."""
+        """Sends a request. `num_uncached` is the number of prompt tokens that the worker is expected to compute. Raises
+        `LinkDown`, and `FrameError` for a request that fits no frame.
+        """
         if not self.is_up:
             raise LinkDown
         call = NativeCall(self, request, mailbox, number)
@@ -182,8 +185,9 @@ class WorkerLink:
     async def peek(
         self, namespace: tuple[Region, ...], prompt: Sequence[int], *, adapter: str, cache_read: bool
     ) -> CacheProbed:
-        """What the prompt would find there. Raises `LinkDown` if there is no answer, `FrameError` for a prompt that
-        fits no frame."""
+        """Asks how much of the prompt the worker would find in its cache. Raises `LinkDown` if there is no answer,
+        `FrameError` for a prompt that fits no frame.
+        """
         hello = self.hello
         if hello is None or not hello.peeks:
             raise LinkDown
@@ -208,14 +212,15 @@ class WorkerLink:
         self._calls.pop(call.key, None)
 
     async def run(self) -> None:
-        """Dials and serves until the link is lost; every open call then gets `Lost`. Raises `LinkDown` if the
-        worker could not be reached at all."""
+        """Dials and serves until the link is lost; every open call then gets `Lost`. Raises `LinkDown` if the worker
+        could not be reached at all.
+        """
         try:
             async with patience(HELLO_S):
                 self._connection = await dial(self.registration.address)
         except (OSError, TimeoutError):
             raise LinkDown from None
-        # Before anything is heard: an answer to the worker's hello must not overtake ours.
+        # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
         self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -292,7 +297,7 @@ class WorkerLink:
     def _to_call(self, event: TokenDelta | Finished | Failed) -> None:
         key = (event.request_id, event.attempt)
         if key in self._unreported:
-            self._unreported[key] = 0  # its prefill is through
+            self._unreported[key] = 0  # its prefill is done
         call = self._calls.get((event.request_id, event.attempt))
         if call is not None:
             call.deliver(event)
@@ -314,7 +319,7 @@ class WorkerLink:
         try:
             self._records.put_nowait(records)
         except asyncio.QueueFull:
-            pass  # the worker sends again what was not acknowledged, and residency each minute
+            pass  # the worker sends unacknowledged records again, and residency each minute
 
     async def _ship_records(self) -> None:
         while True:
