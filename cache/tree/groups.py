@@ -1,16 +1,10 @@
 """The whole groups of 64 tokens that the tree holds, by the hashes that routers know, and the changes since they were
 last taken.
 
-<<<<<<< HEAD:cache/tree/groups.py
-A group is here once its last block is in the tree, and gone with the first of its blocks that leaves: eviction cuts
-tails, so that is its last one too. Groups restart where a region begins (cache/tree/hashing.py), so a region that ends inside
-of a group has a shorter last one; it is known from the first branch behind it. Knows no worker and no wire.
-=======
 A group is present once its last block is in the tree, and gone with the first of its blocks that leaves: eviction cuts
 tails, so that is its last block too. Groups restart where a region begins (cache/tree/hashing.py), so a region that ends
 inside a group has a shorter last one; it is known from the first branch after it on. The module knows no worker and no
 wire format.
->>>>>>> dacc:cache/tree/groups.py
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """The radix tree over token ids: find, add, extend, split, unlink. The module has the structure only.
 
 An edge is a run of whole blocks: its tokens, the ids of the blocks that hold their KV, and one chained hash per block.
-<<<<<<< HEAD:cache/tree/radix.py
-Knows nothing of free blocks, protection or age; cache/blocks/eviction.py and cache/prefix_cache.py keep those on the nodes.
-Tokens and ids are `array`s on the CPU: never a view of another node's storage, so a split really halves the memory.
-=======
 The module knows nothing of free blocks, protection or age; cache/blocks/eviction.py and cache/prefix_cache.py keep those on
 the nodes. Tokens and ids are `array`s on the CPU, and never a view of another node's storage, so a split really halves
 the memory.
->>>>>>> dacc:cache/tree/radix.py
 """
 
 from __future__ import annotations
