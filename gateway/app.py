@@ -1,7 +1,8 @@
-"""The table of contents of a gateway process: its resources, its middleware, its routes.
+"""The table of contents of a gateway process: what it holds, what every request passes, what it answers.
 
-The path of one request (architecture.md section 3): `routes/chat` → `auth` → `text` → `admission` → `router` →
-`upstream` → worker → `stream` → `sse`; then settled, then ended.
+One chat request (architecture.md section 3): `http/middleware` → `routes/chat` → `idempotency` → `text` →
+`generation/engine_request` → `generation/quotes` → `generation/reply` → `generation/stream` → `routing` →
+`metering/admission` → worker → `generation/generation` → `http/sse`; then it is settled, and then it ends.
 """
 
 from __future__ import annotations
