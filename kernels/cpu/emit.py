@@ -21,7 +21,7 @@ WORDS = ir.VectorType(INT32, NUM)
 HALVES = ir.VectorType(INT16, NUM)
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
     """llvmlite names no such type; LLVM has it."""
 
     null = "0.0"

@@ -32,7 +32,8 @@ class RowGroups:
         """Around these ids. A group leaves at most one tile unfilled, and a used tile has a row at least."""
         num_tiles = min(len(ids), len(ids) // tile + num_groups)
         sizes = (num_tiles * tile, num_tiles, num_groups)
-        return cls(ids, *(torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes), tile)
+        rows, tiles, counts = (torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes)
+        return cls(ids, rows, tiles, counts, tile)
 
 
 def group_rows(groups: RowGroups) -> None:
