@@ -69,10 +69,13 @@ class Stored:
 
     def read(self, part: Part | None = None) -> torch.Tensor:
         """On the host; of a part, no other byte is read."""
+        found: torch.Tensor
         if part is None:
-            return self._file.get_tensor(self.name)
-        before = (slice(None),) * part.dim
-        return self._file.get_slice(self.name)[(*before, slice(part.start, part.end))]
+            found = self._file.get_tensor(self.name)
+        else:
+            before = (slice(None),) * part.dim
+            found = self._file.get_slice(self.name)[(*before, slice(part.start, part.end))]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
