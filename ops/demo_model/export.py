@@ -62,7 +62,7 @@ def config(name: str) -> LlamaConfig:
 def save(model: LlamaForCausalLM, tok: Tokenizer, folder: Path) -> None:
     """Write weights in bf16, configuration, tokenizer and chat template."""
     shipped = copy.deepcopy(model)
-    shipped.to(torch.bfloat16).eval()  # type: ignore[arg-type]  # for mypy, transformers' `to` has no self bound
+    shipped.to(torch.bfloat16).eval()  # type: ignore[arg-type]  # the decorator of transformers' `to` hides self from mypy
     shipped.generation_config = GenerationConfig(
         bos_token_id=BOS_ID, eos_token_id=[EOS_ID, IM_END_ID], pad_token_id=PAD_ID
     )
